@@ -1,0 +1,73 @@
+"""Packaging: what the wheel holds, what it needs, and the `t5x_like` command.
+
+Every bound here is a lower one; `constraints.txt` holds one tested set of versions for all extras together.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "t5x_like" / "__init__.py").read_text(), re.MULTILINE).group(1)
+
+# What runs everywhere: pretraining from a cache, inference from token ids, conversion. No TensorFlow in here;
+# constraints-notf.txt is this list, solved.
+CORE = [
+    "absl-py>=2.1",
+    "array_record>=0.8.1",
+    # epath reaches gs:// through gcsfs where TensorFlow is not installed, so a bucket works on every host of a slice.
+    "etils[epath,epath-gcs]>=1.13",
+    # Each flax release works with the jax releases of its time: 0.12.8, the last one for Python 3.11, fails with jax 0.11.
+    'flax>=0.12.8; python_version < "3.12"',
+    'flax>=0.12.12; python_version >= "3.12"',
+    "fsspec>=2025.3",
+    "gin-config>=0.5.0",
+    "grain>=0.2.15",
+    "jax>=0.10.1",
+    "jaxtyping>=0.3",
+    "numpy>=2.0",
+    "optax>=0.2.6",
+    "orbax-checkpoint>=0.12.0",
+    "rich>=13.7",
+    "safetensors>=0.5",
+    "sentencepiece>=0.2.1",
+    "tensorboardX>=2.6.2",
+]
+
+# What reads SeqIO tasks as they are. SeqIO names tensorflow-text and TFDS without versions: an old pair of them would
+# break on import, so the bounds stand here.
+SEQIO = [
+    "seqio>=0.0.20",
+    "tensorflow>=2.20",
+    "tensorflow-datasets>=4.9.9",
+    "tensorflow-text>=2.20",
+]
+
+EXTRAS = {
+    "tpu": ["jax[tpu]>=0.10.1"],
+    "cuda": ["jax[cuda13]>=0.10.1"],
+    # The TPU compiler on a host without TPUs. The same package as in `tpu`, since only jax knows which libtpu matches it.
+    "plan": ["jax[tpu]>=0.10.1"],
+    "cache": ["apache-beam>=2.65"],
+    "test": ["pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "setuptools>=77", "wheel>=0.45"],
+    # Exact: these two are what the numbers of the parity tests are compared with.
+    "parity": ["torch==2.13.0", "transformers==4.57.6"],
+}
+
+setup(
+    name="t5x_like",
+    version=VERSION,
+    description="T5X-like pretraining of text models with JAX and Flax: encoder, encoder-decoder and decoder",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11,<3.14",
+    packages=find_namespace_packages(
+        include=["t5x_like*", "data_tasks*", "gin_configs*"], exclude=["*.__pycache__", "*.__pycache__.*"]
+    ),
+    package_data={"gin_configs": ["**/*.gin"], "data_tasks": ["**/*.model", "**/*.vocab", "**/*.txt"]},
+    include_package_data=False,
+    install_requires=CORE + SEQIO,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["t5x_like = t5x_like.cli:main"]},
+)
