@@ -84,6 +84,12 @@ def count(tree: Tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
+def stacked_name(name: str) -> str:
+    """The name that a leaf has on disk: without the index of its layer."""
+    match = _UNROLLED.match(name)
+    return match["stack"] + match["rest"] if match else name
+
+
 def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Named leaves with every unrolled stack turned into one leaf: `…/layers/<i>/x` → `…/layers/x`, `[layers, …]`.
 
@@ -94,8 +100,7 @@ def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
     for name, leaf in leaves.items():
         match = _UNROLLED.match(name)
         if match:
-            groups.setdefault(match["stack"] + match["rest"], {})[int(match["index"])] = leaf
-            stacked[match["stack"] + match["rest"]] = None
+            groups.setdefault(stacked_name(name), {})[int(match["index"])] = leaf
         else:
             stacked[name] = leaf
     for name, layers in groups.items():
@@ -118,8 +123,7 @@ def unstack(stacked: Mapping[str, Any], like: Tree) -> Tree:
 
     def pick(name, _):
         match = _UNROLLED.match(name)
-        if match:
-            return stacked[match["stack"] + match["rest"]][int(match["index"])]
-        return stacked[name]
+        leaf = stacked[stacked_name(name)]
+        return leaf[int(match["index"])] if match else leaf
 
     return map_named(pick, like)

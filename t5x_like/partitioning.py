@@ -119,7 +119,9 @@ class Partitioner:
         """Into how many parts a logical axis is split."""
         return math.prod(self.mesh.shape[axis] for axis in _as_tuple(self.rules.get(logical, ())))
 
-    def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None, name: str = "array") -> PartitionSpec:
+    def spec(
+        self, axes: Sequence[str | None], shape: Sequence[int] | None = None, name: str = "array"
+    ) -> PartitionSpec:
         """The partition spec of an array with these logical axes.
 
         Raises:

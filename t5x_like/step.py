@@ -96,7 +96,13 @@ def normalizers(objective: Any, batch: Mapping[str, Array], factor: LossNormaliz
 
 
 def gradients(
-    objective: Any, params: Any, frozen: Any, batch: Mapping[str, Array], key: jax.Array, microbatches: int, normalize: Any
+    objective: Any,
+    params: Any,
+    frozen: Any,
+    batch: Mapping[str, Array],
+    key: jax.Array,
+    microbatches: int,
+    normalize: Any,
 ) -> tuple[Any, Any]:
     """The gradient of the normalised loss over the whole batch, and the summed metrics.
 
