@@ -183,6 +183,11 @@ class Partitioner:
 
         return jax.jit(traced, **options)
 
+    def trace(self, function: Callable, *args) -> Any:
+        """The shapes that `function(*args)` returns, as `jax.eval_shape`, with this partitioner bound."""
+        with self.bound():
+            return jax.eval_shape(function, *args)
+
 
 def shard(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains an activation with these logical axes to the bound partitioner's layout; the identity without one.

@@ -5,7 +5,7 @@ depends on data alone and is computed before any gradient, so the result does no
 devices share the batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -155,12 +155,13 @@ def make_train_step(
     max_grad_norm: float | None = None,
     loss_normalizing_factor: LossNormalization = "NUM_REAL_TARGET_TOKENS",
     dropout: bool = True,
+    count_tokens: Sequence[str] = (),
 ) -> Callable[[TrainState, Any, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Builds `train_step(state, frozen, batch) -> (state, metrics)`; jit it with `Partitioner.jit`.
 
     An update whose loss or gradient is not finite is skipped: parameters and optimizer state stay, the step and the counters
     of skipped updates advance. Metrics are (sum, weight) pairs; `grad_norm` is the norm before clipping, `param_norm` after the
-    update, `learning_rate` the one applied.
+    update, `learning_rate` the one applied, `tokens` the number of non-zero entries of the features `count_tokens`.
     """
     if microbatches < 1:
         raise ValueError(f"microbatches={microbatches} must be at least 1")
@@ -187,8 +188,9 @@ def make_train_step(
             skipped=state.skipped + skipped,
             skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
         )
-        one = jnp.ones((), jnp.float32)
+        one, zero = jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32)
         metrics |= {
+            "tokens": (sum((jnp.count_nonzero(batch[name]) for name in count_tokens), zero).astype(jnp.float32), one),
             "learning_rate": (optimizer.learning_rate(state.step), one),
             "grad_norm": (norm, one),
             "param_norm": (optimizers.global_norm(params), one),

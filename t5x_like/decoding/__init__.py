@@ -1,0 +1,1 @@
+"""Generation: token by token over an explicit key-value cache."""

@@ -1,0 +1,70 @@
+"""Greedy decoding: the most probable token at each step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+BOS_ID = 0
+EOS_ID = 1
+
+
+@struct.dataclass
+class Generated:
+    """What decoding returns.
+
+    Attributes:
+      tokens: generated ids up to and with EOS, then 0.
+      log_probability: the sum of the log-probabilities of these tokens, in nats.
+    """
+
+    tokens: Int[Array, "batch length"]
+    log_probability: Float[Array, "batch"]
+
+
+def greedy(
+    model: Any, batch: Mapping[str, Int[Array, "batch inputs"]], *, max_length: int, eos_id: int = EOS_ID
+) -> Generated:
+    """Decodes `max_length` tokens at most from each row of an encoder-decoder's input.
+
+    The encoder and the keys and values of the cross-attention are computed once. Decoding ends early when every row has
+    produced EOS.
+
+    Args:
+      model: offers `encode`, `init_cache`, `decode_step` and `unembed`.
+      batch: `encoder_input_tokens`, 0 for padding.
+      max_length: tokens to generate at most, EOS included.
+      eos_id: the id that ends a row.
+    """
+    encoded = model.encode(batch)
+    rows = batch["encoder_input_tokens"].shape[0]
+    cache = model.init_cache(rows, max_length, encoded)
+
+    def unfinished(carry):
+        index, _, _, finished, _, _ = carry
+        return (index < max_length) & ~jnp.all(finished)
+
+    def advance(carry):
+        index, previous, cache, finished, tokens, score = carry
+        hidden, cache = model.decode_step(previous[:, None], cache, index)
+        log_probabilities = jax.nn.log_softmax(model.unembed(hidden)[:, 0])
+        best = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
+        gained = jnp.take_along_axis(log_probabilities, best[:, None], axis=-1)[:, 0]
+        best = jnp.where(finished, 0, best)
+        score = score + jnp.where(finished, 0.0, gained)
+        tokens = jax.lax.dynamic_update_slice(tokens, best[:, None], (0, index))
+        return index + 1, best, cache, finished | (best == eos_id), tokens, score
+
+    start = (
+        jnp.zeros((), jnp.int32),
+        jnp.full((rows,), BOS_ID, jnp.int32),
+        cache,
+        jnp.zeros((rows,), bool),
+        jnp.zeros((rows, max_length), jnp.int32),
+        jnp.zeros((rows,), jnp.float32),
+    )
+    *_, tokens, score = jax.lax.while_loop(unfinished, advance, start)
+    return Generated(tokens=tokens, log_probability=score)

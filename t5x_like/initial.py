@@ -1,0 +1,115 @@
+"""Starting from somebody else's parameters: INITIAL_CHECKPOINT_PATH."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+
+from t5x_like import interop, optimizers, parameters
+from t5x_like.checkpoints import Checkpoints
+
+_MODEL = "params/model"
+
+
+def restore(
+    path: str,
+    state: Any,
+    frozen: Any,
+    config: Any,
+    partitioner: Any,
+    mapping: Sequence[tuple[str, str]] = (),
+) -> tuple[Any, Any]:
+    """`(state, frozen)` with the model parameters found at `path`; step, optimizer and data position stay fresh.
+
+    Args:
+      path: a run folder, its `checkpoints` folder, one step's folder in it, or a Hugging Face folder with safetensors.
+      state: a `TrainState` with freshly initialised parameters.
+      frozen: the frozen part of the parameters.
+      config: the model's configuration, which a Hugging Face folder must agree with.
+      partitioner: where the arrays go.
+      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model to give the checkpoint's; a
+        name replaced by the empty string stays freshly initialised.
+
+    Raises:
+      ValueError: a tensor is there in another shape, or nothing matches.
+    """
+    params = optimizers.merge(state.params, frozen)
+    fresh = parameters.stack(parameters.named_leaves(params["model"]))
+    wanted = {name: _renamed(name, mapping) for name in fresh}
+    found = _read(path, fresh, wanted, config, partitioner)
+    for name, leaf in found.items():
+        if tuple(leaf.shape) != tuple(fresh[name].shape):
+            raise ValueError(
+                f"{path}: {wanted[name]} has shape {tuple(leaf.shape)}, this model's {name} has {tuple(fresh[name].shape)}"
+            )
+    if not found:
+        raise ValueError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
+    _report(path, fresh, found)
+    model = partitioner.jit(
+        lambda leaves: parameters.unstack(leaves, params["model"]), out_shardings=partitioner.shardings(params["model"])
+    )(fresh | found)
+    is_frozen = set(parameters.named_leaves(frozen)) if frozen is not None else set()
+    merged = params | {"model": model}
+    trainable = _select(state.params, merged)
+    return state.replace(params=trainable), _select(frozen, merged) if is_frozen else frozen
+
+
+def _select(like: Any, params: Any) -> Any:
+    leaves = parameters.named_leaves(params)
+    return parameters.rebuild(like, {name: leaves[name] for name in parameters.named_leaves(like)})
+
+
+def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in mapping:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
+    """The tensors of `path` by this model's stacked names."""
+    folder = epath.Path(path)
+    if interop.is_huggingface(path):
+        stored = parameters.stack(parameters.named_leaves(interop.from_huggingface(path, config)))
+        return {name: stored[other] for name, other in wanted.items() if other in stored}
+    directory, step = locate(path)
+    reader = Checkpoints(directory, read_only=True)
+    try:
+        step = reader.latest() if step is None else step
+        if step is None:
+            raise ValueError(f"there is no complete checkpoint in {folder}")
+        shapes = reader.shapes(step)
+        present = {name: other for name, other in wanted.items() if f"{_MODEL}/{other}" in shapes}
+        for name, other in present.items():
+            if shapes[f"{_MODEL}/{other}"] != tuple(fresh[name].shape):
+                raise ValueError(
+                    f"{path}: {other} has shape {shapes[f'{_MODEL}/{other}']}, "
+                    f"this model's {name} has {tuple(fresh[name].shape)}"
+                )
+        like = {other: jax.ShapeDtypeStruct(fresh[name].shape, fresh[name].dtype) for name, other in present.items()}
+        restored = reader.restore_part(step, like, partitioner, _MODEL) if like else {}
+        return {name: restored[other] for name, other in present.items()}
+    finally:
+        reader.close()
+
+
+def locate(path: str) -> tuple[str, int | None]:
+    """The checkpoints folder that `path` means, and the step where it names one.
+
+    `path` is a run folder, its `checkpoints` folder, or one step's folder in that.
+    """
+    folder = path.rstrip("/")
+    parent, _, last = folder.rpartition("/")
+    if last.isdigit() and parent.endswith("checkpoints"):
+        return parent, int(last)
+    if last == "checkpoints":
+        return folder, None
+    return f"{folder}/checkpoints", None
+
+
+def _report(path, fresh, found):
+    initialised = sorted(set(fresh) - set(found))
+    logging.info("%s: restored %d tensors: %s", path, len(found), ", ".join(sorted(found)))
+    logging.info("%s: freshly initialised %d tensors: %s", path, len(initialised), ", ".join(initialised) or "none")

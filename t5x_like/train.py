@@ -1,0 +1,315 @@
+"""The first training loop: pretrain or fine-tune a model on an objective. A scroll, in the order data flows."""
+
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+import t5x_like
+from t5x_like import initial, metrics, optimizers, parameters, partitioning, run_folder, step
+from t5x_like.checkpoints import Checkpoints
+from t5x_like.data.feed import Feed
+from t5x_like.preemption import StopRequest
+
+
+class TrainingFailed(RuntimeError):
+    """Training cannot go on; the message says why and what to do."""
+
+
+@dataclasses.dataclass
+class TrainResult:
+    """What `train` hands back.
+
+    Attributes:
+      model_dir: the run's folder.
+      step: the step it stopped at.
+      params: the parameters there, `{"model": …, "objective": …}`.
+      stopped_by: the signal that ended it early, or None.
+      evaluation: the last evaluation's metrics.
+    """
+
+    model_dir: str
+    step: int
+    params: Any
+    stopped_by: str | None
+    evaluation: dict[str, float]
+
+
+def train(
+    *,
+    model: Any,
+    objective: Any,
+    optimizer: optimizers.Optimizer,
+    data: Any,
+    total_steps: int,
+    model_dir: str | None = None,
+    eval_data: Any = None,
+    partitioner: partitioning.Partitioner | None = None,
+    groups: Sequence[optimizers.ParameterGroup] = (),
+    microbatches: int = 1,
+    max_grad_norm: float | None = None,
+    loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
+    seed: int = 0,
+    log_period: int = 100,
+    eval_period: int | None = 1000,
+    eval_steps: int = 20,
+    save_period: int | None = 1000,
+    checkpoints: Callable[..., Checkpoints] = Checkpoints,
+    initial_checkpoint_path: str | None = None,
+    initial_mapping: Sequence[tuple[str, str]] = (),
+    stop_after_skipped: int = 20,
+    at_end: Callable[..., None] | None = None,
+    run_config: run_folder.RunConfig | None = None,
+) -> TrainResult:
+    """Trains until `total_steps`, resuming from the newest checkpoint in `model_dir`.
+
+    Args:
+      model: a family's configuration, such as `models.t5.T5Config`.
+      objective: see `objectives.terms.Objective`.
+      optimizer: see `optimizers`.
+      data: where training batches come from, such as `data.seqio_feed.SeqIOSource`.
+      total_steps: the step to stop at.
+      model_dir: local path or bucket; a new numbered folder under `./runs` by default.
+      eval_data: where evaluation batches come from; None for no evaluation.
+      partitioner: mesh and rules; all devices, fully sharded, by default.
+      groups: parameter groups, of which this function freezes those that ask for it (the optimizer sees to the rest).
+      microbatches: parts a batch is split into, one after the other, to lower peak memory.
+      max_grad_norm: gradients of a larger global norm are scaled down to it.
+      loss_normalizing_factor: `"NUM_REAL_TARGET_TOKENS"` (mean), a number, or None (sum, T5X's default).
+      seed: of initialisation and dropout; the data has its own.
+      log_period, eval_period, save_period: in steps; None for never (the last step is always evaluated and saved otherwise).
+      eval_steps: batches an evaluation reads at most.
+      checkpoints: makes the `Checkpoints` of a directory.
+      initial_checkpoint_path: a run folder, a checkpoint, or a Hugging Face folder whose model parameters to start from.
+      initial_mapping: (regex, replacement) pairs that turn this model's tensor names into the checkpoint's.
+      stop_after_skipped: how many non-finite updates in a row end the run.
+      at_end: called with what it asks for by name once training has finished, to report on the result.
+      run_config: the resolved configuration, to be kept in `model_dir` and compared on resumption.
+
+    Returns:
+      The `TrainResult`.
+
+    Raises:
+      TrainingFailed: the loss stayed non-finite.
+      ValueError: what was asked for does not fit together; nothing has been written then.
+    """
+    # ---- the run's folder -----------------------------------------------------------------------------------------
+    started = time.monotonic()
+    model_dir = run_folder.resolve(model_dir)
+    is_main = jax.process_index() == 0
+    partitioner = partitioner or partitioning.Partitioner()
+    config = partitioning.for_platform(model, partitioner.platform)
+    _check_periods(total_steps, log_period, eval_period, save_period)
+    logging.info("run folder %s", model_dir)
+    logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
+    run_folder.accept_config(model_dir, run_config)
+
+    # ---- data: it starts to flow while the model is being built -------------------------------------------------------
+    source = data.host_iterator(
+        objective.features, process_index=jax.process_index(), process_count=jax.process_count()
+    )
+    for line in data.describe():
+        logging.info("%s", line)
+
+    # ---- model, optimizer, state: initialised straight into their shards -------------------------------------------------
+    def init(key):
+        model_key, objective_key = jax.random.split(key)
+        network = config.make(model_key)
+        params = {"model": network, "objective": objective.init(objective_key, network)}
+        trainable, frozen = optimizers.split(params, groups)
+        return step.create_state(trainable, optimizer, seed), frozen
+
+    key = jax.random.key(seed)
+    shapes = partitioner.trace(init, key)
+    shardings = partitioner.shardings(shapes)
+    keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
+    last = keeper.latest()
+    if last is not None and last >= total_steps:
+        logging.info("%s is finished at step %d; to go on, give a larger --gin.TRAIN_STEPS", model_dir, last)
+    state, frozen = None, None
+    if last is None:
+        state, frozen = partitioner.jit(init, out_shardings=shardings)(key)
+        if initial_checkpoint_path:
+            state, frozen = initial.restore(
+                initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
+            )
+        start = 0
+    else:
+        state, frozen = _restore(keeper, last, shapes, groups, partitioner)
+        source.restore(keeper.restore_feed(last)) if last < total_steps else None
+        _warn_of_other_versions(keeper.about(last), partitioner)
+        start = last
+    feed = Feed(source, partitioner.put_batch)
+    info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
+    logging.info("%s", info.splitlines()[-1])
+
+    # ---- the step, compiled before the first batch is needed ---------------------------------------------------------------
+    train_step = step.make_train_step(
+        objective,
+        optimizer,
+        microbatches=microbatches,
+        max_grad_norm=max_grad_norm,
+        loss_normalizing_factor=loss_normalizing_factor,
+        count_tokens=objective.features.segment_features,
+    )
+    train_step = partitioner.jit(train_step, donate_argnums=0, out_shardings=(shardings[0], None))
+    evaluate = Evaluator(objective, eval_data, partitioner, eval_steps)
+    writer = metrics.MetricsWriter(model_dir, enabled=is_main)
+    writer.rewind(start)
+    progress = metrics.Progress(total_steps, start)
+    status = run_folder.Status(model_dir, enabled=is_main)
+    if is_main:
+        run_folder.write_description(model_dir, info, run_config)
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+    clock = metrics.Throughput(
+        flops_per_step=config.train_flops(data.batch_shapes(objective.features)), devices=partitioner.mesh.devices
+    )
+    results: dict[str, float] = {}
+    pending: tuple[int, Any] | None = None
+
+    def log(pending):
+        """Fetches a step's metrics, one step late so that the device never waits for the host."""
+        number, pairs = pending
+        values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()}
+        clock.count(values["tokens"], feed.wait_seconds)
+        if values["skipped_in_a_row"] >= stop_after_skipped:
+            raise TrainingFailed(
+                f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step {number}. "
+                "Lower the learning rate, clip gradients (max_grad_norm), or look at the data; the last checkpoint is "
+                f"{keeper.latest()}"
+            )
+        if number == 1 or number % log_period == 0 or number == total_steps:
+            row = _row(values, clock)
+            writer.write(number, "train", row)
+            progress.update(number, row)
+
+    current = start
+    try:
+        with StopRequest() as stop, progress:
+            status.write("running", step=current)
+            clock.start(feed.wait_seconds)
+            while current < total_steps and not stop.requested:
+                batch = next(feed)
+                state, pairs = train_step(state, frozen, batch)
+                current += 1
+                if current == start + 1:
+                    jax.block_until_ready(state.step)
+                    logging.info("first step done %.0f s after the start", time.monotonic() - started)
+                if pending:
+                    log(pending)
+                pending = (current, pairs)
+                done = current == total_steps
+                evaluates = eval_data is not None and eval_period and (done or current % eval_period == 0)
+                saves = save_period and (done or stop.requested or current % save_period == 0)
+                if evaluates or saves or stop.requested or done:
+                    log(pending)
+                    pending = None
+                    clock.pause()
+                    if evaluates:
+                        results = evaluate(state.params, frozen)
+                        writer.write(current, "validation", results)
+                        progress.note(current, results)
+                    if saves:
+                        writer.flush()  # rows up to this step are on disk before its checkpoint commits
+                        saved = state.replace(params=optimizers.merge(state.params, frozen))
+                        keeper.save(current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None)
+                    clock.resume(feed.wait_seconds)
+        keeper.wait()
+        writer.flush()
+        status.write("finished" if current >= total_steps else "preempted", step=current)
+    except BaseException as error:
+        status.write("failed", step=current, reason=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        feed.close()
+        writer.close()
+        keeper.close()
+
+    # ---- what came of it --------------------------------------------------------------------------------------------
+    params = optimizers.merge(state.params, frozen)
+    if at_end is not None and current >= total_steps and not stop.requested:
+        at_end(params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir)
+    return TrainResult(model_dir, current, params, stop.requested if current < total_steps else None, results)
+
+
+class Evaluator:
+    """Teacher-forced evaluation of an objective over the same batches each time."""
+
+    def __init__(self, objective: Any, data: Any, partitioner: partitioning.Partitioner, batches: int | None):
+        self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
+        self._step = partitioner.jit(step.make_eval_step(objective))
+        self._host_batches: list[Mapping[str, np.ndarray]] | None = None
+
+    def __call__(self, params: Any, frozen: Any = None) -> dict[str, float]:
+        """The metrics of `params`, each the ratio of its sums over all batches."""
+        if self._host_batches is None:
+            self._host_batches = list(self._data.eval_batches(self._objective.features, self._batches))
+            if not self._host_batches:
+                raise ValueError(f"the evaluation data {self._data} has no batch")
+        totals: dict[str, np.ndarray] = {}
+        for host_batch in self._host_batches:
+            pairs = jax.device_get(self._step(params, frozen, self._partitioner.put_batch(host_batch)))
+            for name, pair in pairs.items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
+        return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
+
+
+def _restore(keeper, last, shapes, groups, partitioner):
+    state_shapes, frozen_shapes = shapes
+    whole = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes))
+    restored = keeper.restore(last, whole, partitioner)
+    trainable, frozen = optimizers.split(restored.params, groups)
+    logging.info("restored step %d", last)
+    return restored.replace(params=trainable), frozen
+
+
+def _row(values: Mapping[str, float], clock: metrics.Throughput) -> dict[str, float]:
+    kept = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
+    return kept | clock.rates()
+
+
+def _check_periods(total_steps, log_period, eval_period, save_period):
+    for name, period in (
+        ("TRAIN_STEPS", total_steps),
+        ("LOG_PERIOD", log_period),
+        ("EVAL_PERIOD", eval_period),
+        ("SAVE_PERIOD", save_period),
+    ):
+        if period is not None and period < 1:
+            raise ValueError(f"{name}={period} must be at least 1 (None for never)")
+
+
+def _describe(partitioner):
+    mesh = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
+    return partitioner.mesh.size, partitioner.platform, mesh or "of one", partitioner.rules_name
+
+
+def _about(partitioner) -> dict[str, Any]:
+    """What a bit-exact resumption depends on beside the arrays."""
+    return {
+        "t5x_like": t5x_like.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": partitioner.mesh.devices.flat[0].device_kind,
+        "mesh": {axis: int(size) for axis, size in partitioner.mesh.shape.items()},
+        "rules": partitioner.rules_name,
+        "cpu_threads": os.cpu_count(),
+    }
+
+
+def _warn_of_other_versions(about, partitioner):
+    for name, now in _about(partitioner).items():
+        if about.get(name) != now:
+            logging.warning(
+                "%s was %s when this checkpoint was written and is %s now: losses may differ in the last bits",
+                name,
+                about.get(name),
+                now,
+            )
