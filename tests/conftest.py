@@ -1,0 +1,58 @@
+"""What every test shares: JAX on eight fake CPU devices, a persistent compile cache, and the folder of real data.
+
+Nothing here imports JAX or TensorFlow, so tests of plain Python start at once.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU_DEVICES = 8
+# Below this many seconds a program compiles faster than a cached one is found, read and loaded.
+CACHE_FROM_SECONDS = 0.2
+
+# Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(CACHE_FROM_SECONDS))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+
+class _ConfigureJax:
+    """Gives JAX its fake devices in the moment it is first imported, whoever imports it: later is too late."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_configure(module):
+            execute(module)
+            module.config.update("jax_num_cpu_devices", CPU_DEVICES)
+
+        spec.loader.exec_module = execute_and_configure
+        return spec
+
+
+sys.meta_path.insert(0, _ConfigureJax())
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real data, named by T5X_LIKE_TEST_DATA; the test is skipped where it is not set."""
+    folder = os.environ.get("T5X_LIKE_TEST_DATA")
+    if not folder:
+        pytest.skip("needs real data: set T5X_LIKE_TEST_DATA to its folder")
+    path = Path(folder)
+    if not path.is_dir():
+        pytest.fail(f"T5X_LIKE_TEST_DATA={folder} is not a folder")
+    return path.resolve()
