@@ -40,11 +40,6 @@ def restore(
     fresh = parameters.stack(parameters.named_leaves(params["model"]))
     wanted = {name: _renamed(name, mapping) for name in fresh}
     found = _read(path, fresh, wanted, config, partitioner)
-    for name, leaf in found.items():
-        if tuple(leaf.shape) != tuple(fresh[name].shape):
-            raise ValueError(
-                f"{path}: {wanted[name]} has shape {tuple(leaf.shape)}, this model's {name} has {tuple(fresh[name].shape)}"
-            )
     if not found:
         raise ValueError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
     _report(path, fresh, found)
@@ -55,6 +50,27 @@ def restore(
     merged = params | {"model": model}
     trainable = _select(state.params, merged)
     return state.replace(params=trainable), _select(frozen, merged) if is_frozen else frozen
+
+
+def load_model(path: str, config: Any, partitioner: Any) -> Any:
+    """The model stored at `path`, every tensor of it.
+
+    Args:
+      path: as in `restore`.
+      config: the model's configuration with nothing left open (see `partitioning.for_platform`).
+      partitioner: where the arrays go.
+
+    Raises:
+      ValueError: a tensor is missing there, or has another shape.
+    """
+    like = partitioner.trace(config.make, jax.random.key(0))
+    fresh = parameters.stack(parameters.named_leaves(like))
+    found = _read(path, fresh, {name: name for name in fresh}, config, partitioner)
+    if missing := sorted(set(fresh) - set(found)):
+        raise ValueError(f"{path} lacks {len(missing)} of this model's {len(fresh)} tensors, such as {missing[0]!r}")
+    return partitioner.jit(
+        lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like)
+    )(found)
 
 
 def _select(like: Any, params: Any) -> Any:
@@ -73,6 +89,7 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
     folder = epath.Path(path)
     if interop.is_huggingface(path):
         stored = parameters.stack(parameters.named_leaves(interop.from_huggingface(path, config)))
+        _check_shapes(path, fresh, wanted, {name: tuple(leaf.shape) for name, leaf in stored.items()})
         return {name: stored[other] for name, other in wanted.items() if other in stored}
     directory, step = locate(path)
     reader = Checkpoints(directory, read_only=True)
@@ -80,19 +97,23 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
         step = reader.latest() if step is None else step
         if step is None:
             raise ValueError(f"there is no complete checkpoint in {folder}")
-        shapes = reader.shapes(step)
-        present = {name: other for name, other in wanted.items() if f"{_MODEL}/{other}" in shapes}
-        for name, other in present.items():
-            if shapes[f"{_MODEL}/{other}"] != tuple(fresh[name].shape):
-                raise ValueError(
-                    f"{path}: {other} has shape {shapes[f'{_MODEL}/{other}']}, "
-                    f"this model's {name} has {tuple(fresh[name].shape)}"
-                )
+        prefix = f"{_MODEL}/"
+        shapes = {name.removeprefix(prefix): shape for name, shape in reader.shapes(step).items() if name.startswith(prefix)}
+        _check_shapes(path, fresh, wanted, shapes)
+        present = {name: other for name, other in wanted.items() if other in shapes}
         like = {other: jax.ShapeDtypeStruct(fresh[name].shape, fresh[name].dtype) for name, other in present.items()}
         restored = reader.restore_part(step, like, partitioner, _MODEL) if like else {}
         return {name: restored[other] for name, other in present.items()}
     finally:
         reader.close()
+
+
+def _check_shapes(path, fresh, wanted, shapes):
+    for name, other in wanted.items():
+        if other in shapes and shapes[other] != tuple(fresh[name].shape):
+            raise ValueError(
+                f"{path}: {other} has shape {shapes[other]}, this model's {name} has {tuple(fresh[name].shape)}"
+            )
 
 
 def locate(path: str) -> tuple[str, int | None]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 
 import t5x_like
 from t5x_like import initial, metrics, optimizers, parameters, partitioning, run_folder, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
+from t5x_like.evaluation import Evaluator
 from t5x_like.preemption import StopRequest
 
 
@@ -237,28 +237,6 @@ def train(
     if at_end is not None and current >= total_steps and not stop.requested:
         at_end(params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir)
     return TrainResult(model_dir, current, params, stop.requested if current < total_steps else None, results)
-
-
-class Evaluator:
-    """Teacher-forced evaluation of an objective over the same batches each time."""
-
-    def __init__(self, objective: Any, data: Any, partitioner: partitioning.Partitioner, batches: int | None):
-        self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
-        self._step = partitioner.jit(step.make_eval_step(objective))
-        self._host_batches: list[Mapping[str, np.ndarray]] | None = None
-
-    def __call__(self, params: Any, frozen: Any = None) -> dict[str, float]:
-        """The metrics of `params`, each the ratio of its sums over all batches."""
-        if self._host_batches is None:
-            self._host_batches = list(self._data.eval_batches(self._objective.features, self._batches))
-            if not self._host_batches:
-                raise ValueError(f"the evaluation data {self._data} has no batch")
-        totals: dict[str, np.ndarray] = {}
-        for host_batch in self._host_batches:
-            pairs = jax.device_get(self._step(params, frozen, self._partitioner.put_batch(host_batch)))
-            for name, pair in pairs.items():
-                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
-        return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
 
 
 def _restore(keeper, last, shapes, groups, partitioner):

@@ -1,0 +1,76 @@
+"""`t5x_like eval`: how good a checkpoint is, by its loss and by what it generates."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+
+from t5x_like import initial, partitioning
+from t5x_like.decoding.greedy import greedy
+from t5x_like.decoding.score import score
+from t5x_like.evaluation import Evaluator
+
+
+def evaluate(
+    *,
+    model: Any,
+    objective: Any,
+    data: Any,
+    checkpoint_path: str,
+    eval_steps: int | None = None,
+    generate: bool | None = None,
+    num_examples: int | None = None,
+    partitioner: partitioning.Partitioner | None = None,
+    output_dir: str | None = None,
+) -> dict[str, float]:
+    """Evaluates one checkpoint.
+
+    Args:
+      model: the family's configuration.
+      objective: whose loss and metrics are computed with teacher forcing.
+      data: the evaluation source; a task with metric functions is evaluated by SeqIO's Evaluator too.
+      checkpoint_path: a run folder, one of its checkpoints, or a Hugging Face folder.
+      eval_steps: batches of the teacher-forced evaluation; None for all.
+      generate: whether to compute the task's own metrics from greedy predictions and scores; by default, where it has any.
+      num_examples: examples of that generative evaluation; None for all.
+      partitioner: mesh and rules; all devices by default.
+      output_dir: where the metrics and every prediction are written as JSON; nowhere by default.
+
+    Returns:
+      The metrics by name; the task's own as `<task>/<metric>`.
+    """
+    partitioner = partitioner or partitioning.Partitioner()
+    config = partitioning.for_platform(model, partitioner.platform)
+    network = initial.load_model(checkpoint_path, config, partitioner)
+
+    params = {"model": network, "objective": objective.init(jax.random.key(0), network)}
+    results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
+
+    if generate or (generate is None and data.has_metrics()):
+        results |= _generative(network, data, partitioner, num_examples, output_dir)
+    for name, value in results.items():
+        logging.info("%s = %s", name, value)
+    if output_dir:
+        folder = epath.Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def _generative(network, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
+    from t5x_like.data.seqio_evaluation import run_evaluator  # SeqIO is loaded only where it is needed
+
+    length = data.task_feature_lengths["targets"]
+    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length).tokens)
+    scoring = partitioner.jit(score)
+    return run_evaluator(
+        data,
+        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))),
+        score=lambda batch: jax.device_get(scoring(network, partitioner.put_batch(batch))),
+        num_examples=num_examples,
+        log_dir=os.path.join(output_dir, "inference_eval") if output_dir else None,
+    )

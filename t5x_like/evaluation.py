@@ -1,0 +1,31 @@
+"""Teacher-forced evaluation: an objective's metrics over the same batches each time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_like import partitioning, step
+
+
+class Evaluator:
+    """Teacher-forced evaluation of an objective over the same batches each time."""
+
+    def __init__(self, objective: Any, data: Any, partitioner: partitioning.Partitioner, batches: int | None):
+        self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
+        self._step = partitioner.jit(step.make_eval_step(objective))
+        self._host_batches: list[Mapping[str, np.ndarray]] | None = None
+
+    def __call__(self, params: Any, frozen: Any = None) -> dict[str, float]:
+        """The metrics of `params`, each the ratio of its sums over all batches."""
+        if self._host_batches is None:
+            self._host_batches = list(self._data.eval_batches(self._objective.features, self._batches))
+            if not self._host_batches:
+                raise ValueError(f"the evaluation data {self._data} has no batch")
+        totals: dict[str, np.ndarray] = {}
+        for host_batch in self._host_batches:
+            pairs = jax.device_get(self._step(params, frozen, self._partitioner.put_batch(host_batch)))
+            for name, pair in pairs.items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
+        return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
