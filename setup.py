@@ -18,7 +18,7 @@ CORE = [
     "array_record>=0.8.1",
     # epath reaches gs:// through gcsfs where TensorFlow is not installed, so a bucket works on every host of a slice.
     "etils[epath,epath-gcs]>=1.13",
-    # Each flax release works with the jax releases of its time: 0.12.8, the last one for Python 3.11, fails with jax 0.11.
+    # A flax works with the jax of its time: 0.12.8, the last one for Python 3.11, fails to import with jax 0.11.
     'flax>=0.12.8; python_version < "3.12"',
     'flax>=0.12.12; python_version >= "3.12"',
     "fsspec>=2025.3",
@@ -47,7 +47,7 @@ SEQIO = [
 EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.1"],
     "cuda": ["jax[cuda13]>=0.10.1"],
-    # The TPU compiler on a host without TPUs. The same package as in `tpu`, since only jax knows which libtpu matches it.
+    # The TPU compiler on a host without TPUs. The same as `tpu`, since jax alone knows which libtpu matches it.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "test": [

@@ -5,6 +5,7 @@ Nothing here imports JAX or TensorFlow, so tests of plain Python start at once.
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 CPU_DEVICES = 8
 # Below this many seconds a program compiles faster than a cached one is found, read and loaded.
 CACHE_FROM_SECONDS = 0.2
+
+# The library without its commands: what another version of Python or JAX would break first.
+CORE = re.compile(
+    r"tests/((kernels|layers|models|objectives|decoding|data)/"
+    r"|test_(parameters|partitioning|schedules|optimizers|step|checkpoints|imports))"
+)
 
 # Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -44,6 +51,14 @@ class _ConfigureJax:
 
 
 sys.meta_path.insert(0, _ConfigureJax())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the tests of the library itself as `core`, before -m chooses among the marks."""
+    for item in items:
+        if CORE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
+            item.add_marker("core")
 
 
 @pytest.fixture(scope="session")

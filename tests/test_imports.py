@@ -1,0 +1,208 @@
+"""Imports run downhill only, and nothing heavy is imported where it is not needed (docs/architecture.md, "Layout")."""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From low to high: a module imports its own level and those below. What is not named here is a command or belongs to
+# one: it may import everything, and only its like may import it.
+LEVELS = (
+    {"parameters", "partitioning", "schedules"},
+    {"data", "optimizers", "step", "checkpoints", "metrics"},
+    {"kernels"},
+    {"layers"},
+    {"models"},
+    {"objectives", "decoding"},
+    {"interop", "config"},
+)
+COMMANDS = len(LEVELS)
+
+# These import TensorFlow at their top, so others import them inside functions alone, once a task is to be read.
+TENSORFLOW_ROOMS = ("t5x_like.data.seqio_feed", "data_tasks")
+TENSORFLOW = {"seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"}
+# The commands that may call SeqIO themselves (its Evaluator, its task registry), from inside a function.
+SEQIO_COMMANDS = {"t5x_like.eval", "t5x_like.infer", "t5x_like.show"}
+
+
+class Import(NamedTuple):
+    importer: str
+    imported: str
+    lazy: bool
+    where: str
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in python_files("t5x_like", "data_tasks")}
+
+
+def is_module(name: str) -> bool:
+    return name in MODULES or ROOT.joinpath(*name.split(".")).is_dir()
+
+
+def imports_of(name: str, source: str, path: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Every import statement of a module, those inside functions marked lazy; `if TYPE_CHECKING:` blocks left out."""
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            return
+        where = f"{path}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, lazy, where)
+        elif isinstance(node, ast.ImportFrom):
+            package = name.split(".") if is_package else name.split(".")[:-1]
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from t5x_like import parameters` imports a module, `from t5x_like.parameters import Tree` a name.
+                inner = f"{base}.{alias.name}"
+                yield Import(name, inner if is_module(inner) else base, lazy, where)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    yield from walk(ast.parse(source), lazy=False)
+
+
+def all_imports() -> list[Import]:
+    return [
+        found
+        for name, path in MODULES.items()
+        for found in imports_of(name, path.read_text(), str(path.relative_to(ROOT)), is_package=path.stem == "__init__")
+    ]
+
+
+def level_of(name: str) -> int:
+    """The level of a module of t5x_like; the bare package holds nothing but its version and lies below everything."""
+    parts = name.split(".")
+    if len(parts) == 1:
+        return -1
+    return next((level for level, rooms in enumerate(LEVELS) if parts[1] in rooms), COMMANDS)
+
+
+def under(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def uphill(imports: list[Import]) -> list[str]:
+    return [
+        f"{found.where}: {found.importer} imports {found.imported}, which lies above it"
+        for found in imports
+        if found.importer.startswith("t5x_like.") and found.imported.split(".")[0] == "t5x_like"
+        if level_of(found.imported) > level_of(found.importer)
+    ]
+
+
+def test_imports_run_downhill():
+    assert len(MODULES) > 20, "the walk found too little to mean anything"
+    assert uphill(all_imports()) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "statement", "allowed"),
+    [
+        ("t5x_like.models.t5", "from t5x_like import partitioning", True),
+        ("t5x_like.models.t5", "from t5x_like import objectives", False),
+        ("t5x_like.layers.mlp", "from ..partitioning import shard", True),
+        ("t5x_like.layers.mlp", "from ..models.t5 import T5", False),
+        ("t5x_like.step", "def f():\n  import t5x_like.models.t5", False),
+        ("t5x_like.checkpoints", "from t5x_like.objectives.terms import Terms", False),
+        ("t5x_like.kernels.masks", "from t5x_like.layers.mlp import MLP", False),
+        ("t5x_like.config", "from t5x_like import train", False),
+        ("t5x_like.train", "from t5x_like import config, eval, step", True),
+        ("t5x_like.models.t5", "if TYPE_CHECKING:\n  from t5x_like import train", True),
+    ],
+)
+def test_the_rule_catches_what_it_should(importer, statement, allowed):
+    assert (uphill(list(imports_of(importer, statement, "example.py"))) == []) == allowed
+
+
+def test_a_loop_names_no_family_and_no_objective():
+    rooms = ("t5x_like.models", "t5x_like.objectives")
+    named = [f for f in all_imports() if f.importer in ("t5x_like.train", "t5x_like.step") and under(f.imported, rooms)]
+    # The type of what every objective returns names none of them.
+    assert [f for f in named if f.imported != "t5x_like.objectives.terms"] == []
+
+
+def test_only_the_mesh_names_mesh_axes():
+    rooms = [f"t5x_like/{room}" for room in ("models", "layers", "kernels", "objectives", "decoding")]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for path in python_files(*rooms)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in ("fsdp", "tensor", "sequence")
+    ]
+    assert found == []
+
+
+def test_tensorflow_is_imported_only_where_tasks_are_read():
+    wrong = []
+    for found in all_imports():
+        heavy = found.imported.split(".")[0] in TENSORFLOW
+        if under(found.importer, TENSORFLOW_ROOMS):
+            continue
+        if heavy and not (found.lazy and found.importer in SEQIO_COMMANDS):
+            wrong.append(f"{found.where}: {found.importer} imports {found.imported}")
+        if under(found.imported, TENSORFLOW_ROOMS) and not found.lazy:
+            wrong.append(f"{found.where}: {found.importer} imports {found.imported} at module level")
+    assert wrong == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules a fresh interpreter holds after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+HEAVY = TENSORFLOW | {"flax", "gin", "jax", "jaxlib", "optax", "orbax", "torch"}
+
+
+@pytest.mark.notf
+@pytest.mark.parametrize("module", ["t5x_like", "t5x_like.cli", "t5x_like.data.features", "t5x_like.data.span_lengths"])
+def test_light_modules_stay_light(module):
+    assert loaded_by(f"import {module}") & HEAVY == set()
+
+
+@pytest.mark.notf
+def test_the_loop_needs_no_tensorflow_to_be_imported():
+    names = "train, eval, infer, show, config, step, checkpoints, metrics, partitioning, optimizers"
+    loaded = loaded_by(f"from t5x_like import {names}")
+    assert "jax" in loaded
+    assert loaded & TENSORFLOW == set()
+
+
+@pytest.mark.notf
+def test_help_answers_within_a_second():
+    command = [sys.executable, "-c", "from t5x_like.cli import main; main()", "--help"]
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        seconds.append(time.perf_counter() - start)
+        assert result.returncode == 0, result.stderr
+        for name in ("train", "eval", "infer", "inspect"):
+            assert name in result.stdout
+    assert min(seconds) < 1, f"t5x_like --help took {seconds} s"
+
+
+def test_no_module_shadows_the_standard_library():
+    # A script's folder comes first on sys.path: an inspect.py beside it would be imported in place of the real one.
+    names = [path for path in python_files("t5x_like", "data_tasks", "tests") if path.stem in sys.stdlib_module_names]
+    assert names == []
