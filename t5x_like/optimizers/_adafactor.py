@@ -102,9 +102,10 @@ def adafactor(
     def update_layer(dims, rate, decay, gradient, param, old, rate_factor, weight_decay_factor):
         """One layer's update and its new running means."""
         delta, new = _normalise(gradient, old, decay, dims, epsilon1, clipping_threshold)
-        delta = rate * rate_factor * delta
+        scale = rate * rate_factor
         if multiply_by_parameter_scale:
-            delta *= jnp.maximum(_root_mean_square(param), epsilon2)
+            scale *= jnp.maximum(_root_mean_square(param), epsilon2)
+        delta *= scale
         if beta1 is not None:
             delta = beta1 * old["m"] + (1.0 - beta1) * delta
             new["m"] = delta.astype(momentum_dtype)
@@ -169,8 +170,7 @@ def _root_mean_square(array: Float[Array, "..."]) -> Float[Array, ""]:
 def _factored_dims(axes, shape, smallest: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The dimensions that are rows and those that are columns of one layer's array; None where it is not factored.
 
-    >>> _factored_dims(("embed", "heads", "kv"), (512, 8, 64), 128)
-    ((0,), (1, 2))
+    The query kernel of T5 small, `("embed", "heads", "kv")` of shape (512, 8, 64), gives `((0,), (1, 2))`: 512 by 512.
     """
     if "relpos_buckets" in axes:
         return None

@@ -212,6 +212,7 @@ def _check_vectors(claimed: list[Leaf]):
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
     def similarity(name):
-        return max(difflib.SequenceMatcher(None, pattern, text).ratio() for text in (name, *name.split("/")))
+        whole, *parts = [difflib.SequenceMatcher(None, pattern, text).ratio() for text in (name, *name.split("/"))]
+        return max(whole, *parts), whole
 
     return sorted(names, key=similarity, reverse=True)[:count]
