@@ -51,6 +51,7 @@ EXTRAS = {
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "test": [
+        "pip>=24.2",  # builds the wheel that a test looks into; environments made by uv hold none
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
