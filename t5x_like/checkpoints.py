@@ -85,10 +85,10 @@ def stacked_shapes(like: Any, partitioner: Any) -> dict[str, jax.ShapeDtypeStruc
     axes = parameters.logical_axes(like)
     unrolled = parameters.named_leaves(like)
     shapes = parameters.stack({name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in unrolled.items()})
-    by_stacked_name = {parameters.stacked_name(name): axes[name] for name in unrolled}
+    by_stored_name = {parameters.stored_name(name)[0]: axes[name] for name in unrolled}
     sharded = {}
     for name, shape in shapes.items():
-        logical = by_stacked_name[name]
+        logical = by_stored_name[name]
         if len(logical) < len(shape.shape):
             logical = (parameters.LAYERS, *logical)
         sharding = jax.sharding.NamedSharding(partitioner.mesh, partitioner.spec(logical, shape.shape, name))
@@ -285,7 +285,7 @@ class Checkpoints:
 
 def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
     """Stacked leaves that share no buffer with `leaves` where a background writer could see a donated one change."""
-    unrolled = any(parameters.stacked_name(name) != name for name in leaves)
+    unrolled = any(parameters.stored_name(name)[1] is not None for name in leaves)
     on_cpu = next(iter(next(iter(leaves.values())).devices())).platform == "cpu"
     if not (unrolled or on_cpu):  # Orbax copies an accelerator's arrays to the host before it returns.
         return leaves

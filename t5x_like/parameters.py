@@ -84,10 +84,10 @@ def count(tree: Tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def stacked_name(name: str) -> str:
-    """The name that a leaf has on disk: without the index of its layer."""
+def stored_name(name: str) -> tuple[str, int | None]:
+    """The name that a leaf has on disk, where a stack is one leaf, and the index of its layer in an unrolled stack."""
     match = _UNROLLED.match(name)
-    return match["stack"] + match["rest"] if match else name
+    return (match["stack"] + match["rest"], int(match["index"])) if match else (name, None)
 
 
 def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
     groups: dict[str, dict[int, Any]] = {}
     stacked: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        match = _UNROLLED.match(name)
-        if match:
-            groups.setdefault(stacked_name(name), {})[int(match["index"])] = leaf
-        else:
+        stored, index = stored_name(name)
+        if index is None:
             stacked[name] = leaf
+        else:
+            groups.setdefault(stored, {})[index] = leaf
     for name, layers in groups.items():
         if sorted(layers) != list(range(len(layers))):
             raise ValueError(f"{name}: layers {sorted(layers)} have gaps")
@@ -122,8 +122,7 @@ def unstack(stacked: Mapping[str, Any], like: Tree) -> Tree:
     """
 
     def pick(name, _):
-        match = _UNROLLED.match(name)
-        leaf = stacked[stacked_name(name)]
-        return leaf[int(match["index"])] if match else leaf
+        stored, index = stored_name(name)
+        return stacked[stored] if index is None else stacked[stored][index]
 
     return map_named(pick, like)

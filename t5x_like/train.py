@@ -51,7 +51,6 @@ def train(
     model_dir: str | None = None,
     eval_data: Any = None,
     partitioner: partitioning.Partitioner | None = None,
-    groups: Sequence[optimizers.ParameterGroup] = (),
     microbatches: int = 1,
     max_grad_norm: float | None = None,
     loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
@@ -72,13 +71,12 @@ def train(
     Args:
       model: a family's configuration, such as `models.t5.T5Config`.
       objective: see `objectives.terms.Objective`.
-      optimizer: see `optimizers`.
+      optimizer: see `optimizers`; its parameter groups say what is frozen.
       data: where training batches come from, such as `data.seqio_feed.SeqIOSource`.
       total_steps: the step to stop at.
       model_dir: local path or bucket; a new numbered folder under `./runs` by default.
       eval_data: where evaluation batches come from; None for no evaluation.
       partitioner: mesh and rules; all devices, fully sharded, by default.
-      groups: parameter groups, of which this function freezes those that ask for it (the optimizer sees to the rest).
       microbatches: parts a batch is split into, one after the other, to lower peak memory.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
       loss_normalizing_factor: `"NUM_REAL_TARGET_TOKENS"` (mean), a number, or None (sum, T5X's default).
@@ -122,7 +120,7 @@ def train(
         model_key, objective_key = jax.random.split(key)
         network = config.make(model_key)
         params = {"model": network, "objective": objective.init(objective_key, network)}
-        trainable, frozen = optimizers.split(params, groups)
+        trainable, frozen = optimizers.split(params, optimizer.groups)
         return step.create_state(trainable, optimizer, seed), frozen
 
     key = jax.random.key(seed)
@@ -141,7 +139,7 @@ def train(
             )
         start = 0
     else:
-        state, frozen = _restore(keeper, last, shapes, groups, partitioner)
+        state, frozen = _restore(keeper, last, shapes, optimizer, partitioner)
         source.restore(keeper.restore_feed(last)) if last < total_steps else None
         _warn_of_other_versions(keeper.about(last), partitioner)
         start = last
@@ -239,11 +237,11 @@ def train(
     return TrainResult(model_dir, current, params, stop.requested if current < total_steps else None, results)
 
 
-def _restore(keeper, last, shapes, groups, partitioner):
+def _restore(keeper, last, shapes, optimizer, partitioner):
     state_shapes, frozen_shapes = shapes
     whole = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes))
     restored = keeper.restore(last, whole, partitioner)
-    trainable, frozen = optimizers.split(restored.params, groups)
+    trainable, frozen = optimizers.split(restored.params, optimizer.groups)
     logging.info("restored step %d", last)
     return restored.replace(params=trainable), frozen
 

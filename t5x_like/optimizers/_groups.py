@@ -17,8 +17,6 @@ import numpy as np
 from t5x_like import parameters
 from t5x_like.parameters import LAYERS, Tree
 
-_LAYER = re.compile(rf"^(?P<stack>(?:.*/)?{LAYERS})/(?P<index>\d+)(?=/)")
-
 Factor = float | tuple[float, ...]
 
 
@@ -156,10 +154,9 @@ def merge(trainable: Tree, frozen: Tree) -> Tree:
 
 
 def _leaf(name: str, array: Any, axes: tuple[str | None, ...]) -> Leaf:
-    unrolled = _LAYER.match(name)
-    if unrolled:
-        stored_name = unrolled["stack"] + name[unrolled.end() :]
-        return Leaf(stored_name, axes, index=int(unrolled["index"]))
+    stored_name, index = parameters.stored_name(name)
+    if index is not None:
+        return Leaf(stored_name, axes, index=index)
     if axes and axes[0] == LAYERS:
         return Leaf(name, axes[1:], layers=array.shape[0])
     return Leaf(name, axes)
