@@ -104,14 +104,19 @@ def test_a_non_finite_update_is_skipped_and_counted():
     assert np.isfinite(float(metrics["grad_norm"][0]))
 
 
+def sgd(rate):
+    def update(grads, state, params, *, step):
+        return jax.tree.map(lambda gradient: -rate * gradient, grads), state
+
+    return optimizers.Optimizer(init=lambda params: {}, update=update, learning_rate=schedules.constant(rate), groups=())
+
+
 def test_clipping_limits_the_norm_and_reports_the_one_before():
-    sgd = optimizers.sgd(learning_rate=schedules.constant(1.0)) if hasattr(optimizers, "sgd") else None
-    state, frozen, train_step = make_state(sgd, max_grad_norm=1e-3)
+    state, frozen, train_step = make_state(sgd(1.0), max_grad_norm=1e-3)
     old = state.params["model"].kernel[...]
     new_state, metrics = train_step(state, frozen, make_batch())
     assert float(metrics["grad_norm"][0]) > 1e-2
-    if sgd:
-        np.testing.assert_allclose(jnp.linalg.norm(new_state.params["model"].kernel[...] - old), 1e-3, rtol=1e-4)
+    np.testing.assert_allclose(jnp.linalg.norm(new_state.params["model"].kernel[...] - old), 1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("factor, divisor", [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
