@@ -11,7 +11,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -303,7 +302,8 @@ class _Mirror:
             raise ValueError(f"MODEL_DIR={url}: several processes can write local paths and gs:// only")
         self._filesystem, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
-        self.local = tempfile.mkdtemp(prefix="t5x_like_checkpoints_")
+        self._folder = tempfile.TemporaryDirectory(prefix="t5x_like_checkpoints_")
+        self.local = self._folder.name
         for step in self._steps():
             self._filesystem.get(f"{self._root}/{step}/", f"{self.local}/{step}/", recursive=True)
             logging.info("copied checkpoint %d from %s", step, url)
@@ -332,4 +332,4 @@ class _Mirror:
                 self._filesystem.rm(f"{self._root}/{name}", recursive=True)
 
     def close(self) -> None:
-        shutil.rmtree(self.local, ignore_errors=True)
+        self._folder.cleanup()
