@@ -1,0 +1,1 @@
+"""From tasks to batches: feature specs, length arithmetic, the SeqIO feed and prefetching."""
