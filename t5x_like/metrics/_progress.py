@@ -1,0 +1,85 @@
+"""How far a run is, on the terminal: a bar where there is one, plain lines elsewhere."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
+    """The numbers of a row that are worth watching, such as `loss 5.43  tokens/s 9,123  lr 0.01  eta 1:23`."""
+    parts = []
+    if "loss" in row:
+        parts.append(f"loss {row['loss']:.3f}")
+    if "tokens_per_second" in row:
+        parts.append(f"tokens/s {row['tokens_per_second']:,.0f}")
+    if "learning_rate" in row:
+        parts.append(f"lr {row['learning_rate']:.3g}")
+    if row.get("mfu") is not None:
+        parts.append(f"mfu {row['mfu']:.1%}")
+    if "seconds_per_step" in row:
+        parts.append(f"eta {duration(remaining_steps * row['seconds_per_step'])}")
+    return "  ".join(parts)
+
+
+class Progress:
+    """Shows the steps of a run; use it as a context manager around the loop."""
+
+    def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
+        """Shows nothing yet.
+
+        Args:
+          total_steps: the step at which the run ends.
+          start: the step it starts from.
+          enabled: False shows nothing at all, as on all processes but one.
+          console: where to; standard output by default.
+        """
+        self._total, self._start, self._enabled = total_steps, start, enabled
+        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._bar: Bar | None = None
+        self._task = None
+
+    def __enter__(self) -> "Progress":
+        if self._enabled and self._console.is_terminal:
+            columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Bar(*columns, console=self._console)
+            self._task = self._bar.add_task("", total=self._total, completed=self._start)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def update(self, step: int, row: Mapping[str, Any]) -> None:
+        """Shows that `step` updates are done, the last of them with the metrics `row`."""
+        shown = describe(row, self._total - step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=shown)
+        else:
+            self._print(f"step {step}/{self._total}  {shown}")
+
+    def note(self, step: int, results: Mapping[str, Any]) -> None:
+        """Prints the results of an evaluation after `step` updates."""
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in results.items() if isinstance(value, int | float))
+        self._print(f"step {step}/{self._total}  evaluation: {shown}")
+
+    def _print(self, line: str) -> None:
+        if self._enabled:
+            # Not folded at the console's width: a log is read by programs too.
+            self._console.print(line, soft_wrap=True, markup=False)
+            self._console.file.flush()

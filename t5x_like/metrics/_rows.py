@@ -1,0 +1,247 @@
+"""Rows of metrics on disk: `MODEL_DIR/metrics.jsonl` and TensorBoard.
+
+A row is one JSON object: `step`, `split`, then the scalars at full precision. JSON has no NaN and no infinity, so a
+value that is not finite is written as `null` and read back as NaN.
+
+The rows of a run that was killed and resumed are those of one that was not: rows up to step s are durable before the
+checkpoint of step s commits (`flush`), and a run that restores step s first removes every row past s (`rewind`).
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like import paths
+
+Scalars = Mapping[str, float | int | None]
+
+_FILE = "metrics.jsonl"
+_FOLDER = "metrics"
+_OBJECT = re.compile(r"^(?P<incarnation>\d{5})-after-(?P<step>\d+)\.jsonl$")
+# A store's object is written anew as a whole, so not for each row; a run is at most this many seconds ahead of it.
+_UPLOAD_SECONDS = 60.0
+
+
+def read_metrics(model_dir: str) -> list[dict[str, Any]]:
+    """The rows of a run in the order they were written, each (step, split) once.
+
+    Args:
+      model_dir: the run's folder, local or in a bucket.
+
+    Returns:
+      A dictionary a row; what was not finite is NaN. A torn last line, which a killed run may leave, is left out.
+    """
+    if paths.is_local(model_dir):
+        file = paths.join(model_dir, _FILE)
+        return _unique(_parse(paths.read_text(file))) if paths.exists(file) else []
+    folder = paths.join(model_dir, _FOLDER)
+    rows: list[dict[str, Any]] = []
+    for name in paths.listdir(folder):
+        if match := _OBJECT.match(name):
+            rows = [row for row in rows if row["step"] <= int(match["step"])]
+            rows += _parse(paths.read_text(paths.join(folder, name)))
+    return _unique(rows)
+
+
+def _parse(text: str) -> list[dict[str, Any]]:
+    rows = []
+    for line in text.split("\n"):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and "step" in row and "split" in row:
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each (step, split): the last one, in the place of the first."""
+    return list({(row["step"], row["split"]): row for row in rows}.values())
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"
+
+
+class MetricsWriter:
+    """Writes the rows of one run. Call `rewind` once before the first `write`."""
+
+    def __init__(self, model_dir: str, *, enabled: bool = True, tensorboard: bool = True):
+        """Opens nothing yet.
+
+        Args:
+          model_dir: the run's folder, local or in a bucket.
+          enabled: False on all processes but one: then every method does nothing.
+          tensorboard: whether the same scalars go to TensorBoard event files in `model_dir/tensorboard`.
+        """
+        self._model_dir, self._enabled = model_dir, enabled
+        self._rows = (_AppendedFile if paths.is_local(model_dir) else _StoredObjects)(model_dir)
+        self._events = _EventFiles(model_dir) if tensorboard else None
+        self._last: dict[str, int] = {}
+
+    def rewind(self, step: int) -> None:
+        """Makes the record that of a run that has just finished `step`: later rows and torn lines are removed.
+
+        Args:
+          step: the step that was restored; 0 for a fresh start.
+        """
+        if not self._enabled:
+            return
+        kept = [row for row in read_metrics(self._model_dir) if row["step"] <= step]
+        self._last = {}
+        for row in kept:
+            self._last[row["split"]] = max(row["step"], self._last.get(row["split"], -1))
+        self._rows.rewind(step, kept)
+        if self._events:
+            self._events.rewind(step)
+
+    def write(self, step: int, split: str, scalars: Scalars) -> None:
+        """Records the scalars of a step.
+
+        Args:
+          step: the number of updates done; larger than that of every earlier row of this split.
+          split: `train`, `validation`, …
+          scalars: by name; those that are None are not known here and left out.
+
+        Raises:
+          ValueError: the split has a row for this step or a later one.
+        """
+        if not self._enabled:
+            return
+        if step <= self._last.get(split, -1):
+            raise ValueError(f"metrics of step {step}, split {split!r}, come after those of step {self._last[split]}")
+        self._last[split] = step
+        known = {name: value for name, value in scalars.items() if value is not None}
+        self._rows.append(_line({"step": step, "split": split, **known}))
+        if self._events:
+            self._events.append(step, split, known)
+
+    def flush(self) -> None:
+        """Returns when every row written so far is durable."""
+        if self._enabled:
+            self._rows.flush()
+            if self._events:
+                self._events.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        if self._enabled:
+            self._rows.close()
+            if self._events:
+                self._events.close()
+
+
+class _AppendedFile:
+    """Rows in one local file that grows; whoever follows it sees each row at once."""
+
+    def __init__(self, model_dir: str):
+        self._path = paths.join(model_dir, _FILE)
+        self._file = None
+
+    def rewind(self, step: int, kept: list[dict[str, Any]]) -> None:
+        self.close()
+        paths.write_atomic(self._path, "".join(_line(row) for row in kept))
+
+    def append(self, line: str) -> None:
+        if self._file is None:
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file.write(line)
+        self._file.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.flush()
+            self._file.close()
+            self._file = None
+
+
+class _StoredObjects:
+    """Rows in a store that cannot append: one object for each start of the run, `metrics/<n>-after-<step>.jsonl`.
+
+    The name says after which step its rows begin, so the reader knows which rows of earlier objects it replaces.
+    """
+
+    def __init__(self, model_dir: str):
+        self._folder = paths.join(model_dir, _FOLDER)
+        self._path: str | None = None
+        self._lines: list[str] = []
+        self._uploaded = time.monotonic()
+
+    def rewind(self, step: int, kept: list[dict[str, Any]]) -> None:
+        earlier = [int(match["incarnation"]) for name in paths.listdir(self._folder) if (match := _OBJECT.match(name))]
+        self._path = paths.join(self._folder, f"{max(earlier, default=-1) + 1:05d}-after-{step}.jsonl")
+        self._lines = []
+        self.flush()
+
+    def append(self, line: str) -> None:
+        self._lines.append(line)
+        if time.monotonic() - self._uploaded > _UPLOAD_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        paths.write_atomic(self._path, "".join(self._lines))
+        self._uploaded = time.monotonic()
+
+    def close(self) -> None:
+        if self._path is not None:
+            self.flush()
+
+
+class _EventFiles:
+    """Scalars as TensorBoard shows them, under `split/name`, in `MODEL_DIR/tensorboard`.
+
+    Event files only grow. After a rewind a new one says from which step on it replaces the older ones (`purge_step`).
+    For a bucket the file is written locally and copied whenever the rows are made durable.
+    """
+
+    def __init__(self, model_dir: str):
+        self._target = paths.join(model_dir, "tensorboard")
+        self._folder = str(paths.local(self._target)) if paths.is_local(model_dir) else None
+        self._temporary: str | None = None
+        self._writer = None
+
+    def rewind(self, step: int) -> None:
+        from tensorboardX import SummaryWriter  # only here: importing it takes a third of a second
+
+        self.close()
+        if self._folder is None:
+            self._temporary = tempfile.mkdtemp(prefix="t5x_like_tensorboard_")
+        # TensorBoard's own part of a file's name has seconds only: the suffix keeps two starts within one apart.
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"
+        self._writer = SummaryWriter(self._folder or self._temporary, purge_step=step + 1, filename_suffix=suffix)
+
+    def append(self, step: int, split: str, scalars: Scalars) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(f"{split}/{name}", value, step)
+
+    def flush(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.flush()
+        if self._temporary:
+            for name in os.listdir(self._temporary):
+                with open(os.path.join(self._temporary, name), "rb") as file:
+                    paths.write_atomic(paths.join(self._target, name), file.read())
+
+    def close(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self.flush()
+        self._writer = None
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)

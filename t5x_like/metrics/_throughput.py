@@ -1,0 +1,125 @@
+"""How fast a run is: tokens a second, model FLOPs utilisation, and what the devices' memory held."""
+
+import re
+import time
+from typing import Any
+
+# Dense bfloat16 peak, FLOP/s for one JAX device, by the beginning of its `device_kind`; the longest match counts. A v2,
+# v3 or TPU7x chip is two JAX devices, so its peak is halved. Sources: cloud.google.com/tpu/docs ("peak compute per chip",
+# a page a version) and NVIDIA's data sheets (tensor core figures without sparsity).
+PEAK_FLOPS = {
+    "TPU v2": 45e12 / 2,
+    "TPU v3": 123e12 / 2,
+    "TPU v4": 275e12,
+    "TPU v4 lite": 138e12,
+    "TPU v5": 459e12,  # what a v5p calls itself
+    "TPU v5p": 459e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "TPU7x": 2307e12 / 2,
+    "NVIDIA A100": 312e12,
+    "NVIDIA A10G": 70e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA GH200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2450e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """The bfloat16 peak of one device in FLOP/s, or None where it is not known, as for CPUs."""
+    known = [kind for kind in PEAK_FLOPS if re.match(re.escape(kind) + r"(?![a-zA-Z0-9])", device_kind)]
+    return PEAK_FLOPS[max(known, key=len)] if known else None
+
+
+def mfu(model_flops_per_step: float, seconds: float, device_kind: str, num_devices: int) -> float | None:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B): what the model needs over what the devices could do.
+
+        mfu = model_flops_per_step / (seconds · num_devices · peak bfloat16 FLOP/s of a device)
+
+    Args:
+      model_flops_per_step: of one update, forward and backward, a multiply-add as two; without what rematerialisation
+        computes again, whatever the precision.
+      seconds: a step takes.
+      device_kind: as JAX names it.
+      num_devices: that share a step.
+
+    Returns:
+      A number between 0 and 1, or None where the peak is not known.
+    """
+    peak = peak_flops(device_kind)
+    return None if peak is None or seconds <= 0 else model_flops_per_step / (seconds * num_devices * peak)
+
+
+class Throughput:
+    """Tokens and seconds since the last reading, without the time that evaluations and checkpoints take."""
+
+    def __init__(self, flops_per_step: float | None, devices: Any, *, now=time.monotonic):
+        """Measures steps of `flops_per_step` model FLOPs (None where unknown) on an array or list of JAX devices.
+
+        `now` is the clock, in seconds.
+        """
+        self._flops, self._now = flops_per_step, now
+        self._devices = list(getattr(devices, "flat", devices))
+        self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._since: float | None = None
+        self._wait_seen = 0.0
+
+    def start(self, wait_seconds: float) -> None:
+        """Starts the clock; `wait_seconds` is what the feed has waited for data altogether so far."""
+        self._since, self._wait_seen = self._now(), wait_seconds
+
+    resume = start
+
+    def pause(self) -> None:
+        """Stops the clock until `resume`."""
+        if self._since is not None:
+            self._seconds += self._now() - self._since
+            self._since = None
+
+    def count(self, tokens: float, wait_seconds: float) -> None:
+        """One more step is done, of `tokens` real tokens; the feed has waited `wait_seconds` altogether."""
+        self._steps += 1
+        self._tokens += tokens
+        self._waited += wait_seconds - self._wait_seen
+        self._wait_seen = wait_seconds
+
+    def rates(self) -> dict[str, float | None]:
+        """What was measured since the last call; starts the next window.
+
+        Returns:
+          `tokens_per_second`, `seconds_per_step`, `data_wait_fraction` (the part of the time spent waiting for data),
+          and, None where it is not known, `mfu` and `peak_memory_bytes` (the fullest of this process's devices).
+        """
+        paused = self._since is None
+        self.pause()
+        seconds, steps = max(self._seconds, 1e-9), max(self._steps, 1)
+        rates = {
+            "tokens_per_second": self._tokens / seconds,
+            "seconds_per_step": seconds / steps,
+            "data_wait_fraction": min(self._waited / seconds, 1.0),
+            "mfu": self._mfu(seconds / steps),
+            "peak_memory_bytes": _peak_memory(self._devices),
+        }
+        self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        if not paused:
+            self._since = self._now()
+        return rates
+
+    def _mfu(self, seconds_per_step: float) -> float | None:
+        if self._flops is None or not self._devices:
+            return None
+        return mfu(self._flops, seconds_per_step, self._devices[0].device_kind, len(self._devices))
+
+
+def _peak_memory(devices) -> int | None:
+    stats = [device.memory_stats() for device in devices if device.process_index == devices[0].client.process_index()]
+    peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
+    return max(peaks, default=None)

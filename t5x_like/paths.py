@@ -1,0 +1,103 @@
+"""Files by path or URL: local paths, `gs://…`, and whatever else fsspec opens (`memory://…` in tests).
+
+The few operations that a run folder needs, the same for both kinds. Writing is atomic: a reader, or a run killed in the
+middle, sees the old contents or the new ones. Nothing here needs TensorFlow.
+"""
+
+import os
+import pathlib
+
+
+def is_local(path: str | os.PathLike) -> bool:
+    """Whether `path` is on a file system that can append and rename."""
+    text = os.fspath(path)
+    return "://" not in text or text.startswith("file://")
+
+
+def local(path: str | os.PathLike) -> pathlib.Path:
+    """A local path as `pathlib.Path`, with `~` expanded."""
+    return pathlib.Path(os.fspath(path).removeprefix("file://")).expanduser()
+
+
+def join(path: str | os.PathLike, *parts: str) -> str:
+    """`path` with `parts` below it."""
+    if is_local(path):
+        return str(local(path).joinpath(*parts))
+    return "/".join([os.fspath(path).rstrip("/"), *parts])
+
+
+def exists(path: str | os.PathLike) -> bool:
+    """Whether there is a file or folder."""
+    if is_local(path):
+        return local(path).exists()
+    filesystem, inner = _open_store(path)
+    return filesystem.exists(inner)
+
+
+def is_file(path: str | os.PathLike) -> bool:
+    """Whether there is a file."""
+    if is_local(path):
+        return local(path).is_file()
+    filesystem, inner = _open_store(path)
+    return filesystem.isfile(inner)
+
+
+def listdir(path: str | os.PathLike) -> list[str]:
+    """The names in a folder, sorted; none where it does not exist."""
+    if is_local(path):
+        folder = local(path)
+        return sorted(os.listdir(folder)) if folder.is_dir() else []
+    filesystem, inner = _open_store(path)
+    if not filesystem.isdir(inner):
+        return []
+    return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(inner, detail=False))
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The contents of a UTF-8 file.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    if is_local(path):
+        return local(path).read_text(encoding="utf-8")
+    filesystem, inner = _open_store(path)
+    return filesystem.cat_file(inner).decode("utf-8")
+
+
+def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
+    """Replaces a file as a whole and durably, making its folder where needed."""
+    data = contents.encode("utf-8") if isinstance(contents, str) else contents
+    if not is_local(path):
+        filesystem, inner = _open_store(path)
+        filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
+        filesystem.pipe_file(inner, data)  # an object appears in its store as a whole
+        return
+    target = local(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")  # one name: a run killed here leaves nothing that piles up
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Makes the names in a local folder durable, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_store(path):
+    import fsspec  # only where a store is named: importing it takes a tenth of a second
+
+    filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
+    filesystem.invalidate_cache()
+    return filesystem, inner

@@ -1,0 +1,169 @@
+"""MODEL_DIR: which folder a run writes to, the description that it keeps there, and its status."""
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from t5x_like import parameters, paths
+
+RUNS = "runs"
+CONFIG = "config.gin"
+MODEL_INFO = "model_info.txt"
+STATUS = "status.json"
+
+# Arguments of the training loop that may change when a run is resumed: where and how long it runs, what it prints and
+# keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may not change.
+FREE = (
+    "model_dir",
+    "total_steps",
+    "log_period",
+    "eval_period",
+    "eval_steps",
+    "eval_data",
+    "save_period",
+    "checkpoints",
+    "partitioner",
+    "microbatches",
+    "stop_after_skipped",
+    "at_end",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The resolved configuration of a run.
+
+    Attributes:
+      text: as gin reads it again; written to `MODEL_DIR/config.gin`.
+      override: whether a run whose stored configuration differs is continued all the same.
+    """
+
+    text: str
+    override: bool = False
+
+
+def resolve(model_dir: str | None) -> str:
+    """The folder of a run: `model_dir` as an absolute path or URL, or a new `./runs/<number>`.
+
+    Raises:
+      ValueError: no folder is named and several processes would have to agree on one.
+    """
+    if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
+        raise ValueError(f"MODEL_DIR={model_dir!r} is a {type(model_dir).__name__}; give a path or URL as text")
+    if model_dir:
+        return str(paths.local(model_dir).absolute()) if paths.is_local(model_dir) else os.fspath(model_dir).rstrip("/")
+    if jax.process_count() > 1:
+        raise ValueError("give MODEL_DIR: all processes of a run write to one folder")
+    root = pathlib.Path(RUNS).absolute()
+    root.mkdir(exist_ok=True)
+    number = max((int(entry.name) for entry in root.iterdir() if entry.name.isdigit()), default=0) + 1
+    while True:
+        folder = root / str(number)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another run has just started here
+            number += 1
+        else:
+            return str(folder)
+
+
+def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
+    """Refuses to go on with a run that was started with another model or another training.
+
+    A folder without checkpoints has nothing to disagree with. Free to change is what `FREE` names.
+
+    Raises:
+      ValueError: the stored configuration differs, with the differences; not with `run_config.override`.
+    """
+    stored = paths.join(model_dir, CONFIG)
+    if run_config is None or not _has_checkpoints(model_dir) or not paths.exists(stored):
+        return
+    from t5x_like import config  # gin is needed only where a configuration is given
+
+    differences = config.differences(paths.read_text(stored), run_config.text, free=FREE)
+    if differences and not run_config.override:
+        raise ValueError(
+            f"{model_dir} was trained with another configuration (stored → now):\n"
+            + "\n".join(f"  {line}" for line in differences)
+            + "\nGive another MODEL_DIR, or the stored values, or accept the difference with --override_config."
+        )
+
+
+def _has_checkpoints(model_dir: str) -> bool:
+    return any(
+        name.removesuffix(".committed").isdigit() for name in paths.listdir(paths.join(model_dir, "checkpoints"))
+    )
+
+
+def model_info(tree: Any, partitioner: Any) -> str:
+    """A line for each parameter: name, shape, logical axes, and how the mesh splits it; the last line counts them.
+
+    Args:
+      tree: parameters or their shapes.
+      partitioner: the mesh and its rules.
+    """
+    axes = parameters.logical_axes(tree)
+    rows = [("parameter", "shape", "logical axes", "mesh sharding")]
+    for name, leaf in parameters.named_leaves(tree).items():
+        spec = partitioner.spec(axes[name], leaf.shape, name)
+        rows.append((name, _listed(leaf.shape), _listed(axes[name]), _listed(spec)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
+    return "\n".join([*lines, "", f"{parameters.count(tree):,} parameters in {len(rows) - 1} arrays"]) + "\n"
+
+
+def _listed(entries) -> str:
+    return "[" + " ".join("+".join(entry) if isinstance(entry, tuple) else str(entry or "-") for entry in entries) + "]"
+
+
+def write_description(model_dir: str, info: str, run_config: RunConfig | None) -> None:
+    """Writes `model_info.txt` and, where there is a configuration, `config.gin`."""
+    paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
+    if run_config is not None:
+        paths.write_atomic(paths.join(model_dir, CONFIG), run_config.text)
+
+
+class Status:
+    """`MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed, for people and schedulers."""
+
+    STATES = ("running", "finished", "preempted", "failed")
+
+    def __init__(self, model_dir: str, *, enabled: bool = True):
+        self._path, self._enabled = paths.join(model_dir, STATUS), enabled
+
+    def write(self, state: str, *, step: int, reason: str | None = None) -> None:
+        """Replaces the status.
+
+        Args:
+          state: one of `STATES`.
+          step: updates done so far.
+          reason: why, for `failed`.
+        """
+        if state not in self.STATES:
+            raise ValueError(f"state={state!r} is none of {self.STATES}")
+        if not self._enabled:
+            return
+        status = {
+            "state": state,
+            "step": step,
+            "reason": reason,
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+        }
+        paths.write_atomic(self._path, json.dumps(status, indent=2) + "\n")
+
+
+def read_status(model_dir: str) -> Mapping[str, Any] | None:
+    """The status that a run wrote last, or None. A `running` whose process is gone was killed."""
+    path = paths.join(model_dir, STATUS)
+    return json.loads(paths.read_text(path)) if paths.exists(path) else None
