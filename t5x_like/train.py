@@ -114,6 +114,7 @@ def train(
     )
     for line in data.describe():
         logging.info("%s", line)
+    feed = Feed(source, partitioner.put_batch)
 
     # ---- model, optimizer, state: initialised straight into their shards -------------------------------------------------
     def init(key):
@@ -127,23 +128,23 @@ def train(
     shapes = partitioner.trace(init, key)
     shardings = partitioner.shardings(shapes)
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
-    last = keeper.latest()
-    if last is not None and last >= total_steps:
-        logging.info("%s is finished at step %d; to go on, give a larger --gin.TRAIN_STEPS", model_dir, last)
-    state, frozen = None, None
-    if last is None:
+    start = keeper.latest() or 0
+    if start:
+        state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
+        _warn_of_other_versions(keeper.about(start), partitioner)
+    else:
         state, frozen = partitioner.jit(init, out_shardings=shardings)(key)
         if initial_checkpoint_path:
             state, frozen = initial.restore(
                 initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
             )
-        start = 0
-    else:
-        state, frozen = _restore(keeper, last, shapes, optimizer, partitioner)
-        source.restore(keeper.restore_feed(last)) if last < total_steps else None
-        _warn_of_other_versions(keeper.about(last), partitioner)
-        start = last
-    feed = Feed(source, partitioner.put_batch)
+    if start >= total_steps:
+        logging.info("%s is finished at step %d; to go on, give a larger --gin.TRAIN_STEPS", model_dir, start)
+        feed.close()
+        keeper.close()
+        return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})
+    if start:
+        feed.restore(keeper.restore_feed(start))
     info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
     logging.info("%s", info.splitlines()[-1])
 
@@ -160,7 +161,7 @@ def train(
     evaluate = Evaluator(objective, eval_data, partitioner, eval_steps)
     writer = metrics.MetricsWriter(model_dir, enabled=is_main)
     writer.rewind(start)
-    progress = metrics.Progress(total_steps, start)
+    progress = metrics.Progress(total_steps, start, enabled=is_main)
     status = run_folder.Status(model_dir, enabled=is_main)
     if is_main:
         run_folder.write_description(model_dir, info, run_config)
