@@ -134,7 +134,9 @@ if [[ ! -e $venv/bin/python || ${problem:-} ]]; then
   find_python
   say "making $venv with $python"
   if [[ $uv ]]; then
-    act "$uv" venv --quiet --clear --python "$python" "$venv"
+    clear=()
+    [[ -e $venv ]] && clear=(--clear) # an option that uv knows since 0.8
+    act "$uv" venv --quiet "${clear[@]}" --python "$python" "$venv"
   else
     act "$python" -m venv --clear "$venv"
   fi
