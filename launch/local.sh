@@ -23,7 +23,7 @@ fail() {
   say "$@"
   exit 1
 }
-usage() { sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,/^set /{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 
 # Runs a command, or under --dry_run prints it as one could type it.
 act() {
@@ -135,8 +135,8 @@ if [[ ! -e $venv/bin/python || ${problem:-} ]]; then
   say "making $venv with $python"
   if [[ $uv ]]; then
     clear=()
-    [[ -e $venv ]] && clear=(--clear) # an option that uv knows since 0.8
-    act "$uv" venv --quiet "${clear[@]}" --python "$python" "$venv"
+    [[ -e $venv ]] && clear=(--clear) # an option that uv knows since 0.8; an empty array is unset to macOS's old bash
+    act "$uv" venv --quiet ${clear[@]+"${clear[@]}"} --python "$python" "$venv"
   else
     act "$python" -m venv --clear "$venv"
   fi
