@@ -42,14 +42,17 @@ class TrainState:
 
 def create_state(params: Any, optimizer: optimizers.Optimizer, seed: int) -> TrainState:
     """The state before the first update."""
-    zero = jnp.zeros((), jnp.int32)
+
+    def zero():  # one array each: a buffer can be donated once only
+        return jnp.zeros((), jnp.int32)
+
     return TrainState(
-        step=zero,
+        step=zero(),
         params=params,
         opt_state=optimizer.init(params),
         rng=jax.random.key_data(jax.random.key(seed)),
-        skipped=zero,
-        skipped_in_a_row=zero,
+        skipped=zero(),
+        skipped_in_a_row=zero(),
     )
 
 
