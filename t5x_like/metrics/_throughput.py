@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 # Dense bfloat16 peak, FLOP/s for one JAX device, by the beginning of its `device_kind`; the longest match counts. A v2,
-# v3 or TPU7x chip is two JAX devices, so its peak is halved. Sources: cloud.google.com/tpu/docs ("peak compute per chip",
-# a page a version) and NVIDIA's data sheets (tensor core figures without sparsity).
+# v3 or TPU7x chip is two JAX devices, so its peak is halved. Sources: cloud.google.com/tpu/docs (a page a version, its
+# "peak compute per chip") and NVIDIA's data sheets (tensor core figures without sparsity).
 PEAK_FLOPS = {
     "TPU v2": 45e12 / 2,
     "TPU v3": 123e12 / 2,

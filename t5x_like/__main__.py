@@ -1,0 +1,7 @@
+"""`python -m t5x_like` is the command `t5x_like`."""
+
+import sys
+
+from t5x_like.cli import main
+
+sys.exit(main())

@@ -1,0 +1,357 @@
+"""The command line: `t5x_like COMMAND --gin_file=… --gin.NAME=VALUE`.
+
+Nothing heavy is imported before a command is sure to run, so `--help` and a mistyped flag are answered at once.
+"""
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import t5x_like
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What a command is.
+
+    Attributes:
+      function: import path of the plain Python function behind it.
+      summary: one line of help.
+      run_file: the gin file that is read where none is given.
+      positional: the macro that an argument without a flag sets, with how help shows it.
+      flags: flags of its own, each with the macro that it sets and a line of help.
+      needs_run: whether it works on a run that exists: its model, task and lengths then come from the configuration
+        stored in MODEL_DIR, or beside CHECKPOINT_PATH, unless gin files are given.
+    """
+
+    function: str
+    summary: str
+    run_file: str
+    positional: tuple[str, str] | None = None
+    flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    needs_run: bool = False
+
+
+COMMANDS = {
+    "train": Command(
+        "t5x_like.train.train", "pretrain or fine-tune; without arguments, the quickstart", "runs/quickstart.gin"
+    ),
+    "eval": Command("t5x_like.eval.evaluate", "loss and task metrics of a checkpoint", "runs/eval.gin", needs_run=True),
+    "infer": Command(
+        "t5x_like.infer.infer", "predict from, or score, the lines of a file", "runs/infer.gin", needs_run=True
+    ),
+    "inspect": Command(
+        "t5x_like.show.inspect",
+        "show what the model will see of a task",
+        "runs/inspect.gin",
+        positional=("MIXTURE_OR_TASK_NAME", "TASK"),
+        needs_run=True,
+    ),
+}
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+# Flags of every command that take a value.
+VALUE_FLAGS = ("gin_file", "gin_search_paths", "cpu_devices", "log_level")
+# What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
+PREEMPTED_EXIT_CODE = 75
+SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+OWN_PACKAGES = ("t5x_like", "data_tasks")
+
+
+class UsageError(Exception):
+    """The command line cannot be understood."""
+
+
+@dataclasses.dataclass
+class Arguments:
+    """A command line, taken apart."""
+
+    command: str
+    gin_files: list[str] = dataclasses.field(default_factory=list)
+    bindings: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    search_paths: list[str] = dataclasses.field(default_factory=list)
+    cpu_devices: int | None = None
+    log_level: str = "info"
+    override_config: bool = False
+    help: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code: 0, 1 for a failure, 2 for a mistake of the user's, 75 if preempted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(overview())
+            return 0 if argv else 2
+        if argv[0] == "--version":
+            print(f"t5x_like {t5x_like.__version__}")
+            return 0
+        arguments = parse(argv)
+    except UsageError as error:
+        print(f"t5x_like: {error}", file=sys.stderr)
+        return 2
+    if arguments.help:
+        print(usage(arguments.command))
+        return 0
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        print("\nt5x_like: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None or arguments.log_level == "debug":
+            raise
+        message = str(error).split("\n  In call to configurable", 1)[0]  # gin's trail of calls
+        print(f"t5x_like {arguments.command}: {message}", file=sys.stderr)
+        return code
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Takes a command line apart; the first word is the command.
+
+    Raises:
+      UsageError: it names what does not exist, with the nearest name.
+    """
+    name, *words = argv
+    if name not in COMMANDS:
+        raise UsageError(f"there is no command {name!r}{_nearest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    command, arguments = COMMANDS[name], Arguments(name)
+    positional = [command.positional[0]] if command.positional else []
+    while words:
+        word = words.pop(0)
+        if word in ("-h", "--help"):
+            arguments.help = True
+        elif not word.startswith("--"):
+            if not positional:
+                raise UsageError(f"{name}: the argument {word!r} has no flag; settings are --gin.NAME=VALUE")
+            arguments.bindings.append((positional.pop(), word))
+        else:
+            flag, equals, value = word[2:].partition("=")
+            if flag == "override_config":
+                arguments.override_config = _boolean(word, value if equals else "True")
+                continue
+            _check_flag(name, command, flag)
+            if not equals:
+                if not words or words[0].startswith("--"):
+                    raise UsageError(f"{name}: --{flag} needs a value: --{flag}=…")
+                value = words.pop(0)
+            _take(arguments, command, flag, value)
+    return arguments
+
+
+def _check_flag(name: str, command: Command, flag: str) -> None:
+    if flag.startswith("gin.") and len(flag) > len("gin."):
+        return
+    known = [*VALUE_FLAGS, "override_config", "help", *command.flags]
+    if flag in known:
+        return
+    if flag.isupper() or "." in flag:
+        raise UsageError(f"{name}: there is no flag --{flag}; did you mean --gin.{flag}?")
+    raise UsageError(f"{name}: there is no flag --{flag}{_nearest(flag, known, '--')}")
+
+
+def _take(arguments: Arguments, command: Command, flag: str, value: str) -> None:
+    if flag.startswith("gin."):
+        arguments.bindings.append((flag.removeprefix("gin."), value))
+    elif flag in command.flags:
+        arguments.bindings.append((command.flags[flag][0], value))
+    elif flag == "gin_file":
+        arguments.gin_files.append(value)
+    elif flag == "gin_search_paths":
+        arguments.search_paths += [path for path in value.split(",") if path]
+    elif flag == "log_level":
+        if value not in LOG_LEVELS:
+            raise UsageError(f"--log_level={value}: give one of {', '.join(LOG_LEVELS)}")
+        arguments.log_level = value
+    else:
+        if not value.isdigit() or int(value) < 1:
+            raise UsageError(f"--cpu_devices={value}: give how many devices to pretend, at least 1")
+        arguments.cpu_devices = int(value)
+
+
+def _boolean(word: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"{word}: give True or False, or the flag alone")
+    return value.lower() == "true"
+
+
+def _nearest(name: str, known, before: str = "") -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {before}{matches[0]}?" if matches else "."
+
+
+def overview() -> str:
+    """The help of `t5x_like` itself."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "t5x_like COMMAND [--gin_file=FILE …] [--gin.NAME=VALUE …]",
+            "",
+            "Pretrain text models from SeqIO tasks with JAX.",
+            "",
+            *lines,
+            "",
+            "`t5x_like COMMAND --help` says more about one of them.",
+        ]
+    )
+
+
+def usage(name: str) -> str:
+    """The help of one command."""
+    command = COMMANDS[name]
+    shown = f" [{command.positional[1]}]" if command.positional else ""
+    flags = [
+        ("--gin_file=FILE", "read settings; may be repeated, later files win. Looked for here, then in"),
+        ("", "--gin_search_paths, then among the files that come with t5x_like"),
+        ("", f"(default: {command.run_file})"),
+        ("--gin.NAME=VALUE", "set a macro such as TRAIN_STEPS, or a parameter such as T5Config.dropout_rate;"),
+        ("", "text needs no quotes; None, True and False as in Python"),
+        ("--gin_search_paths=A,B", "more folders with gin files and Python modules"),
+        ("--cpu_devices=N", "run on the CPU and pretend N devices"),
+        ("--log_level=LEVEL", f"one of {', '.join(LOG_LEVELS)} (default: info); debug shows tracebacks"),
+    ]
+    if name == "train":
+        flags.append(("--override_config", "go on with a run although its stored configuration differs"))
+    flags += [(f"--{flag}=…", f"{text} (sets {macro})") for flag, (macro, text) in command.flags.items()]
+    if command.positional:
+        flags.insert(0, (command.positional[1], f"sets {command.positional[0]}"))
+    lines = [f"  {flag:<24}  {text}".rstrip() for flag, text in flags]
+    notes = []
+    if command.needs_run:
+        notes = [
+            "",
+            "Without --gin_file, the model, task and lengths of a run come from the config.gin in its folder:",
+            "--gin.MODEL_DIR=… or --gin.CHECKPOINT_PATH=…",
+        ]
+    title = f"t5x_like {name}{shown} [--gin_file=FILE …] [--gin.NAME=VALUE …]"
+    return "\n".join([title, "", command.summary[0].upper() + command.summary[1:] + ".", "", *lines, *notes])
+
+
+def run(arguments: Arguments) -> int:
+    """Configures and calls the function of a command."""
+    command = COMMANDS[arguments.command]
+    prepare(arguments)
+    from t5x_like import config
+
+    run_folder = find_run(arguments) if command.needs_run and not arguments.gin_files else None
+    given = _given(command)
+    try:
+        resolved = config.load(
+            command.function,
+            files=arguments.gin_files or [command.run_file],
+            # The folder has served its purpose: whether the command reads MODEL_DIR or only CHECKPOINT_PATH, it is set.
+            bindings=[(name, text) for name, text in arguments.bindings if not (run_folder and name == "MODEL_DIR")],
+            search_paths=arguments.search_paths,
+            run_folder=run_folder,
+            given=given,
+        )
+    except config.ConfigError as error:
+        if command.needs_run and run_folder is None:
+            hint = "Model, task and lengths can come from a run: give --gin.MODEL_DIR=its folder and no --gin_file."
+            raise config.ConfigError(f"{error}\n{hint}") from error
+        raise
+    if "run_config" in given:
+        from t5x_like.run_folder import RunConfig
+
+        given["run_config"] = RunConfig(resolved.text, arguments.override_config)
+    result = resolved.configured()(**given)
+    if getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS):
+        return PREEMPTED_EXIT_CODE
+    return 0
+
+
+def prepare(arguments: Arguments) -> None:
+    """Sets up devices, imports and logging. To be called before JAX is imported for the first time."""
+    if arguments.cpu_devices is not None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(arguments.cpu_devices)
+        if "jax" in sys.modules:  # in a notebook; raises where devices are in use already
+            sys.modules["jax"].config.update("jax_platforms", "cpu")
+            sys.modules["jax"].config.update("jax_num_cpu_devices", arguments.cpu_devices)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # A console script does not have these. Last, so that a folder named like an installed package hides nothing.
+    for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    _log(arguments.log_level)
+
+
+def find_run(arguments: Arguments) -> str | None:
+    """The folder of the run that MODEL_DIR or CHECKPOINT_PATH means, or None.
+
+    Raises:
+      FileNotFoundError: MODEL_DIR names a folder without a stored configuration.
+    """
+    from t5x_like import paths
+    from t5x_like.config.values import from_command_line
+
+    macros = {name: from_command_line(name, text) for name, text in arguments.bindings}
+    model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
+    folders = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
+    if not folders and isinstance(checkpoint, str):  # a run, its `checkpoints`, or one of them
+        folders = [checkpoint.rstrip("/")]
+        folders += [folders[0].rpartition("/")[0], folders[0].rpartition("/")[0].rpartition("/")[0]]
+    for folder in folders:
+        if folder and paths.is_file(paths.join(folder, "config.gin")):
+            return folder
+    if model_dir:
+        raise FileNotFoundError(f"MODEL_DIR={model_dir} is no folder of a run: it has no config.gin")
+    return None
+
+
+def _given(command: Command) -> dict:
+    """What the command line gives to the function beside its configuration, by name."""
+    import inspect
+
+    from t5x_like.config.files import locate
+
+    return {"run_config": None} if "run_config" in inspect.signature(locate(command.function)[0]).parameters else {}
+
+
+def _log(level: str) -> None:
+    """Reports what this project and a user's modules log; other packages only when they warn."""
+    import logging
+    import sysconfig
+
+    from absl import logging as absl_logging
+
+    here = os.path.dirname(os.path.abspath(t5x_like.__file__))
+    own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
+    others = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+    class Handler(logging.StreamHandler):
+        """Writes to what is standard error at the moment: a progress bar puts itself in between."""
+
+        stream = property(lambda self: sys.stderr, lambda self, value: None)
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        path = record.pathname
+        return record.levelno >= logging.WARNING or path.startswith(own) or not path.startswith(others)
+
+    handler = Handler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    if level != "debug":
+        handler.addFilter(is_wanted)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    absl_logging.set_verbosity(level)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an error whose message is meant for the user, or None for one that needs its traceback.
+
+    A `ValueError` that this project raises says what was wrong with what it was given, a `RuntimeError` why a run
+    cannot go on. The same from deeper down, or another kind, may be a defect.
+    """
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+        return 2
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    if module.partition(".")[0] not in OWN_PACKAGES:
+        return None
+    return 2 if isinstance(error, ValueError) else 1 if isinstance(error, RuntimeError) else None

@@ -1,0 +1,96 @@
+"""gin at the edge: from gin files and `--gin.NAME=VALUE` to a command's function with its arguments.
+
+Library code is plain Python; this package alone knows gin. A command is configured in three stages:
+
+1. *read* (`files`): every statement with its file and line; the modules that the files name are imported;
+2. *walk* (`walk`, `check`): from the command's function along references and macros. What a user set and nothing
+   reaches, what a callable does not take, and what nobody filled in are refused before anything is built;
+3. *render* (`operative`): what is reached, as one text with full names. gin reads that text and nothing else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import gin
+
+from t5x_like.config.check import check
+from t5x_like.config.files import SHIPPED_ROOT, Reader, locate
+from t5x_like.config.operative import differences, flat_text, flatten, render
+from t5x_like.config.values import ConfigError
+from t5x_like.config.walk import walk
+
+__all__ = ["SHIPPED_ROOT", "ConfigError", "Resolved", "differences", "flat_text", "flatten", "load"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A configuration that is complete and checked.
+
+    Attributes:
+      root: import path of the command's function.
+      text: everything it runs with, in gin; see `operative`.
+    """
+
+    root: str
+    text: str
+
+    def configured(self) -> Callable[..., Any]:
+        """The command's function with its arguments bound; the caller may give more by keyword.
+
+        gin keeps bindings in the process: those of an earlier configuration are cleared.
+        """
+        gin.clear_config()
+        gin.enter_interactive_mode()  # a module that was loaded again may register its functions again
+        try:
+            gin.parse_config(self.text)
+        finally:
+            gin.exit_interactive_mode()
+        function = locate(self.root)[0]
+        try:
+            return gin.get_configurable(function)
+        except ValueError:  # it has no parameter that is set
+            return function
+
+
+def load(
+    root: str,
+    *,
+    files: Sequence[str] = (),
+    bindings: Sequence[tuple[str, str]] = (),
+    search_paths: Sequence[str] = (),
+    run_folder: str | None = None,
+    given: Collection[str] = (),
+) -> Resolved:
+    """Reads and checks the configuration of a command.
+
+    Args:
+      root: import path of its function, such as `t5x_like.train.train`.
+      files: gin files in the order in which they are read; later statements win. Found in the working directory, in
+        `search_paths`, or among the shipped ones.
+      bindings: `(name, value)` pairs of the command line, read last: a macro, or `callable.parameter` with the name of
+        the callable as short as it is unique.
+      search_paths: folders with gin files.
+      run_folder: a run whose stored configuration fills in what `files` leave open, above all its model. What it was
+        trained on (`TASK_MACROS`) wins over shipped defaults. A callable that a shipped file sets up is set up by that
+        file alone, so that the mesh of another machine, say, does not come along.
+      given: parameters of `root` that its caller will give.
+
+    Returns:
+      The `Resolved` configuration; nothing has been built.
+
+    Raises:
+      ConfigError: with every problem found, each with its place.
+    """
+    reader = Reader(search_paths)
+    root = reader.add(root)
+    if run_folder is not None:
+        reader.read_run(run_folder)
+    for file in files:
+        reader.read_file(file)
+    reader.statements.drop_stored_setups()
+    for name, text in bindings:
+        reader.read_binding(name, text)
+    reached = walk(reader.statements, root)
+    check(reader.statements, reached, given, root)
+    return Resolved(root, render(reader.statements, reached, root, given))

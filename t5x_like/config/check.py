@@ -1,0 +1,131 @@
+"""Refusing a configuration that cannot be run, or of which something that a user set is of no use."""
+
+import inspect
+import types
+import typing
+from collections.abc import Collection
+
+import gin
+
+from t5x_like.config.files import Statements
+from t5x_like.config.values import ConfigError, Macro, inner, nearest, show
+from t5x_like.config.walk import Reached, applicable, signature
+
+
+def check(statements: Statements, reached: Reached, given: Collection[str], root: str) -> None:
+    """Refuses what cannot be run, and what a user set in vain.
+
+    Args:
+      statements: what was read.
+      reached: what the command reaches.
+      given: the parameters of `root` that its caller gives.
+      root: the command's function.
+
+    Raises:
+      ConfigError: all problems, one a line.
+    """
+    problems = [
+        *statements.problems,
+        *reached.problems,
+        *_unknown_parameters(statements, reached),
+        *_missing(statements, reached, given, root),
+        *_wrong_types(statements, reached),
+        *_unused(statements, reached),
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _unknown_parameters(statements, reached):
+    for (_, name, parameter), setting in reached.bindings.items():
+        known = signature(statements.callables[name])
+        if parameter not in known.parameters and not known.takes_any:
+            yield f"{setting.where}: {name} has no parameter {parameter}{nearest(parameter, known.parameters)}"
+
+
+def _missing(statements, reached, given, root):
+    for (name, scope), called_by in reached.called.items():
+        bound = set(applicable(statements, name, scope)) | (set(given) if name == root else set())
+        for parameter, description in signature(statements.callables[name]).parameters.items():
+            needed = description.default is inspect.Parameter.empty or description.default is gin.REQUIRED
+            if needed and parameter not in bound:
+                yield f"{called_by}: {name} needs {parameter}, and nothing sets it"
+
+
+def _unused(statements, reached):
+    for name, setting in statements.macros.items():
+        if setting.is_users and name not in reached.macros:
+            yield f"{setting.where}: nothing reads {name}{_reader_of(name, statements, reached)}"
+    for (scope, name), settings in statements.bindings.items():
+        for parameter, setting in settings.items():
+            if setting.is_users and (scope, name, parameter) not in reached.bindings:
+                shown = f"{scope}/{name}" if scope else name
+                last, others = name.rpartition(".")[2], {known.rpartition(".")[2] for known in reached.callables}
+                hint = "" if name in reached.callables else nearest(last, others)
+                yield f"{setting.where}: nothing in this run reads {shown}.{parameter}{hint}"
+
+
+def _reader_of(macro, statements, reached):
+    """Who would read a macro that nothing reads, or the macro that was meant."""
+    for (_, name), settings in statements.bindings.items():
+        for parameter, setting in settings.items():
+            if Macro(macro) in inner(setting.value):
+                return f": {name}.{parameter} ({setting.where}) would, but is not part of this run"
+    return nearest(macro, reached.macros)
+
+
+def _wrong_types(statements, reached):
+    for (_, name, parameter), setting in reached.bindings.items():
+        allowed = _scalar_types(statements.callables[name], parameter)
+        setting, label = _origin(setting, f"{name}.{parameter}", statements)
+        value = setting.value
+        if allowed is None or not isinstance(value, str | int | float | bool | None) or _fits(value, allowed):
+            continue
+        kinds = " or ".join(repr(kind) if isinstance(kind, str) else _TYPE_WORDS[kind] for kind in allowed)
+        yield f"{setting.where}: {label} = {show(value)} must be {kinds}{_hint(label, value, allowed)}"
+
+
+_TYPE_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
+
+
+def _origin(setting, label, statements):
+    """Follows a setting that is nothing but a macro to the place where its value stands."""
+    while isinstance(setting.value, Macro) and setting.value.name in statements.macros:
+        label, setting = setting.value.name, statements.macros[setting.value.name]
+    return setting, label
+
+
+def _scalar_types(function, parameter):
+    """The types a parameter takes, where its annotation names nothing but scalars; None where anything may do."""
+    try:
+        annotation = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)[parameter]
+    except Exception:  # an annotation that cannot be evaluated says nothing
+        return None
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    allowed = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            allowed += [value if isinstance(value, str) else type(value) for value in typing.get_args(option)]
+        elif option in _TYPE_WORDS:
+            allowed.append(option)
+        else:
+            return None
+    return allowed
+
+
+def _is_union(annotation):
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _fits(value, allowed):
+    if isinstance(value, str) and any(isinstance(kind, str) for kind in allowed):
+        return value in allowed or str in allowed
+    return type(value) in allowed or (type(value) is int and float in allowed)
+
+
+def _hint(label, value, allowed):
+    if isinstance(value, float) and int in allowed and value.is_integer():
+        return f": write {int(value)}"
+    if str in allowed and not isinstance(value, str):
+        return f": write --gin.{label}=\"'{value}'\" for the text"
+    return ""
