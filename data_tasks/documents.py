@@ -1,0 +1,114 @@
+"""Documents in memory as a SeqIO source: where they are split, counted and shuffled."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+
+TRAIN, VALIDATION = "train", "validation"
+TEXT = "text"
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Documents and what is known about them.
+
+    Attributes:
+      name: what it is called in messages.
+      splits: split -> documents in a fixed order, UTF-8.
+      origin: where they come from, in a few words.
+      skipped: reason -> how many were left out for it.
+    """
+
+    name: str
+    splits: Mapping[str, Sequence[bytes]]
+    origin: str
+    skipped: Mapping[str, int]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of every document, its split and the order."""
+        digest = hashlib.blake2b(digest_size=8)
+        for split, documents in self.splits.items():
+            digest.update(f"{split} {len(documents)}".encode())
+            for document in documents:
+                digest.update(len(document).to_bytes(8, "little"))
+                digest.update(document)
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        """One line: counts, size, hash, origin and what was skipped."""
+        counts = ", ".join(f"{len(documents):,} {split}" for split, documents in self.splits.items())
+        size = sum(len(document) for documents in self.splits.values() for document in documents)
+        skipped = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items() if count)
+        return f"{self.name}: documents {counts}; {size / 1e6:.2f} MB, hash {self.fingerprint}, from {self.origin}" + (
+            f"; skipped: {skipped}" if skipped else ""
+        )
+
+
+def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dict[str, list[bytes]]:
+    """Train and validation documents, told apart by a hash of the text alone: adding documents moves none."""
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
+    splits: dict[str, list[bytes]] = {TRAIN: [], VALIDATION: []}
+    for document in documents:
+        fraction = int.from_bytes(hashlib.blake2b(document, digest_size=4).digest()) / 2**32
+        splits[VALIDATION if fraction < validation_fraction else TRAIN].append(document)
+    return splits
+
+
+class DocumentSource(seqio.DataSource):
+    """The documents of a corpus, read when a dataset is first asked for.
+
+    The feature is `text`. Shuffling is a new permutation of all documents in every epoch, computed index by index, so
+    that an iterator's state holds no buffer of documents.
+    """
+
+    def __init__(self, read: Callable[[], Corpus]):
+        """Args:
+        read: gives the corpus; called each time, so it should remember what it has read.
+        """
+        self._read = read
+        super().__init__(splits=(TRAIN, VALIDATION))
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return True
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return [split]
+
+    def num_input_examples(self, split: str) -> int:
+        return len(self._read().splits[split])
+
+    def describe(self) -> str:
+        """One line about the corpus; reads it."""
+        return self._read().describe()
+
+    def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
+        corpus = self._read()
+        if split not in corpus.splits:
+            raise ValueError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
+        documents = corpus.splits[split]
+        if not documents:
+            raise ValueError(f"the split {split!r} is empty: {corpus.describe()}")
+        indices = _shuffled(len(documents), seed) if shuffle else tf.data.Dataset.range(len(documents))
+        if shard_info is not None and shard_info.num_shards > 1:
+            indices = indices.shard(shard_info.num_shards, shard_info.index)
+        texts = tf.constant(documents)
+        return indices.map(lambda index: {TEXT: texts[index]})
+
+
+def _shuffled(count: int, seed: int | None) -> tf.data.Dataset:
+    """0 … count - 1 in another order each time the dataset is iterated."""
+
+    def permutation(epoch_seed):
+        key = tf.stack([epoch_seed, epoch_seed // 2**31])
+        return tf.data.Dataset.range(count).map(
+            lambda index: tf.random.experimental.index_shuffle(index, key, tf.constant(count - 1, tf.int64))
+        )
+
+    return tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1).flat_map(permutation)

@@ -1,0 +1,212 @@
+"""Preprocessors: from documents to token ids, and T5's span corruption.
+
+Everything is a TensorFlow operation with stateless seeds, so that the position of a pipeline can be saved and restored.
+A batch of documents is corrupted at once: the cost of tf.data follows the number of its elements.
+"""
+
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from t5x_like.data import span_lengths
+
+# A longer document is left out: one string is tokenised in one piece, in memory.
+MAX_DOCUMENT_BYTES = 1 << 24
+
+
+def usable(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
+    """What is wrong with a document, reason -> scalar bool; none of them for one that is used."""
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore", replace_control_characters=False)
+    return {
+        "empty": tf.strings.length(tf.strings.strip(text)) == 0,
+        f"longer than {max_document_bytes:,} bytes": tf.strings.length(text) > max_document_bytes,
+        "not valid UTF-8": text != valid,
+    }
+
+
+def documents(
+    ds: tf.data.Dataset, *, text_feature: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
+) -> tf.data.Dataset:
+    """Keeps `text_feature` of every usable document, as `targets`. `t5x_like inspect` counts the others by reason.
+
+    Raises:
+      ValueError: the examples have no such feature, or it is no text.
+    """
+    spec = ds.element_spec
+    if text_feature not in spec:
+        raise ValueError(f"the documents have no feature {text_feature!r}, only {', '.join(map(repr, sorted(spec)))}")
+    if spec[text_feature].dtype != tf.string or spec[text_feature].shape.rank != 0:
+        raise ValueError(f"the feature {text_feature!r} must be one text a document, not {spec[text_feature]}")
+    ds = ds.map(lambda example: {"targets": example[text_feature]})
+    return ds.filter(
+        lambda example: tf.logical_not(tf.reduce_any(list(usable(example["targets"], max_document_bytes).values())))
+    )
+
+
+def tokenize(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+    """Token ids of `targets`, int32 `[length]`, without EOS."""
+    vocabulary = output_features["targets"].vocabulary
+    return ds.map(
+        lambda example: {"targets": tf.cast(vocabulary.encode_tf(example["targets"]), tf.int32)},
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+def span_corruption(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    noise_density: float = span_lengths.NOISE_DENSITY,
+    mean_noise_span_length: float = span_lengths.MEAN_NOISE_SPAN_LENGTH,
+    documents_per_batch: int = 128,
+) -> tf.data.Dataset:
+    """T5's span corruption (Raffel et al. 2020, section 3.1.4): documents joined, cut into chunks, spans taken out.
+
+    Args:
+      ds: documents as token ids, `targets` `[length]`.
+      sequence_length: tokens of `inputs` and `targets`; a chunk is as long as fills `inputs` when corrupted.
+      output_features: `inputs` and `targets`, of one vocabulary with sentinels.
+      noise_density: fraction of tokens taken out.
+      mean_noise_span_length: tokens of a span, on average.
+      documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
+
+    Returns:
+      Examples with `inputs` and `targets`, int32, each ending in EOS; those of a short chunk are padded with 0.
+
+    Raises:
+      ValueError: the lengths do not fit together or the vocabulary has too few sentinels.
+    """
+    vocabulary = output_features["targets"].vocabulary
+    if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
+        raise ValueError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+    if output_features["inputs"].vocabulary != vocabulary:
+        raise ValueError("span corruption needs one vocabulary for 'inputs' and 'targets'")
+    lengths = span_lengths.check_fits(
+        sequence_length["inputs"],
+        sequence_length["targets"],
+        vocabulary.extra_ids,
+        noise_density,
+        mean_noise_span_length,
+    )
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def corrupt(example, seed):
+        tokens, token_counts = chunk(example["targets"].flat_values, lengths.raw)
+        mask = random_spans_mask(token_counts, lengths.raw, seed, noise_density, mean_noise_span_length)
+        real = tf.sequence_mask(token_counts, lengths.raw)
+        inputs = append_eos(spans_to_sentinels(tokens, mask, real, vocabulary.vocab_size), vocabulary.eos_id)
+        targets = append_eos(spans_to_sentinels(tokens, ~mask, real, vocabulary.vocab_size), vocabulary.eos_id)
+        # Dense rows unbatch in half the time of ragged ones.
+        return {
+            "inputs": inputs.to_tensor(shape=[None, lengths.inputs]),
+            "targets": targets.to_tensor(shape=[None, lengths.targets]),
+        }
+
+    return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
+
+
+def chunk(tokens: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cuts `[total]` into `[chunks, length]`, 0 after the end of the last one, and the tokens of each `[chunks]`.
+
+    A last chunk of fewer than 2 tokens, which nothing can be taken out of, is dropped.
+    """
+    total = tf.size(tokens)
+    total -= tf.where(total % length < 2, total % length, 0)
+    chunks = -(-total // length)
+    padded = tf.pad(tokens[:total], [[0, chunks * length - total]])
+    counts = tf.clip_by_value(total - length * tf.range(chunks), 0, length)
+    return tf.reshape(padded, [chunks, length]), counts
+
+
+def random_spans_mask(
+    lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, mean_noise_span_length: float
+) -> tf.Tensor:
+    """Which tokens are noise.
+
+    The noise tokens and the others are each divided into as many spans by a composition drawn uniformly from all there
+    are; the spans alternate, the first is not noise and the last one is.
+
+    Args:
+      lengths: tokens of each row, `[rows]`, at least 2.
+      width: the longest they may be.
+      seed: stateless, `[2]`.
+      noise_density: fraction of noise tokens.
+      mean_noise_span_length: tokens of a noise span, on average.
+
+    Returns:
+      bool `[rows, width]`, False after the end of a row.
+    """
+    # The same counts as span_lengths.noise_counts, whose arithmetic is float64 too.
+    scaled = tf.round(tf.cast(lengths, tf.float64) * noise_density)
+    noise = tf.clip_by_value(tf.cast(scaled, tf.int32), 1, lengths - 1)
+    spans = tf.cast(tf.round(tf.cast(noise, tf.float64) / mean_noise_span_length), tf.int32)
+    spans = tf.minimum(tf.clip_by_value(spans, 1, noise), lengths - noise)
+
+    first_seed, second_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
+    most_noise, most_spans = span_lengths.noise_counts(width, noise_density, mean_noise_span_length)
+    noise_ends = _random_composition_ends(noise, spans, most_noise, most_spans, first_seed)
+    other_ends = _random_composition_ends(lengths - noise, spans, width - most_noise, most_spans, second_seed)
+    starts = other_ends + tf.pad(noise_ends, [[0, 0], [1, 0]])[:, :-1]  # where span j of noise begins in the row
+    ends = other_ends + noise_ends
+    positions = tf.range(width)
+    begun = tf.searchsorted(starts, _rows_of(positions, starts), side="right")
+    ended = tf.searchsorted(ends, _rows_of(positions, ends), side="right")
+    return begun > ended
+
+
+def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    return tf.tile(values[tf.newaxis], [tf.shape(like)[0], 1])
+
+
+def _random_composition_ends(
+    totals: tf.Tensor, parts: tf.Tensor, most: int, most_parts: int, seed: tf.Tensor
+) -> tf.Tensor:
+    """Ends of the parts of a uniformly random composition of each total into positive parts.
+
+    A composition of n into k parts is a choice of k - 1 of the n - 1 places between items.
+
+    Args:
+      totals: `[rows]`, at most `most`.
+      parts: `[rows]`, at most `most_parts` and the total.
+      most: the largest total there can be.
+      most_parts: the largest number of parts there can be.
+      seed: stateless, `[2]`.
+
+    Returns:
+      int32 `[rows, most_parts]`, ascending; the total in each place from the last part on.
+    """
+    rows = tf.shape(totals)[0]
+    if most_parts == 1:
+        return totals[:, tf.newaxis]
+    scores = tf.random.stateless_uniform([rows, most - 1], seed, minval=None, dtype=tf.uint32)
+    # Places beyond a row's end are taken last; a place's own number breaks ties, so that exactly k - 1 are taken.
+    scores = tf.cast(scores, tf.int64) * most + tf.range(most - 1, dtype=tf.int64)
+    scores = tf.where(tf.range(1, most) < totals[:, tf.newaxis], scores, -1)
+    places = tf.math.top_k(scores, k=min(most_parts - 1, most - 1)).indices + 1
+    taken = tf.range(tf.shape(places)[1]) < parts[:, tf.newaxis] - 1
+    ends = tf.sort(tf.where(taken, places, totals[:, tf.newaxis]), axis=1)
+    return tf.concat([ends, totals[:, tf.newaxis]], axis=1)
+
+
+def spans_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+    """Each run of masked tokens as one sentinel: `vocab_size - 1` for the first of a row, then descending.
+
+    Args:
+      tokens: `[rows, length]`.
+      mask: bool `[rows, length]`.
+      real: bool `[rows, length]`; the rest is dropped.
+      vocab_size: ids there are, sentinels included.
+
+    Returns:
+      `[rows, (length)]`.
+    """
+    first = mask & ~tf.pad(mask, [[0, 0], [1, 0]])[:, :-1]
+    sentinels = vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
+    return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~mask))
+
+
+def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
+    """`[rows, (length)]` with EOS at the end of every row."""
+    return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)

@@ -1,0 +1,10 @@
+"""Tasks over the corpus `python_docs`: span corruption of SentencePiece pieces and of bytes."""
+
+from data_tasks import python_docs, vocabularies
+from data_tasks.documents import DocumentSource
+from data_tasks.span_corruption import add_span_corruption_task
+
+_SOURCE = DocumentSource(python_docs.read)
+
+add_span_corruption_task("python_docs_span_corruption", _SOURCE, vocabularies.python_docs())
+add_span_corruption_task("python_docs_span_corruption_bytes", _SOURCE, vocabularies.byte_level())

@@ -1,0 +1,194 @@
+"""The corpus `text_files`: whatever .txt and .jsonl files a pattern matches.
+
+    task_arguments = {"pattern": "books/*.txt"}
+    task_arguments = {"pattern": "gs://…/train-*.jsonl.gz", "validation_pattern": "gs://…/validation.jsonl.gz"}
+
+A line of a .jsonl file is one document. A .txt file is read in documents of some lines each, which follow one another
+as in the file. The files are read into memory once, by every process.
+"""
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import fsspec
+
+from data_tasks import arguments, vocabularies
+from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
+from data_tasks.span_corruption import add_span_corruption_task
+
+TASK = "text_files_span_corruption"
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+_ARGUMENTS = arguments.declare(
+    TASK,
+    # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
+    pattern="",
+    # Files to validate on. Without it, documents are held out by a hash of their text.
+    validation_pattern=None,
+    # How much of the documents is held out then.
+    validation_fraction=0.02,
+    # The field of a .jsonl record that holds the text.
+    json_field="text",
+    # Lines of a .txt file that make one document.
+    lines_per_document=64,
+    # A longer document is cut into several, between lines or words where it has any.
+    max_document_bytes=1 << 20,
+    # More text than this is refused: it would not be a small job any more.
+    max_corpus_bytes=4 << 30,
+    # A SentencePiece model; by default the one that this package ships, which can spell any text.
+    vocabulary_path=None,
+)
+
+
+def current() -> Corpus:
+    """The corpus that the task's arguments describe now."""
+    values = {name: value for name, value in _ARGUMENTS.items() if name != "vocabulary_path"}
+    return read(**values)
+
+
+@functools.lru_cache(maxsize=2)
+def read(
+    *,
+    pattern: str,
+    validation_pattern: str | None = None,
+    validation_fraction: float = 0.02,
+    json_field: str = "text",
+    lines_per_document: int = 64,
+    max_document_bytes: int = 1 << 20,
+    max_corpus_bytes: int = 4 << 30,
+) -> Corpus:
+    """Reads the files of a pattern; see the task's arguments for what each one means.
+
+    Raises:
+      ValueError: a setting or a file is not what it should be; the message names the file and the line.
+      FileNotFoundError: the pattern matches no file.
+    """
+    if not pattern:
+        raise ValueError(f"{TASK} needs task_arguments {{'pattern': 'path/to/*.txt'}} (or *.jsonl)")
+    if lines_per_document < 1 or max_document_bytes < 16:
+        raise ValueError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
+    counts: Counter[str] = Counter()
+
+    def documents(files: Iterable) -> list[bytes]:
+        found, size = [], 0
+        for file in files:
+            for raw in _records(file, json_field, lines_per_document):
+                for document in _usable(raw, max_document_bytes, counts):
+                    found.append(document)
+                    size += len(document)
+            if size > max_corpus_bytes:
+                raise ValueError(
+                    f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
+                    "all of which would be kept in memory: raise it, or prepare the corpus with TFDS"
+                )
+        return found
+
+    files = _files(pattern)
+    if validation_pattern:
+        held_out = _files(validation_pattern)
+        paths = {file.path for file in held_out}
+        files = [file for file in files if file.path not in paths]
+        splits = {TRAIN: documents(files), VALIDATION: documents(held_out)}
+        files += held_out
+    else:
+        splits = split_by_hash(documents(files), validation_fraction)
+    origin = f"{len(files)} files of {pattern}" + (f" and {validation_pattern}" if validation_pattern else "")
+    return Corpus(name="text_files", splits=splits, origin=origin, skipped=dict(counts))
+
+
+def _files(pattern: str) -> list:
+    """The files that a pattern matches, sorted by path.
+
+    Raises:
+      FileNotFoundError: none does.
+      ValueError: one is neither text nor JSON lines.
+    """
+    filesystem, path = fsspec.url_to_fs(pattern)
+    paths = sorted(found for found in filesystem.glob(path) if filesystem.isfile(found))
+    if not paths:
+        raise FileNotFoundError(f"no file matches {pattern!r} (looked for {filesystem.unstrip_protocol(path)})")
+    for found in paths:
+        if not _kind(found):
+            raise ValueError(f"{found}: only .txt and .jsonl files are read (also compressed: {',
+            '.join(_COMPRESSED)})")
+    return [fsspec.core.OpenFile(filesystem, found, "rb", fsspec.utils.infer_compression(found)) for found in paths]
+
+
+def _kind(path: str) -> str | None:
+    for suffix in _COMPRESSED:
+        path = path.removesuffix(suffix)
+    return next((kind for kind in (".txt", ".jsonl") if path.endswith(kind)), None)
+
+
+def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
+    """The documents of a file as they stand there."""
+    with file as lines:
+        if _kind(file.path) == ".txt":
+            block: list[bytes] = []
+            for line in lines:
+                block.append(line)
+                if len(block) == lines_per_document:
+                    yield b"".join(block)
+                    block = []
+            yield b"".join(block)
+            return
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _text_of(line, json_field, f"{file.path}:{number}")
+
+
+def _text_of(line: bytes, json_field: str, where: str) -> bytes:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError:
+        return line  # not UTF-8, thus counted and left out as any such document
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict) or json_field not in record:
+        fields = sorted(record) if isinstance(record, dict) else f"a {type(record).__name__}"
+        raise ValueError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
+    if not isinstance(record[json_field], str):
+        raise ValueError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not text")
+    # A lone surrogate is legal in JSON and nothing in UTF-8.
+    return record[json_field].encode("utf-8", errors="surrogatepass")
+
+
+def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[bytes]:
+    """The document, in pieces where it is too long; nothing where it is of no use, counted."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        counts["not valid UTF-8"] += 1
+        return
+    if not raw.strip():
+        counts["empty"] += bool(raw)
+        return
+    if len(raw) > max_document_bytes:
+        counts["longer than max_document_bytes (cut, not skipped)"] += 1
+    while len(raw) > max_document_bytes:
+        cut = _place_to_cut(raw, max_document_bytes)
+        yield raw[:cut]
+        raw = raw[cut:]
+    if raw:
+        yield raw
+
+
+def _place_to_cut(raw: bytes, limit: int) -> int:
+    """After the last line or word within the limit, or else between two characters."""
+    for separator in (b"\n", b" "):
+        if (found := raw.rfind(separator, limit // 2, limit)) >= 0:
+            return found + 1
+    while limit > 0 and raw[limit] & 0xC0 == 0x80:  # a byte that continues a character
+        limit -= 1
+    return limit
+
+
+add_span_corruption_task(
+    TASK,
+    DocumentSource(current),
+    vocabularies.LateSentencePieceVocabulary(
+        lambda: _ARGUMENTS["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL)
+    ),
+)
