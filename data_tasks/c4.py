@@ -54,8 +54,8 @@ class LateTfdsSource(seqio.DataSource):
     def describe(self) -> str:
         """One line about the dataset; reads its description, not its data."""
         counts = ", ".join(f"{self.num_input_examples(split):,} {split}" for split in self.splits)
-        return f"{self._values['tfds_name']}: documents {counts}, from TFDS in {self._values['data_dir'] or 'its
-        folder'}"
+        folder = self._values["data_dir"] or "its own folder"
+        return f"{self._values['tfds_name']}: documents {counts}, from TFDS in {folder}"
 
 
 add_span_corruption_task(

@@ -111,8 +111,7 @@ def _files(pattern: str) -> list:
         raise FileNotFoundError(f"no file matches {pattern!r} (looked for {filesystem.unstrip_protocol(path)})")
     for found in paths:
         if not _kind(found):
-            raise ValueError(f"{found}: only .txt and .jsonl files are read (also compressed: {',
-            '.join(_COMPRESSED)})")
+            raise ValueError(f"{found}: only .txt and .jsonl files are read (and compressed, {' '.join(_COMPRESSED)})")
     return [fsspec.core.OpenFile(filesystem, found, "rb", fsspec.utils.infer_compression(found)) for found in paths]
 
 

@@ -121,8 +121,8 @@ class SeqIOIterator:
                 self._can_be_saved = False
                 logging.warning(
                     "the position in the data of %s cannot be saved: on resuming, batches are read again from the "
-                    "start. A preprocessor or a source calls Python (py_function, numpy_function, from_generator) or draws "
-                    "from stateful tf.random: %s",
+                    "start. A preprocessor or a source calls Python (py_function, numpy_function, from_generator) or "
+                    "draws from stateful tf.random: %s",
                     self._identity.get("task"),
                     str(error).splitlines()[0],
                 )

@@ -244,8 +244,8 @@ def import_modules(module: str | Sequence[str] | None) -> None:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
                 raise  # the module is there and imports something that is not
             raise ModuleNotFoundError(
-                f"MIXTURE_OR_TASK_MODULE={name!r} cannot be imported: there is no module {error.name!r} in {folder} nor "
-                "on the Python path. Give a dotted name such as my_tasks or my_package.tasks",
+                f"MIXTURE_OR_TASK_MODULE={name!r} cannot be imported: there is no module {error.name!r} in {folder} "
+                "nor on the Python path. Give a dotted name such as my_tasks or my_package.tasks",
                 name=error.name,
             ) from error
 
@@ -260,8 +260,8 @@ def find_provider(name: str) -> seqio.Task | seqio.Mixture:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or sorted(names)[:20]
         raise ValueError(
-            f"MIXTURE_OR_TASK_NAME={name!r} is not registered; the nearest names are {', '.join(near)}. If it is yours, "
-            "name the module that registers it in MIXTURE_OR_TASK_MODULE"
+            f"MIXTURE_OR_TASK_NAME={name!r} is not registered; the nearest names are {', '.join(near)}. If it is "
+            "yours, name the module that registers it in MIXTURE_OR_TASK_MODULE"
         )
     return seqio.get_mixture_or_task(name)
 
