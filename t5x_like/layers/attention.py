@@ -1,0 +1,193 @@
+"""Multi-head attention with its projections, and the cache of keys and values that decoding needs."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+from jaxtyping import Array, Float, Int
+
+from t5x_like.kernels import attention as kernels
+from t5x_like.kernels.masks import Mask
+from t5x_like.layers.projections import Projection, shard_activation
+
+
+@struct.dataclass
+class KeyValueCache:
+    """The keys and values of a stack's attention layers, heads before positions as the products want them.
+
+    Attributes:
+      key, value: `[layers, batch, heads, length, kv]` for a scanned stack; a tuple of `[batch, heads, length, kv]`,
+        one a layer, for an unrolled one.
+    """
+
+    key: Float[Array, "layers batch heads length kv"] | tuple[Float[Array, "batch heads length kv"], ...]
+    value: Float[Array, "layers batch heads length kv"] | tuple[Float[Array, "batch heads length kv"], ...]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int], *, layers: int, stacked: bool, dtype: str) -> "KeyValueCache":
+        """Zeros of shape `[batch, heads, length, kv]` for each of `layers` layers."""
+        if stacked:
+            zeros = jnp.zeros((layers, *shape), dtype)
+            return cls(key=zeros, value=zeros)
+        zeros = jnp.zeros(shape, dtype)
+        return cls(key=(zeros,) * layers, value=(zeros,) * layers)
+
+    @classmethod
+    def of_layers(cls, caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
+        """The cache of an unrolled stack from those of its layers, each without a dimension `layers`."""
+        return cls(key=tuple(cache.key for cache in caches), value=tuple(cache.value for cache in caches))
+
+    @property
+    def length(self) -> int:
+        """How many positions there is room for."""
+        return (self.key[0] if isinstance(self.key, tuple) else self.key).shape[-2]
+
+    def at(self, layer: int | Int[Array, ""]) -> tuple[Array, Array]:
+        """Keys and values `[batch, length, heads, kv]` of one layer."""
+        return tuple(jnp.swapaxes(_layer(stored, layer), 1, 2) for stored in (self.key, self.value))
+
+    def write(
+        self,
+        layer: int | Int[Array, ""],
+        position: Int[Array, ""],
+        key: Float[Array, "batch 1 heads kv"],
+        value: Float[Array, "batch 1 heads kv"],
+    ) -> "KeyValueCache":
+        """The cache with one position of one layer written; in place where the caller gives up the old one."""
+        return KeyValueCache(
+            key=_write(self.key, layer, position, key), value=_write(self.value, layer, position, value)
+        )
+
+
+def _layer(stored, layer):
+    if isinstance(stored, tuple):
+        return stored[layer]
+    return jax.lax.dynamic_index_in_dim(stored, layer, keepdims=False)
+
+
+def _write(stored, layer, position, new):
+    new = jnp.swapaxes(new, 1, 2)
+    if isinstance(stored, tuple):
+        written = jax.lax.dynamic_update_slice_in_dim(stored[layer], new.astype(stored[layer].dtype), position, axis=2)
+        return (*stored[:layer], written, *stored[layer + 1 :])
+    return jax.lax.dynamic_update_slice(stored, new[None].astype(stored.dtype), (layer, 0, 0, position, 0))
+
+
+class MultiHeadAttention(nnx.Module):
+    """Projections to queries, keys and values, attention, and a projection back; no biases.
+
+    Attributes:
+      query, key, value: kernels `[embed, heads, kv]`.
+      out: kernel `[heads, kv, embed]`.
+    """
+
+    # What a call can hand back beside its output.
+    CAPTURED = ("query", "key", "value", "scores", "probabilities")
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        heads: int,
+        head_dim: int,
+        dropout_rate: float = 0.0,
+        dtype: str = "float32",
+        key: jax.Array,
+    ):
+        """Initialises as T5: normal, variance 1 / inputs; the queries' is divided by `head_dim`, scores are not scaled.
+
+        Args:
+          size: of input and output.
+          heads: number of heads.
+          head_dim: size of a head's queries, keys and values.
+          dropout_rate: share of attention weights to drop.
+          dtype: to compute in.
+          key: for the initial values.
+        """
+        query_key, key_key, value_key, out_key = jax.random.split(key, 4)
+
+        def into_heads(key, variance):
+            return Projection(
+                (size,),
+                (heads, head_dim),
+                axes=("embed", "heads", "kv"),
+                key=key,
+                variance=variance,
+                distribution="normal",
+                dtype=dtype,
+            )
+
+        self.query = into_heads(query_key, 1.0 / head_dim)
+        self.key = into_heads(key_key, 1.0)
+        self.value = into_heads(value_key, 1.0)
+        self.out = Projection(
+            (heads, head_dim),
+            (size,),
+            axes=("heads", "kv", "embed"),
+            key=out_key,
+            distribution="normal",
+            dtype=dtype,
+        )
+        self.dropout_rate = dropout_rate
+
+    def keys_values(
+        self, x: Float[Array, "batch length embed"]
+    ) -> tuple[Float[Array, "batch length heads kv"], Float[Array, "batch length heads kv"]]:
+        """What queries attend to."""
+        return shard_activation(self.key(x), "heads", "kv"), shard_activation(self.value(x), "heads", "kv")
+
+    def cached(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
+        """One layer's `keys_values(x)` in the layout of a cache."""
+        key, value = self.keys_values(x)
+        return KeyValueCache(key=jnp.swapaxes(key, 1, 2), value=jnp.swapaxes(value, 1, 2))
+
+    def __call__(
+        self,
+        x: Float[Array, "batch q_len embed"],
+        keys_values: tuple[Float[Array, "batch kv_len heads kv"], Float[Array, "batch kv_len heads kv"]],
+        *,
+        mask: Mask,
+        bias: Float[Array, "rows heads q_len kv_len"] | None = None,
+        dropout_key: jax.Array | None = None,
+        capture: frozenset[str] = frozenset(),
+    ) -> tuple[Float[Array, "batch q_len embed"], dict[str, Array]]:
+        """Attends from `x` to keys and values.
+
+        Args:
+          x: where queries come from.
+          keys_values: from `keys_values(…)` or a cache.
+          mask: which keys a query sees.
+          bias: added to the scores.
+          dropout_key: None for no dropout.
+          capture: names of `CAPTURED` to hand back; scores and probabilities need the reference implementation.
+
+        Returns:
+          The output, and what was captured by name.
+        """
+        query = shard_activation(self.query(x), "heads", "kv")
+        key, value = keys_values
+        options = {"mask": mask, "bias": bias, "dropout_rate": self.dropout_rate, "dropout_key": dropout_key}
+        known = {"query": query, "key": key, "value": value}
+        if capture & {"scores", "probabilities"}:
+            attended = kernels.reference(query, key, value, **options)
+            output = attended.output
+            known |= {"scores": attended.scores, "probabilities": attended.probabilities}
+        else:
+            output = kernels.attention(query, key, value, **options)
+        return self.out(shard_activation(output, "heads", "kv")), {name: known[name] for name in capture}
+
+    def step(
+        self,
+        x: Float[Array, "batch 1 embed"],
+        cache: KeyValueCache,
+        layer: int | Int[Array, ""],
+        position: Int[Array, ""],
+        *,
+        mask: Mask,
+        bias: Float[Array, "1 heads 1 kv_len"] | None = None,
+    ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
+        """Self-attention of one new token, whose key and value it writes at `position` of the cache."""
+        cache = cache.write(layer, position, *self.keys_values(x))
+        output, _ = self(x, cache.at(layer), mask=mask, bias=bias)
+        return output, cache
