@@ -51,7 +51,7 @@ def evaluate(
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
 
     if generate or (generate is None and data.has_metrics()):
-        results |= _generative(network, data, partitioner, num_examples, output_dir)
+        results |= _generative(network, objective, data, partitioner, num_examples, output_dir)
     for name, value in results.items():
         logging.info("%s = %s", name, value)
     if output_dir:
@@ -61,7 +61,7 @@ def evaluate(
     return results
 
 
-def _generative(network, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
+def _generative(network, objective, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
     from t5x_like.data.seqio_evaluation import run_evaluator  # SeqIO is loaded only where it is needed
 
     length = data.task_feature_lengths["targets"]
@@ -69,6 +69,7 @@ def _generative(network, data, partitioner, num_examples, output_dir) -> Mapping
     scoring = partitioner.jit(score)
     return run_evaluator(
         data,
+        objective.features,
         predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))),
         score=lambda batch: jax.device_get(scoring(network, partitioner.put_batch(batch))),
         num_examples=num_examples,

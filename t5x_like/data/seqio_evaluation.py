@@ -1,0 +1,73 @@
+"""A task's own metrics, through SeqIO's Evaluator: the model's predictions or scores, the task's postprocessing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+
+from t5x_like.data.features import FeatureSpec
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.seqio_feed.converter import SpecConverter
+
+Batch = Mapping[str, np.ndarray]
+
+
+def run_evaluator(
+    source: SeqIOSource,
+    spec: FeatureSpec,
+    *,
+    predict: Callable[[Batch], np.ndarray],
+    score: Callable[[Batch], np.ndarray],
+    num_examples: int | None = None,
+    log_dir: str | None = None,
+) -> dict[str, float]:
+    """The metrics of every task of `source` that has any.
+
+    Args:
+      source: task or mixture, split and lengths; examples are not packed, whatever it says.
+      spec: the objective's features.
+      predict: a full batch -> token ids `[batch, length]`.
+      score: a full batch -> log-probabilities `[batch]`.
+      num_examples: examples of each task at most; None for all.
+      log_dir: where SeqIO writes each example with its prediction; nowhere by default.
+
+    Returns:
+      `<task>/<metric>` -> value.
+    """
+    source.provider  # noqa: B018 (registers the user's tasks, or says which names there are)
+    evaluator = seqio.Evaluator(
+        mixture_or_task_name=source.mixture_or_task_name,
+        feature_converter=SpecConverter(spec, pack=False),
+        eval_split=source.split,
+        use_cached=source.use_cached,
+        seed=source.seed,
+        sequence_length=dict(source.task_feature_lengths),
+        num_examples=num_examples,
+        logger_cls=[seqio.JSONLogger] if log_dir else [],
+        log_dir=log_dir,
+        async_compute_metrics=False,
+    )
+
+    def over_batches(compute):
+        def run(dataset, model_feature_shapes=None):
+            """The (index, result) pairs of an enumerated dataset, the last batch filled up with zeros."""
+            pairs: list[tuple[int, Any]] = []
+            for indices, batch in dataset.batch(source.batch_size).as_numpy_iterator():
+                missing = source.batch_size - len(indices)
+                full = {name: np.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) for name, rows in batch.items()}
+                pairs += list(zip(map(int, indices), compute(full), strict=False))
+            return pairs
+
+        return run
+
+    metrics, _ = evaluator.evaluate(
+        compute_metrics=True,
+        predict_fn=over_batches(lambda batch: [row.tolist() for row in predict(batch)]),
+        score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
+    )
+    return {
+        f"{task}/{name}": float(getattr(value, "value", value))
+        for task, values in metrics.result().items()
+        for name, value in values.items()
+    }
