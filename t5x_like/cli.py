@@ -272,7 +272,7 @@ def prepare(arguments: Arguments) -> None:
         if "jax" in sys.modules:  # in a notebook; raises where devices are in use already
             sys.modules["jax"].config.update("jax_platforms", "cpu")
             sys.modules["jax"].config.update("jax_num_cpu_devices", arguments.cpu_devices)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow reports each GPU that it may not use
     # A console script does not have these. Last, so that a folder named like an installed package hides nothing.
     for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
         if folder not in sys.path:

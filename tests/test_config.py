@@ -330,6 +330,8 @@ def test_a_macro_that_only_an_idle_function_reads_names_that_function(toy, tmp_p
 
 
 def test_what_is_missing_is_named_with_what_asks_for_it(toy, tmp_path):
+    assert refused(toy).count("TASK is required") == 1  # though training and evaluation read it
+    assert "nothing reads TSK; did you mean TASK?" in refused(toy, "TSK=a")
     assert "TASK is required (gin_configs/run.gin:" in refused(toy)
     write(tmp_path, "bare.gin", "toy.train.model = @toy.Model()\n", toy)
     assert refused(toy, files=["bare.gin"]) == f"bare.gin:3: {toy}.Model needs dim, and nothing sets it"

@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x_like.config.files import DEFAULT_MARK, Statements, read_text
 from t5x_like.config.values import LINE_LENGTH, is_literal, show
-from t5x_like.config.walk import Key, Reached, resolved, signature, walk
+from t5x_like.config.walk import Key, Reached, applicable, resolved, signature, walk
 
 _HEADER = """\
 # The configuration of {root}: what was set, and each default of the code.
@@ -60,9 +60,14 @@ def _block(statements, reached, name, scope, skipped):
         if parameter in settings:
             same = is_literal(default) and repr(resolved(settings[parameter], statements)) == repr(default)
             lines.append(_assignment(f"    {parameter}", settings[parameter], same and not scope))
-        elif not scope and is_literal(default):
+        elif not scope and is_literal(default) and _is_left_open(statements, reached, name, parameter):
             lines.append(_assignment(f"    {parameter}", default, True))
     return lines
+
+
+def _is_left_open(statements: Statements, reached: Reached, name: str, parameter: str) -> bool:
+    """Whether a callable is reached in some scope in which nothing sets `parameter`."""
+    return any(parameter not in applicable(statements, name, scope) for scope in reached.callables[name])
 
 
 def _assignment(name: str, value: Any, is_default: bool = False) -> str:

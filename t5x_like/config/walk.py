@@ -110,10 +110,12 @@ class _Walk:
         if name in self._within:
             self._problem(f"{setting.where}: {' → '.join([*self._within, name])} goes round in a circle")
             return
-        if setting.value == REQUIRED:
-            self._problem(f"{name} is required ({where} reads it): give --gin.{name}=…, or a gin file that sets it")
-            return
+        known = name in self._reached.macros
         self._reached.macros.setdefault(name, setting)
+        if setting.value == REQUIRED:
+            if not known:
+                self._problem(f"{name} is required ({where} reads it): give --gin.{name}=…, or a gin file that sets it")
+            return
         self._within.append(name)
         self.value(setting, name)
         self._within.pop()
