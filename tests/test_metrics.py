@@ -111,6 +111,11 @@ def test_a_step_is_written_once(tmp_path):
         started(str(tmp_path), after=5).write(4, "train", {"loss": 1.0})
 
 
+def test_writing_needs_to_know_where_the_run_stands(tmp_path):
+    with pytest.raises(ValueError, match="call rewind"):
+        metrics.MetricsWriter(str(tmp_path)).write(1, "train", {"loss": 1.0})
+
+
 def test_a_disabled_writer_touches_nothing(tmp_path):
     writer = metrics.MetricsWriter(str(tmp_path), enabled=False)
     writer.rewind(0)

@@ -87,7 +87,7 @@ class MetricsWriter:
         self._model_dir, self._enabled = model_dir, enabled
         self._rows = (_AppendedFile if paths.is_local(model_dir) else _StoredObjects)(model_dir)
         self._events = _EventFiles(model_dir) if tensorboard else None
-        self._last: dict[str, int] = {}
+        self._last: dict[str, int] | None = None  # the last step of each split, once it is known
 
     def rewind(self, step: int) -> None:
         """Makes the record that of a run that has just finished `step`: later rows and torn lines are removed.
@@ -114,10 +114,12 @@ class MetricsWriter:
           scalars: by name; those that are None are not known here and left out.
 
         Raises:
-          ValueError: the split has a row for this step or a later one.
+          ValueError: the split has a row for this step or a later one, or `rewind` has not been called.
         """
         if not self._enabled:
             return
+        if self._last is None:
+            raise ValueError("call rewind(step) before the first write: it says which rows of an earlier start stay")
         if step <= self._last.get(split, -1):
             raise ValueError(f"metrics of step {step}, split {split!r}, come after those of step {self._last[split]}")
         self._last[split] = step
