@@ -1,4 +1,4 @@
-"""Checkpoints: one Orbax step directory that holds model, optimizer, data position and dropout key, and commits as a whole.
+"""Checkpoints: one Orbax step directory that holds model, optimizer, data position and dropout key.
 
 On disk every stack of layers is one `[layers, …]` array, whatever the layout at run time (see `parameters.stack`), so a
 checkpoint written by an unrolled CPU run restores into a scanned TPU run, on another mesh too.
@@ -39,8 +39,8 @@ class FeedHandler(ocp.CheckpointHandler):
         if not path.exists():
             written = sorted(entry.name for entry in directory.iterdir())
             raise ValueError(
-                f"the data position in {directory} was written as {written}, this run has {jax.process_count()} processes: "
-                "a live SeqIO feed resumes only on the number of processes that wrote it"
+                f"the data position in {directory} was written as {written}, this run has {jax.process_count()} "
+                "processes: a live SeqIO feed resumes only on the number of processes that wrote it"
             )
         return path.read_bytes()
 
@@ -98,8 +98,8 @@ def stacked_shapes(like: Any, partitioner: Any) -> dict[str, jax.ShapeDtypeStruc
 class Checkpoints:
     """The checkpoints of one run, in `directory`.
 
-    Saves are asynchronous. What is kept: the latest `keep_latest`, every `keep_every`-th step, and the `keep_best` best by
-    `best_metric`; a checkpoint that is none of these is deleted, and the newest never is.
+    Saves are asynchronous. What is kept: the latest `keep_latest`, every `keep_every`-th step, and the `keep_best`
+    best by `best_metric`; a checkpoint that is none of these is deleted, and the newest never is.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Checkpoints:
         return self._restore_stacked(step, shapes, like, partitioner, "")
 
     def restore_part(self, step: int, like: Any, partitioner: Any, prefix: str) -> Any:
-        """The subtree named `prefix` (such as `params/model`) of checkpoint `step`, laid out and sharded like `like`."""
+        """The subtree named `prefix`, such as `params/model`, of checkpoint `step`; otherwise as `restore`."""
         shapes = {f"{prefix}/{name}": leaf for name, leaf in stacked_shapes(like, partitioner).items()}
         return self._restore_stacked(step, shapes, like, partitioner, prefix + "/")
 

@@ -35,7 +35,8 @@ def evaluate(
       data: the evaluation source; a task with metric functions is evaluated by SeqIO's Evaluator too.
       checkpoint_path: a run folder, one of its checkpoints, or a Hugging Face folder.
       eval_steps: batches of the teacher-forced evaluation; None for all.
-      generate: whether to compute the task's own metrics from greedy predictions and scores; by default, where it has any.
+      generate: whether to compute the task's own metrics from greedy predictions and scores; by default, where it has
+        any.
       num_examples: examples of that generative evaluation; None for all.
       partitioner: mesh and rules; all devices by default.
       output_dir: where the metrics and every prediction are written as JSON; nowhere by default.

@@ -35,9 +35,9 @@ def infer(
 ) -> str:
     """Reads text or JSONL, predicts or scores with an encoder-decoder, and writes one JSON object a line.
 
-    An input line is plain text (the inputs), or, in a `.jsonl` file, an object with `inputs` and, to score, `targets`. Either is
-    text, for which `data` gives the vocabularies, or a list of token ids, which need none (and no TensorFlow). What was
-    finished before an interruption is not computed again.
+    An input line is plain text (the inputs), or, in a `.jsonl` file, an object with `inputs` and, to score,
+    `targets`. Either is text, for which `data` gives the vocabularies, or a list of token ids, which need none (and
+    no TensorFlow). What was finished before an interruption is not computed again.
 
     Args:
       model: the family's configuration.

@@ -30,8 +30,8 @@ def restore(
       frozen: the frozen part of the parameters.
       config: the model's configuration, which a Hugging Face folder must agree with.
       partitioner: where the arrays go.
-      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model to give the checkpoint's; a
-        name replaced by the empty string stays freshly initialised.
+      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model to give the
+        checkpoint's; a name replaced by the empty string stays freshly initialised.
 
     Raises:
       ValueError: a tensor is there in another shape, or nothing matches.
@@ -68,9 +68,9 @@ def load_model(path: str, config: Any, partitioner: Any) -> Any:
     found = _read(path, fresh, {name: name for name in fresh}, config, partitioner)
     if missing := sorted(set(fresh) - set(found)):
         raise ValueError(f"{path} lacks {len(missing)} of this model's {len(fresh)} tensors, such as {missing[0]!r}")
-    return partitioner.jit(
-        lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like)
-    )(found)
+    return partitioner.jit(lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like))(
+        found
+    )
 
 
 def _select(like: Any, params: Any) -> Any:
@@ -98,7 +98,9 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
         if step is None:
             raise ValueError(f"there is no complete checkpoint in {folder}")
         prefix = f"{_MODEL}/"
-        shapes = {name.removeprefix(prefix): shape for name, shape in reader.shapes(step).items() if name.startswith(prefix)}
+        shapes = {
+            name.removeprefix(prefix): shape for name, shape in reader.shapes(step).items() if name.startswith(prefix)
+        }
         _check_shapes(path, fresh, wanted, shapes)
         present = {name: other for name, other in wanted.items() if other in shapes}
         like = {other: jax.ShapeDtypeStruct(fresh[name].shape, fresh[name].dtype) for name, other in present.items()}

@@ -1,8 +1,8 @@
 """Names, logical axes and layouts of parameter trees.
 
 A tree is any pytree of `flax.nnx.Variable`s and plain arrays: `{"model": module, "objective": …}`, a gradient of it, or
-an optimizer state built from it. This module alone knows how a leaf is called, which logical axes it has and how a stack of
-layers is laid out (see docs/architecture.md, "Parameters").
+an optimizer state built from it. This module alone knows how a leaf is called, which logical axes it has and how a
+stack of layers is laid out (see docs/architecture.md, "Parameters").
 """
 
 import math

@@ -1,9 +1,9 @@
 """The mesh, the logical-axis rules, and `shard()`: the only module that knows mesh axes.
 
 Parameters and activations name *logical* axes (`batch`, `embed`, `heads`, …). A rule set maps those to the *mesh* axes
-`data` (pure data parallelism), `fsdp` (data parallelism with parameters split), `sequence` and `tensor`. Rules are bound
-once per jitted function by `Partitioner.jit`; inside its trace `shard(x, "batch", "length", "embed")` constrains an
-activation, outside it does nothing, so that networks run unchanged in a notebook.
+`data` (pure data parallelism), `fsdp` (data parallelism with parameters split), `sequence` and `tensor`. Rules are
+bound once per jitted function by `Partitioner.jit`; inside its trace `shard(x, "batch", "length", "embed")`
+constrains an activation, outside it does nothing, so that networks run unchanged in a notebook.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from t5x_like import parameters
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 Rules = Mapping[str, str | tuple[str, ...]]
 
-# Logical axis -> mesh axes. A mesh axis serves one dimension of an array only, the first that asks for it: `embed` is split
-# over `fsdp` in parameters, but not in activations, whose `batch` has taken `fsdp`. What is not named is replicated.
+# Logical axis -> mesh axes. A mesh axis serves one dimension of an array only, the first that asks for it: `embed` is
+# split over `fsdp` in parameters, but not in activations, whose `batch` has taken `fsdp`. What is not named is
+# replicated.
 RULE_SETS: dict[str, Rules] = {
     "dp": {"batch": ("data", "fsdp")},
     "fsdp": {"batch": ("data", "fsdp"), "embed": "fsdp"},

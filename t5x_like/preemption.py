@@ -7,7 +7,8 @@ import threading
 class StopRequest:
     """Turns SIGTERM and Ctrl-C into `requested`, so that the loop can save and leave; a second Ctrl-C raises.
 
-    Use it as a context manager around the loop. Outside the main thread, where signals cannot be caught, it never fires.
+    Use it as a context manager around the loop. Outside the main thread, where signals cannot be caught, it never
+    fires.
     """
 
     def __init__(self):

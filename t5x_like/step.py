@@ -1,8 +1,8 @@
 """One update: microbatches, gradients, clipping, apply. Shared by every training loop.
 
-The gradient is that of  Σ_t coefficient_t · sum_t / W_t , where W_t is the weight of term t over the whole global batch. W
-depends on data alone and is computed before any gradient, so the result does not depend on how many microbatches or
-devices share the batch.
+The gradient is that of  Σ_t coefficient_t · sum_t / W_t , where W_t is the weight of term t over the whole global
+batch. W depends on data alone and is computed before any gradient, so the result does not depend on how many
+microbatches or devices share the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,8 @@ def normalizers(objective: Any, batch: Mapping[str, Array], factor: LossNormaliz
     Args:
       objective: its `weights` are used by `"NUM_REAL_TARGET_TOKENS"`.
       batch: the whole global batch.
-      factor: `"NUM_REAL_TARGET_TOKENS"` (a mean over weighted positions), a number, or None (a plain sum, T5X's default).
+      factor: `"NUM_REAL_TARGET_TOKENS"` (a mean over weighted positions), a number, or None (a plain sum, T5X's
+        default).
     """
     weights = objective.weights(batch)
     if factor == "NUM_REAL_TARGET_TOKENS":
@@ -162,9 +163,10 @@ def make_train_step(
 ) -> Callable[[TrainState, Any, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Builds `train_step(state, frozen, batch) -> (state, metrics)`; jit it with `Partitioner.jit`.
 
-    An update whose loss or gradient is not finite is skipped: parameters and optimizer state stay, the step and the counters
-    of skipped updates advance. Metrics are (sum, weight) pairs; `grad_norm` is the norm before clipping, `param_norm` after the
-    update, `learning_rate` the one applied, `tokens` the number of non-zero entries of the features `count_tokens`.
+    An update whose loss or gradient is not finite is skipped: parameters and optimizer state stay, the step and the
+    counters of skipped updates advance. Metrics are (sum, weight) pairs; `grad_norm` is the norm before clipping,
+    `param_norm` after the update, `learning_rate` the one applied, `tokens` the number of non-zero entries of the
+    features `count_tokens`.
     """
     if microbatches < 1:
         raise ValueError(f"microbatches={microbatches} must be at least 1")

@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 import t5x_like
-from t5x_like import initial, metrics, optimizers, parameters, partitioning, run_folder, step
+from t5x_like import initial, metrics, optimizers, partitioning, run_folder, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
 from t5x_like.evaluation import Evaluator
@@ -81,10 +81,12 @@ def train(
       max_grad_norm: gradients of a larger global norm are scaled down to it.
       loss_normalizing_factor: `"NUM_REAL_TARGET_TOKENS"` (mean), a number, or None (sum, T5X's default).
       seed: of initialisation and dropout; the data has its own.
-      log_period, eval_period, save_period: in steps; None for never (the last step is always evaluated and saved otherwise).
+      log_period, eval_period, save_period: in steps; None for never (the last step is always evaluated and saved
+        otherwise).
       eval_steps: batches an evaluation reads at most.
       checkpoints: makes the `Checkpoints` of a directory.
-      initial_checkpoint_path: a run folder, a checkpoint, or a Hugging Face folder whose model parameters to start from.
+      initial_checkpoint_path: a run folder, a checkpoint, or a Hugging Face folder whose model parameters to start
+        from.
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into the checkpoint's.
       stop_after_skipped: how many non-finite updates in a row end the run.
       at_end: called with what it asks for by name once training has finished, to report on the result.
@@ -108,7 +110,7 @@ def train(
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     run_folder.accept_config(model_dir, run_config)
 
-    # ---- data: it starts to flow while the model is being built -------------------------------------------------------
+    # ---- data: it starts to flow while the model is being built ------------------------------------------------------
     source = data.host_iterator(
         objective.features, process_index=jax.process_index(), process_count=jax.process_count()
     )
@@ -116,7 +118,7 @@ def train(
         logging.info("%s", line)
     feed = Feed(source, partitioner.put_batch)
 
-    # ---- model, optimizer, state: initialised straight into their shards -------------------------------------------------
+    # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
     def init(key):
         model_key, objective_key = jax.random.split(key)
         network = config.make(model_key)
@@ -148,7 +150,7 @@ def train(
     info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
     logging.info("%s", info.splitlines()[-1])
 
-    # ---- the step, compiled before the first batch is needed ---------------------------------------------------------------
+    # ---- the step, compiled before the first batch is needed ---------------------------------------------------------
     train_step = step.make_train_step(
         objective,
         optimizer,
@@ -176,13 +178,15 @@ def train(
     def log(pending):
         """Fetches a step's metrics, one step late so that the device never waits for the host."""
         number, pairs = pending
-        values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()}
+        values = {
+            name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
+        }
         clock.count(values["tokens"], feed.wait_seconds)
         if values["skipped_in_a_row"] >= stop_after_skipped:
             raise TrainingFailed(
-                f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step {number}. "
-                "Lower the learning rate, clip gradients (max_grad_norm), or look at the data; the last checkpoint is "
-                f"{keeper.latest()}"
+                f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step "
+                f"{number}. Lower the learning rate, clip gradients (max_grad_norm), or look at the data; the last "
+                f"checkpoint is {keeper.latest()}"
             )
         if number == 1 or number % log_period == 0 or number == total_steps:
             row = _row(values, clock)
@@ -218,7 +222,9 @@ def train(
                     if saves:
                         writer.flush()  # rows up to this step are on disk before its checkpoint commits
                         saved = state.replace(params=optimizers.merge(state.params, frozen))
-                        keeper.save(current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None)
+                        keeper.save(
+                            current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None
+                        )
                     clock.resume(feed.wait_seconds)
         keeper.wait()
         writer.flush()

@@ -80,6 +80,8 @@ def test_parts_are_resumed_and_joined(tmp_path, scheme):
 
 def test_parts_of_another_command_are_refused(tmp_path):
     PartFiles(str(tmp_path / "out.jsonl"), "predict with x").write(0, [{}])
-    with pytest.raises(ValueError, match="unfinished output of another command: predict with x. This one is score with y"):
+    with pytest.raises(
+        ValueError, match="unfinished output of another command: predict with x. This one is score with y"
+    ):
         PartFiles(str(tmp_path / "out.jsonl"), "score with y")
     assert json.loads((tmp_path / "out.jsonl.parts" / "000000.jsonl").read_text()) == {}

@@ -108,7 +108,9 @@ def sgd(rate):
     def update(grads, state, params, *, step):
         return jax.tree.map(lambda gradient: -rate * gradient, grads), state
 
-    return optimizers.Optimizer(init=lambda params: {}, update=update, learning_rate=schedules.constant(rate), groups=())
+    return optimizers.Optimizer(
+        init=lambda params: {}, update=update, learning_rate=schedules.constant(rate), groups=()
+    )
 
 
 def test_clipping_limits_the_norm_and_reports_the_one_before():

@@ -14,8 +14,8 @@ from t5x_like.objectives.terms import Batch, Scalar, Terms
 class SequenceToSequence:
     """Cross-entropy of the decoder's next token given the encoder's input (Raffel et al. 2020, section 2).
 
-    One term, `targets`, weighted by `decoder_loss_weights`. Metrics: `loss` in nats per real target token (neither z-loss
-    nor smoothing in it), `accuracy`, `z_loss`.
+    One term, `targets`, weighted by `decoder_loss_weights`. Metrics: `loss` in nats per real target token (neither
+    z-loss nor smoothing in it), `accuracy`, `z_loss`.
     """
 
     features = features.ENCODER_DECODER
