@@ -53,8 +53,8 @@ def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(str(name), known, n=1)
             raise ValueError(
                 f"task_arguments: {', '.join(tasks)} has no argument {name!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-                + (f" There are {', '.join(known)}" if known else " nor any other")
+                + (f"; did you mean {near[0]!r}? There are {', '.join(known)}" if near else "")
+                + ("" if near else f"; there are {', '.join(known)}" if known else ", nor any other")
             )
         for arguments in declared.values():
             _check_kind(name, value, arguments.get(name))

@@ -33,8 +33,8 @@ class LateTfdsSource(seqio.DataSource):
         source = seqio.TfdsDataSource(name, tfds_data_dir=folder, splits=self.splits, read_only=True)
         if not source.tfds_dataset.info.splits:
             raise FileNotFoundError(
-                f"TFDS has not prepared {name} in {source.tfds_dataset.builder.data_root}: give its folder in "
-                "task_arguments {'data_dir': …}, or prepare it with `tfds build`"
+                f"{name} has not been prepared by TFDS in {source.tfds_dataset.builder.data_dir}: give TFDS's "
+                "folder in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`"
             )
         return source
 

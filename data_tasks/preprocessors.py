@@ -94,10 +94,10 @@ def span_corruption(
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(example, seed):
         tokens, token_counts = chunk(example["targets"].flat_values, lengths.raw)
-        mask = random_spans_mask(token_counts, lengths.raw, seed, noise_density, mean_noise_span_length)
+        noise = random_spans_mask(token_counts, lengths.raw, seed, noise_density, mean_noise_span_length)
         real = tf.sequence_mask(token_counts, lengths.raw)
-        inputs = append_eos(spans_to_sentinels(tokens, mask, real, vocabulary.vocab_size), vocabulary.eos_id)
-        targets = append_eos(spans_to_sentinels(tokens, ~mask, real, vocabulary.vocab_size), vocabulary.eos_id)
+        inputs = append_eos(without_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
+        targets = append_eos(spans_alone(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
         # Dense rows unbatch in half the time of ragged ones.
         return {
             "inputs": inputs.to_tensor(shape=[None, lengths.inputs]),
@@ -190,21 +190,35 @@ def _random_composition_ends(
     return tf.concat([ends, totals[:, tf.newaxis]], axis=1)
 
 
-def spans_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """Each run of masked tokens as one sentinel: `vocab_size - 1` for the first of a row, then descending.
+def without_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+    """The inputs: each span of noise as one sentinel, `vocab_size - 1` for the first of a row, then descending.
 
     Args:
       tokens: `[rows, length]`.
-      mask: bool `[rows, length]`.
-      real: bool `[rows, length]`; the rest is dropped.
+      noise: which of them are noise, bool `[rows, length]`.
+      real: which of them are no padding, bool `[rows, length]`.
       vocab_size: ids there are, sentinels included.
 
     Returns:
       `[rows, (length)]`.
     """
-    first = mask & ~tf.pad(mask, [[0, 0], [1, 0]])[:, :-1]
-    sentinels = vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
-    return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~mask))
+    first, sentinels = _sentinels(noise, vocab_size)
+    return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~noise))
+
+
+def spans_alone(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+    """The targets: each span of noise after the sentinel that stands for it in the inputs; see `without_spans`."""
+    first, sentinels = _sentinels(noise, vocab_size)
+    # One column more: a span's sentinel lies over the token before it, which is none of the noise.
+    before, after = [[0, 0], [0, 1]], [[0, 0], [1, 0]]
+    shown = tf.where(tf.pad(first, before), tf.pad(sentinels, before), tf.pad(tokens, after))
+    return tf.ragged.boolean_mask(shown, tf.pad(first, before) | tf.pad(noise, after))
+
+
+def _sentinels(noise: tf.Tensor, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where spans begin, and the sentinel of the last span begun at each place."""
+    first = noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
+    return first, vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
 
 
 def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:

@@ -1,0 +1,199 @@
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from data_tasks import preprocessors, vocabularies
+from t5x_like.data.span_lengths import noise_counts, span_lengths
+
+SENTENCE = "Thank you for inviting me to your party last week."
+
+
+def corrupt(tokens, mask, vocab_size):
+    tokens, noise = tf.constant([tokens]), tf.constant([mask])
+    inputs = preprocessors.without_spans(tokens, noise, tf.ones_like(noise), vocab_size)
+    targets = preprocessors.spans_alone(tokens, noise, vocab_size)
+    return [preprocessors.append_eos(side, 1)[0].numpy().tolist() for side in (inputs, targets)]
+
+
+def test_the_worked_case_of_the_paper():
+    words = "Thank you for inviting me to your party last week .".split()
+    ids = {word: 10 + index for index, word in enumerate(words)}
+    names = {index: word for word, index in ids.items()} | {99: "<X>", 98: "<Y>", 1: "</s>"}
+    mask = [word in ("for", "inviting", "last") for word in words]
+    inputs, targets = corrupt([ids[word] for word in words], mask, vocab_size=100)
+    assert " ".join(names[token] for token in inputs) == "Thank you <X> me to your party <Y> week . </s>"
+    assert " ".join(names[token] for token in targets) == "<X> for inviting <Y> last </s>"
+
+
+def test_the_worked_case_in_the_shipped_vocabulary():
+    vocabulary = vocabularies.python_docs()
+    pieces = {
+        part: vocabulary.encode(part) for part in ("Thank you", "for inviting", "me to your party", "last", "week.")
+    }
+    tokens = list(itertools.chain(*pieces.values()))
+    mask = [part in ("for inviting", "last") for part, ids in pieces.items() for _ in ids]
+    assert vocabulary.decode(tokens) == SENTENCE
+    inputs, targets = corrupt(tokens, mask, vocabulary.vocab_size)
+    assert vocabulary.decode(inputs) == "Thank you <extra_id_0> me to your party <extra_id_1> week."
+    assert vocabulary.decode(targets) == "<extra_id_0> for inviting <extra_id_1> last"
+
+
+def test_noise_at_the_beginning_and_in_the_middle_of_a_row():
+    inputs, targets = corrupt([11, 12, 13, 14, 15], [True, True, False, True, False], vocab_size=100)
+    assert inputs == [99, 13, 98, 15, 1]
+    assert targets == [99, 11, 12, 98, 14, 1]
+
+
+def masks(lengths, width, seed=0, density=0.15, mean=3.0):
+    lengths = tf.constant(lengths, tf.int32)
+    return preprocessors.random_spans_mask(lengths, width, tf.constant([seed, 7], tf.int64), density, mean).numpy()
+
+
+def runs(row):
+    return [(value, len(list(group))) for value, group in itertools.groupby(row.tolist())]
+
+
+@pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 3.0), (0.3, 1.0), (0.9, 5.0)])
+def test_every_row_has_its_exact_density_and_number_of_spans(density, mean):
+    lengths = [2, 3, 7, 40, 99, 100, 100]
+    for row, length in zip(masks(lengths, 100, density=density, mean=mean), lengths, strict=True):
+        noise, spans = noise_counts(length, density, mean)
+        assert row.sum() == noise
+        assert not row[length:].any()
+        parts = runs(row[:length])
+        assert len(parts) == 2 * spans
+        assert not parts[0][0] and parts[-1][0]
+
+
+def test_mean_span_length_over_many_rows():
+    rows = masks([568] * 200, 568)
+    lengths = [length for row in rows for noise, length in runs(row) if noise]
+    assert rows.mean() == pytest.approx(85 / 568, abs=1e-9)
+    assert np.mean(lengths) == pytest.approx(85 / 28, abs=1e-9)
+    # Uniform compositions have nearly geometric parts: about a third are single tokens (27/84 exactly).
+    assert np.mean(np.array(lengths) == 1) == pytest.approx(27 / 84, abs=0.02)
+
+
+def test_compositions_are_uniform():
+    # 12 tokens with 6 of noise in 3 spans: 10 compositions of 6 into 3 parts on either side, 100 pairs.
+    rows = masks([12] * 20_000, 12, density=0.5, mean=2.0)
+    noise, other = collections.Counter(), collections.Counter()
+    both = set()
+    for row in rows:
+        parts = runs(row)
+        other[tuple(length for is_noise, length in parts if not is_noise)] += 1
+        noise[tuple(length for is_noise, length in parts if is_noise)] += 1
+        both.add(tuple(parts))
+    for counts in (noise, other):
+        assert len(counts) == 10
+        chi_square = sum((count - 2000) ** 2 / 2000 for count in counts.values())
+        assert chi_square < 27.9  # p = 0.001 with 9 degrees of freedom
+    assert len(both) == 100
+
+
+def test_a_seed_gives_the_same_mask_and_another_one_another():
+    assert (masks([100] * 5, 100, seed=1) == masks([100] * 5, 100, seed=1)).all()
+    assert (masks([100] * 5, 100, seed=1) != masks([100] * 5, 100, seed=2)).any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("total", "counts"), [(0, []), (1, []), (2, [2]), (9, [5, 4]), (10, [5, 5]), (11, [5, 5]), (12, [5, 5, 2])]
+)
+def test_chunks_hold_every_token_but_a_single_last_one(total, counts):
+    tokens, found = preprocessors.chunk(tf.range(1, total + 1), 5)
+    assert found.numpy().tolist() == counts
+    assert tokens.shape == (len(counts), 5)
+    assert tokens.numpy().ravel()[: sum(counts)].tolist() == list(range(1, sum(counts) + 1))
+    assert not tokens.numpy().ravel()[sum(counts) :].any()
+
+
+def features(extra_ids=100):
+    feature = seqio.Feature(seqio.ByteVocabulary(extra_ids=extra_ids))
+    return {"inputs": feature, "targets": feature}
+
+
+def corrupted(texts, lengths, seed=3, **kwargs):
+    ds = tf.data.Dataset.from_tensor_slices({"text": texts})
+    ds = preprocessors.tokenize(preprocessors.documents(ds), features())
+    with seqio.utils.map_seed_manager(seed):
+        return list(preprocessors.span_corruption(ds, lengths, features(), **kwargs).as_numpy_iterator())
+
+
+def restored(example, first_sentinel):
+    """The chunk that an example was made of: its targets' spans put back in place of its inputs' sentinels."""
+    spans: dict[int, list[int]] = {}
+    for token in example["targets"]:
+        if token > 258:
+            spans[int(token)] = current = []
+        elif token > 1:
+            current.append(int(token))
+    assert list(spans) == [first_sentinel - index for index in range(len(spans))]
+    inputs = [int(token) for token in example["inputs"] if token > 1]
+    assert [token for token in inputs if token > 258] == list(spans)
+    return [token for part in inputs for token in (spans[part] if part in spans else [part])]
+
+
+def test_inputs_and_targets_together_hold_the_text():
+    texts = ["the quick brown fox " * 5, "jumps", "over the lazy dog. " * 9]
+    lengths = {"inputs": 32, "targets": 20}
+    examples = corrupted(texts, lengths)
+    whole = span_lengths(32)
+    for example in examples:
+        assert example["inputs"].shape == (32,)
+        assert example["targets"].shape == (whole.targets,)
+        for feature in example.values():
+            assert feature[feature != 0][-1] == 1
+    tokens = [token for example in examples for token in restored(example, first_sentinel=358)]
+    assert bytes(token - 3 for token in tokens).decode() == "".join(texts)
+
+
+def test_several_batches_of_documents_are_cut_separately():
+    texts = ["a" * 50] * 6
+    lengths = {"inputs": 32, "targets": 20}
+    raw = span_lengths(32).raw
+    for documents_per_batch in (1, 4):
+        counts = [
+            len(restored(example, 358))
+            for example in corrupted(texts, lengths, documents_per_batch=documents_per_batch)
+        ]
+        assert sum(counts) == 300
+        batches = [50] * 6 if documents_per_batch == 1 else [200, 100]
+        assert counts == [n for size in batches for n in [raw] * (size // raw) + [size % raw] * (size % raw > 0)]
+
+
+def test_unusable_documents_are_left_out_and_counted_by_reason():
+    texts = [b"good", b"", b" \n\t", b"\xff\xfe bad", b"x" * 20, "grün".encode()]
+    ds = tf.data.Dataset.from_tensor_slices({"text": texts, "url": ["u"] * 6})
+    kept = list(preprocessors.documents(ds, max_document_bytes=10).as_numpy_iterator())
+    assert kept == [{"targets": b"good"}, {"targets": "grün".encode()}]
+    reasons = [
+        [reason for reason, found in preprocessors.usable(tf.constant(text), 10).items() if found.numpy()]
+        for text in texts
+    ]
+    assert reasons == [[], ["empty"], ["empty"], ["not valid UTF-8"], ["longer than 10 bytes"], []]
+
+
+def test_missing_and_wrong_features_are_named():
+    ds = tf.data.Dataset.from_tensor_slices({"body": ["a"], "length": [1]})
+    with pytest.raises(ValueError, match="no feature 'text', only 'body', 'length'"):
+        preprocessors.documents(ds)
+    with pytest.raises(ValueError, match="'length' must be one text a document"):
+        preprocessors.documents(ds, text_feature="length")
+
+
+def test_lengths_and_vocabularies_that_do_not_fit_are_refused_before_anything_is_read():
+    ds = tf.data.Dataset.from_tensor_slices({"text": ["a"]})
+    ds = preprocessors.tokenize(preprocessors.documents(ds), features())
+    with pytest.raises(ValueError, match="57 noise spans in 1137 tokens.* 50 sentinels"):
+        preprocessors.span_corruption(ds, {"inputs": 1024, "targets": 229}, features(extra_ids=50))
+    with pytest.raises(ValueError, match="set targets to 229"):
+        preprocessors.span_corruption(ds, {"inputs": 1024, "targets": 128}, features())
+    with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS"):
+        preprocessors.span_corruption(ds, None, features())
+    mixed = features() | {"inputs": features(7)["inputs"]}
+    with pytest.raises(ValueError, match="one vocabulary"):
+        preprocessors.span_corruption(ds, {"inputs": 64, "targets": 32}, mixed)
