@@ -436,8 +436,9 @@ def test_a_shipped_requirement_keeps_what_a_user_gave_before(toy, tmp_path, ship
 
 
 def test_shipped_files_that_set_a_missing_macro_are_named(toy, tmp_path, shipped):
-    write(shipped, "models/small.gin", "MODEL = 3\n")
-    write(shipped, "models/large.gin", "MODEL = 4\n")
+    write(shipped, "models/family.gin", "MODEL = 3\n")
+    write(shipped, "models/small.gin", "include 'models/family.gin'\n")
+    write(shipped, "models/large.gin", "include 'models/family.gin'\n")
     write(shipped, "runs/ask.gin", "MODEL = %gin.REQUIRED\n")
     write(tmp_path, "mine.gin", "toy.train.model = %MODEL\n", toy)
     assert (

@@ -129,12 +129,17 @@ def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
 
 
 def shipped_setters(macro: str) -> str:
-    """`; … such as` the shipped gin files that set a macro, or nothing."""
+    """`: … such as` a shipped gin file that sets a macro, itself or by what it includes, or nothing."""
+    texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
+    includes = {name: set(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE)) for name, text in texts.items()}
     setting = re.compile(rf"^{re.escape(macro)} *=(?! *%gin.REQUIRED)", re.MULTILINE)
-    files = sorted(SHIPPED_ROOT.rglob("*.gin"))
-    names = [str(file.relative_to(SHIPPED_ROOT)) for file in files if setting.search(file.read_text(encoding="utf-8"))]
-    if not names:
+    setters = {name for name, text in texts.items() if setting.search(text)}
+    while more := {name for name, included in includes.items() if included & setters} - setters:
+        setters |= more
+    whole = setters - set().union(*includes.values())  # the others are parts of these
+    if not setters:
         return ""
+    names = sorted(whole or setters)
     return f": give a file that does before, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 
