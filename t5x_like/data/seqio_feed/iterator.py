@@ -48,6 +48,9 @@ class SeqIOIterator:
     The position is tf.data's own checkpoint, exact to the last bit. A pipeline that cannot be saved (it calls Python,
     or draws from a stateful random generator) is read again from its seed up to the position instead, which takes time
     and repeats the same batches only where the pipeline itself does.
+
+    Attributes:
+      can_be_saved: whether the position is tf.data's own.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class SeqIOIterator:
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
         self._iterator = iter(make_dataset())
-        self._can_be_saved = True
+        self.can_be_saved = True
         self._save()  # so that whoever has such a pipeline hears of it now
 
     def __iter__(self) -> "SeqIOIterator":
@@ -110,7 +113,7 @@ class SeqIOIterator:
 
     def _save(self) -> bytes:
         """TensorFlow's checkpoint of the iterator; nothing where there can be none."""
-        if not self._can_be_saved:
+        if not self.can_be_saved:
             return b""
         stored = io.BytesIO()
         with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +121,7 @@ class SeqIOIterator:
                 with _without_info():
                     tf.train.Checkpoint(iterator=self._iterator).write(str(Path(folder, "position")))
             except (tf.errors.OpError, NotImplementedError) as error:
-                self._can_be_saved = False
+                self.can_be_saved = False
                 logging.warning(
                     "the position in the data of %s cannot be saved: on resuming, batches are read again from the "
                     "start. A preprocessor or a source calls Python (py_function, numpy_function, from_generator) or "

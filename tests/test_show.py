@@ -1,0 +1,155 @@
+import importlib.abc
+import io
+import sys
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from rich.console import Console
+
+from data_tasks import preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
+from data_tasks.documents import Corpus, DocumentSource
+from data_tasks.span_corruption import add_span_corruption_task
+from t5x_like import show
+
+TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
+
+
+def run(name, **kwargs):
+    output = io.StringIO()
+    found = show.inspect(name, console=Console(file=output, width=100), sample=50, **kwargs)
+    return found, output.getvalue()
+
+
+def source(documents):
+    corpus = Corpus(name="tiny", splits={"train": documents, "validation": []}, origin="a test", skipped={})
+    return DocumentSource(lambda: corpus)
+
+
+@pytest.fixture
+def register():
+    """Registers tasks for one test."""
+    names = []
+
+    def add(name, source, *, preprocessor=None, vocabulary=None):
+        vocabulary = vocabulary or seqio.ByteVocabulary(extra_ids=100)
+        names.append(name)
+        if preprocessor is None:
+            return add_span_corruption_task(name, source, vocabulary)
+        features = {"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)}
+        return seqio.TaskRegistry.add(name, source, preprocessors=[preprocessor], output_features=features)
+
+    yield add
+    for name in names:
+        seqio.TaskRegistry.remove(name)
+
+
+def test_a_sound_task_shows_everything_and_nothing_wrong():
+    found, output = run("python_docs_span_corruption", split="validation")
+    assert found.problems == []
+    assert "nothing wrong was found" in output
+    assert "python_docs: documents" in output and "hash" in output
+    assert "4,096 ids: padding 0, EOS 1, unknown 2, 100 sentinels from 4095 down to 3996" in output
+    assert "<extra_id_0>" in output and "</s>" in output and "[padding × 3]" in output
+    assert found.lengths["inputs"].max() == 128 and found.lengths["targets"].max() == 29
+    assert found.trimmed == {"inputs": 0, "targets": 0}
+    assert 0.9 < found.efficiency["inputs"] <= 1
+
+
+def test_documents_left_out_are_counted_by_reason(register):
+    register("shown_dirty", source([b"", b"\xff\xff", TEXT.encode() * 3, b" "]))
+    found, output = run("shown_dirty", task_feature_lengths={"inputs": 64, "targets": 20})
+    assert found.skipped == {"empty": 2, "not valid UTF-8": 1}
+    assert found.documents == 4
+    assert "left out of the first 4: 2 empty, 1 not valid UTF-8" in output
+    assert any("75% of the documents are left out" in problem for problem in found.problems)
+
+
+def tokens(**lengths):
+    def preprocess(ds):
+        return ds.map(lambda _: {name: tf.fill([length], 70) for name, length in lengths.items()})
+
+    return preprocess
+
+
+def test_long_examples_and_padding_are_reported(register):
+    register("shown_long", source([b"x"] * 10), preprocessor=tokens(inputs=50, targets=4))
+    found, _ = run("shown_long", task_feature_lengths={"inputs": 40, "targets": 40}, pack=False)
+    assert found.trimmed == {"inputs": 10, "targets": 0}
+    assert found.efficiency == {"inputs": 1.0, "targets": 0.1}
+    trimmed, padded = found.problems
+    assert "10 of 10 examples have more than 40 tokens in 'inputs'" in trimmed and "up to 50" in trimmed
+    assert "90% of 'targets' is padding: set pack=True" in padded
+
+
+def test_packing_is_counted(register):
+    register("shown_packed", source([b"x"] * 12), preprocessor=tokens(inputs=10, targets=5))
+    found, output = run("shown_packed", task_feature_lengths={"inputs": 40, "targets": 40})
+    assert found.examples_a_row == 4
+    assert found.efficiency == {"inputs": 1.0, "targets": 0.5}
+    assert "┃" in output
+
+
+def test_unknown_tokens_are_reported(register):
+    def preprocess(ds):
+        return ds.map(lambda _: {"inputs": tf.constant([2, 70, 70, 70]), "targets": tf.constant([70])})
+
+    register("shown_unknown", source([b"x"] * 5), preprocessor=preprocess)
+    found, _ = run("shown_unknown", task_feature_lengths={"inputs": 4, "targets": 1})
+    assert found.unknown == {"inputs": 0.25, "targets": 0.0}
+    assert any("25.0% of the tokens of 'inputs' are unknown" in problem for problem in found.problems)
+
+
+def test_what_a_preprocessor_raises_is_shown_as_what_is_wrong(register):
+    def preprocess(ds):
+        return ds.map(lambda example: {"inputs": tf.constant([5])})
+
+    register("shown_broken", source([b"x"]), preprocessor=preprocess)
+    found, output = run("shown_broken")
+    assert any("missing expected output feature after preprocessing: targets" in problem for problem in found.problems)
+    assert "ByteVocabulary" in output
+
+
+def test_a_pipeline_whose_position_cannot_be_saved_is_reported(register):
+    def preprocess(ds):
+        def fill(_):
+            value = tf.py_function(lambda: 7, [], tf.int32)
+            return {"inputs": tf.fill([4], tf.ensure_shape(value, [])), "targets": tf.fill([4], 7)}
+
+        return ds.map(fill)
+
+    register("shown_python", source([b"x"]), preprocessor=preprocess)
+    found, _ = run("shown_python", task_feature_lengths={"inputs": 4, "targets": 4})
+    assert any("position in this pipeline cannot be saved" in problem for problem in found.problems)
+
+
+def test_an_empty_split_says_so(register):
+    register("shown_short", source([b"x"]))
+    found, _ = run("shown_short", task_feature_lengths={"inputs": 32, "targets": 20})
+    assert any("no example" in problem for problem in found.problems)
+
+
+def test_sentinels_special_tokens_and_segments_are_visible():
+    vocabulary = seqio.ByteVocabulary(extra_ids=10)
+    ids = np.array([*(byte + 3 for byte in b"a\nb"), 268, 1, 267, byte_id("c"), 1, 0, 0])
+    shown = show.show_tokens(ids, np.array([1, 1, 1, 1, 1, 2, 2, 2, 0, 0]), vocabulary)
+    assert shown.plain == "a↵b <extra_id_0>  </s>  ┃  <extra_id_1> c </s>  [padding × 2]"
+
+
+def byte_id(character):
+    return ord(character) + 3
+
+
+def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
+    class NoSeqIO(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name == "tensorflow":
+                raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+    for name in [name for name in sys.modules if name.startswith(("t5x_like.data.seqio_feed", "tensorflow"))]:
+        if name == "tensorflow" or name.startswith("t5x_like."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match="no 'tensorflow' here: pip install seqio tensorflow"):
+        show.inspect("python_docs_span_corruption")
