@@ -17,7 +17,7 @@ class Evaluator:
         self._step = partitioner.jit(step.make_eval_step(objective))
         self._host_batches: list[Mapping[str, np.ndarray]] | None = None
 
-    def __call__(self, params: Any, frozen: Any = None) -> dict[str, float]:
+    def __call__(self, params: Any) -> dict[str, float]:
         """The metrics of `params`, each the ratio of its sums over all batches."""
         if self._host_batches is None:
             self._host_batches = list(self._data.eval_batches(self._objective.features, self._batches))
@@ -25,7 +25,7 @@ class Evaluator:
                 raise ValueError(f"the evaluation data {self._data} has no batch")
         totals: dict[str, np.ndarray] = {}
         for host_batch in self._host_batches:
-            pairs = jax.device_get(self._step(params, frozen, self._partitioner.put_batch(host_batch)))
+            pairs = jax.device_get(self._step(params, self._partitioner.put_batch(host_batch)))
             for name, pair in pairs.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}

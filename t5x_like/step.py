@@ -207,10 +207,10 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(objective: Any) -> Callable[[Any, Any, Mapping[str, Array]], dict[str, tuple[Scalar, Scalar]]]:
-    """Builds `eval_step(params, frozen, batch) -> {metric: (sum, weight)}`, without dropout."""
+def make_eval_step(objective: Any) -> Callable[[Any, Mapping[str, Array]], dict[str, tuple[Scalar, Scalar]]]:
+    """Builds `eval_step(params, batch) -> {metric: (sum, weight)}`, without dropout."""
 
-    def eval_step(params: Any, frozen: Any, batch: Mapping[str, Array]):
-        return objective.terms(optimizers.merge(params, frozen), batch, dropout_key=None).metrics
+    def eval_step(params: Any, batch: Mapping[str, Array]):
+        return objective.terms(params, batch, dropout_key=None).metrics
 
     return eval_step

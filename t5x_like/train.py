@@ -216,7 +216,7 @@ def train(
                     pending = None
                     clock.pause()
                     if evaluates:
-                        results = evaluate(state.params, frozen)
+                        results = evaluate(optimizers.merge(state.params, frozen))
                         writer.write(current, "validation", results)
                         progress.note(current, results)
                     if saves:
