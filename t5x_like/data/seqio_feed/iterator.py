@@ -50,7 +50,7 @@ class SeqIOIterator:
     and repeats the same batches only where the pipeline itself does.
 
     Attributes:
-      can_be_saved: whether the position is tf.data's own.
+      can_be_saved: whether the position is tf.data's own; known after the first batch.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class SeqIOIterator:
         self._make_dataset, self._lengths = make_dataset, dict(lengths)
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
-        self._iterator = iter(make_dataset())
+        self._dataset = make_dataset()
+        self._iterator = iter(self._dataset)
         self.can_be_saved = True
-        self._save()  # so that whoever has such a pipeline hears of it now
 
     def __iter__(self) -> "SeqIOIterator":
         return self
@@ -83,6 +83,8 @@ class SeqIOIterator:
             if batch[name].dtype != np.int32 or batch[name].shape[1:] != (length,):
                 raise ValueError(f"{name} is {batch[name].dtype}{batch[name].shape}, expected int32 rows of {length}")
         self._batches += 1
+        if self._batches == 1:
+            self._save()  # so that whoever has a pipeline that cannot be saved hears of it at the start
         return batch
 
     def state(self) -> bytes:
@@ -100,14 +102,16 @@ class SeqIOIterator:
         for name, value in self._versions.items():
             if (stored := position.versions.get(name)) != value:
                 logging.warning("%s was %s when the data's position was saved and is %s now", name, stored, value)
-        self._iterator = iter(self._make_dataset())
         if position.files:
+            self._iterator = iter(self._dataset)
             with tempfile.TemporaryDirectory() as folder:
                 with zipfile.ZipFile(io.BytesIO(position.files)) as archive:
                     archive.extractall(folder)
                 with _without_info():
                     tf.train.Checkpoint(iterator=self._iterator).read(str(Path(folder, "position"))).assert_consumed()
         else:
+            # Not the same dataset once more: its shuffling would go on where the last iterator left it.
+            self._iterator = iter(self._make_dataset())
             self._replay(position.batches)
         self._batches = position.batches
 

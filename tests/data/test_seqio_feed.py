@@ -1,0 +1,370 @@
+import dataclasses
+import functools
+import os
+import sys
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from absl import logging
+
+from data_tasks.documents import Corpus, DocumentSource
+from data_tasks.span_corruption import add_span_corruption_task
+from t5x_like.data import batches
+from t5x_like.data.features import ENCODER_DECODER, FeatureSpec, ModelFeature
+from t5x_like.data.feed import Feed
+from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+
+LENGTHS = {"inputs": 32, "targets": 14}
+WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
+
+
+def corpus(name, count):
+    documents = [f"{name} {number} {' '.join(WORDS[number % 7 :])}".encode() for number in range(count)]
+    splits = {"train": documents, "validation": documents[: count // 4]}
+    return Corpus(name=name, splits=splits, origin="a test", skipped={})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """Two span-corruption tasks over bytes, a mixture of them, and one whose pipeline cannot be saved."""
+    vocabulary = seqio.ByteVocabulary(extra_ids=100)
+    for name, count in (("feed_one", 60), ("feed_two", 30)):
+        source = DocumentSource(functools.partial(corpus, name, count))
+        add_span_corruption_task(name, source, vocabulary)
+    seqio.MixtureRegistry.add("feed_mixture", [("feed_one", 3), ("feed_two", 1)])
+    features = {"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)}
+
+    def through_python(ds):
+        def read(example):
+            ids = tf.numpy_function(
+                lambda text: np.frombuffer(text, np.uint8)[:12].astype(np.int32), [example["text"]], tf.int32
+            )
+            return {"inputs": tf.ensure_shape(ids, [None]), "targets": tf.ensure_shape(ids, [None])[:5]}
+
+        return ds.map(read)
+
+    source = DocumentSource(functools.partial(corpus, "feed_python", 40))
+    seqio.TaskRegistry.add("feed_python", source, preprocessors=[through_python], output_features=features)
+    yield
+    seqio.MixtureRegistry.remove("feed_mixture")
+    for name in ("feed_one", "feed_two", "feed_python"):
+        seqio.TaskRegistry.remove(name)
+
+
+def make(**kwargs):
+    settings = {"mixture_or_task_name": "feed_one", "task_feature_lengths": LENGTHS, "batch_size": 4, "seed": 5}
+    return SeqIOSource(**(settings | kwargs))
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert set(one) == set(other)
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+# ---- the converter ---------------------------------------------------------------------------------------------------
+
+
+def converted(examples, lengths, *, pack, spec=ENCODER_DECODER):
+    ds = tf.data.Dataset.from_tensor_slices(
+        {name: tf.ragged.constant([example[name] for example in examples], dtype=tf.int32) for name in lengths}
+    )
+    ds = ds.map(lambda example: {name: tf.identity(value) for name, value in example.items()})
+    return list(SpecConverter(spec, pack=pack)(ds, lengths).as_numpy_iterator())
+
+
+def test_two_examples_share_a_row():
+    examples = [{"inputs": [7, 8, 5, 1], "targets": [3, 9, 1]}, {"inputs": [8, 4, 9, 3, 1], "targets": [4, 1]}]
+    (row,) = converted(examples, {"inputs": 10, "targets": 7}, pack=True)
+    assert {name: array.tolist() for name, array in row.items()} == {
+        "encoder_input_tokens": [7, 8, 5, 1, 8, 4, 9, 3, 1, 0],
+        "encoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 2, 2, 0],
+        "encoder_positions": [0, 1, 2, 3, 0, 1, 2, 3, 4, 0],
+        "decoder_target_tokens": [3, 9, 1, 4, 1, 0, 0],
+        "decoder_input_tokens": [0, 3, 9, 0, 4, 0, 0],
+        "decoder_loss_weights": [1, 1, 1, 1, 1, 0, 0],
+        "decoder_segment_ids": [1, 1, 1, 2, 2, 0, 0],
+        "decoder_positions": [0, 1, 2, 0, 1, 0, 0],
+    }
+    assert {array.dtype for array in row.values()} == {np.dtype(np.int32)}
+
+
+def test_unpacked_rows_have_one_segment_each():
+    examples = [{"inputs": [7, 8, 1], "targets": [3, 1]}, {"inputs": [9, 9, 9, 9, 1], "targets": [4]}]
+    first, second = converted(examples, {"inputs": 4, "targets": 3}, pack=False)
+    assert first["encoder_segment_ids"].tolist() == [1, 1, 1, 0]
+    assert first["encoder_positions"].tolist() == [0, 1, 2, 0]
+    assert first["decoder_input_tokens"].tolist() == [0, 3, 0]
+    assert first["decoder_loss_weights"].tolist() == [1, 1, 0]
+    assert second["encoder_input_tokens"].tolist() == [9, 9, 9, 9]  # trimmed
+    assert second["decoder_loss_weights"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 200])
+def test_packing_is_seqios(count):
+    generator = np.random.default_rng(count)
+    lengths = {"inputs": 12, "targets": 9}
+    examples = [
+        {"inputs": generator.integers(1, 99, generator.integers(1, 9)), "targets": generator.integers(1, 99, 4)}
+        for _ in range(count)
+    ]
+    if not examples:
+        ds = tf.data.Dataset.from_tensor_slices({name: tf.zeros([0, 3], tf.int32) for name in lengths})
+        assert list(SpecConverter(ENCODER_DECODER, pack=True)(ds, lengths)) == []
+        return
+    ds = tf.data.Dataset.from_tensor_slices(
+        {name: tf.ragged.constant([example[name].tolist() for example in examples], dtype=tf.int32) for name in lengths}
+    ).map(lambda example: {name: tf.identity(value) for name, value in example.items()})
+    ours = list(SpecConverter(ENCODER_DECODER, pack=True)(ds, lengths).as_numpy_iterator())
+    assert_same(ours, list(seqio.EncDecFeatureConverter(pack=True)(ds, lengths).as_numpy_iterator()))
+    packed = np.concatenate([row["encoder_input_tokens"] for row in ours])
+    assert packed[packed > 0].tolist() == [token for example in examples for token in example["inputs"]]
+
+
+def test_segments_agree_between_features_where_one_is_empty():
+    examples = [
+        {"inputs": [5], "targets": []},
+        {"inputs": [], "targets": []},
+        {"inputs": [6], "targets": [7]},
+        {"inputs": [], "targets": [8]},
+    ]
+    (row,) = converted(examples, {"inputs": 4, "targets": 4}, pack=True)
+    assert row["encoder_input_tokens"].tolist() == [5, 6, 0, 0]
+    assert row["encoder_segment_ids"].tolist() == [1, 2, 0, 0]
+    assert row["decoder_target_tokens"].tolist() == [7, 8, 0, 0]
+    assert row["decoder_segment_ids"].tolist() == [2, 3, 0, 0]
+
+
+def test_unpacked_rows_equal_those_made_without_seqio():
+    examples = [{"inputs": [7, 8, 1], "targets": [3, 1]}, {"inputs": [9, 1], "targets": [4]}]
+    rows = converted(examples, {"inputs": 4, "targets": 3}, pack=False)
+    arrays = {"inputs": np.array([[7, 8, 1, 0], [9, 1, 0, 0]]), "targets": np.array([[3, 1, 0], [4, 0, 0]])}
+    expected = batches.from_arrays(ENCODER_DECODER, arrays)
+    real = expected["decoder_loss_weights"]
+    for name, array in expected.items():
+        found = np.stack([row[name] for row in rows])
+        if name == "decoder_input_tokens":
+            found, array = found * real, array * real  # what stands in padding is nobody's business
+        np.testing.assert_array_equal(found, array)
+
+
+def test_what_cannot_be_packed_is_refused():
+    spec = FeatureSpec((ModelFeature("x", "inputs", "tokens"),), packable=False)
+    with pytest.raises(ValueError, match="set pack=False"):
+        SpecConverter(spec, pack=True)
+    (row,) = converted([{"inputs": [3, 4]}], {"inputs": 3}, pack=False, spec=spec)
+    assert row["x"].tolist() == [3, 4, 0]
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_have_the_shapes_that_are_announced():
+    source = make()
+    batch = next(source.host_iterator(ENCODER_DECODER))
+    assert {name: array.shape for name, array in batch.items()} == source.batch_shapes(ENCODER_DECODER)
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+
+
+def test_the_seed_decides_order_and_corruption():
+    first, again = (take(make().host_iterator(ENCODER_DECODER), 20) for _ in range(2))
+    other = take(make(seed=6).host_iterator(ENCODER_DECODER), 20)
+    assert_same(first, again)
+    assert any(
+        (one["encoder_input_tokens"] != two["encoder_input_tokens"]).any()
+        for one, two in zip(first, other, strict=True)
+    )
+
+
+def test_epochs_differ_in_order_and_corruption():
+    rows = [tuple(batch["encoder_input_tokens"].ravel()) for batch in make(num_epochs=6).host_iterator(ENCODER_DECODER)]
+    assert len(set(rows)) == len(rows) > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "shuffle", "pack"),
+    [("feed_one", True, True), ("feed_one", False, False), ("feed_mixture", True, True)],
+)
+def test_a_restored_iterator_goes_on_to_the_last_bit(name, shuffle, pack):
+    # Batches enough to pass from one epoch into the next.
+    source = make(mixture_or_task_name=name, shuffle=shuffle, pack=pack)
+    iterator = source.host_iterator(ENCODER_DECODER)
+    take(iterator, 37)
+    state = iterator.state()
+    assert iterator.can_be_saved
+    expected = take(iterator, 60)
+    resumed = source.host_iterator(ENCODER_DECODER)
+    take(resumed, 5)
+    for late_or_early in (resumed, iterator):
+        late_or_early.restore(state)
+        assert_same(take(late_or_early, 60), expected)
+
+
+def test_a_feed_over_it_goes_on_to_the_last_bit():
+    feed = Feed(make().host_iterator(ENCODER_DECODER), dict)
+    take(feed, 11)
+    state = feed.state()
+    expected = take(feed, 20)
+    feed.restore(state)
+    assert_same(take(feed, 20), expected)
+    feed.close()
+
+
+def test_what_cannot_be_saved_is_read_again_and_said_so(caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # pytest listens at the root
+    with caplog.at_level("INFO", logger="absl"):
+        iterator = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
+        take(iterator, 1)
+        assert "position in the data of feed_python cannot be saved" in caplog.text
+        take(iterator, 8)
+        state = iterator.state()
+        expected = take(iterator, 9)
+        resumed = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
+        resumed.restore(state)
+    assert "reading 9 batches again" in caplog.text
+    assert not iterator.can_be_saved
+    assert len(state) < 2000
+    assert_same(take(resumed, 9), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 6}, "seed was 5, is 6"),
+        ({"batch_size": 8}, "batch_size was 4, is 8"),
+        ({"mixture_or_task_name": "feed_two"}, "task was feed_one, is feed_two"),
+    ],
+)
+def test_a_position_in_another_pipeline_is_refused(change, message):
+    state = make().host_iterator(ENCODER_DECODER).state()
+    with pytest.raises(ValueError, match=message):
+        make(**change).host_iterator(ENCODER_DECODER).restore(state)
+
+
+def test_another_number_of_processes_is_refused():
+    state = make().host_iterator(ENCODER_DECODER, process_index=0, process_count=2).state()
+    with pytest.raises(ValueError, match="process_count was 2, is 1.*only with as many as before"):
+        make().host_iterator(ENCODER_DECODER).restore(state)
+    with pytest.raises(ValueError, match="not a position in a SeqIO pipeline"):
+        make().host_iterator(ENCODER_DECODER).restore(b"something")
+    with pytest.raises(ValueError, match="BATCH_SIZE=4 must be a multiple of the 3 processes"):
+        make().host_iterator(ENCODER_DECODER, process_count=3)
+
+
+def test_processes_share_the_documents():
+    """What two processes read together in an epoch is what one reads alone, each document with one of them."""
+
+    def numbers(**processes):
+        source = make(
+            num_epochs=1, pack=False, shuffle=False, batch_size=2, task_feature_lengths={"inputs": 512, "targets": 120}
+        )
+        found = b" ".join(
+            bytes(token - 3 for token in row if 2 < token < 259)
+            for batch in source.host_iterator(ENCODER_DECODER, **processes)
+            for row in np.concatenate([batch["encoder_input_tokens"], batch["decoder_target_tokens"]], axis=1)
+        )
+        return len(found)
+
+    alone = numbers()
+    shares = [numbers(process_index=index, process_count=2) for index in range(2)]
+    assert all(0.3 * alone < share < 0.7 * alone for share in shares)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_reads_the_split_once_the_same_way_each_time():
+    source = make(split="validation")
+    first, again = (list(source.eval_batches(ENCODER_DECODER)) for _ in range(2))
+    assert_same(first, again)
+    for batch in first:
+        assert {name: array.shape for name, array in batch.items()} == source.batch_shapes(ENCODER_DECODER)
+    rows = np.concatenate([batch["decoder_loss_weights"].sum(axis=1) for batch in first])
+    real = int((rows > 0).sum())
+    assert len(first) == -(-real // 4)
+    assert (rows[real:] == 0).all() and real < len(rows)
+    assert_same(list(source.eval_batches(ENCODER_DECODER, 2)), first[:2])
+
+
+def test_evaluation_does_not_depend_on_the_number_of_processes():
+    source = make(split="validation")
+    shares = [list(source.eval_batches(ENCODER_DECODER, process_index=index, process_count=2)) for index in range(2)]
+    together = [
+        {name: np.concatenate([left[name], right[name]]) for name in left} for left, right in zip(*shares, strict=True)
+    ]
+    assert_same(together, list(source.eval_batches(ENCODER_DECODER)))
+
+
+# ---- what is refused before training starts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mixture_or_task_name": "feed_on"}, "'feed_on' is not registered; the nearest names are feed_one"),
+        ({"split": "test"}, "feed_one has no split 'test'; it has train, validation"),
+        ({"task_feature_lengths": {"inputs": 32}}, "no length for 'targets'"),
+        ({"task_feature_lengths": {"inputs": 32, "targets": 5}}, "set targets to 8"),
+        ({"task_feature_lengths": {"inputs": 2048, "targets": 512}}, "114 noise spans.*100 sentinels"),
+        ({"use_cached": True}, "there is no cache of 'feed_one'"),
+        ({"task_arguments": {"pattern": "x"}}, "feed_one has no argument 'pattern'"),
+    ],
+)
+def test_settings_that_do_not_fit(change, message):
+    with pytest.raises(ValueError, match=message):
+        make(**change).host_iterator(ENCODER_DECODER)
+
+
+def test_features_that_a_task_lacks_are_named():
+    spec = FeatureSpec((ModelFeature("x", "labels", "tokens"),), packable=True)
+    with pytest.raises(ValueError, match="has the features 'inputs', 'targets'; this objective also reads 'labels'"):
+        make(task_feature_lengths={"inputs": 8, "targets": 8, "labels": 3}).host_iterator(spec)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused():
+    make().check_vocabulary(359)
+    with pytest.raises(ValueError, match="has 359 ids .* the model 358 embeddings.* vocab_size=359 or more"):
+        make().check_vocabulary(358)
+
+
+def test_a_users_module_is_found_in_the_working_directory(tmp_path, monkeypatch):
+    module = f"my_tasks_{os.getpid()}"
+    (tmp_path / f"{module}.py").write_text(
+        "import seqio\nseqio.TaskRegistry.add('feed_mine', seqio.TaskRegistry.get('feed_one').source,"
+        " preprocessors=[], output_features={})\n"
+    )
+    (tmp_path / f"{module}_broken.py").write_text("import no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    try:
+        assert make(mixture_or_task_name="feed_mine", module=module).tasks[0].name == "feed_mine"
+    finally:
+        seqio.TaskRegistry.remove("feed_mine")
+    with pytest.raises(ModuleNotFoundError, match="MIXTURE_OR_TASK_MODULE='my_taks' cannot be imported"):
+        _ = make(module=["my_taks"]).provider
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'no_such_module'"):
+        _ = make(module=f"{module}_broken").provider
+
+
+def test_it_says_what_is_read():
+    first, second = make().describe()
+    assert first.startswith("data: feed_one, split train, lengths inputs 32, targets 14, batches of 4 rows, packed")
+    assert second.startswith("feed_one: documents 60 train, 15 validation")
+    assert len(make(mixture_or_task_name="feed_mixture").describe()) == 3
+    assert not make().has_metrics()
+    assert make().vocabularies()["targets"].vocab_size == 359
+
+
+def test_a_source_is_plain_data():
+    assert make() == make() and make() != make(seed=1)
+    assert dataclasses.replace(make(), split="validation").split == "validation"
+    with pytest.raises(ValueError, match="BATCH_SIZE=0"):
+        make(batch_size=0)
