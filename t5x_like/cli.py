@@ -40,13 +40,22 @@ COMMANDS = {
     ),
     "eval": Command("t5x_like.eval.evaluate", "loss and task metrics of a checkpoint", "runs/eval.gin", needs_run=True),
     "infer": Command(
-        "t5x_like.infer.infer", "predict from, or score, the lines of a file", "runs/infer.gin", needs_run=True
+        "t5x_like.infer.infer",
+        "predict from, or score, the lines of a file",
+        "runs/infer.gin",
+        flags={
+            "input": ("INPUT_PATH", "the .txt or .jsonl file to read"),
+            "output": ("OUTPUT_PATH", "the .jsonl file to write"),
+            "mode": ("MODE", "predict or score"),
+        },
+        needs_run=True,
     ),
     "inspect": Command(
         "t5x_like.show.inspect",
         "show what the model will see of a task",
         "runs/inspect.gin",
         positional=("MIXTURE_OR_TASK_NAME", "TASK"),
+        flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
     ),
 }
