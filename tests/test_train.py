@@ -1,0 +1,226 @@
+"""The training loop as a plain function, on made-up batches: no gin, no SeqIO."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import optimizers, parameters, schedules
+from t5x_like.checkpoints import Checkpoints
+from t5x_like.data import batches, features
+from t5x_like.metrics import read_metrics
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+from t5x_like.run_folder import read_status
+from t5x_like.train import TrainingFailed, train
+
+pytestmark = pytest.mark.notf
+
+CONFIG = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=2, decoder_layers=2)
+
+
+@dataclasses.dataclass
+class Copying:
+    """Rows whose targets are their inputs; the position is how many batches were drawn."""
+
+    batch_size: int = 8
+    length: int = 6
+    drawn: int = 0
+
+    def describe(self):
+        return ["rows to copy"]
+
+    def batch_shapes(self, spec):
+        lengths = spec.model_lengths({"inputs": self.length, "targets": self.length})
+        return {name: (self.batch_size, length) for name, length in lengths.items()}
+
+    def host_iterator(self, spec, *, process_index, process_count):
+        return dataclasses.replace(self)
+
+    def __next__(self):
+        self.drawn += 1
+        return self.make(self.drawn)
+
+    def make(self, seed):
+        rng = np.random.default_rng(seed)
+        tokens = rng.integers(2, 30, size=(self.batch_size, self.length)).astype(np.int32)
+        tokens[:, -1] = np.where(rng.random(self.batch_size) < 0.5, 0, 1)  # some rows are shorter
+        return batches.from_arrays(features.ENCODER_DECODER, {"inputs": tokens, "targets": tokens})
+
+    def state(self):
+        return b"%d" % self.drawn
+
+    def restore(self, state):
+        self.drawn = int(state)
+
+    def eval_batches(self, spec, number):
+        return iter([self.make(10_000 + seed) for seed in range(number)])
+
+
+def run(model_dir, **changes):
+    arguments = dict(
+        model=CONFIG,
+        objective=SequenceToSequence(),
+        optimizer=optimizers.adafactor(learning_rate=schedules.rsqrt(1.0, warmup_steps=100)),
+        data=Copying(),
+        eval_data=Copying(),
+        total_steps=6,
+        model_dir=str(model_dir),
+        partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
+        log_period=1,
+        eval_period=3,
+        eval_steps=2,
+        save_period=3,
+    )
+    return train(**arguments | changes)
+
+
+def losses(model_dir, split="train"):
+    return [row["loss"] for row in read_metrics(str(model_dir)) if row["split"] == split]
+
+
+def test_a_run_leaves_what_is_promised(tmp_path):
+    result = run(tmp_path)
+    assert (result.step, result.stopped_by) == (6, None)
+    train_rows = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
+    assert [row["step"] for row in train_rows] == list(range(1, 7))
+    wanted = {"loss", "accuracy", "z_loss", "learning_rate", "grad_norm", "param_norm"}
+    wanted |= {"tokens_per_second", "seconds_per_step", "data_wait_fraction"}
+    assert wanted <= set(train_rows[0])
+    assert len(losses(tmp_path, "validation")) == 2
+    assert result.evaluation["loss"] == losses(tmp_path, "validation")[-1]
+    assert read_status(str(tmp_path))["state"] == "finished"
+    assert "[vocab embed]" in (tmp_path / "model_info.txt").read_text()
+    assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [3, 6]
+
+
+def test_the_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
+    run(tmp_path, total_steps=1, objective=SequenceToSequence(z_loss=0.1, label_smoothing=0.2))
+    key = jax.random.split(jax.random.key(0))[0]
+    model = CONFIG.make(key)
+    batch = Copying().make(1)
+    logits = np.asarray(model.unembed(model(batch).hidden), np.float64)
+    log_probabilities = logits - np.log(np.sum(np.exp(logits), -1, keepdims=True))
+    chosen = np.take_along_axis(log_probabilities, batch["decoder_target_tokens"][..., None], -1)[..., 0]
+    weights = batch["decoder_loss_weights"]
+    np.testing.assert_allclose(losses(tmp_path)[0], -(chosen * weights).sum() / weights.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rules, ici",
+    [
+        ("dp", {"data": 8}),
+        ("fsdp", {"fsdp": 8}),
+        ("fsdp_tp", {"fsdp": 2, "tensor": 4}),
+        ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}),
+    ],
+)
+def test_every_rule_set_gives_the_loss_of_one_device(tmp_path, rules, ici):
+    run(tmp_path / "one", total_steps=4)
+    run(tmp_path / "eight", total_steps=4, partitioner=Partitioner(rules=rules, ici=ici))
+    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(tmp_path / "one"), rtol=2e-5)
+
+
+@pytest.mark.parametrize("changes", [{"microbatches": 4}, {"model": dataclasses.replace(CONFIG, scan_layers=True)}])
+def test_microbatches_and_scanning_change_nothing(tmp_path, changes):
+    run(tmp_path / "plain", total_steps=4)
+    run(tmp_path / "other", total_steps=4, **changes)
+    np.testing.assert_allclose(losses(tmp_path / "other"), losses(tmp_path / "plain"), rtol=2e-5)
+
+
+def test_resumed_in_the_other_layout_on_another_mesh(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "parts", total_steps=3)
+    scanned = dataclasses.replace(CONFIG, scan_layers=True)
+    run(tmp_path / "parts", model=scanned, partitioner=Partitioner(rules="fsdp", ici={"fsdp": 4, "data": 2}))
+    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=2e-5)
+
+
+def test_resumed_in_a_store_that_cannot_append(tmp_path):
+    run(tmp_path / "whole")
+    url = f"memory:/{tmp_path}/run"
+    run(url, total_steps=4)  # saved at 3 and, being the last step, at 4
+    run(url)
+    assert losses(url) == losses(tmp_path / "whole")
+    assert read_status(url)["state"] == "finished"
+
+
+def test_a_finished_run_says_so(tmp_path, caplog):
+    run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with caplog.at_level("INFO", logger="absl"):
+        assert run(tmp_path).step == 6
+    assert "finished at step 6; to go on, give a larger --gin.TRAIN_STEPS" in caplog.text
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_frozen_parameters_stay_and_are_saved(tmp_path):
+    group = optimizers.ParameterGroup("token_embedder", freeze=True)
+    optimizer = optimizers.adamw(learning_rate=0.01, groups=(group,))
+    result = run(tmp_path, optimizer=optimizer)
+    fresh = parameters.named_leaves(CONFIG.make(jax.random.split(jax.random.key(0))[0]))
+    trained = parameters.named_leaves(result.params["model"])
+    changed = {name for name in fresh if not np.array_equal(fresh[name], trained[name])}
+    assert set(fresh) - changed == {name for name in fresh if name.startswith("token_embedder")}
+    stored = Checkpoints(str(tmp_path / "checkpoints")).shapes(6)
+    assert any(name.startswith("params/model/token_embedder") for name in stored)
+    assert not any(name.startswith("opt_state") and "token_embedder" in name for name in stored)
+    assert run(tmp_path, optimizer=optimizer, total_steps=8).step == 8
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_with_advice(tmp_path):
+    class Poisoned(SequenceToSequence):
+        def terms(self, params, batch, *, dropout_key=None):
+            terms = super().terms(params, batch, dropout_key=dropout_key)
+            return terms.replace(sums={"targets": terms.sums["targets"] * np.nan})
+
+    with pytest.raises(TrainingFailed, match="not finite for 3 steps in a row, up to step 3.*Lower the learning rate"):
+        run(tmp_path, objective=Poisoned(), total_steps=20, stop_after_skipped=3, eval_data=None)
+    assert read_status(str(tmp_path))["state"] == "failed"
+
+
+def test_starts_from_another_run_with_fresh_optimizer_and_step(tmp_path):
+    first = run(tmp_path / "first")
+    second = run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), total_steps=1, eval_data=None)
+    assert second.step == 1
+    assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0]
+    step_folder = tmp_path / "first" / "checkpoints" / "6"
+    third = run(tmp_path / "third", initial_checkpoint_path=str(step_folder), total_steps=1, eval_data=None)
+    assert losses(tmp_path / "third") == losses(tmp_path / "second")
+    assert parameters.count(third.params) == parameters.count(first.params)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path):
+    run(tmp_path / "first", total_steps=1)
+    wider = dataclasses.replace(CONFIG, mlp_dim=48)
+    with pytest.raises(ValueError, match=r"mlp/.* has shape \(2, 16, 32\), this model's .* has \(2, 16, 48\)"):
+        run(tmp_path / "second", model=wider, initial_checkpoint_path=str(tmp_path / "first"))
+
+
+def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, caplog):
+    run(tmp_path / "first")
+    with caplog.at_level("INFO", logger="absl"):
+        run(
+            tmp_path / "second",
+            initial_checkpoint_path=str(tmp_path / "first"),
+            initial_mapping=[("^decoder/.*", "")],
+            total_steps=1,
+        )
+    fresh = next(record.getMessage() for record in caplog.records if "freshly initialised" in record.getMessage())
+    assert "decoder/" in fresh and "encoder/" not in fresh
+
+
+def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="LOG_PERIOD=0 must be at least 1"):
+        run(tmp_path / "run", log_period=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_each_checkpoint_knows_of_its_run(tmp_path):
+    run(tmp_path, total_steps=3)
+    about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)
+    assert about["jax"] == jax.__version__ and about["rules"] == "fsdp"
+    assert json.dumps(about)
