@@ -119,7 +119,7 @@ def test_a_pipeline_whose_position_cannot_be_saved_is_reported(register):
 
         return ds.map(fill)
 
-    register("shown_python", source([b"x"]), preprocessor=preprocess)
+    register("shown_python", source([b"x"] * 100), preprocessor=preprocess)
     found, _ = run("shown_python", task_feature_lengths={"inputs": 4, "targets": 4})
     assert any("position in this pipeline cannot be saved" in problem for problem in found.problems)
 

@@ -220,7 +220,9 @@ def test_a_feed_over_it_goes_on_to_the_last_bit():
 
 def test_what_cannot_be_saved_is_read_again_and_said_so(caplog, monkeypatch):
     monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # pytest listens at the root
+    verbosity = logging.get_verbosity()
     with caplog.at_level("INFO", logger="absl"):
+        logging.set_verbosity(logging.INFO)
         iterator = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
         take(iterator, 1)
         assert "position in the data of feed_python cannot be saved" in caplog.text
@@ -229,6 +231,7 @@ def test_what_cannot_be_saved_is_read_again_and_said_so(caplog, monkeypatch):
         expected = take(iterator, 9)
         resumed = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
         resumed.restore(state)
+    logging.set_verbosity(verbosity)
     assert "reading 9 batches again" in caplog.text
     assert not iterator.can_be_saved
     assert len(state) < 2000
