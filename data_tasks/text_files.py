@@ -131,7 +131,8 @@ def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
                 if len(block) == lines_per_document:
                     yield b"".join(block)
                     block = []
-            yield b"".join(block)
+            if block:
+                yield b"".join(block)
             return
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -162,7 +163,7 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
         counts["not valid UTF-8"] += 1
         return
     if not raw.strip():
-        counts["empty"] += bool(raw)
+        counts["empty"] += 1
         return
     if len(raw) > max_document_bytes:
         counts["longer than max_document_bytes (cut, not skipped)"] += 1

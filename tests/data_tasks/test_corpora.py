@@ -1,0 +1,348 @@
+"""The shipped corpora, their vocabularies and tasks."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+import data_tasks  # noqa: F401  registers the tasks
+from data_tasks import arguments, c4, documents, python_docs, text_files, vocabularies
+from t5x_like.data.features import ENCODER_DECODER
+from t5x_like.data.seqio_feed import SeqIOSource
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- python_docs -----------------------------------------------------------------------------------------------------
+
+
+def test_the_corpus_has_its_size_and_both_splits():
+    corpus = python_docs.read()
+    train, validation = (sum(map(len, corpus.splits[split])) for split in ("train", "validation"))
+    assert 1.8e6 < train + validation < 2.8e6
+    assert 0.02 < validation / (train + validation) < 0.09
+    assert "CPython" in corpus.describe() and corpus.fingerprint in corpus.describe()
+
+
+def test_the_corpus_is_the_same_when_read_again():
+    first = python_docs.read()
+    again = python_docs.read.__wrapped__()
+    assert first.splits == again.splits and first.fingerprint == again.fingerprint
+
+
+def test_nothing_of_validation_is_in_training():
+    corpus = python_docs.read()
+    seen = {
+        paragraph
+        for document in corpus.splits["train"]
+        for paragraph in document.split(b"\n\n")
+        if len(paragraph) > python_docs.REPEATED_PARAGRAPH_CHARS * 2
+    }
+    held_out = [paragraph for document in corpus.splits["validation"] for paragraph in document.split(b"\n\n")]
+    assert len(held_out) > 100
+    assert not seen & set(held_out)
+
+
+def test_the_list_of_modules_holds_no_tests_and_no_installed_packages():
+    paths = python_docs.module_paths()
+    assert len(paths) > 300 and paths == sorted(set(paths))
+    excluded = {"test", "tests", "idlelib", "lib2to3", "distutils", "site-packages"}
+    assert not [path for path in paths if excluded & set(path.split("/")) or not path.endswith(".py")]
+
+
+def test_modules_are_read_and_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "one.py").write_text(
+        '"""What the module is about, in a sentence that is long enough to be kept."""\n'
+        "raise RuntimeError('imported')\n"
+        "class A(Base):\n"
+        '    """A class that is described in a sentence long enough to be kept."""\n'
+        "    def method(self, x, *, y=1):\n"
+        '        """A method, described at some length so that it stays in the corpus."""\n'
+        "    def undocumented(self): pass\n"
+        "def undocumented(): pass\n"
+    )
+    monkeypatch.setattr(python_docs, "module_paths", lambda: ["gone.py", "one.py"])
+    monkeypatch.setattr(python_docs, "_topics", lambda: iter(()))
+    corpus = python_docs.read.__wrapped__(str(tmp_path))
+    texts = sorted(text.decode() for split in corpus.splits.values() for text in split)
+    assert texts == [
+        "module one\n\nWhat the module is about, in a sentence that is long enough to be kept.",
+        "module one\n\nclass A(Base)\n\n    A class that is described in a sentence long enough to be kept.\n\n"
+        "    method(self, x, *, y=1)\n\n        A method, described at some length so that it stays in the corpus.",
+    ]
+    assert corpus.skipped["listed modules that this version does not have"] == 1
+
+
+def test_a_python_without_sources_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has only 0 of .* files. Install the full Python"):
+        python_docs.read(str(tmp_path))
+
+
+# ---- splits and shuffling --------------------------------------------------------------------------------------------
+
+
+def test_a_document_stays_in_its_split_whatever_is_added():
+    texts = [f"document {number}".encode() for number in range(2000)]
+    small, large = documents.split_by_hash(texts[:500], 0.1), documents.split_by_hash(texts, 0.1)
+    assert set(small["validation"]) == set(large["validation"]) & set(texts[:500])
+    assert len(large["validation"]) == pytest.approx(200, abs=40)
+    assert documents.split_by_hash(texts, 0)["validation"] == []
+
+
+def source_of(count):
+    splits = {"train": [str(number).encode() for number in range(count)], "validation": []}
+    corpus = documents.Corpus(name="numbers", splits=splits, origin="a test", skipped={})
+    return documents.DocumentSource(lambda: corpus)
+
+
+def read(ds):
+    return [int(example["text"]) for example in ds.as_numpy_iterator()]
+
+
+def test_every_epoch_is_another_permutation():
+    order = read(source_of(100).get_dataset("train", shuffle=True, seed=3).repeat(3))
+    epochs = [order[start : start + 100] for start in (0, 100, 200)]
+    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert order == read(source_of(100).get_dataset("train", shuffle=True, seed=3).repeat(3))
+    assert epochs[0] != read(source_of(100).get_dataset("train", shuffle=True, seed=4))
+    assert read(source_of(100).get_dataset("train", shuffle=False)) == list(range(100))
+    assert read(source_of(1).get_dataset("train", shuffle=True, seed=0)) == [0]
+
+
+def test_shards_share_out_the_documents():
+    shards = [
+        read(source_of(10).get_dataset("train", shuffle=True, seed=1, shard_info=seqio.ShardInfo(index, 3)))
+        for index in range(3)
+    ]
+    assert sorted(sum(shards, [])) == list(range(10))
+    assert [len(shard) for shard in shards] == [4, 3, 3]
+
+
+def test_an_empty_split_names_the_corpus():
+    with pytest.raises(ValueError, match="split 'validation' is empty: numbers: documents 10 train, 0 validation"):
+        source_of(10).get_dataset("validation")
+
+
+# ---- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_model_follows_t5():
+    vocabulary = vocabularies.python_docs()
+    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+    assert vocabulary.vocab_size == 4096
+    assert vocabulary.decode([4095, 4094, 3996]) == "<extra_id_0> <extra_id_1> <extra_id_99>"
+    assert vocabularies.PYTHON_DOCS_MODEL.stat().st_size < 400_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thank you for inviting me to your party last week.",
+        "def f(x):\n    if x:\n\n        return  x\n",
+        "  indented\tand\ttabbed  \r\n",
+        "zwölf Boxkämpfer, 日本語, 🙂, \x00",
+        "",
+    ],
+)
+def test_any_text_survives(text):
+    for vocabulary in (vocabularies.python_docs(), vocabularies.byte_level()):
+        ids = vocabulary.encode(text)
+        assert 2 not in ids
+        assert vocabulary.decode(ids) == text
+        assert vocabulary.encode_tf(tf.constant(text)).numpy().tolist() == ids
+
+
+def test_the_script_makes_such_a_model(tmp_path):
+    from data_tasks.vocabularies import train
+
+    texts = [document.decode() for document in python_docs.read().splits["validation"]]
+    path = tmp_path / "small.model"
+    path.write_bytes(train.train(texts, pieces=600))
+    vocabulary = seqio.SentencePieceVocabulary(str(path), extra_ids=100)
+    assert vocabulary.vocab_size == 700
+    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+    text = "    a line\n\n\tand ünïcode ∀"
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+# ---- text files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\nfour\nfive")
+    (tmp_path / "b.txt").write_bytes(b"bad \xff\xfe\n\n \nlast\n")
+    rows = [{"text": "first\nrecord", "title": "x"}, {"text": ""}, {"text": "zweiter Eintrag, ümlaut"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "compressed"}))
+    return tmp_path
+
+
+def all_of(corpus):
+    return [document.decode() for split in corpus.splits.values() for document in split]
+
+
+def test_text_is_read_in_documents_of_some_lines(folder):
+    corpus = text_files.read(pattern=f"{folder}/*.txt", lines_per_document=2, validation_fraction=0.0)
+    assert all_of(corpus) == ["one\ntwo\n", "three\nfour\n", "five", " \nlast\n"]
+    assert corpus.skipped == {"not valid UTF-8": 1}
+    assert "skipped: 1 not valid UTF-8" in corpus.describe()
+
+
+def test_json_lines_are_documents(folder):
+    corpus = text_files.read(pattern=f"{folder}/*.jsonl*", validation_fraction=0.0)
+    assert all_of(corpus) == ["first\nrecord", "zweiter Eintrag, ümlaut", "compressed"]
+    titled = text_files.read(pattern=f"{folder}/c.jsonl", json_field="text", validation_pattern=f"{folder}/d.jsonl.gz")
+    assert titled.splits["validation"] == [b"compressed"]
+    assert "2 files" in titled.describe()
+
+
+def test_held_out_files_are_not_trained_on(folder):
+    corpus = text_files.read(pattern=f"{folder}/*.txt", validation_pattern=f"{folder}/a.txt")
+    assert corpus.splits["validation"] == [b"one\ntwo\nthree\nfour\nfive"]
+    assert corpus.splits["train"] == []  # b.txt is one document with a byte that is not UTF-8
+    assert corpus.skipped == {"not valid UTF-8": 1}
+
+
+def test_long_documents_are_cut_between_lines_words_or_characters(tmp_path):
+    (tmp_path / "lines.txt").write_text("a line of text\n" * 8)
+    (tmp_path / "words.txt").write_text("word " * 20)
+    (tmp_path / "none.txt").write_text("ä" * 40)
+    for name, ends in (("lines", "\n"), ("words", " "), ("none", "ä")):
+        corpus = text_files.read(pattern=f"{tmp_path}/{name}.txt", max_document_bytes=32, validation_fraction=0.0)
+        pieces = all_of(corpus)
+        assert "".join(pieces) == (tmp_path / f"{name}.txt").read_text()
+        assert len(pieces) > 1 and all(len(piece.encode()) <= 32 and piece.endswith(ends) for piece in pieces)
+        assert list(corpus.skipped.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", '{"text": "a"}\n{"text": \n', "x.jsonl:2 is not JSON"),
+        ("x.jsonl", '{"body": "a"}\n', r"x.jsonl:1 has no field 'text' .* only \['body'\]"),
+        ("x.jsonl", "[1]\n", "x.jsonl:1 has no field 'text' .* only a list"),
+        ("x.jsonl", '{"text": 3}\n', "x.jsonl:1: the field 'text' is 3, not text"),
+        ("x.csv", "a,b\n", "x.csv: only .txt and .jsonl files are read"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        text_files.read(pattern=f"{tmp_path}/{name}")
+
+
+def test_a_pattern_without_files_and_too_much_text(folder):
+    with pytest.raises(FileNotFoundError, match="no file matches .*nothing"):
+        text_files.read(pattern=f"{folder}/nothing-*.txt")
+    with pytest.raises(ValueError, match="more than max_corpus_bytes=10 bytes"):
+        text_files.read(pattern=f"{folder}/*.txt", max_corpus_bytes=10)
+    with pytest.raises(ValueError, match=r"needs task_arguments \{'pattern'"):
+        text_files.read(pattern="")
+
+
+def test_the_task_reads_what_its_arguments_say(folder):
+    settings = {"task_feature_lengths": {"inputs": 16, "targets": 8}, "batch_size": 1, "num_epochs": 1}
+    source = SeqIOSource(
+        mixture_or_task_name=text_files.TASK,
+        task_arguments={"pattern": f"{folder}/a.txt", "validation_fraction": 0.0},
+        **settings,
+    )
+    batch = next(source.host_iterator(ENCODER_DECODER))
+    shown = source.vocabularies()["inputs"].decode(batch["encoder_input_tokens"][0].tolist())
+    assert shown.startswith("one") and "<extra_id_0>" in shown
+    assert "documents 1 train, 0 validation" in source.describe()[1]
+    other = SeqIOSource(mixture_or_task_name=text_files.TASK, task_arguments={"pattern": f"{folder}/*.md"}, **settings)
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        other.host_iterator(ENCODER_DECODER)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_checked_and_go_back_to_their_defaults():
+    declared = arguments.declare("a_task", path=None, fraction=0.5, count=3)
+    arguments.update(["a_task", "another"], {"path": "x", "fraction": 1})
+    assert dict(declared) == {"path": "x", "fraction": 1, "count": 3}
+    arguments.update(["a_task"], {"count": 4})
+    assert dict(declared) == {"path": None, "fraction": 0.5, "count": 4}
+    with pytest.raises(ValueError, match="no argument 'paht'; did you mean 'path'"):
+        arguments.update(["a_task"], {"count": 9, "paht": "x"})
+    with pytest.raises(ValueError, match="count='3' must be of type int"):
+        arguments.update(["a_task"], {"count": "3"})
+    with pytest.raises(ValueError, match="another has no argument 'path', nor any other"):
+        arguments.update(["another"], {"path": "x"})
+    assert dict(declared) == {"path": None, "fraction": 0.5, "count": 4}
+
+
+# ---- C4 --------------------------------------------------------------------------------------------------------------
+
+
+def c4_source(**task_arguments):
+    return SeqIOSource(
+        mixture_or_task_name=c4.TASK,
+        task_feature_lengths={"inputs": 64, "targets": 20},
+        batch_size=2,
+        task_arguments=task_arguments,
+    )
+
+
+def test_c4_from_tfds_with_the_public_vocabulary(test_data):
+    source = c4_source(
+        tfds_name="c4/en:2.3.0",
+        data_dir=str(test_data / "text/tfds_tfrecords"),
+        vocabulary_path=str(test_data / "vocab/t5_32k/cc_all.32000.sentencepiece.model"),
+    )
+    vocabulary = source.vocabularies()["targets"]
+    assert vocabulary.vocab_size == 32100
+    iterator = source.host_iterator(ENCODER_DECODER)
+    first = next(iterator)
+    state = iterator.state()
+    expected = next(iterator)
+    assert first["encoder_input_tokens"].shape == (2, 64)
+    sentinels = first["decoder_target_tokens"][first["decoder_target_tokens"] >= 32000]
+    assert set(sentinels) >= {32099, 32098}
+    iterator.restore(state)
+    np.testing.assert_array_equal(next(iterator)["encoder_input_tokens"], expected["encoder_input_tokens"])
+    assert "c4/en:2.3.0: documents 10 train, 10 validation" in source.describe()[1]
+
+
+def test_c4_that_is_not_there_is_named_and_not_downloaded(tmp_path):
+    shipped = str(vocabularies.PYTHON_DOCS_MODEL)
+    with pytest.raises(FileNotFoundError, match="c4/en:3.1.0 has not been prepared by TFDS in .*data_dir"):
+        c4_source(data_dir=str(tmp_path), vocabulary_path=shipped).host_iterator(ENCODER_DECODER)
+    source = c4_source(vocabulary_path=str(tmp_path / "none.model"))
+    with pytest.raises(
+        FileNotFoundError, match="no SentencePiece model can be read at '.*none.model'.*vocabulary_path"
+    ):
+        source.check_vocabulary(32128)
+
+
+def test_importing_the_tasks_reads_nothing():
+    code = (
+        "import sys, tensorflow, seqio, fsspec, sentencepiece\n"
+        "opened = []\n"
+        "events = ('open', 'socket.connect')\n"
+        "sys.addaudithook(lambda event, args: event in events and opened.append(str(args[0])))\n"
+        "import data_tasks\n"
+        "print([path for path in opened if not path.endswith(('.py', '.pyc')) and '__pycache__' not in path])\n"
+        "print(sorted(name for name in seqio.TaskRegistry.names()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    opened, names = result.stdout.splitlines()[-2:]
+    assert opened == "[]"
+    for name in (
+        "python_docs_span_corruption",
+        "python_docs_span_corruption_bytes",
+        "text_files_span_corruption",
+        c4.TASK,
+    ):
+        assert repr(name) in names
