@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -207,7 +208,8 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
             )
         return
 
-    table = Table("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
+    columns = ("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for name, counted in found.lengths.items():
         limit = source.task_feature_lengths[name]
         found.trimmed[name] = int(np.sum(counted > limit))

@@ -18,7 +18,7 @@ class SpecConverter(seqio.FeatureConverter):
 
     Packing is next fit in the order of the data, as SeqIO's: an example that does not fit into the current row in every
     feature begins the next one, and a window of as many examples as the longest feature has tokens ends with a row that
-    may be part full. Zeros at the end of an example are padding; an example of padding alone is dropped.
+    may be part full. Zeros at the end of an example are padding; an example of padding alone has no part in packing.
     """
 
     def __init__(self, spec: FeatureSpec, *, pack: bool):
@@ -81,7 +81,7 @@ def pad(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], window: int) 
       window: unused; packing needs it.
     """
     del window
-    rows, counts = _nonempty(rows, lengths)
+    rows, counts = _trim(rows, lengths)
     arranged = {}
     for name, length in lengths.items():
         tokens = tf.pad(rows[name], [[0, 0], [0, length - tf.shape(rows[name])[1]]])
@@ -99,7 +99,7 @@ def pack(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], window: int)
       lengths: feature -> length of a row.
       window: how many examples there are at most.
     """
-    rows, counts = _nonempty(rows, lengths)
+    rows, counts = _nonempty(*_trim(rows, lengths))
     begins = _row_begins([counts[name] for name in lengths], list(lengths.values()), window)
     row = tf.cumsum(tf.cast(begins, tf.int32)) - 1
     number_of_rows = tf.reduce_sum(tf.cast(begins, tf.int32))
@@ -118,8 +118,8 @@ def pack(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], window: int)
     return arranged
 
 
-def _nonempty(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int]):
-    """Rows trimmed to their lengths, without those that have no token in any feature; and the tokens of each."""
+def _trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int]):
+    """Rows trimmed to their lengths, and how many tokens each has."""
     trimmed = {name: rows[name][:, :length] for name, length in lengths.items()}
     counts = {
         name: tf.reduce_max(
@@ -128,10 +128,14 @@ def _nonempty(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int]):
         for name, tokens in trimmed.items()
     }
     # An array without columns has no largest element: reduce_max gives the least integer.
-    counts = {name: tf.maximum(tf.squeeze(count, 1), 0) for name, count in counts.items()}
+    return trimmed, {name: tf.maximum(tf.squeeze(count, 1), 0) for name, count in counts.items()}
+
+
+def _nonempty(rows: Mapping[str, tf.Tensor], counts: Mapping[str, tf.Tensor]):
+    """The rows that have a token in any feature."""
     kept = tf.add_n(list(counts.values())) > 0
     return (
-        {name: tf.boolean_mask(tokens, kept) for name, tokens in trimmed.items()},
+        {name: tf.boolean_mask(tokens, kept) for name, tokens in rows.items()},
         {name: tf.boolean_mask(count, kept) for name, count in counts.items()},
     )
 

@@ -124,7 +124,7 @@ class SeqIOIterator:
             try:
                 with _without_info():
                     tf.train.Checkpoint(iterator=self._iterator).write(str(Path(folder, "position")))
-            except (tf.errors.OpError, NotImplementedError) as error:
+            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
                 self.can_be_saved = False
                 logging.warning(
                     "the position in the data of %s cannot be saved: on resuming, batches are read again from the "
