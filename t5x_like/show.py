@@ -209,7 +209,7 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
         return
 
     columns = ("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
+    table = Table(*columns, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name, counted in found.lengths.items():
         limit = source.task_feature_lengths[name]
         found.trimmed[name] = int(np.sum(counted > limit))
