@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.kernels.contraction import contract
 
 
 class Projection(nnx.Module):
@@ -47,7 +48,7 @@ class Projection(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch length ..."]:
-        return jnp.tensordot(x.astype(self.dtype), self.kernel[...].astype(self.dtype), axes=self.contracted)
+        return contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
 
 
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:
