@@ -63,7 +63,7 @@ def evaluate(
 
 
 def _generative(network, objective, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
-    from t5x_like.data.seqio_evaluation import run_evaluator  # SeqIO is loaded only where it is needed
+    from t5x_like.data.seqio_feed.evaluation import run_evaluator  # SeqIO is loaded only where it is needed
 
     length = data.task_feature_lengths["targets"]
     decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length).tokens)

@@ -20,7 +20,14 @@ class Evaluator:
     def __call__(self, params: Any) -> dict[str, float]:
         """The metrics of `params`, each the ratio of its sums over all batches."""
         if self._host_batches is None:
-            self._host_batches = list(self._data.eval_batches(self._objective.features, self._batches))
+            self._host_batches = list(
+                self._data.eval_batches(
+                    self._objective.features,
+                    self._batches,
+                    process_index=jax.process_index(),
+                    process_count=jax.process_count(),
+                )
+            )
             if not self._host_batches:
                 raise ValueError(f"the evaluation data {self._data} has no batch")
         totals: dict[str, np.ndarray] = {}

@@ -68,8 +68,8 @@ class _WordsOnly:
     data: Any
     first_sentinel: int
 
-    def eval_batches(self, features, batches: int) -> Iterator[dict[str, np.ndarray]]:
-        for batch in self.data.eval_batches(features, batches):
+    def eval_batches(self, features, batches: int, **processes) -> Iterator[dict[str, np.ndarray]]:
+        for batch in self.data.eval_batches(features, batches, **processes):
             targets = batch["decoder_target_tokens"]
             is_word = (targets != EOS_ID) & (targets < self.first_sentinel)
             yield {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * is_word}

@@ -109,6 +109,7 @@ def train(
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     run_folder.accept_config(model_dir, run_config)
+    data.check_vocabulary(config.vocab_size)
 
     # ---- data: it starts to flow while the model is being built ------------------------------------------------------
     source = data.host_iterator(

@@ -50,7 +50,7 @@ def test_a_sound_task_shows_everything_and_nothing_wrong():
     assert found.problems == []
     assert "nothing wrong was found" in output
     assert "python_docs: documents" in output and "hash" in output
-    assert "4,096 ids: padding 0, EOS 1, unknown 2, 100 sentinels from 4095 down to 3996" in output
+    assert "1,024 ids: padding 0, EOS 1, unknown 2, 100 sentinels from 1023 down to 924" in output
     assert "<extra_id_0>" in output and "</s>" in output and "[padding × 3]" in output
     assert found.lengths["inputs"].max() == 128 and found.lengths["targets"].max() == 29
     assert found.trimmed == {"inputs": 0, "targets": 0}

@@ -51,7 +51,7 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
 
 def python_docs() -> seqio.SentencePieceVocabulary:
-    """The committed model: 3,996 pieces and 100 sentinels."""
+    """The committed model: 924 pieces and 100 sentinels."""
     return seqio.SentencePieceVocabulary(str(PYTHON_DOCS_MODEL), extra_ids=SENTINELS)
 
 

@@ -17,8 +17,9 @@ from data_tasks import python_docs
 from data_tasks.documents import TRAIN
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL, SENTINELS
 
-# With the sentinels that SeqIO appends, the embedding has 4,096 rows.
-PIECES = 4096 - SENTINELS
+# With the sentinels that SeqIO appends, the embedding has 1,024 rows: few, so that a small model learns each of them
+# from two megabytes of text.
+PIECES = 1024 - SENTINELS
 # Text stays as it is but for U+2581, which is SentencePiece's own sign for a space and comes back as one in any case.
 # With no rule at all (`identity`) TensorFlow's tokeniser writes a line about that to the terminal each time it is made.
 _RULES = "2581\t20\n"

@@ -32,7 +32,10 @@ SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_confi
 # Who set something. What is the user's must be of use; what is shipped or stored with a run may lie idle.
 SHIPPED, STORED, USER, COMMAND_LINE = "shipped", "stored", "user", "command line"
 # What a run was trained on, which other commands on that run take over.
-TASK_MACROS = ("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS", "USE_CACHED_TASKS")
+TASK_MACROS = (
+    *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
+    *("USE_CACHED_TASKS", "TASK_ARGUMENTS"),
+)
 # Ends a line of a stored configuration whose value is the default in the code.
 DEFAULT_MARK = "# default"
 

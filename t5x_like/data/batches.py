@@ -24,7 +24,7 @@ def from_arrays(spec: FeatureSpec, arrays: Mapping[str, np.ndarray]) -> dict[str
         if feature.role == "tokens":
             value = tokens
         elif feature.role == "shifted":
-            value = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+            value = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1] * real
         elif feature.role in ("weights", "segment_ids"):
             value = real
         elif feature.role == "positions":

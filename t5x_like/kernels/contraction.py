@@ -8,13 +8,11 @@ from jaxtyping import Array, Float
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def contract(
-    x: Float[Array, "..."], kernel: Float[Array, "..."], rank: int
-) -> Float[Array, "..."]:
+def contract(x: Float[Array, "..."], kernel: Float[Array, "..."], rank: int) -> Float[Array, "..."]:
     """Sums over the last `rank` dimensions of `x` and the first `rank` of `kernel`, as `jnp.tensordot`.
 
-    The gradient of the kernel is written as xᵀ · dy. What JAX derives is (dyᵀ · x)ᵀ, for which XLA on CPU first transposes
-    the much larger dy: the backward pass of a gated feed-forward block of T5 takes four times as long then.
+    The gradient of the kernel is written as xᵀ · dy. What JAX derives is (dyᵀ · x)ᵀ, for which XLA on CPU first
+    transposes the much larger dy: the backward pass of a gated feed-forward block of T5 takes four times as long then.
 
     Args:
       x: activations, `[*batch, *inputs]`.
@@ -32,9 +30,7 @@ def _backward(rank, residuals, dy):
     x, kernel = residuals
     outputs = kernel.ndim - rank
     batch = x.ndim - rank
-    dx = jax.lax.dot_general(
-        dy, kernel, ((tuple(range(batch, dy.ndim)), tuple(range(rank, rank + outputs))), ((), ()))
-    )
+    dx = jax.lax.dot_general(dy, kernel, ((tuple(range(batch, dy.ndim)), tuple(range(rank, rank + outputs))), ((), ())))
     every_row = tuple(range(batch))
     return dx, jax.lax.dot_general(x, dy, ((every_row, every_row), ((), ())))
 

@@ -136,8 +136,8 @@ def test_an_empty_split_names_the_corpus():
 def test_the_shipped_model_follows_t5():
     vocabulary = vocabularies.python_docs()
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
-    assert vocabulary.vocab_size == 4096
-    assert vocabulary.decode([4095, 4094, 3996]) == "<extra_id_0> <extra_id_1> <extra_id_99>"
+    assert vocabulary.vocab_size == 1024
+    assert vocabulary.decode([1023, 1022, 924]) == "<extra_id_0> <extra_id_1> <extra_id_99>"
     assert vocabularies.PYTHON_DOCS_MODEL.stat().st_size < 400_000
 
 

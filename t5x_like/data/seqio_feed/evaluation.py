@@ -7,8 +7,8 @@ import numpy as np
 import seqio
 
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.seqio_feed.converter import SpecConverter
+from t5x_like.data.seqio_feed.source import SeqIOSource
 
 Batch = Mapping[str, np.ndarray]
 

@@ -1,0 +1,163 @@
+"""Evaluation and inference of a checkpoint: loss, a task's own metrics, predictions, scores, interruptions."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5x_like import optimizers
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.eval import evaluate
+from t5x_like.infer import infer
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+from t5x_like.train import train
+
+TASK = "tests_eval_echo"
+LENGTHS = {"inputs": 6, "targets": 4}
+CONFIG = T5Config(
+    vocab_size=384, embed_dim=64, mlp_dim=64, num_heads=4, head_dim=16, encoder_layers=1, decoder_layers=1
+)
+
+
+def _examples(split, shuffle_files=False, seed=None):
+    letters = [chr(ord("a") + index % 4) for index in range(64 if split == "train" else 6)]
+    return tf.data.Dataset.from_tensor_slices({"inputs": letters, "targets": letters})
+
+
+def exact(targets, predictions):
+    return {"exact": float(np.mean([target == guess for target, guess in zip(targets, predictions, strict=True)]))}
+
+
+def likelihood(targets, scores):
+    return {"mean_score": float(np.mean(scores))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def task():
+    vocabulary = seqio.ByteVocabulary()
+    seqio.TaskRegistry.add(
+        TASK,
+        source=seqio.FunctionDataSource(_examples, splits=["train", "validation"]),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+        output_features={name: seqio.Feature(vocabulary) for name in LENGTHS},
+        metric_fns=[exact, likelihood],
+    )
+    yield
+    seqio.TaskRegistry.remove(TASK)
+
+
+def source(split, **changes):
+    options = dict(mixture_or_task_name=TASK, task_feature_lengths=LENGTHS, batch_size=8, split=split, pack=False)
+    return SeqIOSource(**options | changes)
+
+
+def partitioner():
+    return Partitioner(rules="dp", ici={"data": 2}, devices=jax.devices()[:2])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, task):
+    """A model that has learnt to say what it reads: one of four letters."""
+    folder = tmp_path_factory.mktemp("echo")
+    result = train(
+        model=CONFIG,
+        objective=SequenceToSequence(),
+        optimizer=optimizers.adamw(learning_rate=3e-3),
+        data=source("train"),
+        total_steps=60,
+        model_dir=str(folder / "run"),
+        partitioner=partitioner(),
+        log_period=30,
+        save_period=60,
+    )
+    assert result.step == 60
+    return str(folder / "run")
+
+
+def test_the_loss_and_the_tasks_own_metrics(checkpoint, tmp_path):
+    results = evaluate(
+        model=CONFIG,
+        objective=SequenceToSequence(),
+        data=source("validation", batch_size=4),  # 6 examples: the second batch is half empty
+        checkpoint_path=checkpoint,
+        partitioner=partitioner(),
+        output_dir=str(tmp_path),
+    )
+    assert results["accuracy"] == 1.0 and results["loss"] < 0.2
+    assert results[f"{TASK}/exact"] == 1.0
+    # Two target tokens an example: the letter and EOS.
+    np.testing.assert_allclose(results[f"{TASK}/mean_score"], -2 * results["loss"], rtol=1e-4)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == results
+    written = [path for path in (tmp_path / "inference_eval").rglob("*.jsonl") if TASK in path.name]
+    assert sum(len(path.read_text().splitlines()) for path in written) >= 6
+
+
+def infer_lines(checkpoint, tmp_path, lines, suffix="txt", **changes):
+    path = tmp_path / f"input.{suffix}"
+    path.write_text("".join(line + "\n" for line in lines))
+    options = dict(data=source("validation"), batch_size=4, partitioner=partitioner())
+    output = infer(
+        model=CONFIG,
+        checkpoint_path=checkpoint,
+        input_path=str(path),
+        output_path=str(tmp_path / "output.jsonl"),
+        **options | changes,
+    )
+    return [json.loads(line) for line in open(output)]
+
+
+def test_predictions_of_text(checkpoint, tmp_path):
+    rows = infer_lines(checkpoint, tmp_path, ["a", "d", "c", "b", "a"])
+    assert [(row["index"], row["inputs"], row["prediction"]) for row in rows] == [
+        *((0, "a", "a"), (1, "d", "d"), (2, "c", "c"), (3, "b", "b"), (4, "a", "a"))
+    ]
+    assert all(-0.5 < row["log_probability"] < 0 for row in rows)
+
+
+def test_token_ids_need_no_vocabulary(checkpoint, tmp_path):
+    a = 3 + ord("a")
+    lines = [json.dumps({"inputs": [a + offset, 1]}) for offset in range(3)]
+    rows = infer_lines(checkpoint, tmp_path, lines, "jsonl", data=None, task_feature_lengths=LENGTHS)
+    assert [row["prediction"] for row in rows] == [[a], [a + 1], [a + 2]]
+
+
+def test_scores_prefer_what_was_learnt(checkpoint, tmp_path):
+    lines = [json.dumps({"inputs": "b", "targets": target}) for target in ("b", "c")]
+    right, wrong = infer_lines(checkpoint, tmp_path, lines, "jsonl", mode="score")
+    assert wrong["score"] < -3 < right["score"] < 0
+
+
+def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monkeypatch):
+    from t5x_like import infer as module
+
+    monkeypatch.setattr(module, "_BATCHES_A_PART", 1)
+    written = []
+    original = module.PartFiles.write
+
+    def write(self, index, rows):
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(index)
+        original(self, index, rows)
+
+    monkeypatch.setattr(module.PartFiles, "write", write)
+    lines = ["a", "b", "c", "d", "a", "b"]
+    with pytest.raises(KeyboardInterrupt):
+        infer_lines(checkpoint, tmp_path, lines)
+    assert not (tmp_path / "output.jsonl").exists()
+    monkeypatch.setattr(
+        module.PartFiles, "write", lambda self, index, rows: (written.append(index), original(self, index, rows))
+    )
+    rows = infer_lines(checkpoint, tmp_path, lines)
+    assert written == [0, 1]
+    assert [row["prediction"] for row in rows] == lines
+
+
+def test_a_folder_without_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        infer_lines(str(tmp_path / "nothing"), tmp_path, ["a"])
