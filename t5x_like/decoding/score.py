@@ -17,11 +17,14 @@ def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[
     """
     hidden = model(batch).hidden
 
-    def row(inputs):
+    def at_position(inputs):
         hidden, targets, weights = inputs
-        log_probabilities = jax.nn.log_softmax(model.unembed(hidden[None])[0])
+        log_probabilities = jax.nn.log_softmax(model.unembed(hidden[:, None])[:, 0])
         chosen = jnp.take_along_axis(log_probabilities, targets[:, None], axis=-1)[:, 0]
-        return jnp.sum(chosen * weights)
+        return chosen * weights
 
-    # Row by row, so that the logits of a whole batch are never held.
-    return jax.lax.map(row, (hidden, batch["decoder_target_tokens"], batch["decoder_loss_weights"]))
+    # Position by position, so that the logits of a whole batch are never held.
+    by_position = [
+        jnp.moveaxis(x, 1, 0) for x in (hidden, batch["decoder_target_tokens"], batch["decoder_loss_weights"])
+    ]
+    return jnp.sum(jax.lax.map(at_position, tuple(by_position)), axis=0)

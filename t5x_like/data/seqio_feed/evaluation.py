@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import seqio
+import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.converter import SpecConverter
@@ -36,6 +37,8 @@ def run_evaluator(
       `<task>/<metric>` -> value.
     """
     source.provider  # noqa: B018 (registers the user's tasks, or says which names there are)
+    if log_dir:
+        tf.io.gfile.makedirs(log_dir)
     evaluator = seqio.Evaluator(
         mixture_or_task_name=source.mixture_or_task_name,
         feature_converter=SpecConverter(spec, pack=False),
