@@ -11,7 +11,8 @@ from t5x_like import partitioning
 from t5x_like.kernels.dropout import dropout
 from t5x_like.kernels.masks import Mask
 
-# The score of a hidden key. It is finite, so that a query which sees no key averages all of them instead of giving NaN.
+# Added to the score of a hidden key. It is finite, so that a query which sees no key averages them all instead of
+# giving NaN, and so large that nothing is left of the score in float32.
 HIDDEN_SCORE = -1e10
 
 
@@ -21,7 +22,7 @@ class Attended:
 
     Attributes:
       output: averaged values.
-      scores: before the softmax, in float32: scaled, with the bias, `HIDDEN_SCORE` where the mask hides a key.
+      scores: before the softmax, in float32: scaled, with the bias, and `HIDDEN_SCORE` where the mask hides a key.
       probabilities: after the softmax, in float32, before dropout.
     """
 
@@ -47,20 +48,38 @@ def reference(
     # A key head serves `heads / kv_heads` query heads in a row (grouped queries, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32)
-    scores = scores.reshape(batch, heads, q_len, kv_len)
     if scale != 1.0:
         scores = scores * scale
     if bias is not None:
-        scores = scores + bias.astype(jnp.float32)
+        scores = scores + bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
     visible = mask.materialise(q_len, kv_len)
     if visible is not None:
-        scores = jnp.where(visible, scores, HIDDEN_SCORE)
-    probabilities = jax.nn.softmax(scores, axis=-1)
+        # Added rather than selected: a sum leaves nothing behind for the backward pass.
+        scores = scores + jnp.where(visible, 0.0, HIDDEN_SCORE)[:, None]
+    probabilities = softmax(scores)
     # T5 drops the same keys for every query of a head.
     weights = dropout(probabilities, dropout_rate, dropout_key, broadcast_dims=(-2,)).astype(v.dtype)
-    weights = weights.reshape(batch, kv_heads, heads // kv_heads, q_len, kv_len)
     output = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(batch, q_len, heads, v.shape[-1])
-    return Attended(output=output, scores=scores, probabilities=probabilities)
+    ungrouped = (batch, heads, q_len, kv_len)
+    return Attended(output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped))
+
+
+@jax.custom_jvp
+def softmax(scores: Float[Array, "*rows kv_len"]) -> Float[Array, "*rows kv_len"]:
+    """Softmax over the last dimension whose backward pass keeps the result alone.
+
+    `jax.nn.softmax` keeps scores, exponentials and sums beside it: for T5 1.1 small on 8 rows of 512 tokens a
+    gigabyte, a quarter of all activations.
+    """
+    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals, tangents):
+    probabilities, tangent = softmax(*primals), tangents[0]
+    mean = jnp.sum(probabilities * tangent, axis=-1, keepdims=True)
+    return probabilities, probabilities * (tangent - mean)
 
 
 class Backend(Protocol):

@@ -1,5 +1,7 @@
 """Normalisation over the last dimension."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +25,14 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
         """Computes in float32, returns the dtype of `x`."""
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...]).astype(x.dtype)
+        return _normalise(x, self.scale[...], self.epsilon)
+
+
+# The backward pass keeps the input alone: the steps in between are cheap, but as large as it.
+@functools.partial(jax.checkpoint, static_argnums=2)
+def _normalise(
+    x: Float[Array, "batch length embed"], scale: Float[Array, "embed"], epsilon: float
+) -> Float[Array, "batch length embed"]:
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
