@@ -7,6 +7,9 @@ import pytest
 from flax import nnx
 
 from t5x_like import optimizers, parameters, schedules, step
+from t5x_like.data import batches, features
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.objectives.terms import Terms
 from t5x_like.partitioning import Partitioner, shard
 
@@ -138,3 +141,22 @@ def test_an_unknown_loss_normalising_factor_is_refused():
 def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match="BATCH_SIZE=16 does not divide into 3 microbatches"):
         step.split_batch(make_batch(), 3)
+
+
+def test_microbatches_lower_peak_memory():
+    config = T5Config(
+        vocab_size=64, embed_dim=32, mlp_dim=64, num_heads=4, head_dim=8, encoder_layers=2, decoder_layers=2
+    )
+    rows = np.ones((32, 64), np.int32)
+    batch = batches.from_arrays(features.ENCODER_DECODER, {"inputs": rows, "targets": rows})
+    optimizer = optimizers.adafactor(learning_rate=0.1)
+    params = {"model": config.make(jax.random.key(0)), "objective": {}}
+    state = step.create_state(params, optimizer, 0)
+    _, frozen = optimizers.split(params, ())
+
+    def temporary_bytes(microbatches):
+        train_step = step.make_train_step(SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False)
+        compiled = jax.jit(train_step).lower(state, frozen, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(4) < 0.6 * temporary_bytes(1)

@@ -1,0 +1,54 @@
+"""The resolved configuration of every shipped run, so that a review sees each hyperparameter that changes.
+
+`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/config/test_goldens.py` writes them anew.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from t5x_like import config
+from t5x_like.cli import COMMANDS
+
+GOLDENS = Path(__file__).parent / "goldens"
+SMALL = "models/t5_1_1/small.gin"
+CHECKPOINT = [("CHECKPOINT_PATH", "runs/1"), ("MIXTURE_OR_TASK_NAME", "a_task")]
+RUNS = {
+    "quickstart": ("train", ["runs/quickstart.gin"], []),
+    "pretrain": ("train", [SMALL, "runs/pretrain.gin"], [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10")]),
+    "pretrain_adamw": (
+        "train",
+        [SMALL, "runs/pretrain.gin", "optimizers/adamw.gin"],
+        [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "20000")],
+    ),
+    "finetune": (
+        "train",
+        [SMALL, "runs/finetune.gin"],
+        [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "eval": ("eval", [SMALL, "runs/eval.gin"], CHECKPOINT),
+    "infer": (
+        "infer",
+        [SMALL, "runs/infer.gin"],
+        [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
+    ),
+    "inspect": ("inspect", ["runs/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_resolved_configuration_is_the_reviewed_one(name):
+    command, files, bindings = RUNS[name]
+    resolved = config.load(COMMANDS[command].function, files=files, bindings=bindings, given=("run_config",))
+    text = config.flat_text(resolved.text)
+    golden = GOLDENS / f"{name}.txt"
+    if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):
+        GOLDENS.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_every_shipped_run_has_a_golden():
+    shipped = {path.stem for path in (Path(config.SHIPPED_ROOT) / "runs").glob("*.gin")}
+    assert shipped <= set(RUNS)
