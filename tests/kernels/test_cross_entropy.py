@@ -1,0 +1,194 @@
+"""Cross-entropy: the dense formula, chunks of it, and its share of the work on eight pretended devices."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like.kernels.cross_entropy import cross_entropy, from_logits
+from t5x_like.layers import embeddings
+from t5x_like.partitioning import Partitioner
+
+VOCAB, EMBED = 23, 6
+
+
+def example(batch=3, length=7, vocab=VOCAB, embed=EMBED, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(batch, length, embed)).astype(np.float32)
+    kernel = rng.normal(size=(embed, vocab)).astype(np.float32)
+    targets = rng.integers(0, vocab, (batch, length)).astype(np.int32)
+    weights = rng.choice([0.0, 1.0, 0.5], (batch, length)).astype(np.float32)
+    return hidden, kernel, targets, weights
+
+
+def dense(hidden, kernel, targets, weights, z_loss=0.0, label_smoothing=0.0):
+    """The formula in float64, position by position."""
+    total = nll = z = correct = 0.0
+    for position in np.ndindex(targets.shape):
+        logits = np.asarray(hidden[position], np.float64) @ np.asarray(kernel, np.float64)
+        log_z = np.log(np.exp(logits).sum())
+        log_p = logits - log_z
+        wanted = np.full(len(logits), label_smoothing / (len(logits) - 1))
+        wanted[targets[position]] = 1 - label_smoothing
+        entropy = -sum(p * np.log(p) for p in wanted if p)
+        weight = weights[position]
+        nll += -log_p[targets[position]] * weight
+        z += z_loss * log_z**2 * weight
+        total += (-(wanted * log_p).sum() - entropy + z_loss * log_z**2) * weight
+        correct += (logits.argmax() == targets[position]) * weight
+    return {"total": total, "nll": nll, "z_loss": z, "correct": correct, "weight": weights.sum()}
+
+
+@pytest.mark.parametrize(("z_loss", "label_smoothing"), [(0.0, 0.0), (0.01, 0.0), (0.0, 0.1), (0.02, 0.3)])
+@pytest.mark.parametrize("positions_at_once", [100, 3, 1])
+def test_equals_the_dense_formula(z_loss, label_smoothing, positions_at_once):
+    hidden, kernel, targets, weights = example()
+    entropy = cross_entropy(
+        hidden,
+        lambda hidden: hidden @ kernel,
+        targets,
+        weights,
+        z_loss=z_loss,
+        label_smoothing=label_smoothing,
+        budget_bytes=4 * VOCAB * len(hidden) * positions_at_once,
+    )
+    for name, expected in dense(hidden, kernel, targets, weights, z_loss, label_smoothing).items():
+        np.testing.assert_allclose(getattr(entropy, name), expected, rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_chunks_have_the_gradients_of_the_whole(length):
+    hidden, kernel, targets, weights = example(length=length)
+
+    def total(hidden, kernel, budget):
+        return cross_entropy(
+            hidden, lambda h: h @ kernel, targets, weights, z_loss=0.01, label_smoothing=0.1, budget_bytes=budget
+        ).total
+
+    whole = jax.grad(total, argnums=(0, 1))(hidden, kernel, 2**30)
+    chunked = jax.grad(total, argnums=(0, 1))(hidden, kernel, 4 * VOCAB * 3 * 2)
+    for ours, theirs in zip(chunked, whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_two_tokens_by_hand():
+    # Logits (0, log 3): Z = 4, probabilities 1/4 and 3/4.
+    logits = jnp.array([[[0.0, math.log(3)], [0.0, math.log(3)]]])
+    entropy = from_logits(logits, jnp.array([[1, 0]]), jnp.array([[1.0, 2.0]]), z_loss=0.5)
+    np.testing.assert_allclose(entropy.nll, math.log(4 / 3) + 2 * math.log(4), rtol=1e-6)
+    np.testing.assert_allclose(entropy.z_loss, 3 * 0.5 * math.log(4) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(entropy.total, entropy.nll + entropy.z_loss, rtol=1e-6)
+    assert (float(entropy.correct), float(entropy.weight)) == (1.0, 3.0)
+
+
+def test_the_gradient_of_the_z_loss_multiplies_the_softmax():
+    hidden, kernel, targets, _ = example(batch=1, length=1)
+    logits, z_loss = hidden @ kernel, 0.03
+    gradient = jax.grad(lambda x: from_logits(x, targets, jnp.ones((1, 1)), z_loss=z_loss).total)(logits)
+    log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    expected = (1 + 2 * z_loss * log_z) * jax.nn.softmax(logits) - jax.nn.one_hot(targets, VOCAB)
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_smoothed_loss_is_zero_at_its_optimum():
+    smoothing, target = 0.2, 4
+    wanted = np.full(VOCAB, smoothing / (VOCAB - 1))
+    wanted[target] = 1 - smoothing
+    entropy = from_logits(
+        jnp.log(wanted)[None, None] + 5.0, jnp.array([[target]]), jnp.ones((1, 1)), label_smoothing=smoothing
+    )
+    assert abs(float(entropy.total)) < 1e-5
+    assert float(entropy.nll) == pytest.approx(-math.log(1 - smoothing), rel=1e-5)
+
+
+def test_positions_of_weight_zero_count_for_nothing():
+    hidden, kernel, targets, _ = example()
+    weights = np.ones(targets.shape, np.float32)
+    weights[:, 4:] = 0
+
+    def total(hidden):
+        return cross_entropy(hidden, lambda h: h @ kernel, targets, weights, z_loss=0.1).total
+
+    value, gradient = jax.value_and_grad(total)(hidden)
+    assert (np.asarray(gradient)[:, 4:] == 0).all()
+    changed = hidden.copy()
+    changed[:, 4:] += 1
+    assert total(changed) == value
+
+
+def test_of_equal_logits_the_first_is_predicted():
+    entropy = from_logits(jnp.zeros((1, 2, 5)), jnp.array([[0, 1]]), jnp.ones((1, 2)))
+    assert float(entropy.correct) == 1.0
+
+
+def test_whole_weights_are_accepted():
+    hidden, kernel, targets, _ = example()
+    entropy = cross_entropy(hidden, lambda h: h @ kernel, targets, np.ones(targets.shape, np.int32))
+    assert entropy.weight.dtype == jnp.float32 and float(entropy.weight) == targets.size
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    hidden, kernel, targets, weights = example()
+    with pytest.raises(ValueError, match=r"hidden states \(3, 7, 6\) need targets and weights \(3, 7\), not \(3, 6\)"):
+        cross_entropy(hidden, lambda h: h @ kernel, targets[:, 1:], weights)
+
+
+def test_chunks_take_less_memory():
+    hidden, kernel, targets, weights = example(batch=4, length=64, vocab=2048, embed=16)
+
+    def temporaries(budget):
+        def total(hidden, kernel):
+            return cross_entropy(hidden, lambda h: h @ kernel, targets, weights, budget_bytes=budget).total
+
+        compiled = jax.jit(jax.grad(total, argnums=(0, 1))).lower(hidden, kernel).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    logits = 4 * 4 * 64 * 2048
+    assert temporaries(logits) > logits
+    assert temporaries(logits // 8) < logits / 2
+
+
+# What one device and eight do, in the same number of chunks.
+CHUNKS = 4
+RULES = {
+    "data": ("dp", {"data": 8}),
+    "fsdp": ("fsdp", {"fsdp": 8}),
+    "length": ("fsdp_tp_sp", {"fsdp": 2, "sequence": 4}),
+    "vocabulary": ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("chunks", [1, CHUNKS])
+@pytest.mark.parametrize("split", RULES)
+def test_eight_devices_share_the_work_and_agree_with_one(split, chunks):
+    hidden, kernel, targets, weights = example(batch=8, length=32, vocab=512, embed=64)
+    logits_bytes = 4 * 8 * 32 * 512
+
+    def compiled(partitioner, budget):
+        def total(head, hidden, targets, weights):
+            def unembed(hidden):
+                return embeddings.logits(hidden, head["kernel"][...])
+
+            return cross_entropy(
+                hidden, unembed, targets, weights, z_loss=0.01, label_smoothing=0.1, budget_bytes=budget
+            ).total
+
+        head = {"kernel": nnx.Param(jnp.asarray(kernel), axes=("embed", "vocab"))}
+        head = jax.device_put(head, partitioner.shardings(head))
+        batch = partitioner.put_batch({"hidden": hidden, "targets": targets, "weights": weights})
+        arguments = (head, batch["hidden"], batch["targets"], batch["weights"])
+        out = (partitioner.replicated, (partitioner.shardings(head), batch["hidden"].sharding))
+        step = partitioner.jit(jax.value_and_grad(total, argnums=(0, 1)), out_shardings=out)
+        program = step.lower(*arguments).compile()
+        return program.cost_analysis()["flops"], jax.device_get(program(*arguments))
+
+    rules, mesh = RULES[split]
+    one = Partitioner(rules="dp", devices=jax.devices()[:1])
+    flops_of_one, expected = compiled(one, logits_bytes // chunks)
+    flops, found = compiled(Partitioner(rules=rules, ici=mesh), logits_bytes // 8 // chunks)
+    assert flops == pytest.approx(flops_of_one / 8, rel=0.1)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)

@@ -1,0 +1,58 @@
+"""T5's relative position buckets and biases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.layers.positions import RelativePositionBias, relative_position_bucket, toeplitz
+
+
+def test_buckets_of_an_encoder():
+    # 16 buckets a direction: 8 for the distances 0 to 7, then 8 + floor(8 · log(d / 8) / log(128 / 8)), at most 15.
+    distances = np.array([0, 1, 7, 8, 11, 12, 16, 23, 32, 64, 127, 128, 5000])
+    expected = np.array([0, 1, 7, 8, 8, 9, 10, 11, 12, 14, 15, 15, 15])
+    np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True), expected)
+    np.testing.assert_array_equal(relative_position_bucket(distances[1:], bidirectional=True), expected[1:] + 16)
+
+
+def test_buckets_of_a_decoder():
+    # 32 buckets: 16 for the distances 0 to 15, then 16 + floor(16 · log(d / 16) / log(128 / 16)), at most 31.
+    distances = np.array([0, 15, 16, 18, 19, 32, 64, 127, 128, 5000])
+    expected = np.array([0, 15, 16, 16, 17, 21, 26, 31, 31, 31])
+    np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=False), expected)
+    assert (relative_position_bucket(distances, bidirectional=False) == 0).all()
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (3, 3), (2, 5), (5, 2)])
+def test_toeplitz(q_len, kv_len):
+    values = np.arange(2 * (q_len + kv_len - 1), dtype=np.float32).reshape(2, -1) + 1
+    matrix = toeplitz(jnp.asarray(values), q_len, kv_len)
+    for h, i, j in np.ndindex(2, q_len, kv_len):
+        assert matrix[h, i, j] == values[h, j - i + q_len - 1]
+    # Every relative position gets the gradients of its whole diagonal.
+    counts = jax.grad(lambda values: jnp.sum(toeplitz(values, q_len, kv_len)[0]))(jnp.asarray(values))[0]
+    np.testing.assert_array_equal(
+        counts, [np.trace(np.ones((q_len, kv_len)), offset=d) for d in range(1 - q_len, kv_len)]
+    )
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_bias_is_the_table_s_entry_of_the_bucket(bidirectional):
+    module = RelativePositionBias(3, bidirectional=bidirectional, buckets=8, max_distance=20, key=jax.random.key(0))
+    q_len = kv_len = 30
+    relative = np.arange(kv_len)[None] - np.arange(q_len)[:, None]
+    buckets = relative_position_bucket(relative, bidirectional=bidirectional, buckets=8, max_distance=20)
+    expected = np.asarray(module.table[...])[:, buckets][None]
+    bias = module(q_len, kv_len)
+    np.testing.assert_array_equal(bias, expected)
+    for position in (0, 7, 29):
+        step = jax.jit(module.at, static_argnums=1)(jnp.int32(position), kv_len)
+        np.testing.assert_array_equal(step, expected[:, :, position : position + 1])
+
+
+def test_initial_table_has_t5x_s_distribution():
+    table = np.asarray(RelativePositionBias(64, bidirectional=True, buckets=256, key=jax.random.key(0)).table[...])
+    limit = np.sqrt(3 * 2 / (64 + 256))  # uniform with variance 1 / fan_avg
+    assert limit * 0.99 < np.abs(table).max() <= limit
+    assert abs(table.std() / (limit / np.sqrt(3)) - 1) < 0.02

@@ -1,0 +1,83 @@
+"""Stacks of layers: scanned or unrolled, with and without rematerialisation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like import parameters
+from t5x_like.kernels.dropout import dropout
+from t5x_like.layers import stacks
+
+NUMBER, SIZE = 3, 16
+
+
+class Layer(nnx.Module):
+    def __init__(self, key):
+        self.kernel = nnx.Param(jax.random.normal(key, (SIZE, SIZE)) / SIZE**0.5, axes=("embed", "embed"))
+
+    def __call__(self, x, key):
+        return x + dropout(jnp.tanh(x @ self.kernel[...]), 0.5, key)
+
+
+def make(scan):
+    return {"layers": stacks.make_layers(Layer, NUMBER, key=jax.random.key(0), scan=scan)}
+
+
+def loss(tree, x, remat="none", key=None):
+    def function(layer, x, index, key):
+        x = layer(x, key)
+        return x, {"sum": jnp.sum(x), "index": index * jnp.ones(())}
+
+    x, outs = stacks.run(tree["layers"], function, x, number=NUMBER, dropout_key=key, remat=remat)
+    return jnp.sum(x**2), stacks.stacked(tree["layers"], outs)
+
+
+X = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
+
+
+def test_both_layouts_start_from_the_same_values():
+    unrolled, scanned = (parameters.named_leaves(make(scan)) for scan in (False, True))
+    assert list(unrolled) == [f"layers/{i}/kernel" for i in range(NUMBER)]
+    np.testing.assert_array_equal(parameters.stack(unrolled)["layers/kernel"], scanned["layers/kernel"])
+    assert parameters.logical_axes(make(True)) == {"layers/kernel": ("layers", "embed", "embed")}
+
+
+@pytest.mark.parametrize("remat", sorted(stacks.REMAT_POLICIES))
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_layout_and_policy_computes_the_same(scan, remat):
+    key = jax.random.key(1)
+    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="remat")
+    (expected, outs), gradient = differentiate(make(False), X, key=key)
+    (value, other_outs), other = differentiate(make(scan), X, remat=remat, key=key)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(other_outs["sum"], outs["sum"], rtol=1e-5)
+    np.testing.assert_array_equal(other_outs["index"], [0, 1, 2])
+    np.testing.assert_allclose(
+        parameters.stack(parameters.named_leaves(other))["layers/kernel"],
+        parameters.stack(parameters.named_leaves(gradient))["layers/kernel"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_layers_drop_differently():
+    tree = {"layers": nnx.List([make(False)["layers"][0] for _ in range(NUMBER)])}
+
+    def function(layer, carry, index, key):
+        return carry, layer(X, key)
+
+    _, outs = stacks.run(tree["layers"], function, None, number=NUMBER, dropout_key=jax.random.key(0))
+    assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[1], outs[2])
+
+
+def test_full_rematerialisation_keeps_less():
+    def kept(remat):
+        # Under a scan every value that is kept is an array with a leading dimension `layers`.
+        compiled = (
+            jax.jit(jax.grad(lambda tree: loss(tree, jnp.ones((4096, SIZE)), remat)[0])).lower(make(True)).compile()
+        )
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert kept("full") < kept("dots") < kept("none")
