@@ -83,7 +83,7 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = 
         if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append({})
             size = 0
-        shards[-1][name] = np.ascontiguousarray(tensor)
+        shards[-1][name] = np.asarray(tensor, order="C")
         size += tensor.nbytes
     if len(shards) == 1:
         names = [SINGLE]
