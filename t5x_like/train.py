@@ -142,7 +142,11 @@ def train(
                 initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
             )
     if start >= total_steps:
-        logging.info("%s is finished at step %d; to go on, give a larger --gin.TRAIN_STEPS", model_dir, start)
+        logging.info(
+            "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and --gin.TRAIN_STEPS=%d or "
+            "more (and --override_config where the learning rate depends on TRAIN_STEPS)",
+            *(model_dir, start, model_dir, 2 * start),
+        )
         feed.close()
         keeper.close()
         return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})

@@ -156,7 +156,7 @@ def test_a_finished_run_says_so(tmp_path, caplog):
     before = (tmp_path / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="absl"):
         assert run(tmp_path).step == 6
-    assert "finished at step 6; to go on, give a larger --gin.TRAIN_STEPS" in caplog.text
+    assert "finished at step 6; to go on, repeat the command with --gin.MODEL_DIR=" in caplog.text
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
