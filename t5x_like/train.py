@@ -143,8 +143,8 @@ def train(
             )
     if start >= total_steps:
         logging.info(
-            "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and --gin.TRAIN_STEPS=%d or "
-            "more (and --override_config where the learning rate depends on TRAIN_STEPS)",
+            "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and --gin.TRAIN_STEPS=%d "
+            "or more (and --override_config where the learning rate depends on TRAIN_STEPS)",
             *(model_dir, start, model_dir, 2 * start),
         )
         feed.close()
