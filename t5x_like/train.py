@@ -101,15 +101,16 @@ def train(
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
     started = time.monotonic()
-    model_dir = run_folder.resolve(model_dir)
-    is_main = jax.process_index() == 0
+    _check_periods(total_steps, log_period, eval_period, save_period)
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
-    _check_periods(total_steps, log_period, eval_period, save_period)
+    _check_batch(data.batch_shapes(objective.features), microbatches, partitioner)
+    data.check_vocabulary(config.vocab_size)
+    model_dir = run_folder.resolve(model_dir)
+    is_main = jax.process_index() == 0
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     run_folder.accept_config(model_dir, run_config)
-    data.check_vocabulary(config.vocab_size)
 
     # ---- data: it starts to flow while the model is being built ------------------------------------------------------
     source = data.host_iterator(
@@ -272,6 +273,18 @@ def _check_periods(total_steps, log_period, eval_period, save_period):
     ):
         if period is not None and period < 1:
             raise ValueError(f"{name}={period} must be at least 1 (None for never)")
+
+
+def _check_batch(shapes, microbatches, partitioner):
+    rows = next(iter(shapes.values()))[0]
+    parts = partitioner.axis_size("batch")
+    if rows % (parts * microbatches):
+        raise ValueError(
+            f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
+            f"times {microbatches} microbatches"
+        )
+    for name, shape in shapes.items():
+        partitioner.spec(("batch", "length"), shape, name)
 
 
 def _describe(partitioner):

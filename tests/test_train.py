@@ -222,6 +222,12 @@ def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_batch_that_does_not_divide_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="BATCH_SIZE=8 must be a multiple of 16: 8 data-parallel parts .* 2 microb"):
+        run(tmp_path / "run", partitioner=Partitioner(rules="dp", ici={"data": 8}), microbatches=2)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_each_checkpoint_knows_of_its_run(tmp_path):
     run(tmp_path, total_steps=3)
     about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)

@@ -18,7 +18,7 @@ class Layer(nnx.Module):
         self.kernel = nnx.Param(jax.random.normal(key, (SIZE, SIZE)) / SIZE**0.5, axes=("embed", "embed"))
 
     def __call__(self, x, key):
-        return x + dropout(jnp.tanh(x @ self.kernel[...]), 0.5, key)
+        return x + dropout(jnp.sin(jnp.tanh(x @ self.kernel[...])), 0.5, key)
 
 
 def make(scan):
