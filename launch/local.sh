@@ -158,7 +158,8 @@ fi
 # ---- The command -----------------------------------------------------------------------------------------------------
 if [[ $command == test ]]; then
   cd "$root"
-  set -- "$venv/bin/python" -m pytest "$@"
+  # One worker a core; a file stays with one worker, so that its tests share what they make. `-n 0` for one process.
+  set -- "$venv/bin/python" -m pytest -n auto --dist loadfile "$@"
 else
   set -- "$venv/bin/t5x_like" "$command" "$@"
 fi
