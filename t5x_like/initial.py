@@ -46,10 +46,9 @@ def restore(
     model = partitioner.jit(
         lambda leaves: parameters.unstack(leaves, params["model"]), out_shardings=partitioner.shardings(params["model"])
     )(fresh | found)
-    is_frozen = set(parameters.named_leaves(frozen)) if frozen is not None else set()
     merged = params | {"model": model}
     trainable = _select(state.params, merged)
-    return state.replace(params=trainable), _select(frozen, merged) if is_frozen else frozen
+    return state.replace(params=trainable), _select(frozen, merged)
 
 
 def load_model(path: str, config: Any, partitioner: Any) -> Any:

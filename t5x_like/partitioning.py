@@ -218,12 +218,6 @@ def bound_mesh() -> Mesh | None:
     return None if partitioner is None else partitioner.mesh
 
 
-def bound_spec(*axes: str | None) -> PartitionSpec:
-    """The partition spec of these logical axes under the bound partitioner."""
-    partitioner = _ACTIVE.get()
-    return PartitionSpec() if partitioner is None else partitioner.spec(axes)
-
-
 def axis_size(logical: str) -> int:
     """Into how many parts the bound partitioner splits a logical axis (1 without one)."""
     partitioner = _ACTIVE.get()
