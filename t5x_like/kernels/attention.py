@@ -8,7 +8,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels.dropout import dropout
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 
 # Added to the score of a hidden key. It is finite, so that a query which sees no key averages them all instead of
@@ -39,7 +39,7 @@ def reference(
     mask: Mask,
     bias: Float[Array, "rows heads q_len kv_len"] | None = None,
     scale: float = 1.0,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
 ) -> Attended:
     """Attention by plain matrix products on any device; the arguments are those of `attention`."""
@@ -57,8 +57,7 @@ def reference(
         # Added rather than selected: a sum leaves nothing behind for the backward pass.
         scores = scores + jnp.where(visible, 0.0, HIDDEN_SCORE)[:, None]
     probabilities = softmax(scores)
-    # T5 drops the same keys for every query of a head.
-    weights = dropout(probabilities, dropout_rate, dropout_key, broadcast_dims=(-2,)).astype(v.dtype)
+    weights = dropout(probabilities, dropout_key).astype(v.dtype)
     output = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(batch, q_len, heads, v.shape[-1])
     ungrouped = (batch, heads, q_len, kv_len)
     return Attended(output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped))
@@ -85,7 +84,7 @@ def _softmax_jvp(primals, tangents):
 class Backend(Protocol):
     """An implementation; it takes the arguments of `attention`."""
 
-    def __call__(self, q, k, v, *, mask, bias, scale, dropout_rate, dropout_key) -> Array: ...
+    def __call__(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array: ...
 
 
 def _xla(q, k, v, **options) -> Array:
@@ -112,7 +111,7 @@ def attention(
     mask: Mask,
     bias: Float[Array, "rows heads q_len kv_len"] | None = None,
     scale: float = 1.0,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "batch q_len heads kv"]:
     """Softmax attention (Vaswani et al. 2017, section 3.2.1), by the implementation that suits the bound mesh.
@@ -122,7 +121,7 @@ def attention(
       mask: which keys a query sees.
       bias: added to the scaled scores; `rows` is `batch` or 1.
       scale: factor of the scores; 1 for T5, whose initialisation of the queries contains it.
-      dropout_rate: share of the attention weights to drop, alike for all queries of a head.
+      dropout: of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: None for no dropout.
 
     Returns:
@@ -136,7 +135,7 @@ def attention(
     if bias is not None and not _broadcasts(bias.shape, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])):
         raise ValueError(f"bias {bias.shape} does not fit queries {q.shape} and keys {k.shape}")
     backend = BACKENDS[backend_for(partitioning.bound_mesh())]
-    return backend(q, k, v, mask=mask, bias=bias, scale=scale, dropout_rate=dropout_rate, dropout_key=dropout_key)
+    return backend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key)
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

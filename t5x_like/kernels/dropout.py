@@ -1,5 +1,6 @@
 """Dropout as a function of its key: no key, no dropout."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -25,6 +26,25 @@ def dropout(
         shape[dim] = 1
     keep = jax.random.bernoulli(key, 1.0 - rate, shape)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+    """`dropout` with its rate and manner bound: what a network's configuration decides once for all its layers.
+
+    Attributes:
+      rate: the share to drop, in [0, 1).
+      broadcast_dims: see `dropout`.
+    """
+
+    rate: float = 0.0
+    broadcast_dims: tuple[int, ...] = ()
+
+    def __call__(self, x: Float[Array, "..."], key: jax.Array | None) -> Float[Array, "..."]:
+        return dropout(x, self.rate, key, broadcast_dims=self.broadcast_dims)
+
+
+NO_DROPOUT = Dropout()
 
 
 def split_key(key: jax.Array | None, sites: int) -> tuple[jax.Array | None, ...]:

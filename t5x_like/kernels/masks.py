@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query_segments", "key_segments", "key_valid", "prefix_lengths", "dense"],
+    data_fields=["query_segments", "key_segments", "key_valid", "prefix", "dense"],
     meta_fields=["causal", "window"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Mask:
       window: keys this many positions away from the query, or further, are hidden; None for no limit.
       query_segments, key_segments: a query sees the keys of its own segment; given together or not at all.
       key_valid: False hides a key from every query, as for padding.
-      prefix_lengths: the first so many keys of a row are seen by its every query in spite of `causal`.
+      prefix: True for keys that are seen in spite of `causal`, as those of a prefix language model's input.
       dense: anything else, as a matrix.
     """
 
@@ -32,7 +32,7 @@ class Mask:
     query_segments: Int[Array, "batch q_len"] | None = None
     key_segments: Int[Array, "batch kv_len"] | None = None
     key_valid: Bool[Array, "batch kv_len"] | None = None
-    prefix_lengths: Int[Array, "batch"] | None = None
+    prefix: Bool[Array, "batch kv_len"] | None = None
     dense: Bool[Array, "batch q_len kv_len"] | None = None
 
     def __post_init__(self):
@@ -42,8 +42,8 @@ class Mask:
             raise ValueError(
                 f"window={self.window} must be at least 1: a window of 1 leaves each query its own position"
             )
-        if self.prefix_lengths is not None and not self.causal:
-            raise ValueError("prefix_lengths needs causal=True: without it every key is seen anyway")
+        if self.prefix is not None and not self.causal:
+            raise ValueError("prefix needs causal=True: without it every key is seen anyway")
 
     def materialise(self, q_len: int, kv_len: int) -> Bool[Array, "rows 1 q_len kv_len"] | None:
         """The mask as a matrix, True where a query sees a key.
@@ -58,8 +58,8 @@ class Mask:
         conditions = []
         if self.causal:
             visible = (keys <= queries)[None]
-            if self.prefix_lengths is not None:
-                visible = visible | (keys[None] < self.prefix_lengths[:, None, None])
+            if self.prefix is not None:
+                visible = visible | self.prefix[:, None, :]
             conditions.append(visible)
         if self.window is not None:
             conditions.append((jnp.abs(queries - keys) < self.window)[None])

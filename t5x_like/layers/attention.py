@@ -8,8 +8,14 @@ from flax import nnx, struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels import attention as kernels
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
+from t5x_like.layers.embeddings import row_positions
+from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.projections import Projection, shard_activation
+from t5x_like.layers.rotary import Rotary
+
+KeysValues = tuple[Float[Array, "batch length kv_heads kv"], Float[Array, "batch length kv_heads kv"]]
 
 
 @struct.dataclass
@@ -75,10 +81,11 @@ def _write(stored, layer, position, new):
 
 
 class MultiHeadAttention(nnx.Module):
-    """Projections to queries, keys and values, attention, and a projection back; no biases.
+    """Projections to queries, keys and values, attention, and a projection back.
 
     Attributes:
-      query, key, value: kernels `[embed, heads, kv]`.
+      query: kernel `[embed, heads, kv]`.
+      key, value: kernels `[embed, kv_heads, kv]`.
       out: kernel `[heads, kv, embed]`.
     """
 
@@ -91,51 +98,57 @@ class MultiHeadAttention(nnx.Module):
         *,
         heads: int,
         head_dim: int,
-        dropout_rate: float = 0.0,
+        kv_heads: int | None = None,
+        init: Initializer,
+        query_init: Initializer | None = None,
+        out_init: Initializer | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        rotary: Rotary | None = None,
+        dropout: Dropout = NO_DROPOUT,
         dtype: str = "float32",
         key: jax.Array,
     ):
-        """Initialises as T5: normal, variance 1 / inputs; the queries' is divided by `head_dim`, scores are not scaled.
-
-        Args:
-          size: of input and output.
-          heads: number of heads.
-          head_dim: size of a head's queries, keys and values.
-          dropout_rate: share of attention weights to drop.
-          dtype: to compute in.
-          key: for the initial values.
+        """Args:
+        size: of input and output.
+        heads: number of query heads.
+        head_dim: size of a head's queries, keys and values.
+        kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`.
+        init: of all kernels.
+        query_init, out_init: of the queries' and of the output's kernel where they differ.
+        bias: whether every projection adds one.
+        scale: factor of the scores.
+        rotary: turns queries and keys by their positions.
+        dropout: of the attention weights, see `kernels.attention`.
+        dtype: to compute in.
+        key: for the initial values.
         """
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
-        def into_heads(key, variance):
-            return Projection(
-                (size,),
-                (heads, head_dim),
-                axes=("embed", "heads", "kv"),
-                key=key,
-                variance=variance,
-                distribution="normal",
-                dtype=dtype,
-            )
+        def into_heads(key, number, init):
+            axes = ("embed", "heads", "kv")
+            return Projection((size,), (number, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
-        self.query = into_heads(query_key, 1.0 / head_dim)
-        self.key = into_heads(key_key, 1.0)
-        self.value = into_heads(value_key, 1.0)
+        self.query = into_heads(query_key, heads, query_init or init)
+        self.key = into_heads(key_key, kv_heads or heads, init)
+        self.value = into_heads(value_key, kv_heads or heads, init)
         self.out = Projection(
             (heads, head_dim),
             (size,),
             axes=("heads", "kv", "embed"),
             key=out_key,
-            distribution="normal",
+            init=out_init or init,
+            bias=bias,
             dtype=dtype,
         )
-        self.dropout_rate = dropout_rate
+        self.scale, self.rotary, self.dropout = scale, rotary, dropout
 
     def keys_values(
-        self, x: Float[Array, "batch length embed"]
-    ) -> tuple[Float[Array, "batch length heads kv"], Float[Array, "batch length heads kv"]]:
-        """What queries attend to."""
-        return shard_activation(self.key(x), "heads", "kv"), shard_activation(self.value(x), "heads", "kv")
+        self, x: Float[Array, "batch length embed"], positions: Int[Array, "batch length"] | None = None
+    ) -> KeysValues:
+        """What queries attend to; `positions` turn the keys, and count along the row where they are not given."""
+        key, value = self._turned(self.key(x), positions), self.value(x)
+        return shard_activation(key, "heads", "kv"), shard_activation(value, "heads", "kv")
 
     def cached(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
         """One layer's `keys_values(x)` in the layout of a cache."""
@@ -145,29 +158,35 @@ class MultiHeadAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch q_len embed"],
-        keys_values: tuple[Float[Array, "batch kv_len heads kv"], Float[Array, "batch kv_len heads kv"]],
         *,
         mask: Mask,
+        source: Float[Array, "batch kv_len embed"] | None = None,
+        keys_values: KeysValues | None = None,
         bias: Float[Array, "rows heads q_len kv_len"] | None = None,
+        positions: Int[Array, "batch q_len"] | None = None,
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
     ) -> tuple[Float[Array, "batch q_len embed"], dict[str, Array]]:
-        """Attends from `x` to keys and values.
+        """Attends from `x` to `source`, to `keys_values` computed before, or to `x` itself where neither is given.
 
         Args:
           x: where queries come from.
-          keys_values: from `keys_values(…)` or a cache.
           mask: which keys a query sees.
+          source: where keys and values come from.
+          keys_values: from `keys_values(…)` or a cache.
           bias: added to the scores.
+          positions: of `x`, for rotations; 0, 1, 2 … where not given.
           dropout_key: None for no dropout.
           capture: names of `CAPTURED` to hand back; scores and probabilities need the reference implementation.
 
         Returns:
           The output, and what was captured by name.
         """
-        query = shard_activation(self.query(x), "heads", "kv")
+        query = shard_activation(self._turned(self.query(x), positions), "heads", "kv")
+        if keys_values is None:
+            keys_values = self.keys_values(x, positions) if source is None else self.keys_values(source)
         key, value = keys_values
-        options = {"mask": mask, "bias": bias, "dropout_rate": self.dropout_rate, "dropout_key": dropout_key}
+        options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
         known = {"query": query, "key": key, "value": value}
         if capture & {"scores", "probabilities"}:
             attended = kernels.reference(query, key, value, **options)
@@ -182,12 +201,16 @@ class MultiHeadAttention(nnx.Module):
         x: Float[Array, "batch 1 embed"],
         cache: KeyValueCache,
         layer: int | Int[Array, ""],
-        position: Int[Array, ""],
+        index: Int[Array, ""],
         *,
         mask: Mask,
         bias: Float[Array, "1 heads 1 kv_len"] | None = None,
+        positions: Int[Array, "batch 1"] | None = None,
     ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """Self-attention of one new token, whose key and value it writes at `position` of the cache."""
-        cache = cache.write(layer, position, *self.keys_values(x))
-        output, _ = self(x, cache.at(layer), mask=mask, bias=bias)
+        """Self-attention of one new token, whose key and value it writes at `index` of the cache."""
+        cache = cache.write(layer, index, *self.keys_values(x, positions))
+        output, _ = self(x, mask=mask, keys_values=cache.at(layer), bias=bias, positions=positions)
         return output, cache
+
+    def _turned(self, x, positions):
+        return x if self.rotary is None else self.rotary(x, row_positions(*x.shape[:2], positions))

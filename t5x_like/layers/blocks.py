@@ -1,176 +1,112 @@
-"""Layers of encoders and decoders: residual blocks with the norm in front of each (Xiong et al. 2020, "pre-LN")."""
+"""A transformer's layer: blocks one after the other, each with a residual connection and a norm."""
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.dropout import dropout, split_key
-from t5x_like.kernels.masks import Mask
-from t5x_like.layers.attention import KeyValueCache, MultiHeadAttention
+from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.captures import Captures
-from t5x_like.layers.mlp import MLP
-from t5x_like.layers.norms import RMSNorm
 from t5x_like.layers.projections import shard_activation
 
 Hidden = Float[Array, "batch length embed"]
+# What the blocks of a layer read beside their input, by the block's name.
+Inputs = Mapping[str, Mapping[str, Any]]
 
 
-class BlockConfig(Protocol):
-    """What these layers read of a family's configuration."""
+class Block(Protocol):
+    """What a layer is made of: attention or a feed-forward block.
 
-    embed_dim: int
-    mlp_dim: int
-    num_heads: int
-    head_dim: int
-    activations: tuple[str, ...]
-    dropout_rate: float
-    norm_epsilon: float
-    compute_dtype: str
+    Attributes:
+      CAPTURED: names of what a call can hand back beside its output.
+    """
 
-
-def drop_along_length(x: Hidden, rate: float, key: jax.Array | None) -> Hidden:
-    """Drops the same entries at every position of a row, as T5 does."""
-    return dropout(x, rate, key, broadcast_dims=(-2,))
-
-
-def make_norm(config: BlockConfig) -> RMSNorm:
-    return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
-
-
-def _make_attention(config: BlockConfig, key: jax.Array) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.embed_dim,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        dropout_rate=config.dropout_rate,
-        dtype=config.compute_dtype,
-        key=key,
-    )
-
-
-def _make_mlp(config: BlockConfig, key: jax.Array) -> MLP:
-    return MLP(
-        config.embed_dim,
-        config.mlp_dim,
-        activations=config.activations,
-        dropout_rate=config.dropout_rate,
-        dtype=config.compute_dtype,
-        key=key,
-    )
-
-
-class EncoderLayer(nnx.Module):
-    """Self-attention and a feed-forward block."""
-
-    CAPTURED = ("hidden", *(f"attention/{what}" for what in MultiHeadAttention.CAPTURED))
-
-    def __init__(self, config: BlockConfig, *, key: jax.Array):
-        attention_key, mlp_key = jax.random.split(key)
-        self.attention_norm = make_norm(config)
-        self.attention = _make_attention(config, attention_key)
-        self.mlp_norm = make_norm(config)
-        self.mlp = _make_mlp(config, mlp_key)
-        self.dropout_rate = config.dropout_rate
+    CAPTURED: Sequence[str]
 
     def __call__(
-        self,
-        x: Hidden,
-        *,
-        mask: Mask,
-        bias: Float[Array, "rows heads length length"] | None,
-        dropout_key: jax.Array | None = None,
-        captures: Captures,
+        self, x: Hidden, *, dropout_key: jax.Array | None, capture: frozenset[str], **inputs
     ) -> tuple[Hidden, dict[str, Array]]:
-        """The layer's output, and what was captured."""
-        keys = split_key(dropout_key, 4)
-        normed = self.attention_norm(x)
-        update, attention = self.attention(
-            normed,
-            self.attention.keys_values(normed),
-            mask=mask,
-            bias=bias,
-            dropout_key=keys[0],
-            capture=captures.within("attention"),
-        )
-        x = x + drop_along_length(update, self.dropout_rate, keys[1])
-        update = self.mlp(self.mlp_norm(x), dropout_key=keys[2])
-        x = shard_activation(x + drop_along_length(update, self.dropout_rate, keys[3]), "embed")
-        return x, captures.collect(hidden=x, attention=attention)
+        """The output, and what was captured by name."""
 
 
-class DecoderLayer(nnx.Module):
-    """Self-attention, attention to an encoder's output, and a feed-forward block."""
+class TransformerLayer(nnx.Module):
+    """Named blocks, each with a residual connection around it and a norm.
 
-    CAPTURED = (
-        "hidden",
-        *(f"self_attention/{what}" for what in MultiHeadAttention.CAPTURED),
-        *(f"cross_attention/{what}" for what in MultiHeadAttention.CAPTURED),
-    )
+    The norm stands in front of the block (`pre`: x + block(norm(x)), as in GPT-2, T5 and Llama) or after the sum
+    (`post`: norm(x + block(x)), as in Vaswani et al. 2017, GPT-1, BERT and BART).
 
-    def __init__(self, config: BlockConfig, *, key: jax.Array):
-        self_key, cross_key, mlp_key = jax.random.split(key, 3)
-        self.self_attention_norm = make_norm(config)
-        self.self_attention = _make_attention(config, self_key)
-        self.cross_attention_norm = make_norm(config)
-        self.cross_attention = _make_attention(config, cross_key)
-        self.mlp_norm = make_norm(config)
-        self.mlp = _make_mlp(config, mlp_key)
-        self.dropout_rate = config.dropout_rate
+    Attributes:
+      NAME, NAME_norm: a block and its norm, for each block.
+    """
+
+    def __init__(
+        self,
+        blocks: Mapping[str, Block],
+        make_norm: Callable[[], nnx.Module],
+        *,
+        norm_position: Literal["pre", "post"],
+        dropout: Dropout,
+    ):
+        """Args:
+        blocks: by name, in order; self-attention comes first.
+        make_norm: makes the norm of a block.
+        norm_position: see above.
+        dropout: of each block's output before it is added.
+        """
+        if norm_position not in ("pre", "post"):
+            raise ValueError(f"norm_position={norm_position!r} must be 'pre' or 'post'")
+        for name, block in blocks.items():
+            setattr(self, name, block)
+            setattr(self, f"{name}_norm", make_norm())
+        self.names, self.norm_position, self.dropout = tuple(blocks), norm_position, dropout
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Names of what can be captured: `hidden` (the layer's output) and what the blocks offer."""
+        return ("hidden", *(f"{name}/{what}" for name in self.names for what in getattr(self, name).CAPTURED))
 
     def __call__(
-        self,
-        x: Hidden,
-        *,
-        encoded: Float[Array, "batch encoder_length embed"],
-        mask: Mask,
-        cross_mask: Mask,
-        bias: Float[Array, "rows heads length length"] | None,
-        dropout_key: jax.Array | None = None,
-        captures: Captures,
+        self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
     ) -> tuple[Hidden, dict[str, Array]]:
         """The layer's output, and what was captured."""
-        keys = split_key(dropout_key, 6)
-        normed = self.self_attention_norm(x)
-        update, self_attention = self.self_attention(
-            normed,
-            self.self_attention.keys_values(normed),
-            mask=mask,
-            bias=bias,
-            dropout_key=keys[0],
-            capture=captures.within("self_attention"),
-        )
-        x = x + drop_along_length(update, self.dropout_rate, keys[1])
-        update, cross_attention = self.cross_attention(
-            self.cross_attention_norm(x),
-            self.cross_attention.keys_values(encoded),
-            mask=cross_mask,
-            dropout_key=keys[2],
-            capture=captures.within("cross_attention"),
-        )
-        x = x + drop_along_length(update, self.dropout_rate, keys[3])
-        update = self.mlp(self.mlp_norm(x), dropout_key=keys[4])
-        x = shard_activation(x + drop_along_length(update, self.dropout_rate, keys[5]), "embed")
-        return x, captures.collect(hidden=x, self_attention=self_attention, cross_attention=cross_attention)
+        keys = split_key(dropout_key, 2 * len(self.names))
+        parts = {}
+        for name, block_key, key in zip(self.names, keys[::2], keys[1::2], strict=True):
+
+            def block(x, name=name, block_key=block_key):
+                options = {"dropout_key": block_key, "capture": captures.within(name)}
+                return getattr(self, name)(x, **options, **inputs.get(name, {}))
+
+            x, parts[name] = self._residual(name, block, x, key)
+        x = shard_activation(x, "embed")
+        return x, captures.collect(hidden=x, **parts)
 
     def step(
-        self,
-        x: Float[Array, "batch 1 embed"],
-        self_cache: KeyValueCache,
-        cross_cache: KeyValueCache,
-        layer: int | Int[Array, ""],
-        position: Int[Array, ""],
-        *,
-        mask: Mask,
-        cross_mask: Mask,
-        bias: Float[Array, "rows heads 1 kv_len"] | None,
+        self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, layer: int | Int[Array, ""], index, inputs: Inputs
     ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """One new position, the earlier ones being in `self_cache`, which it returns with this one in it."""
-        update, self_cache = self.self_attention.step(
-            self.self_attention_norm(x), self_cache, layer, position, mask=mask, bias=bias
+        """One new position; the earlier ones' keys and values are in `cache`, which it returns with this one in it.
+
+        Args:
+          x: of the new position.
+          cache: of the self-attention.
+          layer: which layer of the cache this is.
+          index: where in the cache the new position goes.
+          inputs: what the blocks read; the self-attention's mask says which entries of the cache there are.
+        """
+        first, *others = self.names
+        x, cache = self._residual(
+            first, lambda x: getattr(self, first).step(x, cache, layer, index, **inputs[first]), x
         )
-        x = x + update
-        update, _ = self.cross_attention(self.cross_attention_norm(x), cross_cache.at(layer), mask=cross_mask)
-        x = x + update
-        return x + self.mlp(self.mlp_norm(x)), self_cache
+        for name in others:
+            x, _ = self._residual(name, lambda x, name=name: getattr(self, name)(x, **inputs.get(name, {})), x)
+        return x, cache
+
+    def _residual(self, name, block, x, key=None):
+        """The sum of `x` and a block's dropped output, with the norm where it belongs, and what else the block gave."""
+        norm = getattr(self, f"{name}_norm")
+        update, other = block(norm(x) if self.norm_position == "pre" else x)
+        x = x + self.dropout(update, key)
+        return (norm(x) if self.norm_position == "post" else x), other

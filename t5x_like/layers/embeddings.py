@@ -1,4 +1,4 @@
-"""Token embeddings, and logits by the same table."""
+"""Embeddings of tokens, positions and token types, and logits by the tokens' table."""
 
 import jax
 import jax.numpy as jnp
@@ -6,34 +6,48 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
+from t5x_like.layers.initializers import Initializer, normal
 from t5x_like.layers.projections import shard_activation
 
+STANDARD_NORMAL = normal(1.0)
 
-class TokenEmbedder(nnx.Module):
-    """A vector for each token.
+
+class Embedder(nnx.Module):
+    """A vector for each id.
 
     Attributes:
-      embedding: float32 `[vocab, embed]`, initially standard normal.
+      embedding: float32 `[ids, embed]`.
     """
 
-    def __init__(self, vocab_size: int, size: int, *, key: jax.Array, dtype: str = "float32"):
+    def __init__(
+        self,
+        number: int,
+        size: int,
+        *,
+        key: jax.Array,
+        axis: str = "vocab",
+        init: Initializer = STANDARD_NORMAL,
+        dtype: str = "float32",
+    ):
         """Args:
-        vocab_size: number of tokens.
+        number: of ids.
         size: of a vector.
         key: for the initial values.
+        axis: logical axis of the ids: `vocab`, `positions` or `token_types`.
+        init: of the table.
         dtype: of the activations.
         """
-        self.embedding = nnx.Param(jax.random.normal(key, (vocab_size, size), jnp.float32), axes=("vocab", "embed"))
+        self.embedding = nnx.Param(init(key, (number, size), 1), axes=(axis, "embed"))
         self.dtype = dtype
 
-    def __call__(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
-        """The tokens' vectors; NaN for an id outside the vocabulary, which the loss then shows."""
-        # Rows are taken in float32 and cast afterwards, so that the gradients of a frequent token add up in float32.
-        rows = jnp.take(self.embedding[...], tokens, axis=0, mode="fill", fill_value=jnp.nan)
+    def __call__(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
+        """The ids' vectors; NaN for an id that has none, which the loss then shows."""
+        # Rows are taken in float32 and cast afterwards, so that the gradients of a frequent id add up in float32.
+        rows = jnp.take(self.embedding[...], ids, axis=0, mode="fill", fill_value=jnp.nan)
         return shard_activation(rows.astype(self.dtype), "embed")
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
-        """Inner products with every token's vector, in float32."""
+        """Inner products with every id's vector, in float32."""
         return logits(hidden, self.embedding[...].T)
 
 
@@ -44,3 +58,12 @@ def logits(
     product = jnp.einsum("ble,ev->blv", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
     length = "length" if hidden.shape[1] > 1 else None
     return partitioning.shard(product, "batch", length, "vocab")
+
+
+def row_positions(
+    batch: int, length: int, positions: Int[Array, "batch length"] | None = None
+) -> Int[Array, "batch length"]:
+    """`positions`, or 0, 1, 2 … along each row where none are given."""
+    if positions is not None:
+        return positions
+    return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))

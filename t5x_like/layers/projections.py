@@ -1,6 +1,4 @@
-"""Linear maps without bias, over one or several dimensions at a time."""
-
-from typing import Literal
+"""Linear maps, over one or several dimensions at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.kernels.contraction import contract
+from t5x_like.layers.initializers import Initializer
 
 
 class Projection(nnx.Module):
@@ -16,6 +15,7 @@ class Projection(nnx.Module):
 
     Attributes:
       kernel: float32 `[*inputs, *outputs]`.
+      bias: float32 `[*outputs]`, initially 0, where there is one.
     """
 
     def __init__(
@@ -25,30 +25,28 @@ class Projection(nnx.Module):
         *,
         axes: tuple[str, ...],
         key: jax.Array,
-        variance: float = 1.0,
-        distribution: Literal["normal", "truncated_normal"] = "truncated_normal",
+        init: Initializer,
+        bias: bool = False,
         dtype: str = "float32",
     ):
-        """Initialises with variance `variance / (number of inputs)`.
-
-        Args:
-          inputs, outputs: sizes of the dimensions that go in and come out.
-          axes: the kernel's logical axes.
-          key: for the initial values.
-          variance: see above.
-          distribution: of the initial values; the truncated one ends at two standard deviations.
-          dtype: to compute in.
+        """Args:
+        inputs, outputs: sizes of the dimensions that go in and come out.
+        axes: the kernel's logical axes.
+        key: for the initial values.
+        init: of the kernel.
+        bias: whether a bias is added.
+        dtype: to compute in.
         """
-        rank = len(inputs)
-        initialise = jax.nn.initializers.variance_scaling(
-            variance, "fan_in", distribution, in_axis=range(rank), out_axis=range(rank, rank + len(outputs))
-        )
-        self.kernel = nnx.Param(initialise(key, (*inputs, *outputs), jnp.float32), axes=axes)
-        self.contracted = rank
+        self.contracted = len(inputs)
+        self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.contracted), axes=axes)
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[self.contracted :])
+        self.has_bias = bias
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch length ..."]:
-        return contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
+        y = contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
+        return y + self.bias[...].astype(self.dtype) if self.has_bias else y
 
 
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:

@@ -5,13 +5,19 @@ which accelerators need. An unrolled one is an `nnx.List`, which runs 20 to 25 %
 initial values and the same dropout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
+from t5x_like.layers.attention import KeyValueCache
+from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
+from t5x_like.layers.captures import Captures
+
+NO_CAPTURES = Captures()
 Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
 # function(layer, carry, index, dropout_key) -> (carry, out); index is an int, or traced under a scan.
 LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
@@ -37,20 +43,21 @@ def is_scanned(layers: Layers) -> bool:
 
 def run(
     layers: Layers,
-    function: LayerFunction,
+    functions: LayerFunction | Sequence[LayerFunction],
     carry: Any,
     *,
     number: int,
     dropout_key: jax.Array | None = None,
     remat: str = "none",
 ) -> tuple[Any, Any]:
-    """Applies `function` to one layer after the other.
+    """Applies a function to one layer after the other.
 
     Args:
       layers: from `make_layers`.
-      function: see `LayerFunction`.
+      functions: see `LayerFunction`. Several take turns: the first with layers 0, p, 2p …, the second with layers 1,
+        p + 1 …; a scan then goes over groups of p layers.
       carry: what goes into the first layer.
-      number: of layers.
+      number: of layers; a multiple of the number of functions.
       dropout_key: split into one key a layer; None for no dropout.
       remat: a name in `REMAT_POLICIES`.
 
@@ -58,24 +65,44 @@ def run(
       (the last layer's carry, the layers' outs): outs with a leading dimension `layers` for a scanned stack, a tuple of
       them for an unrolled one; `stacked` makes them alike.
     """
+    functions = [functions] if callable(functions) else list(functions)
+    period = len(functions)
+    if number % period:
+        raise ValueError(f"{number} layers cannot take turns in groups of {period}: give a multiple of {period}")
     keys = None if dropout_key is None else jax.random.split(dropout_key, number)
     if not is_scanned(layers):
         outs = []
         for index, layer in enumerate(layers):
-            step = _rematerialised(lambda layer, carry, key, index=index: function(layer, carry, index, key), remat)
+            function = functions[index % period]
+            step = _rematerialised(
+                lambda layer, carry, key, index=index, function=function: function(layer, carry, index, key), remat
+            )
             carry, out = step(layer, carry, None if keys is None else keys[index])
             outs.append(out)
         return carry, tuple(outs)
 
-    step = _rematerialised(
-        lambda layer, carry, key, index: function(layer, carry, index, key), remat, prevent_cse=False
-    )
+    steps = [
+        _rematerialised(
+            lambda layer, carry, key, index, function=function: function(layer, carry, index, key),
+            remat,
+            prevent_cse=False,
+        )
+        for function in functions
+    ]
 
-    def body(carry, xs):
-        layer, index, key = xs
-        return step(layer, carry, key, index)
+    def body(carry, group):
+        outs = []
+        for phase, step in enumerate(steps):
+            layer, index, key = group if period == 1 else jax.tree.map(lambda leaf, phase=phase: leaf[phase], group)
+            carry, out = step(layer, carry, key, index)
+            outs.append(out)
+        return carry, outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
-    return jax.lax.scan(body, carry, (layers, jnp.arange(number), keys))
+    each = (layers, jnp.arange(number), keys)
+    if period == 1:
+        return jax.lax.scan(body, carry, each)
+    carry, outs = jax.lax.scan(body, carry, jax.tree.map(lambda x: x.reshape(-1, period, *x.shape[1:]), each))
+    return carry, jax.tree.map(lambda x: x.reshape(number, *x.shape[2:]), outs)
 
 
 def stacked(layers: Layers, outs: Any) -> Any:
@@ -87,3 +114,92 @@ def _rematerialised(function, remat, *, prevent_cse=True):
     if remat == "none":
         return function
     return jax.checkpoint(function, policy=REMAT_POLICIES[remat], prevent_cse=prevent_cse)
+
+
+class Stack(nnx.Module):
+    """Equal layers, one after the other, and a norm after the last where there is one.
+
+    Attributes:
+      layers: see `make_layers`.
+      norm: the norm after the last layer.
+    """
+
+    def __init__(
+        self,
+        make_layer: Callable[[jax.Array], TransformerLayer],
+        number: int,
+        *,
+        key: jax.Array,
+        norm: nnx.Module | None = None,
+        scan: bool = False,
+        remat: str = "none",
+    ):
+        """Args:
+        make_layer: makes a layer from a key.
+        number: of layers.
+        key: for the initial values.
+        norm: applied to the last layer's output.
+        scan: whether the layers are stacked and scanned.
+        remat: a name in `REMAT_POLICIES`.
+        """
+        self.layers = make_layers(make_layer, number, key=key, scan=scan)
+        if norm is not None:
+            self.norm = norm
+        self.has_norm, self.number, self.remat = norm is not None, number, remat
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Names of what can be captured of each layer."""
+        return (self.layers if is_scanned(self.layers) else self.layers[0]).captured
+
+    def __call__(
+        self,
+        x: Hidden,
+        *inputs: Inputs,
+        dropout_key: jax.Array | None = None,
+        captures: Captures = NO_CAPTURES,
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Runs all layers.
+
+        Args:
+          x: what goes into the first layer.
+          *inputs: what the blocks of a layer read; several for layers that take turns.
+          dropout_key: None for no dropout.
+          captures: what to hand back of each layer.
+
+        Returns:
+          The result, and what was captured by the names it was asked for.
+        """
+        functions = [
+            lambda layer, x, index, key, inputs=each: layer(x, inputs, dropout_key=key, captures=captures)
+            for each in inputs
+        ]
+        x, outs = run(self.layers, functions, x, number=self.number, dropout_key=dropout_key, remat=self.remat)
+        return self.finish(x), captures.named(stacked(self.layers, outs))
+
+    def step(
+        self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs
+    ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
+        """One new position through all layers.
+
+        Args:
+          x: of the new position.
+          cache: keys and values of the self-attention's earlier positions.
+          index: where in the cache the new position goes.
+          *inputs: what the blocks of a layer read, or a function of the layer's index that gives it; several for layers
+            that take turns.
+        """
+
+        def function(each):
+            def one(layer, carry, number, key):
+                x, cache = carry
+                return layer.step(x, cache, number, index, each(number) if callable(each) else each), None
+
+            return one
+
+        (x, cache), _ = run(self.layers, [function(each) for each in inputs], (x, cache), number=self.number)
+        return self.finish(x), cache
+
+    def finish(self, x: Hidden) -> Hidden:
+        """The norm after the last layer, where there is one."""
+        return self.norm(x) if self.has_norm else x

@@ -7,6 +7,7 @@ What makes it T5: RMSNorm before each block and no bias anywhere; scores that ar
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,24 +15,25 @@ import jax.numpy as jnp
 from flax import nnx, struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.kernels.dropout import dropout, split_key
+from t5x_like.kernels.dropout import Dropout, dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
-from t5x_like.layers import embeddings, stacks
-from t5x_like.layers.attention import KeyValueCache
-from t5x_like.layers.blocks import DecoderLayer, EncoderLayer, drop_along_length, make_norm
+from t5x_like.layers import embeddings, initializers, stacks
+from t5x_like.layers.attention import KeyValueCache, MultiHeadAttention
+from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.captures import Captures
-from t5x_like.layers.mlp import ACTIVATIONS
+from t5x_like.layers.mlp import MLP
+from t5x_like.layers.norms import RMSNorm
 from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
+from t5x_like.layers.stacks import NO_CAPTURES
+from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
 
 Batch = Mapping[str, Int[Array, "batch length"]]
-Hidden = Float[Array, "batch length embed"]
 
 PADDING_ID = 0
 FIRST_SEGMENT = 1
-NO_CAPTURES = Captures()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,35 +68,18 @@ class T5Config:
     scan_layers: bool | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "activations", tuple(self.activations))  # gin hands over a list
-        for name in (
-            *("vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim"),
-            *("encoder_layers", "decoder_layers", "relpos_buckets", "relpos_max_distance"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"T5Config.{name}={value!r} must be a whole number of at least 1")
+        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        checks.whole_numbers(self, "encoder_layers", "decoder_layers", "relpos_buckets", "relpos_max_distance")
+        checks.rates(self, "dropout_rate")
+        checks.positive(self, "norm_epsilon")
+        checks.activations(self)
+        checks.computation(self)
         if self.relpos_buckets % 2 or self.relpos_buckets < 4:
             raise ValueError(f"T5Config.relpos_buckets={self.relpos_buckets} must be even and at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
             raise ValueError(
                 f"T5Config.relpos_max_distance={self.relpos_max_distance} must exceed the {self.relpos_buckets // 2} "
                 f"distances that have a bucket of their own (half of relpos_buckets={self.relpos_buckets})"
-            )
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"T5Config.dropout_rate={self.dropout_rate} must be in [0, 1)")
-        if self.norm_epsilon <= 0:
-            raise ValueError(f"T5Config.norm_epsilon={self.norm_epsilon} must be positive")
-        if not self.activations or (unknown := set(self.activations) - set(ACTIVATIONS)):
-            raise ValueError(
-                f"T5Config.activations={self.activations} must name one or more of {sorted(ACTIVATIONS)}"
-                + (f"; {sorted(unknown)} is none" if self.activations else "")
-            )
-        if self.remat not in stacks.REMAT_POLICIES:
-            raise ValueError(f"T5Config.remat={self.remat!r} must be one of {sorted(stacks.REMAT_POLICIES)}")
-        if self.dtype not in (None, "float32", "bfloat16"):
-            raise ValueError(
-                f"T5Config.dtype={self.dtype!r} must be 'float32' or 'bfloat16', or None for the platform's"
             )
 
     @property
@@ -170,16 +155,56 @@ class Cache:
     encoder_valid: Bool[Array, "batch length"]
 
 
-class Stack(nnx.Module):
+def make_layer(config: T5Config, is_decoder: bool, key: jax.Array) -> TransformerLayer:
+    """A layer of the encoder, or of the decoder, which attends to the encoder too."""
+    names = ("self_attention", "cross_attention") if is_decoder else ("attention",)
+    *attention_keys, mlp_key = jax.random.split(key, len(names) + 1)
+    # T5 drops the same entries at every position of a row, in attention the same keys for every query.
+    alike = Dropout(config.dropout_rate, broadcast_dims=(-2,))
+    attentions = {
+        name: MultiHeadAttention(
+            config.embed_dim,
+            heads=config.num_heads,
+            head_dim=config.head_dim,
+            init=initializers.by_inputs(),
+            # The factor that other networks give the scores is in the initial queries.
+            query_init=initializers.by_inputs(1.0 / config.head_dim),
+            dropout=alike,
+            dtype=config.compute_dtype,
+            key=attention_key,
+        )
+        for name, attention_key in zip(names, attention_keys, strict=True)
+    }
+    mlp = MLP(
+        config.embed_dim,
+        config.mlp_dim,
+        activations=config.activations,
+        init=initializers.by_inputs(truncated=True),
+        dropout=alike,
+        dtype=config.compute_dtype,
+        key=mlp_key,
+    )
+    return TransformerLayer(
+        attentions | {"mlp": mlp}, functools.partial(_make_norm, config), norm_position="pre", dropout=alike
+    )
+
+
+def _make_norm(config: T5Config) -> RMSNorm:
+    return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
+
+
+class Stack(stacks.Stack):
     """The layers of the encoder or of the decoder, their common position biases and a final norm."""
 
     def __init__(self, config: T5Config, *, is_decoder: bool, key: jax.Array):
         layers_key, bias_key = jax.random.split(key)
-        make = DecoderLayer if is_decoder else EncoderLayer
-        self.is_decoder = is_decoder
-        self.number = config.decoder_layers if is_decoder else config.encoder_layers
-        self.layers = stacks.make_layers(
-            lambda key: make(config, key=key), self.number, key=layers_key, scan=bool(config.scan_layers)
+        super().__init__(
+            functools.partial(make_layer, config, is_decoder),
+            config.decoder_layers if is_decoder else config.encoder_layers,
+            key=layers_key,
+            norm=_make_norm(config),
+            scan=bool(config.scan_layers),
+            remat=config.remat,
         )
         self.relative_bias = RelativePositionBias(
             config.num_heads,
@@ -188,35 +213,37 @@ class Stack(nnx.Module):
             max_distance=config.relpos_max_distance,
             key=bias_key,
         )
-        self.norm = make_norm(config)
-        self.dropout_rate, self.remat = config.dropout_rate, config.remat
+        self.dropout_rate = config.dropout_rate
+        self.self_attention = "self_attention" if is_decoder else "attention"
 
     def __call__(
-        self, x: Hidden, *, dropout_key: jax.Array | None = None, captures: Captures = NO_CAPTURES, **inputs
+        self,
+        x: Hidden,
+        *,
+        mask: Mask,
+        encoded: Hidden | None = None,
+        cross_mask: Mask | None = None,
+        dropout_key: jax.Array | None = None,
+        captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
         """Runs all layers.
 
         Args:
           x: embedded tokens.
+          mask: of the self-attention.
+          encoded, cross_mask: what a decoder attends to beside itself, and how.
           dropout_key: None for no dropout.
           captures: what to hand back of each layer.
-          **inputs: what every layer reads: masks, and for a decoder the encoder's output.
         """
         first_key, layers_key, last_key = split_key(dropout_key, 3)
-        bias = self.relative_bias(x.shape[1], x.shape[1])
-        x = drop_along_length(x, self.dropout_rate, first_key)
-        x, outs = stacks.run(
-            self.layers,
-            lambda layer, x, index, key: layer(x, bias=bias, dropout_key=key, captures=captures, **inputs),
-            x,
-            number=self.number,
-            dropout_key=layers_key,
-            remat=self.remat,
-        )
+        x = dropout(x, self.dropout_rate, first_key, broadcast_dims=(-2,))
+        inputs = {self.self_attention: {"mask": mask, "bias": self.relative_bias(x.shape[1], x.shape[1])}}
+        if encoded is not None:
+            inputs["cross_attention"] = {"mask": cross_mask, "source": encoded}
+        x, captured = super().__call__(x, inputs, dropout_key=layers_key, captures=captures)
         # T5X drops entries of the encoder's result one by one, all others alike along a row.
-        last = (-2,) if self.is_decoder else ()
-        x = dropout(self.norm(x), self.dropout_rate, last_key, broadcast_dims=last)
-        return x, captures.named(stacks.stacked(self.layers, outs))
+        last = (-2,) if encoded is not None else ()
+        return dropout(x, self.dropout_rate, last_key, broadcast_dims=last), captured
 
 
 class T5(nnx.Module):
@@ -225,13 +252,19 @@ class T5(nnx.Module):
     def __init__(self, config: T5Config, *, key: jax.Array):
         embedder_key, encoder_key, decoder_key, logits_key = jax.random.split(key, 4)
         self.config = config
-        self.token_embedder = embeddings.TokenEmbedder(
+        self.token_embedder = embeddings.Embedder(
             config.vocab_size, config.embed_dim, key=embedder_key, dtype=config.compute_dtype
         )
         self.encoder = Stack(config, is_decoder=False, key=encoder_key)
         self.decoder = Stack(config, is_decoder=True, key=decoder_key)
         if not config.tied_embeddings:
-            self.logits = Projection((config.embed_dim,), (config.vocab_size,), axes=("embed", "vocab"), key=logits_key)
+            self.logits = Projection(
+                (config.embed_dim,),
+                (config.vocab_size,),
+                axes=("embed", "vocab"),
+                key=logits_key,
+                init=initializers.by_inputs(truncated=True),
+            )
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """The vectors of `encoder_input_tokens` and `decoder_input_tokens`, as `encoder` and `decoder`."""
@@ -261,8 +294,8 @@ class T5(nnx.Module):
         captures = capturing.parse(
             capture,
             {
-                "encoder": (config.encoder_layers, EncoderLayer.CAPTURED),
-                "decoder": (config.decoder_layers, DecoderLayer.CAPTURED),
+                "encoder": (config.encoder_layers, self.encoder.captured),
+                "decoder": (config.decoder_layers, self.decoder.captured),
             },
             others=("encoder/output",),
         )
@@ -336,26 +369,17 @@ class T5(nnx.Module):
         bias = self.decoder.relative_bias.at(index, room)
         mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(room) <= index, (tokens.shape[0], room)))
 
-        def function(layer, carry, number, key):
-            x, self_cache = carry
-            return layer.step(
-                x,
-                self_cache,
-                cache.cross_attention,
-                number,
-                index,
-                mask=mask,
-                cross_mask=Mask(key_valid=cache.encoder_valid),
-                bias=bias,
-            ), None
+        def inputs(layer):
+            return {
+                "self_attention": {"mask": mask, "bias": bias},
+                "cross_attention": {
+                    "mask": Mask(key_valid=cache.encoder_valid),
+                    "keys_values": cache.cross_attention.at(layer),
+                },
+            }
 
-        (x, self_cache), _ = stacks.run(
-            self.decoder.layers,
-            function,
-            (self.token_embedder(tokens), cache.self_attention),
-            number=self.config.decoder_layers,
-        )
-        return self.decoder.norm(x), cache.replace(self_attention=self_cache)
+        x, self_cache = self.decoder.step(self.token_embedder(tokens), cache.self_attention, index, inputs)
+        return x, cache.replace(self_attention=self_cache)
 
 
 def _encoder_mask(batch: Batch) -> Mask:

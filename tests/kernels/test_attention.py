@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from t5x_like.kernels.attention import BACKENDS, HIDDEN_SCORE, attention, backend_for, reference, softmax
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.partitioning import make_mesh
 
@@ -76,18 +77,17 @@ def test_bfloat16_in_and_out_with_a_softmax_in_float32():
     )
 
 
-def test_dropout_drops_the_same_keys_for_every_query():
+def test_dropout_can_drop_the_same_keys_for_every_query():
     v = np.eye(200, dtype=np.float32)[None, :, None, :]
     # Uniform weights 1/200 on one-hot values: the output shows which keys were dropped.
     k = np.zeros((1, 200, 1, 200), np.float32)
     q = np.zeros((1, 64, 1, 200), np.float32)
-    output = (
-        np.asarray(attention(q, k, v, mask=Mask(), dropout_rate=0.25, dropout_key=jax.random.key(0)))[0, :, 0] * 200
-    )
+    alike = Dropout(0.25, broadcast_dims=(-2,))
+    output = np.asarray(attention(q, k, v, mask=Mask(), dropout=alike, dropout_key=jax.random.key(0)))[0, :, 0] * 200
     assert (output == output[0]).all()
     np.testing.assert_allclose(np.unique(output), [0, 1 / 0.75], rtol=1e-6)
     assert 0.15 < np.mean(output == 0) < 0.35
-    undropped = attention(q, k, v, mask=Mask(), dropout_rate=0.25)
+    undropped = attention(q, k, v, mask=Mask(), dropout=alike)
     np.testing.assert_allclose(undropped, 1 / 200, rtol=1e-6)
 
 

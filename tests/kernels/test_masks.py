@@ -23,7 +23,19 @@ def test_causal():
 
 
 def test_prefix_is_seen_by_all():
-    assert rows(Mask(causal=True, prefix_lengths=jnp.array([2])), 4, 4) == ["xx..", "xx..", "xxx.", "xxxx"]
+    assert rows(Mask(causal=True, prefix=jnp.array([[True, True, False, False]])), 4, 4) == [
+        "xx..",
+        "xx..",
+        "xxx.",
+        "xxxx",
+    ]
+
+
+def test_a_packed_row_has_a_prefix_in_each_segment():
+    segments = jnp.array([[1, 1, 2, 2, 2]])
+    prefix = jnp.array([[True, False, True, True, False]])
+    mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
+    assert rows(mask, 5, 5) == ["x....", "xx...", "..xx.", "..xx.", "..xxx"]
 
 
 def test_window():
@@ -62,7 +74,7 @@ def test_a_mask_passes_through_jit_with_its_structure():
     [
         ({"query_segments": jnp.ones((1, 2), int)}, "together or neither"),
         ({"window": 0}, "window=0 must be at least 1"),
-        ({"prefix_lengths": jnp.array([1])}, "needs causal=True"),
+        ({"prefix": jnp.array([[True]])}, "needs causal=True"),
     ],
 )
 def test_masks_that_mean_nothing_are_refused(arguments, message):

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from t5x_like import parameters
-from t5x_like.layers.attention import MultiHeadAttention
-from t5x_like.layers.embeddings import TokenEmbedder
+from t5x_like.kernels.dropout import Dropout
+from t5x_like.layers import initializers
+from t5x_like.layers.embeddings import Embedder
 from t5x_like.layers.mlp import MLP, gelu, linear, relu
-from t5x_like.layers.norms import RMSNorm
+from t5x_like.layers.norms import LayerNorm, RMSNorm
 from t5x_like.layers.projections import Projection
 
 KEY = jax.random.key(0)
+INIT = initializers.by_inputs()
 
 
 def random(*shape):
@@ -21,40 +23,38 @@ def random(*shape):
 
 def test_projections_contract_one_or_several_dimensions():
     x = random(2, 3, 4)
-    into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY)
-    out = Projection((5, 6), (4,), axes=("heads", "kv", "embed"), key=KEY)
+    into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY, init=INIT)
+    out = Projection((5, 6), (4,), axes=("heads", "kv", "embed"), key=KEY, init=INIT)
     heads = np.einsum("ble,ehk->blhk", x, into.kernel[...])
     np.testing.assert_allclose(into(x), heads, atol=1e-5)
     np.testing.assert_allclose(out(heads), np.einsum("blhk,hke->ble", heads, out.kernel[...]), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "options", "deviation"),
+    ("inputs", "outputs", "init", "deviation", "largest"),
     [
-        ((256,), (8, 32), {"distribution": "normal"}, 256**-0.5),
-        ((8, 32), (256,), {"distribution": "normal"}, 256**-0.5),
-        ((256,), (8, 32), {"distribution": "normal", "variance": 1 / 32}, (256 * 32) ** -0.5),
-        ((256,), (1024,), {}, 256**-0.5),
+        ((256,), (8, 32), initializers.by_inputs(), 256**-0.5, None),
+        ((8, 32), (256,), initializers.by_inputs(), 256**-0.5, None),
+        ((256,), (8, 32), initializers.by_inputs(1 / 32), (256 * 32) ** -0.5, None),
+        # A normal distribution cut at two deviations has 0.8796 of its deviation; stretched back it ends further out.
+        ((256,), (1024,), initializers.by_inputs(truncated=True), 256**-0.5, 2 / 0.8796 * 256**-0.5),
+        ((256,), (1024,), initializers.truncated_normal(0.02), 0.8796 * 0.02, 0.04),
+        ((256,), (1024,), initializers.normal(0.02), 0.02, None),
     ],
 )
-def test_initial_kernels_have_the_variance_of_their_inputs(inputs, outputs, options, deviation):
-    kernel = np.asarray(Projection(inputs, outputs, axes=("x",) * 3, key=KEY, **options).kernel[...])
+def test_initial_kernels(inputs, outputs, init, deviation, largest):
+    kernel = np.asarray(Projection(inputs, outputs, axes=("x",) * 3, key=KEY, init=init).kernel[...])
     assert kernel.dtype == np.float32
     assert abs(kernel.std() / deviation - 1) < 0.02
-    truncated = "distribution" not in options
-    # A normal distribution cut at two deviations and stretched back to its variance ends at 2 / 0.8796 of them.
-    assert (np.abs(kernel).max() <= 2 / 0.879 * deviation) == truncated
-
-
-def test_queries_are_initialised_with_the_scale_that_scores_lack():
-    attention = MultiHeadAttention(64, heads=16, head_dim=16, key=KEY)
-    ratio = np.std(attention.query.kernel[...]) / np.std(attention.key.kernel[...])
-    assert abs(ratio / 16**-0.5 - 1) < 0.03
+    if largest is None:
+        assert np.abs(kernel).max() > 2.5 * deviation
+    else:
+        assert 0.99 * largest < np.abs(kernel).max() <= largest * (1 + 1e-3)
 
 
 def test_computation_is_in_the_asked_dtype_and_parameters_stay_float32():
-    mlp = MLP(4, 8, activations=("gelu", "linear"), key=KEY, dtype="bfloat16")
-    assert mlp(random(1, 2, 4).astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    mlp = MLP(4, 8, activations=("gelu", "linear"), key=KEY, init=INIT, dtype="bfloat16")
+    assert mlp(random(1, 2, 4).astype(jnp.bfloat16))[0].dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in parameters.named_leaves(mlp).values()} == {jnp.dtype("float32")}
 
 
@@ -66,6 +66,25 @@ def test_rms_norm():
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
 
 
+def test_layer_norm():
+    x = random(2, 3, 8) * 5 + 2
+    norm = LayerNorm(8, epsilon=1e-2)
+    norm.scale.set_value(jnp.arange(8.0))
+    norm.bias.set_value(jnp.arange(8.0) - 3)
+    centred = x - x.mean(-1, keepdims=True)
+    expected = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * np.arange(8) + np.arange(8) - 3
+    np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_is_added_to_every_output():
+    x = random(2, 3, 4)
+    into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY, init=INIT, bias=True)
+    assert parameters.logical_axes(into)["bias"] == ("heads", "kv")
+    before = into(x)
+    into.bias.set_value(jnp.arange(30.0).reshape(5, 6))
+    np.testing.assert_allclose(into(x) - before, np.broadcast_to(into.bias[...], before.shape), atol=1e-4)
+
+
 def test_statistics_of_a_norm_are_float32():
     # In bfloat16 the mean of 1000 equal squares is off by more than its rounding.
     x = jnp.full((1, 1, 1000), 1.0078125, jnp.bfloat16)
@@ -74,7 +93,7 @@ def test_statistics_of_a_norm_are_float32():
 
 
 def test_embeddings_are_rows_of_the_table_and_its_products():
-    embedder = TokenEmbedder(11, 4, key=KEY)
+    embedder = Embedder(11, 4, key=KEY)
     table = np.asarray(embedder.embedding[...])
     tokens = np.array([[3, 0, 10]])
     np.testing.assert_array_equal(embedder(tokens), table[tokens])
@@ -83,24 +102,24 @@ def test_embeddings_are_rows_of_the_table_and_its_products():
 
 
 def test_a_token_outside_the_vocabulary_shows():
-    assert np.isnan(TokenEmbedder(11, 4, key=KEY)(np.array([[3, 11]]))).tolist() == [[[False] * 4, [True] * 4]]
+    assert np.isnan(Embedder(11, 4, key=KEY)(np.array([[3, 11]]))).tolist() == [[[False] * 4, [True] * 4]]
 
 
 def test_logits_are_float32():
-    embedder = TokenEmbedder(11, 4, key=KEY, dtype="bfloat16")
+    embedder = Embedder(11, 4, key=KEY, dtype="bfloat16")
     assert embedder(np.array([[3]])).dtype == jnp.bfloat16
     assert embedder.attend(jnp.ones((1, 1, 4), jnp.bfloat16)).dtype == jnp.float32
 
 
 def test_plain_and_gated_blocks():
     x = random(1, 2, 4)
-    plain = MLP(4, 8, activations=("relu",), key=KEY)
+    plain = MLP(4, 8, activations=("relu",), key=KEY, init=INIT)
     assert sorted(parameters.named_leaves(plain)) == ["wi/kernel", "wo/kernel"]
     wi, wo = plain.wi.kernel[...], plain.wo.kernel[...]
-    np.testing.assert_allclose(plain(x), np.maximum(x @ wi, 0) @ wo, atol=1e-5)
-    gated = MLP(4, 8, activations=("gelu", "linear"), key=KEY)
+    np.testing.assert_allclose(plain(x)[0], np.maximum(x @ wi, 0) @ wo, atol=1e-5)
+    gated = MLP(4, 8, activations=("gelu", "linear"), key=KEY, init=INIT)
     gate, value, wo = gated.wi_0.kernel[...], gated.wi_1.kernel[...], gated.wo.kernel[...]
-    np.testing.assert_allclose(gated(x), (gelu(x @ gate) * (x @ value)) @ wo, atol=1e-5)
+    np.testing.assert_allclose(gated(x)[0], (gelu(x @ gate) * (x @ value)) @ wo, atol=1e-5)
 
 
 def test_activations():
@@ -111,8 +130,8 @@ def test_activations():
 
 
 def test_dropout_in_a_block_is_alike_along_a_row():
-    mlp = MLP(4, 64, activations=("relu",), dropout_rate=0.5, key=KEY)
+    mlp = MLP(4, 64, activations=("relu",), dropout=Dropout(0.5, (-2,)), key=KEY, init=INIT)
     x = np.repeat(random(1, 1, 4), 3, axis=1)
-    dropped = np.asarray(mlp(x, dropout_key=KEY))
+    dropped = np.asarray(mlp(x, dropout_key=KEY)[0])
     np.testing.assert_allclose(dropped, np.repeat(dropped[:, :1], 3, axis=1), atol=1e-6)
-    assert np.abs(dropped - mlp(x)).max() > 0.01
+    assert np.abs(dropped - mlp(x)[0]).max() > 0.01

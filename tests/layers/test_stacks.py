@@ -72,6 +72,18 @@ def test_layers_drop_differently():
     assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[1], outs[2])
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_take_turns(scan):
+    layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
+    functions = [lambda layer, x, index, key, sign=sign: (sign * x + index, x) for sign in (1, -1)]
+    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), number=4)
+    # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
+    assert float(x) == 5.0
+    np.testing.assert_array_equal(stacks.stacked(layers, outs), [5, 5, -4, -2])
+    with pytest.raises(ValueError, match="3 layers cannot take turns in groups of 2"):
+        stacks.run(layers, functions, jnp.asarray(5.0), number=3)
+
+
 def test_full_rematerialisation_keeps_less():
     def kept(remat):
         # Under a scan every value that is kept is an array with a leading dimension `layers`.
