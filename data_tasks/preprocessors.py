@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
+from data_tasks.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
 
 # A longer document is left out: one string is tokenised in one piece, in memory.
@@ -107,87 +108,31 @@ def span_corruption(
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
 
 
-def chunk(tokens: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
     """Cuts `[total]` into `[chunks, length]`, 0 after the end of the last one, and the tokens of each `[chunks]`.
 
-    A last chunk of fewer than 2 tokens, which nothing can be taken out of, is dropped.
+    A last chunk of fewer than `shortest` tokens is dropped: nothing can be taken out of a single one.
     """
     total = tf.size(tokens)
-    total -= tf.where(total % length < 2, total % length, 0)
+    total -= tf.where(total % length < shortest, total % length, 0)
     chunks = -(-total // length)
     padded = tf.pad(tokens[:total], [[0, chunks * length - total]])
     counts = tf.clip_by_value(total - length * tf.range(chunks), 0, length)
     return tf.reshape(padded, [chunks, length]), counts
 
 
-def random_spans_mask(
-    lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, mean_noise_span_length: float
-) -> tf.Tensor:
-    """Which tokens are noise.
+def chunk_each(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cuts every document of `[documents, (tokens)]` by itself; returns what `chunk` does.
 
-    The noise tokens and the others are each divided into as many spans by a composition drawn uniformly from all there
-    are; the spans alternate, the first is not noise and the last one is.
-
-    Args:
-      lengths: tokens of each row, `[rows]`, at least 2.
-      width: the longest they may be.
-      seed: stateless, `[2]`.
-      noise_density: fraction of noise tokens.
-      mean_noise_span_length: tokens of a noise span, on average.
-
-    Returns:
-      bool `[rows, width]`, False after the end of a row.
+    A document's last chunk is dropped where it has fewer than `shortest` tokens.
     """
-    # The same counts as span_lengths.noise_counts, whose arithmetic is float64 too.
-    scaled = tf.round(tf.cast(lengths, tf.float64) * noise_density)
-    noise = tf.clip_by_value(tf.cast(scaled, tf.int32), 1, lengths - 1)
-    spans = tf.cast(tf.round(tf.cast(noise, tf.float64) / mean_noise_span_length), tf.int32)
-    spans = tf.minimum(tf.clip_by_value(spans, 1, noise), lengths - noise)
-
-    first_seed, second_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    most_noise, most_spans = span_lengths.noise_counts(width, noise_density, mean_noise_span_length)
-    noise_ends = _random_composition_ends(noise, spans, most_noise, most_spans, first_seed)
-    other_ends = _random_composition_ends(lengths - noise, spans, width - most_noise, most_spans, second_seed)
-    starts = other_ends + tf.pad(noise_ends, [[0, 0], [1, 0]])[:, :-1]  # where span j of noise begins in the row
-    ends = other_ends + noise_ends
-    positions = tf.range(width)
-    begun = tf.searchsorted(starts, _rows_of(positions, starts), side="right")
-    ended = tf.searchsorted(ends, _rows_of(positions, ends), side="right")
-    return begun > ended
-
-
-def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return tf.tile(values[tf.newaxis], [tf.shape(like)[0], 1])
-
-
-def _random_composition_ends(
-    totals: tf.Tensor, parts: tf.Tensor, most: int, most_parts: int, seed: tf.Tensor
-) -> tf.Tensor:
-    """Ends of the parts of a uniformly random composition of each total into positive parts.
-
-    A composition of n into k parts is a choice of k - 1 of the n - 1 places between items.
-
-    Args:
-      totals: `[rows]`, at most `most`.
-      parts: `[rows]`, at most `most_parts` and the total.
-      most: the largest total there can be.
-      most_parts: the largest number of parts there can be.
-      seed: stateless, `[2]`.
-
-    Returns:
-      int32 `[rows, most_parts]`, ascending; the total in each place from the last part on.
-    """
-    rows = tf.shape(totals)[0]
-    if most_parts == 1:
-        return totals[:, tf.newaxis]
-    scores = tf.random.stateless_uniform([rows, most - 1], seed, minval=None, dtype=tf.uint32)
-    # Places beyond a row's end are taken last; a place's own number breaks ties, so that exactly k - 1 are taken.
-    scores = tf.cast(scores, tf.int64) * most + tf.range(most - 1, dtype=tf.int64)
-    scores = tf.where(tf.range(1, most) < totals[:, tf.newaxis], scores, -1)
-    places = tf.math.top_k(scores, k=min(most_parts - 1, most - 1)).indices + 1
-    taken = tf.range(tf.shape(places)[1]) < parts[:, tf.newaxis] - 1
-    ends = tf.sort(tf.where(taken, places, totals[:, tf.newaxis]), axis=1)
-    return tf.concat([ends, totals[:, tf.newaxis]], axis=1)
+    totals = tf.cast(documents.row_lengths(), tf.int32)
+    numbers = tf.ragged.range(-(-totals // length))
+    counts = tf.minimum(tf.repeat(totals, tf.cast(numbers.row_lengths(), tf.int32)) - length * numbers.values, length)
+    chunks = tf.RaggedTensor.from_row_lengths(documents.flat_values, counts, validate=False)
+    kept = counts >= shortest
+    tokens = tf.ragged.boolean_mask(chunks, kept).to_tensor(shape=[None, length])
+    return tokens, tf.boolean_mask(counts, kept)
 
 
 def without_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
