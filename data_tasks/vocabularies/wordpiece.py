@@ -1,0 +1,201 @@
+"""BERT's WordPiece vocabularies: text to words, words to the longest pieces that a list has, all in TensorFlow."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+
+import fsspec
+import numpy as np
+import seqio
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+CONTINUATION = "##"
+"""What a piece begins with that goes on with the word of the piece before it."""
+
+# A longer word is unknown as a whole. The limit is Hugging Face's; BERT's own code has 200.
+MAX_WORD_CHARACTERS = 100
+_MAX_BYTES_PER_CHARACTER = 4
+# Stands for a word that is too long; no text has it any more once what is of category "other" has been taken out.
+_TOO_LONG = "\ue000"
+
+# Control, format, private and unassigned characters, and the sign for a character that could not be read.
+_DROPPED = r"[^\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\t\n\r]|\x{FFFD}"
+_ACCENTS = r"\p{Mn}+"
+# A word each: punctuation, for which BERT also takes every sign of ASCII, and the CJK ideographs, block by block.
+_OWN_WORDS = (
+    r"([\x21-\x2F\x3A-\x40\x5B-\x60\x7B-\x7E\p{P}"
+    r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}])"
+)
+_SPACES = r"\p{Z}"
+
+
+def split_words(text: tf.Tensor, lower_case: bool) -> tf.Tensor | tf.RaggedTensor:
+    """The words that BERT sees in a text; its `BasicTokenizer`.
+
+    Args:
+      text: UTF-8, of any shape.
+      lower_case: whether to lower the case and take accents away, as the uncased models do; otherwise characters are
+        composed (NFC), as Hugging Face's tokeniser does.
+
+    Returns:
+      `[…, (words)]`, ragged unless `text` is one text.
+    """
+    text = tf.strings.regex_replace(text, _DROPPED, "")
+    if lower_case:
+        # Hugging Face lowers letter by letter, which knows no sigma of its own for the end of a word.
+        text = tf.strings.regex_replace(text, "Σ", "σ")
+        text = tf_text.normalize_utf8(tf.strings.lower(text, encoding="utf-8"), "NFD")
+        text = tf.strings.regex_replace(text, _ACCENTS, "")
+    else:
+        text = tf_text.normalize_utf8(text, "NFC")
+    text = tf.strings.regex_replace(text, _OWN_WORDS, r" \1 ")
+    return tf.strings.split(tf.strings.regex_replace(text, _SPACES, " "))
+
+
+class WordPieceVocabulary(seqio.Vocabulary):
+    """A file of pieces, one a line, their ids the line numbers from 0 (Devlin et al. 2018; Wu et al. 2016).
+
+    The ids of a text are those of Hugging Face's `BertTokenizer`, with one difference: `[MASK]` and the like in a text
+    are brackets and words, never the special tokens themselves.
+    """
+
+    def __init__(self, vocab_file: str | Callable[[], str], lower_case: bool | Callable[[], bool] = True):
+        """Args:
+        vocab_file: a local path or one in a bucket; or a function that says it each time it is needed, for a task
+          that is registered before anyone has said where its vocabulary is.
+        lower_case: whether text is lowered and loses its accents (the uncased models); or a function that says it.
+        """
+        self._vocab_file, self._lower_case = vocab_file, lower_case
+        super().__init__(extra_ids=0)
+
+    @property
+    def vocab_file(self) -> str:
+        return self._vocab_file() if callable(self._vocab_file) else self._vocab_file
+
+    @property
+    def lower_case(self) -> bool:
+        return self._lower_case() if callable(self._lower_case) else self._lower_case
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """All pieces in the order of their ids.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError: it is no BERT vocabulary.
+        """
+        return _read(self.vocab_file).pieces
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        """Which pieces begin a word, bool `[vocab_size]`."""
+        return np.array([not piece.startswith(CONTINUATION) for piece in self.pieces])
+
+    @property
+    def pad_id(self) -> int:
+        return self._id(PAD)
+
+    @property
+    def unk_id(self) -> int:
+        return self._id(UNKNOWN)
+
+    @property
+    def cls_id(self) -> int:
+        return self._id(CLS)
+
+    @property
+    def sep_id(self) -> int:
+        return self._id(SEP)
+
+    @property
+    def mask_id(self) -> int:
+        return self._id(MASK)
+
+    @property
+    def bos_id(self) -> None:
+        """There is none: what begins a sequence is `[CLS]`, which is put there by whoever makes the example."""
+
+    @property
+    def eos_id(self) -> None:
+        """There is none: `[SEP]` may stand within an example, which decoding must not end at."""
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return len(self.pieces)
+
+    def _id(self, piece: str) -> int:
+        return _read(self.vocab_file).special_ids[piece]
+
+    def _encode(self, s: str) -> list[int]:
+        return self._encode_tf(tf.constant(s)).numpy().tolist()
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+        """int32 ids, `[…, (pieces)]`, ragged unless `s` is one text."""
+        words = tf.ragged.map_flat_values(_without_too_long, split_words(s, self.lower_case))
+        return _tokenizer(self.vocab_file).tokenize(words).merge_dims(-2, -1)
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        pieces = self.pieces
+        return " ".join(pieces[index] for index in ids).replace(" " + CONTINUATION, "")
+
+    def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self.pieces), ids)
+        return tf.strings.regex_replace(tf.strings.reduce_join(pieces, axis=-1, separator=" "), f" {CONTINUATION}", "")
+
+    def __eq__(self, other) -> bool:
+        return (
+            isinstance(other, WordPieceVocabulary)
+            and self.vocab_file == other.vocab_file
+            and self.lower_case == other.lower_case
+        )
+
+    __hash__ = None
+
+
+def _without_too_long(words: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.strings.length(words, unit="UTF8_CHAR") > MAX_WORD_CHARACTERS, _TOO_LONG, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+    """What a file holds: its pieces, and the ids of the special ones."""
+
+    pieces: tuple[str, ...]
+    special_ids: dict[str, int]
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: str) -> _Pieces:
+    try:
+        with fsspec.open(path, "rb") as file:
+            lines = file.read().decode("utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no WordPiece vocabulary at {path!r}: give the path of one") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path!r} is no text in UTF-8, so it is no WordPiece vocabulary: {error}") from error
+    # Not splitlines(): some pieces are characters that it takes for the end of a line.
+    pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
+    special = {piece: pieces.index(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece in pieces}
+    if missing := [piece for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece not in special]:
+        raise ValueError(f"{path!r} is no WordPiece vocabulary of BERT: it has no line {', '.join(missing)}")
+    if special[PAD] != 0:
+        raise ValueError(f"{path!r} has {PAD} in line {special[PAD] + 1}; batches are padded with 0, its first line")
+    if len(set(pieces)) != len(pieces) or "" in pieces:
+        wrong = next(piece for piece in pieces if piece == "" or pieces.count(piece) > 1)
+        raise ValueError(f"{path!r} has an empty line or the same piece twice ({wrong!r}): an id must mean one piece")
+    return _Pieces(pieces, special)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(path: str) -> tf_text.FastWordpieceTokenizer:
+    with tf.init_scope():  # its tables must outlive the function that is being traced
+        return tf_text.FastWordpieceTokenizer(
+            vocab=list(_read(path).pieces),
+            suffix_indicator=CONTINUATION,
+            max_bytes_per_word=MAX_WORD_CHARACTERS * _MAX_BYTES_PER_CHARACTER,
+            unknown_token=UNKNOWN,
+            no_pretokenization=True,
+            token_out_type=tf.int32,
+        )

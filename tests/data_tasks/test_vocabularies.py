@@ -1,0 +1,173 @@
+"""The vocabularies of the classic models, against Hugging Face's tokenisers and on cases worked by hand."""
+
+import unicodedata
+
+import pytest
+import tensorflow as tf
+
+from data_tasks.vocabularies import wordpiece
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SMALL = [
+    *SPECIAL,
+    "un",
+    "##aff",
+    "##able",
+    "want",
+    "##ed",
+    ",",
+    "runn",
+    "##ing",
+    "a",
+    "##a",
+    "[",
+    "]",
+    "mask",
+    "北",
+    "京",
+]
+
+
+# ---- WordPiece -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(SMALL) + "\n", encoding="utf-8")
+    return WordPieceVocabulary(str(tmp_path / "vocab.txt"))
+
+
+def pieces_of(vocabulary, text):
+    return [vocabulary.pieces[index] for index in vocabulary.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        # A word of which a part has no piece ("##want") is unknown as a whole.
+        ("UNwant\u00e9d,running", ["[UNK]", ",", "runn", "##ing"]),
+        ("unaffable wanted", ["un", "##aff", "##able", "want", "##ed"]),
+        (" \t\nÁ\u200b\x00a\u00a0a  ", ["a", "##a", "a"]),
+        ("北京aa", ["北", "京", "a", "##a"]),
+        ("a[MASK]", ["a", "[", "mask", "]"]),
+        ("", []),
+        (" \n ", []),
+    ],
+)
+def test_words_and_pieces(small, text, pieces):
+    assert pieces_of(small, text) == pieces
+
+
+def test_a_word_of_more_than_a_hundred_characters_is_unknown(small):
+    assert pieces_of(small, "a" * 100) == ["a"] + ["##a"] * 99
+    assert pieces_of(small, "a" * 101 + " a") == ["[UNK]", "a"]
+    # Characters are counted, not bytes.
+    assert len(wordpiece.split_words(tf.constant("ก" * 60), lower_case=True)) == 1
+
+
+def test_special_ids_word_starts_and_size(small):
+    assert (small.pad_id, small.unk_id, small.cls_id, small.sep_id, small.mask_id) == (0, 1, 2, 3, 4)
+    assert small.eos_id is None and small.bos_id is None and small.vocab_size == len(SMALL)
+    starts = [piece for piece, start in zip(SMALL, small.word_starts, strict=True) if not start]
+    assert starts == ["##aff", "##able", "##ed", "##ing", "##a"]
+
+
+def test_decoding_joins_pieces_to_words(small):
+    ids = [2, *small.encode("unaffable, wanted"), 3]
+    assert small.decode(ids) == "[CLS] unaffable , wanted [SEP]"
+    assert small.decode([*small.encode("wanted"), 10_000]) == "wanted [UNK]"
+    assert small.decode_tf(tf.constant([ids, [0] * len(ids)])).numpy().tolist() == [
+        b"[CLS] unaffable , wanted [SEP]",
+        b" ".join([b"[PAD]"] * len(ids)),
+    ]
+
+
+def test_texts_at_once_and_in_a_pipeline_are_the_texts_one_by_one(small):
+    texts = ["unaffable", "", "wanted, running"]
+    one_by_one = [small.encode(text) for text in texts]
+    assert small.encode_tf(tf.constant(texts)).to_list() == one_by_one
+    ds = tf.data.Dataset.from_tensor_slices(texts).map(small.encode_tf)
+    assert ds.element_spec == tf.TensorSpec([None], tf.int32)
+    assert [ids.tolist() for ids in ds.as_numpy_iterator()] == one_by_one
+
+
+def test_cased_text_keeps_case_and_accents(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "Étude", "etude"]), encoding="utf-8")
+    path = str(tmp_path / "vocab.txt")
+    composed, decomposed = (unicodedata.normalize(form, "Étude") for form in ("NFC", "NFD"))
+    cased = WordPieceVocabulary(path, lower_case=False)
+    assert [pieces_of(cased, text) for text in (composed, decomposed, "etude")] == [["Étude"], ["Étude"], ["etude"]]
+    assert pieces_of(WordPieceVocabulary(path), composed) == ["etude"]
+    assert cased != WordPieceVocabulary(path) and cased == WordPieceVocabulary(path, lower_case=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"has \[PAD\] in line 2"),
+        ("[PAD]\n[UNK]\na\n", r"no line \[CLS\], \[SEP\], \[MASK\]"),
+        ("\n".join([*SPECIAL, "a", "b", "a"]), "the same piece twice .'a'."),
+        (b"\xff\xfe", "no text in UTF-8"),
+    ],
+)
+def test_files_that_are_no_vocabulary_are_refused(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        _ = WordPieceVocabulary(str(path)).vocab_size
+
+
+def test_the_path_may_be_given_late(tmp_path, small):
+    paths = {}
+    late = WordPieceVocabulary(lambda: paths["now"], lambda: paths["lower"])
+    paths.update(now=str(tmp_path / "none.txt"), lower=True)
+    with pytest.raises(FileNotFoundError, match=r"no WordPiece vocabulary at '.*none.txt'"):
+        _ = late.vocab_size
+    paths.update(now=small.vocab_file)
+    assert late == small and late.encode("wanted") == [8, 9]
+
+
+def published(test_data, case):
+    return WordPieceVocabulary(str(test_data / f"vocab/bert/bert_base_{case}_vocab.txt"), lower_case=case == "uncased")
+
+
+@pytest.mark.parametrize(("case", "size"), [("uncased", 30522), ("cased", 28996)])
+def test_the_published_vocabularies(test_data, case, size):
+    vocabulary = published(test_data, case)
+    assert vocabulary.vocab_size == size
+    found = (vocabulary.unk_id, vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id)
+    assert found == (100, 101, 102, 103)
+    text = "John Johanson's house, naïvely."
+    known = {
+        "uncased": "john johan ##son ' s house , naive ##ly .",
+        "cased": "John Johan ##son ' s house , na ##ï ##vel ##y .",
+    }
+    assert " ".join(pieces_of(vocabulary, text)) == known[case]
+    assert vocabulary.decode(vocabulary.encode("unaffable")) == "unaffable"
+
+
+def real_lines(test_data):
+    """Real text in several languages and scripts, a line each."""
+    lines = []
+    for name in ("gutenberg/dracula.txt", "gutenberg/alice29.txt", "wikitext2/test.txt"):
+        lines += (test_data / "text" / name).read_text(encoding="utf-8", errors="replace").split("\n")[::9]
+    lines += (test_data / "text/bert_sample_text/sample_text.txt").read_text(encoding="utf-8").split("\n")
+    return [line for line in lines if line.strip()]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", ["uncased", "cased"])
+def test_wordpiece_ids_are_hugging_faces(test_data, case):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = published(test_data, case)
+    reference = transformers.BertTokenizer(vocabulary.vocab_file, do_lower_case=vocabulary.lower_case)
+    # Every character between two letters, but for those that Python or TensorFlow (Unicode 15.0) does not know yet.
+    unicode_15_1 = range(0x2EBF0, 0x2EE5E)
+    codes = [code for code in range(1, 0x110000) if code not in unicode_15_1]
+    characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    odd = ["ΟΔΟΣ ΣΑΣ", "İstanbul", "ก" * 60, "x" * 100 + " " + "y" * 101, "a\u2028b\u3000c", "👩‍🚀 can't—won't…"]
+    texts = [*real_lines(test_data), *odd, *(f"a{character}b" for character in characters)]
+    found = vocabulary.encode_tf(tf.constant(texts)).to_list()
+    expected = [reference.convert_tokens_to_ids(reference.tokenize(text)) for text in texts]
+    assert [text for text, a, b in zip(texts, found, expected, strict=True) if a != b] == []
