@@ -57,7 +57,7 @@ def regular_mask(
 def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
     """How many tokens come before the noise where all that follows a random prefix is noise.
 
-    The number is uniform between `(1 - 2 * noise_density) * (length - 1)`, rounded and at least 1, and `length - 1`: the
+    The number is uniform from `(1 - 2 * noise_density) * (length - 1)`, rounded and at least 1, to `length - 1`: the
     noise has at least one token and `noise_density` of them on average.
 
     Args:

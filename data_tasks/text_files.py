@@ -17,12 +17,12 @@ import fsspec
 from data_tasks import arguments, vocabularies
 from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
 from data_tasks.span_corruption import add_span_corruption_task
+from data_tasks.vocabularies import LateSentencePieceVocabulary
 
 TASK = "text_files_span_corruption"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
-_ARGUMENTS = arguments.declare(
-    TASK,
+_DEFAULTS = dict(
     # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
     # Files to validate on. Without it, documents are held out by a hash of their text.
@@ -42,10 +42,19 @@ _ARGUMENTS = arguments.declare(
 )
 
 
-def current() -> Corpus:
-    """The corpus that the task's arguments describe now."""
-    values = {name: value for name, value in _ARGUMENTS.items() if name != "vocabulary_path"}
-    return read(**values)
+def declare(task: str) -> tuple[DocumentSource, LateSentencePieceVocabulary]:
+    """Lets the user of `task` name files and vocabulary in `task_arguments`; gives the source and the vocabulary.
+
+    Args:
+      task: the name that the task will be registered under.
+    """
+    values = arguments.declare(task, **_DEFAULTS)
+
+    def current() -> Corpus:
+        return read(**{name: value for name, value in values.items() if name != "vocabulary_path"})
+
+    vocabulary = LateSentencePieceVocabulary(lambda: values["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL))
+    return DocumentSource(current), vocabulary
 
 
 @functools.lru_cache(maxsize=2)
@@ -66,7 +75,7 @@ def read(
       FileNotFoundError: the pattern matches no file.
     """
     if not pattern:
-        raise ValueError(f"{TASK} needs task_arguments {{'pattern': 'path/to/*.txt'}} (or *.jsonl)")
+        raise ValueError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or *.jsonl)")
     if lines_per_document < 1 or max_document_bytes < 16:
         raise ValueError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
     counts: Counter[str] = Counter()
@@ -185,10 +194,4 @@ def _place_to_cut(raw: bytes, limit: int) -> int:
     return limit
 
 
-add_span_corruption_task(
-    TASK,
-    DocumentSource(current),
-    vocabularies.LateSentencePieceVocabulary(
-        lambda: _ARGUMENTS["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL)
-    ),
-)
+add_span_corruption_task(TASK, *declare(TASK))

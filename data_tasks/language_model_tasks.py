@@ -1,0 +1,11 @@
+"""Language-model tasks over the shipped corpora."""
+
+from data_tasks import python_docs, text_files, vocabularies
+from data_tasks.documents import DocumentSource
+from data_tasks.language_model import add_causal_lm_task, add_prefix_lm_task
+
+_SOURCE = DocumentSource(python_docs.read)
+
+add_causal_lm_task("python_docs_causal_lm", _SOURCE, vocabularies.python_docs())
+add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, vocabularies.python_docs())
+add_causal_lm_task("text_files_causal_lm", *text_files.declare("text_files_causal_lm"))
