@@ -1,0 +1,302 @@
+"""BERT's sentence pairs: worked by hand, against the original's loop, and by their distributions."""
+
+import collections
+import random
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from data_tasks import sentence_pairs as pairing
+from data_tasks import sentences, vocabularies
+
+CLS, SEP = 1, 2
+# A token says where it stands: document, sentence, place in it.
+DOCUMENT, SENTENCE = 1_000_000, 1_000
+
+
+def document(number, lengths):
+    return [
+        [number * DOCUMENT + sentence * SENTENCE + place for place in range(length)]
+        for sentence, length in enumerate(lengths, 1)
+    ]
+
+
+def batch_of(documents):
+    flat = [[token for sentence in document for token in sentence] for document in documents]
+    return {
+        "tokens": tf.ragged.constant(flat, dtype=tf.int32),
+        "sentence_lengths": tf.ragged.constant([[len(s) for s in document] for document in documents], dtype=tf.int32),
+        "document": tf.constant([document[0][0] for document in documents], tf.int64),
+    }
+
+
+def draws(cut, random_next, others, place):
+    return pairing.Draws(
+        tf.constant(cut), tf.constant(random_next), tf.constant(others, tf.int32), tf.constant(place, tf.float32)
+    )
+
+
+def halves(documents, pairs):
+    tokens = [token for document in documents for sentence in document for token in sentence]
+    a_start, a_length, b_start, b_length, label = (column.numpy().tolist() for column in pairs)
+    return [
+        (tokens[a : a + la], tokens[b : b + lb], is_random)
+        for a, la, b, lb, is_random in zip(a_start, a_length, b_start, b_length, label, strict=True)
+    ]
+
+
+# ---- the deterministic cores -----------------------------------------------------------------------------------------
+
+
+def test_pairs_worked_by_hand():
+    # Two documents; the first has sentences of 3, 2, 4 and 1 tokens, the second of 2 and 6.
+    one, two = document(1, [3, 2, 4, 1]), document(2, [2, 6])
+    docs = pairing.Documents.of(batch_of([one, two]))
+    assert docs.borders.numpy().tolist() == [0, 3, 5, 9, 10, 12, 18]
+    targets = tf.constant([8, 8])
+    # Document 1: 3 + 2 + 4 tokens are the first to reach 8; 0.6 of two places to cut is the second. Really next.
+    # Document 2: all of it, cut in its only place; a random half from document 1 (itself is drawn first), which has
+    # to have 8 - 2 tokens: from its third sentence on there are only 5.
+    first = draws([0.6, 0.0], [False, True], [[1, 0], [1, 0]], [0.0, 0.5])
+    found, nexts = pairing.next_pairs(docs, docs.firsts[:-1], targets, first)
+    assert halves([one, two], found) == [(one[0] + one[1], one[2], 0), (two[0], one[2] + one[3], 1)]
+    assert nexts.numpy().tolist() == [3, 5]  # the unused second sentence of document 2 comes next
+    # Document 1 has one sentence left, so its second half is random whatever is drawn: document 2 from its start on,
+    # until 8 - 1 tokens are there. So has document 2, whose tokens already are the 6 of 8: one sentence of 4 is enough.
+    second = draws([0.9, 0.9], [False, False], [[1, 1], [0, 0]], [0.49, 0.74])
+    found, nexts = pairing.next_pairs(docs, nexts, targets, second)
+    assert halves([one, two], found) == [(one[3], two[0] + two[1], 1), (two[1], one[2], 1)]
+    assert nexts.numpy().tolist() == docs.firsts[1:].numpy().tolist() == [4, 6]
+
+
+def loop_of_the_original(documents, index, start, target, cut, is_random, others, place):
+    """One turn of the loop in BERT's `create_instances_from_document`, its random numbers given."""
+    chunk, length, sentence = [], 0, start
+    while True:
+        chunk.append(documents[index][sentence])
+        length += len(chunk[-1])
+        if sentence == len(documents[index]) - 1 or length >= target:
+            break
+        sentence += 1
+    a_end = 1 + int(cut * (len(chunk) - 1)) if len(chunk) >= 2 else 1
+    a, b = sum(chunk[:a_end], []), []
+    if len(chunk) == 1 or is_random:
+        other = next((other for other in others if other != index), others[-1])
+        for sentence_of_other in documents[other][int(place * len(documents[other])) :]:
+            b += sentence_of_other
+            if len(b) >= target - len(a):
+                break
+        return a, b, 1, sentence + 1 - (len(chunk) - a_end)
+    return a, sum(chunk[a_end:], []), 0, sentence + 1
+
+
+def test_whole_documents_follow_the_originals_loop():
+    rng = random.Random(0)
+    documents = [document(number, [rng.randint(1, 12) for _ in range(rng.randint(1, 30))]) for number in range(1, 9)]
+    docs = pairing.Documents.of(batch_of(documents))
+    firsts = docs.firsts.numpy()
+    targets = [rng.randint(2, 40) for _ in documents]
+    starts, compared = docs.firsts[:-1], 0
+    while (active := starts.numpy() < firsts[1:]).any():
+        cut, place = (np.float32([rng.random() for _ in documents]) for _ in range(2))
+        random_next = [rng.random() < 0.5 for _ in documents]
+        others = [[rng.randrange(len(documents)) for _ in range(3)] for _ in documents]
+        before = starts.numpy() - firsts[:-1]
+        found, starts = pairing.next_pairs(docs, starts, tf.constant(targets), draws(cut, random_next, others, place))
+        found, after = halves(documents, found), starts.numpy() - firsts[:-1]
+        for index in np.flatnonzero(active):
+            expected = loop_of_the_original(
+                documents, index, before[index], targets[index], cut[index], random_next[index], others[index],
+                place[index],
+            )  # fmt: skip
+            assert (*found[index], after[index]) == expected
+            compared += 1
+    assert compared > 60
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dropped"),
+    [(4, 6, (0, 0)), (3, 9, (0, 2)), (9, 3, (2, 0)), (6, 6, (1, 1)), (6, 5, (1, 0)), (7, 6, (2, 1)), (6, 7, (1, 2))],
+)
+def test_the_longer_half_loses_tokens(a, b, dropped):
+    found = pairing.tokens_to_drop(tf.constant([a]), tf.constant([b]), 10)
+    assert tuple(int(count[0]) for count in found) == dropped
+    kept = [a, b]
+    while sum(kept) > 10:  # the original: A if it is longer, B otherwise
+        kept[0 if kept[0] > kept[1] else 1] -= 1
+    assert (a - dropped[0], b - dropped[1]) == tuple(kept)
+
+
+def test_tokens_leave_at_either_end_as_likely():
+    count = 4000
+    pairs = pairing.Pairs(*(tf.fill([count], value) for value in (100, 20, 500, 4, 0)))
+    cut = pairing.truncated(pairs, 16, tf.constant([1, 2], tf.int64))
+    assert set(cut.a_length.numpy()) == {12} and set(cut.b_length.numpy()) == {4}
+    assert set(cut.b_start.numpy()) == {500}
+    fronts = cut.a_start.numpy() - 100
+    # A binomial of 8 fair draws: mean 4, variance 2; bounds of four standard errors.
+    assert fronts.min() == 0 and fronts.max() == 8
+    assert fronts.mean() == pytest.approx(4, abs=4 * (2 / count) ** 0.5)
+    assert fronts.var() == pytest.approx(2, rel=4 * (1.75 / count) ** 0.5)
+
+
+def test_special_tokens_and_types_of_a_row():
+    tokens = tf.constant([11, 12, 13, 14, 15, 16])
+    pairs = pairing.Pairs(*(tf.constant(column) for column in ([0, 5], [2, 1], [3, 0], [3, 1], [0, 1])))
+    rows = pairing.assembled(tokens, pairs, CLS, SEP, 8)
+    assert rows["inputs"].numpy().tolist() == [[1, 11, 12, 2, 14, 15, 16, 2], [1, 16, 2, 11, 2, 0, 0, 0]]
+    assert rows["token_types"].numpy().tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
+    assert rows["next_sentence_label"].numpy().tolist() == [[0], [1]]
+
+
+def test_another_document_is_one_of_another_text():
+    hashes = tf.constant([7, 7, 8], tf.int64)
+    candidates = tf.constant([[0, 1, 2, 1], [2, 0, 1, 2], [2, 2, 2, 2]])
+    assert pairing._first_other(hashes, candidates).numpy().tolist() == [2, 2, 2]
+
+
+# ---- the preprocessor ------------------------------------------------------------------------------------------------
+
+
+def dataset(documents):
+    ds = tf.data.Dataset.from_tensor_slices(batch_of(documents))
+    return ds.map(lambda example: {name: tf.convert_to_tensor(value) for name, value in example.items()})
+
+
+def examples_of(documents, length, seed=0, **kwargs):
+    with seqio.utils.map_seed_manager(seed):
+        ds = pairing.sentence_pairs(dataset(documents), {"inputs": length}, cls_id=CLS, sep_id=SEP, **kwargs)
+    return list(ds.as_numpy_iterator())
+
+
+def many_documents(count=60, seed=5):
+    rng = random.Random(seed)
+    return [document(n, [rng.randint(3, 20) for _ in range(rng.randint(2, 40))]) for n in range(1, count + 1)]
+
+
+def parts(example):
+    """A, B and the label, read back from a row."""
+    inputs, types = example["inputs"], example["token_types"]
+    inputs = inputs[inputs != 0]
+    (first, last) = np.flatnonzero(inputs == SEP)
+    assert inputs[0] == CLS and last == len(inputs) - 1
+    assert types.tolist() == [0] * (first + 1) + [1] * (last - first) + [0] * (len(types) - last - 1)
+    return inputs[1:first].tolist(), inputs[first + 1 : last].tolist(), int(example["next_sentence_label"][0])
+
+
+def test_labels_tell_what_the_halves_are():
+    documents, length = many_documents(), 64
+    found = [parts(example) for example in examples_of(documents, length, documents_per_batch=20)]
+    assert all(a and b and len(a) + len(b) <= length - 3 for a, b, _ in found)
+    for a, b, label in found:
+        origin_a, origin_b = ({token // DOCUMENT for token in half} for half in (a, b))
+        assert len(origin_a) == len(origin_b) == 1
+        if label:
+            assert origin_a != origin_b
+        else:
+            assert origin_a == origin_b and a[-1] < b[0]
+    # Pairs of whole halves that follow one another meet at the border of two sentences.
+    uncut = [(a, b) for a, b, label in found if not label and len(a) + len(b) < length - 3]
+    assert uncut and all(b[0] // SENTENCE == a[-1] // SENTENCE + 1 and b[0] % SENTENCE == 0 for a, b in uncut)
+
+
+def test_every_sentence_is_used_once():
+    # Sentences of one token and a large length: nothing is ever cut off, so tokens are sentences.
+    documents = [document(number, [1] * 50) for number in range(1, 31)]
+    used = collections.Counter()
+    for example in examples_of(documents, 200, documents_per_batch=7):
+        a, b, label = parts(example)
+        used.update(a if label else a + b)
+    assert used == {sentence[0]: 1 for document in documents for sentence in document}
+
+
+def test_half_of_the_pairs_are_random():
+    documents = [document(number, [5] * 400) for number in range(1, 21)]
+    labels = [parts(example)[2] for example in examples_of(documents, 64, short_pair_probability=0.0)]
+    # A chunk has 13 sentences, but for the last ones of a document, which may be alone.
+    assert len(labels) > 700
+    assert np.mean(labels) == pytest.approx(0.5, abs=4 * (0.25 / len(labels)) ** 0.5 + 20 / len(labels))
+
+
+def test_a_tenth_of_the_documents_has_short_pairs():
+    lengths = pairing.random_targets(tf.constant(20_000), 125, 0.1, tf.constant([3, 4], tf.int64)).numpy()
+    short = lengths[lengths < 125]
+    # 2 … 125, each as likely: the longest of them does not show as short.
+    assert len(short) / len(lengths) == pytest.approx(0.1 * 123 / 124, abs=4 * (0.09 / len(lengths)) ** 0.5)
+    assert short.min() == 2 and short.max() == 124
+    assert short.mean() == pytest.approx(63, abs=4 * (123**2 / 12 / len(short)) ** 0.5)
+
+
+def test_cuts_are_uniform_over_the_sentences_of_a_chunk():
+    # Every document is one chunk of five sentences: its first half has 1 … 4 of them.
+    documents = [document(number, [1] * 5) for number in range(1, 2001)]
+    found = [parts(example) for example in examples_of(documents, 8, short_pair_probability=0.0)]
+    firsts = collections.Counter(len(a) for a, _, _ in found if a[0] % DOCUMENT == SENTENCE)
+    assert sorted(firsts) == [1, 2, 3, 4]
+    assert sum((count - 500) ** 2 / 500 for count in firsts.values()) < 16.3  # p = 0.001 with 3 degrees of freedom
+
+
+def test_seeds_passes_and_positions():
+    documents = many_documents(30)
+    once = examples_of(documents, 48, seed=1)
+    again, other = examples_of(documents, 48, seed=1), examples_of(documents, 48, seed=2)
+    rows = [[example["inputs"].tolist() for example in examples] for examples in (once, again, other)]
+    assert rows[0] == rows[1] != rows[2]
+    twice = examples_of(documents, 48, seed=1, passes=2)
+    assert [example["inputs"].tolist() for example in twice[: len(once)]] == rows[0]
+    assert 0.8 < (len(twice) - len(once)) / len(once) < 1.2
+    assert [example["inputs"].tolist() for example in twice[len(once) :]][: len(once)] != rows[0]
+
+
+def test_lengths_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="need TASK_FEATURE_LENGTHS of 'inputs', not None"):
+        pairing.sentence_pairs(dataset(many_documents(2)), None, cls_id=CLS, sep_id=SEP)
+    with pytest.raises(ValueError, match="must be at least 5"):
+        examples_of(many_documents(2), 4)
+    with pytest.raises(ValueError, match="documents_per_batch=1 must be at least 2"):
+        examples_of(many_documents(2), 16, documents_per_batch=1)
+    assert all(parts(example) for example in examples_of(many_documents(2), 5))
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def split(function, text):
+    return [sentence.decode() for sentence in function(tf.constant(text)).numpy()]
+
+
+def test_lines_are_sentences():
+    assert split(sentences.lines, "One. Two.\n\n  three \r\n\t\nfour") == ["One. Two.", "three", "four"]
+    assert split(sentences.lines, " \n ") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "The cat sat. It\nslept!  Did it? Yes (it did.) So there.",
+            ["The cat sat.", "It\nslept!", "Did it?", "Yes (it did.)", "So there."],
+        ),
+        ("A heading\n\nsome text\nof two lines. More", ["A heading", "some text\nof two lines.", "More"]),
+        ("Mr. Smith met J. S. Bach, e.g. in 1.5 h. at home.", ["Mr. Smith met J. S. Bach, e.g. in 1.5 h. at home."]),
+        ('He said "go." "Why?" she asked. 3 of them', ['He said "go."', '"Why?" she asked.', "3 of them"]),
+        ("我来了。你呢？好！", ["我来了。", "你呢？", "好！"]),
+        ("Der Bär brummt. Über uns", ["Der Bär brummt.", "Über uns"]),
+        ("", []),
+    ],
+)
+def test_prose_is_cut_at_punctuation_and_paragraphs(text, expected):
+    assert split(sentences.prose, text) == expected
+
+
+def test_documents_become_sentences_of_ids():
+    vocabulary = vocabularies.python_docs()
+    features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
+    texts = ["One line.\nAnother, longer line.", " \n ", "third"]
+    ds = tf.data.Dataset.from_tensor_slices({"targets": texts})
+    found = list(sentences.lines_as_sentences(ds, features).as_numpy_iterator())
+    assert len(found) == 2 and found[0]["document"] != found[1]["document"]
+    cut = np.split(found[0]["tokens"], np.cumsum(found[0]["sentence_lengths"])[:-1])
+    assert [vocabulary.decode(ids.tolist()) for ids in cut] == ["One line.", "Another, longer line."]
