@@ -1,7 +1,7 @@
 """Starting from somebody else's parameters: INITIAL_CHECKPOINT_PATH."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,7 +87,7 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
     """The tensors of `path` by this model's stacked names."""
     folder = epath.Path(path)
     if interop.is_huggingface(path):
-        stored = parameters.stack(parameters.named_leaves(interop.from_huggingface(path, config)))
+        stored = _of_model(interop.read(path, config))
         _check_shapes(path, fresh, wanted, {name: tuple(leaf.shape) for name, leaf in stored.items()})
         return {name: stored[other] for name, other in wanted.items() if other in stored}
     directory, step = locate(path)
@@ -107,6 +107,11 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
         return {name: restored[other] for name, other in present.items()}
     finally:
         reader.close()
+
+
+def _of_model(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    root = "model/"
+    return {name.removeprefix(root): leaf for name, leaf in leaves.items() if name.startswith(root)}
 
 
 def _check_shapes(path, fresh, wanted, shapes):

@@ -9,18 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import parameters
+from t5x_like import interop, parameters
 from t5x_like.decoding.greedy import greedy
-from t5x_like.interop import t5 as interop
 from t5x_like.kernels.cross_entropy import cross_entropy
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
 
 pytestmark = pytest.mark.parity
-
-TOLERANCE = 2e-5
-FLOOR = 1e-3
 
 
 def reduced_config(number):
@@ -98,22 +94,7 @@ def their_outputs(pair):
     )
 
 
-def assert_parity(ours, theirs, kind):
-    """Holds every tensor of a kind, by name, to the definition above."""
-    assert ours.keys() == theirs.keys()
-    theirs = {name: np.asarray(tensor, np.float64) for name, tensor in theirs.items()}
-    largest = max(np.max(np.abs(tensor)) for tensor in theirs.values())
-    worst = {}
-    for name, tensor in theirs.items():
-        assert ours[name].shape == tensor.shape, name
-        allowed = max(np.max(np.abs(tensor)), FLOOR * largest)
-        worst[name] = np.max(np.abs(np.asarray(ours[name], np.float64) - tensor)) / allowed
-    name = max(worst, key=worst.get)
-    print(f"{kind}: {worst[name]:.1e} at {name}")
-    assert worst[name] <= TOLERANCE, f"{kind}: {name} differs by {worst[name]:.2e} of its largest value"
-
-
-def test_hidden_states_and_attention(pair):
+def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
         theirs = their_outputs(pair)
     names = {
@@ -144,7 +125,7 @@ def test_hidden_states_and_attention(pair):
         )
 
 
-def test_logits_loss_and_gradients(pair):
+def test_logits_loss_and_gradients(pair, assert_parity):
     theirs = their_outputs(pair)
     theirs.loss.backward()
 
@@ -157,7 +138,7 @@ def test_logits_loss_and_gradients(pair):
     assert_parity({"logits": logits}, {"logits": theirs.logits.detach()}, "logits")
     assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
     assert_parity(
-        interop.tensors_to_huggingface(gradient),
+        interop.tensors_to_huggingface({"model": gradient}, pair.config),
         {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
         "gradients",
     )
@@ -186,7 +167,7 @@ def test_greedy_generation(pair, request):
 
 
 def test_a_network_written_here_is_read_there(pair, tmp_path):
-    interop.to_huggingface(pair.ours, str(tmp_path))
+    interop.to_huggingface({"model": pair.ours}, pair.config, str(tmp_path))
     theirs, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     described, original = theirs.config.to_dict(), pair.theirs.config.to_dict()
