@@ -11,7 +11,6 @@ from absl import logging
 
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
-from t5x_like.data import batches
 from t5x_like.data.features import ENCODER_DECODER, FeatureSpec, ModelFeature
 from t5x_like.data.feed import Feed
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
@@ -141,19 +140,6 @@ def test_segments_agree_between_features_where_one_is_empty():
     assert row["encoder_segment_ids"].tolist() == [1, 2, 0, 0]
     assert row["decoder_target_tokens"].tolist() == [7, 8, 0, 0]
     assert row["decoder_segment_ids"].tolist() == [2, 3, 0, 0]
-
-
-def test_unpacked_rows_equal_those_made_without_seqio():
-    examples = [{"inputs": [7, 8, 1], "targets": [3, 1]}, {"inputs": [9, 1], "targets": [4]}]
-    rows = converted(examples, {"inputs": 4, "targets": 3}, pack=False)
-    arrays = {"inputs": np.array([[7, 8, 1, 0], [9, 1, 0, 0]]), "targets": np.array([[3, 1, 0], [4, 0, 0]])}
-    expected = batches.from_arrays(ENCODER_DECODER, arrays)
-    real = expected["decoder_loss_weights"]
-    for name, array in expected.items():
-        found = np.stack([row[name] for row in rows])
-        if name == "decoder_input_tokens":
-            found, array = found * real, array * real  # what stands in padding is nobody's business
-        np.testing.assert_array_equal(found, array)
 
 
 def test_what_cannot_be_packed_is_refused():

@@ -3,14 +3,16 @@
 It works on windows of many examples at once, since the cost of tf.data follows the number of its elements.
 """
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 
 import seqio
 import tensorflow as tf
 
-from t5x_like.data.features import BOS_ID, FeatureSpec
+from t5x_like.data.features import FeatureSpec, ModelFeature
 
-PAD_WINDOW = 32
+PAD_WINDOW = 64
 
 
 class SpecConverter(seqio.FeatureConverter):
@@ -41,6 +43,10 @@ class SpecConverter(seqio.FeatureConverter):
     def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
         return self.spec.model_lengths(task_feature_lengths)
 
+    def __call__(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
+        """As every converter of SeqIO, which wants the length of each feature and of no other."""
+        return super().__call__(ds, self.spec.task_lengths(task_feature_lengths))
+
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         return self.convert(ds, task_feature_lengths)
 
@@ -54,81 +60,194 @@ class SpecConverter(seqio.FeatureConverter):
         Returns:
           The model's features, int32 `[length]`.
         """
-        lengths = dict(task_feature_lengths)
+        lengths = self.spec.task_lengths(task_feature_lengths)
+        capacities = {track: sum(lengths[name] for name in track) for track in self.spec.tracks}
         ds = ds.map(lambda example: {name: example[name] for name in lengths})
-        window = max(lengths.values()) if self.pack else PAD_WINDOW
+        window = max(capacities.values()) if self.pack else PAD_WINDOW
         ds = ds.padded_batch(window, padded_shapes={name: [None] for name in lengths})
-        arrange = pack if self.pack else pad
-        ds = ds.map(
-            lambda rows: self._model_features(arrange(rows, lengths, window)), num_parallel_calls=tf.data.AUTOTUNE
-        )
-        return ds.unbatch()
 
-    def _model_features(self, arranged: Mapping[str, "Arranged"]) -> dict[str, tf.Tensor]:
-        return {feature.name: _ROLES[feature.role](*arranged[feature.source]) for feature in self.spec.features}
+        def model_features(rows):
+            rows, counts = trim(rows, lengths, self.spec)
+            if self.pack:
+                rows, counts = _nonempty(rows, counts)
+                where = pack({t: _total(counts, t) for t in capacities}, capacities, window)
+            else:
+                where = one_a_row(tf.shape(next(iter(rows.values())))[0])
+            tracks = {t: Track([counts[name] for name in t], where, length) for t, length in capacities.items()}
+            return {f.name: self._model_feature(f, rows, tracks, lengths) for f in self.spec.features}
+
+        return ds.map(model_features, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+    def _model_feature(
+        self,
+        feature: ModelFeature,
+        rows: Mapping[str, tf.Tensor],
+        tracks: Mapping[tuple[str, ...], "Track"],
+        lengths: Mapping[str, int],
+    ) -> tf.Tensor:
+        """The rows of one model feature, int32 `[rows, length]`."""
+        if set(feature.sources) & set(self.spec.fixed_lengths):
+            (name,) = feature.sources
+            return tf.ensure_shape(rows[name], [None, lengths[name]])
+        track = tracks[self.spec.track(feature.source)]
+        tokens = track.flat([rows[name] for name in feature.sources])
+        if feature.within is not None:
+            tokens += tf.repeat(tracks[self.spec.track(feature.within)].offsets, track.counts)
+        return track.dense(_ROLES[feature.role](tokens, track, self.spec.bos_id))
 
 
-Arranged = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Tokens, segment ids and positions, each int32 `[rows, length]`, 0 for padding."""
+# ---- where examples lie ----------------------------------------------------------------------------------------------
 
 
-def pad(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], window: int) -> dict[str, Arranged]:
-    """One example a row.
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """Which example of a window lies where.
 
-    Args:
-      rows: feature -> `[examples, any length]`, 0 at the end.
-      lengths: feature -> the length to trim or pad to.
-      window: unused; packing needs it.
+    Attributes:
+      row: the row of each example, int32 `[examples]`, ascending.
+      segment: its number in its row, from 1 on, int32 `[examples]`.
+      number_of_rows: scalar int32.
     """
-    del window
-    rows, counts = _trim(rows, lengths)
-    arranged = {}
-    for name, length in lengths.items():
-        tokens = tf.pad(rows[name], [[0, 0], [0, length - tf.shape(rows[name])[1]]])
-        tokens = tf.ensure_shape(tokens, [None, length])
-        real = tf.sequence_mask(counts[name], length, dtype=tf.int32)
-        arranged[name] = (tokens, real, tf.range(length) * real)
-    return arranged
+
+    row: tf.Tensor
+    segment: tf.Tensor
+    number_of_rows: tf.Tensor
 
 
-def pack(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], window: int) -> dict[str, Arranged]:
+def one_a_row(examples: tf.Tensor) -> Arrangement:
+    """Every example in a row of its own."""
+    return Arrangement(tf.range(examples), tf.ones([examples], tf.int32), examples)
+
+
+def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], window: int) -> Arrangement:
     """Several examples a row, next fit.
 
     Args:
-      rows: feature -> `[examples, any length]`, 0 at the end.
-      lengths: feature -> length of a row.
+      counts: tokens of each example in each track, `[examples]`.
+      capacities: tokens of a row in each track.
       window: how many examples there are at most.
     """
-    rows, counts = _nonempty(*_trim(rows, lengths))
-    begins = _row_begins([counts[name] for name in lengths], list(lengths.values()), window)
+    begins = _row_begins(list(counts.values()), [capacities[track] for track in counts], window)
     row = tf.cumsum(tf.cast(begins, tf.int32)) - 1
-    number_of_rows = tf.reduce_sum(tf.cast(begins, tf.int32))
     first = tf.cast(tf.squeeze(tf.where(begins), 1), tf.int32)
     segment = tf.range(tf.size(row)) - tf.gather(first, row) + 1
-    arranged = {}
-    for name, length in lengths.items():
-        count = counts[name]
-        row_lengths = tf.math.unsorted_segment_sum(count, row, number_of_rows)
-        tokens = tf.boolean_mask(rows[name], tf.sequence_mask(count, tf.shape(rows[name])[1]))
-        positions = tf.range(tf.size(tokens)) - tf.repeat(tf.cumsum(count, exclusive=True), count)
-        arranged[name] = tuple(
-            tf.RaggedTensor.from_row_lengths(flat, row_lengths, validate=False).to_tensor(shape=[None, length])
-            for flat in (tokens, tf.repeat(segment, count), positions)
+    return Arrangement(row, segment, tf.size(first))
+
+
+class Track:
+    """The tokens of a window's examples one after the other (`[tokens]`, flat), and how they become rows.
+
+    Attributes:
+      counts: tokens of each example, `[examples]`.
+      before: how many of them come before the last of the joined features, `[examples]`.
+    """
+
+    def __init__(self, part_counts: list[tf.Tensor], where: Arrangement, length: int):
+        """Args:
+        part_counts: tokens of each example in each of the joined features, `[examples]`.
+        where: which example lies where.
+        length: of a row.
+        """
+        self.counts = tf.add_n(part_counts)
+        self.before = self.counts - part_counts[-1]
+        self._part_counts, self._where, self._length = part_counts, where, length
+        self._row_lengths = tf.math.unsorted_segment_sum(self.counts, where.row, where.number_of_rows)
+        self._starts = tf.cumsum(self.counts, exclusive=True)
+
+    @functools.cached_property
+    def offsets(self) -> tf.Tensor:
+        """Where each example begins in its row, `[examples]`."""
+        return self._starts - tf.gather(tf.cumsum(self._row_lengths, exclusive=True), self._where.row)
+
+    @functools.cached_property
+    def positions(self) -> tf.Tensor:
+        """Each token's place in its example, flat."""
+        return tf.range(tf.reduce_sum(self.counts)) - tf.repeat(self._starts, self.counts)
+
+    @functools.cached_property
+    def left(self) -> tf.Tensor:
+        """How many tokens of the same example follow each token, flat."""
+        return tf.repeat(self.counts, self.counts) - self.positions - 1
+
+    @functools.cached_property
+    def segments(self) -> tf.Tensor:
+        """Each token's segment in its row, flat."""
+        return tf.repeat(self._where.segment, self.counts)
+
+    def flat(self, parts: list[tf.Tensor]) -> tf.Tensor:
+        """The tokens of the joined features, each `[examples, any length]`, flat."""
+        real = [tf.sequence_mask(n, tf.shape(p)[1]) for n, p in zip(self._part_counts, parts, strict=True)]
+        if len(parts) == 1:
+            return tf.boolean_mask(parts[0], real[0])
+        return tf.boolean_mask(tf.concat(parts, axis=1), tf.concat(real, axis=1))
+
+    def dense(self, flat: tf.Tensor) -> tf.Tensor:
+        """Flat values as rows, `[rows, length]`, 0 behind the last example."""
+        return tf.RaggedTensor.from_row_lengths(flat, self._row_lengths, validate=False).to_tensor(
+            shape=[None, self._length]
         )
-    return arranged
 
 
-def _trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int]):
-    """Rows trimmed to their lengths, and how many tokens each has."""
+# Of flat tokens, their track and BOS; flat too.
+_ROLES = {
+    "tokens": lambda tokens, track, bos: tokens,
+    "shifted": lambda tokens, track, bos: tf.where(track.positions > 0, tf.roll(tokens, 1, 0), bos),
+    "next": lambda tokens, track, bos: tf.where(track.left > 0, tf.roll(tokens, -1, 0), 0),
+    "weights": lambda tokens, track, bos: tf.ones_like(tokens),
+    "next_weights": lambda tokens, track, bos: tf.cast(track.left > 0, tf.int32),
+    "last_weights": lambda tokens, track, bos: tf.cast(
+        track.positions >= tf.repeat(track.before, track.counts), tf.int32
+    ),
+    "prefix": lambda tokens, track, bos: tf.cast(track.positions <= tf.repeat(track.before, track.counts), tf.int32),
+    "segment_ids": lambda tokens, track, bos: track.segments,
+    "positions": lambda tokens, track, bos: track.positions,
+    "row_positions": lambda tokens, track, bos: tokens,
+}
+
+
+# ---- how many tokens there are, and which fit into a row -----------------------------------------------------------
+
+
+def trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], spec: FeatureSpec):
+    """Rows trimmed to their lengths, and how many items each example has in every feature that others may run along.
+
+    Features that run along one another are counted together, by the last item of any of them that is not 0. Places
+    within a feature go no further than it was trimmed to.
+
+    Args:
+      rows: task feature -> `[examples, any length]`, 0 at the end.
+      lengths: task feature -> items at most.
+      spec: what runs along what.
+
+    Returns:
+      Task feature -> `[examples, length]`, features without company not padded; leading feature -> `[examples]`.
+    """
+    company = {spec.lead(name) for name in lengths if spec.lead(name) != name} | set(spec.fixed_lengths)
     trimmed = {name: rows[name][:, :length] for name, length in lengths.items()}
-    counts = {
-        name: tf.reduce_max(
-            tf.cast(tokens != 0, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1), axis=1, keepdims=True
-        )
-        for name, tokens in trimmed.items()
-    }
+    counts: dict[str, tf.Tensor] = {}
+    for name, tokens in trimmed.items():
+        count, lead = _count(tokens), spec.lead(name)
+        counts[lead] = tf.maximum(counts[lead], count) if lead in counts else count
+        if lead in company:
+            trimmed[name] = tf.pad(tokens, [[0, 0], [0, lengths[name] - tf.shape(tokens)[1]]])
+    for feature in spec.features:
+        if feature.within is not None:
+            (name,), within = feature.sources, _total(counts, spec.track(feature.within))
+            count = counts[spec.lead(name)]
+            inside = (trimmed[name] < within[:, tf.newaxis]) & tf.sequence_mask(count, tf.shape(trimmed[name])[1])
+            counts[spec.lead(name)] = tf.reduce_sum(tf.cast(inside, tf.int32), axis=1)
+    return trimmed, {name: count for name, count in counts.items() if name not in spec.fixed_lengths}
+
+
+def _count(tokens: tf.Tensor) -> tf.Tensor:
+    """How many tokens there are in each row of `[examples, length]` up to the last one that is not 0."""
+    places = tf.cast(tokens != 0, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
     # An array without columns has no largest element: reduce_max gives the least integer.
-    return trimmed, {name: tf.maximum(tf.squeeze(count, 1), 0) for name, count in counts.items()}
+    return tf.maximum(tf.reduce_max(places, axis=1), 0)
+
+
+def _total(counts: Mapping[str, tf.Tensor], track: tuple[str, ...]) -> tf.Tensor:
+    return tf.add_n([counts[name] for name in track])
 
 
 def _nonempty(rows: Mapping[str, tf.Tensor], counts: Mapping[str, tf.Tensor]):
@@ -158,18 +277,3 @@ def _row_begins(counts: list[tf.Tensor], capacities: list[int], window: int) -> 
         reached = tf.maximum(reached, tf.math.unsorted_segment_max(reached, jump, size + 1))
         jump = tf.gather(jump, jump)
     return reached[:-1] > 0
-
-
-def _shifted(tokens: tf.Tensor, segments: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """The tokens one place to the right within their segments."""
-    previous = tf.pad(tokens, [[0, 0], [1, 0]], constant_values=BOS_ID)[:, :-1]
-    return tf.where((segments > 0) & (positions > 0), previous, BOS_ID)
-
-
-_ROLES = {
-    "tokens": lambda tokens, segments, positions: tokens,
-    "shifted": _shifted,
-    "weights": lambda tokens, segments, positions: tf.cast(segments > 0, tf.int32),
-    "segment_ids": lambda tokens, segments, positions: segments,
-    "positions": lambda tokens, segments, positions: positions,
-}

@@ -1,0 +1,235 @@
+"""The converter on every kind of spec: what a row is made of, packed and not, and that SeqIO is not needed for it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5x_like.data import batches, features
+from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
+from t5x_like.data.seqio_feed import SpecConverter
+
+
+def dataset(examples):
+    names = examples[0]
+    ds = tf.data.Dataset.from_tensor_slices(
+        {name: tf.ragged.constant([list(example[name]) for example in examples], dtype=tf.int32) for name in names}
+    )
+    return ds.map(lambda example: {name: tf.identity(value) for name, value in example.items()})
+
+
+def converted(spec, examples, lengths, *, pack):
+    rows = list(SpecConverter(spec, pack=pack)(dataset(examples), lengths).as_numpy_iterator())
+    announced = spec.model_lengths(lengths)
+    for row in rows:
+        assert {name: (array.dtype, array.shape) for name, array in row.items()} == {
+            name: (np.dtype(np.int32), (length,)) for name, length in announced.items()
+        }
+    return [{name: array.tolist() for name, array in row.items()} for row in rows]
+
+
+# ---- decoders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_causal_row_is_shifted_within_each_segment():
+    (row,) = converted(features.CAUSAL_LM, [{"targets": [7, 8, 1]}, {"targets": [9, 1]}], {"targets": 6}, pack=True)
+    assert row == {
+        "decoder_input_tokens": [0, 7, 8, 0, 9, 0],
+        "decoder_target_tokens": [7, 8, 1, 9, 1, 0],
+        "decoder_loss_weights": [1, 1, 1, 1, 1, 0],
+        "decoder_segment_ids": [1, 1, 1, 2, 2, 0],
+        "decoder_positions": [0, 1, 2, 0, 1, 0],
+    }
+
+
+def test_another_bos_begins_each_segment_and_no_padding():
+    spec = dataclasses.replace(features.CAUSAL_LM, bos_id=50256)
+    (row,) = converted(spec, [{"targets": [7, 8]}, {"targets": [9]}], {"targets": 5}, pack=True)
+    assert row["decoder_input_tokens"] == [50256, 7, 50256, 0, 0]
+
+
+def test_the_next_token_is_of_the_same_segment():
+    (row,) = converted(features.NEXT_TOKEN, [{"targets": [7, 8, 5]}, {"targets": [9, 4]}], {"targets": 6}, pack=True)
+    assert row == {
+        "decoder_input_tokens": [7, 8, 5, 9, 4, 0],
+        "decoder_target_tokens": [8, 5, 0, 4, 0, 0],
+        "decoder_loss_weights": [1, 1, 0, 1, 0, 0],
+        "decoder_segment_ids": [1, 1, 1, 2, 2, 0],
+        "decoder_positions": [0, 1, 2, 0, 1, 0],
+    }
+
+
+PREFIXES = [{"inputs": [7, 8], "targets": [5, 1]}, {"inputs": [9], "targets": [4, 6, 1]}]
+
+
+def test_inputs_and_targets_are_joined_and_targets_alone_are_learnt():
+    first, second = converted(features.PREFIX_LM, PREFIXES, {"inputs": 3, "targets": 3}, pack=False)
+    assert first == {
+        "decoder_input_tokens": [0, 7, 8, 5, 0, 0],
+        "decoder_target_tokens": [7, 8, 5, 1, 0, 0],
+        "decoder_loss_weights": [0, 0, 1, 1, 0, 0],
+        "decoder_segment_ids": [1, 1, 1, 1, 0, 0],
+        "decoder_positions": [0, 1, 2, 3, 0, 0],
+        "decoder_prefix": [1, 1, 1, 0, 0, 0],
+    }
+    assert second["decoder_input_tokens"] == [0, 9, 4, 6, 0, 0]
+    assert second["decoder_prefix"] == [1, 1, 0, 0, 0, 0]
+
+
+def test_joined_examples_are_packed():
+    (row,) = converted(features.PREFIX_LM, PREFIXES, {"inputs": 5, "targets": 5}, pack=True)
+    assert row == {
+        "decoder_input_tokens": [0, 7, 8, 5, 0, 9, 4, 6, 0, 0],
+        "decoder_target_tokens": [7, 8, 5, 1, 9, 4, 6, 1, 0, 0],
+        "decoder_loss_weights": [0, 0, 1, 1, 0, 1, 1, 1, 0, 0],
+        "decoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 2, 0, 0],
+        "decoder_positions": [0, 1, 2, 3, 0, 1, 2, 3, 0, 0],
+        "decoder_prefix": [1, 1, 1, 0, 1, 1, 0, 0, 0, 0],
+    }
+
+
+def test_each_joined_feature_is_trimmed_to_its_own_length():
+    (row,) = converted(
+        features.PREFIX_LM, [{"inputs": [7, 8, 9, 6], "targets": [5, 4, 1]}], {"inputs": 2, "targets": 1}, pack=True
+    )
+    assert row["decoder_target_tokens"] == [7, 8, 5]
+    assert row["decoder_loss_weights"] == [0, 0, 1]
+
+
+def test_prefixes_are_seqios():
+    # Its attention mask covers the prefix and the place behind BOS, which is the same.
+    lengths = {"inputs": 3, "targets": 3}
+    theirs = seqio.PrefixLMFeatureConverter(pack=False, loss_on_targets_only=True)(dataset(PREFIXES), lengths)
+    for ours, their in zip(
+        converted(features.PREFIX_LM, PREFIXES, lengths, pack=False), theirs.as_numpy_iterator(), strict=True
+    ):
+        assert ours["decoder_target_tokens"] == their["decoder_target_tokens"].tolist()
+        assert ours["decoder_loss_weights"] == their["decoder_loss_weights"].tolist()
+        assert ours["decoder_prefix"] == their["decoder_causal_attention"].tolist()
+
+
+# ---- encoders --------------------------------------------------------------------------------------------------------
+
+MASKED = [
+    {"inputs": [50, 7, 99, 9, 51], "targets": [8], "masked_positions": [2]},
+    {"inputs": [50, 99, 5, 99, 51], "targets": [4, 6], "masked_positions": [1, 3]},
+    {"inputs": [99, 5, 51], "targets": [50, 51], "masked_positions": [0, 2]},
+]
+
+
+def test_masked_positions_point_into_the_row():
+    first, second = converted(features.MASKED_LM, MASKED, {"inputs": 11, "targets": 4}, pack=True)
+    assert first == {
+        "encoder_input_tokens": [50, 7, 99, 9, 51, 50, 99, 5, 99, 51, 0],
+        "encoder_segment_ids": [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 0],
+        "encoder_positions": [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0],
+        "masked_positions": [2, 6, 8, 0],
+        "masked_targets": [8, 4, 6, 0],
+        "masked_weights": [1, 1, 1, 0],
+    }
+    assert second["masked_positions"] == [0, 2, 0, 0]  # the first of them is a position, the last are none
+    assert second["masked_weights"] == [1, 1, 0, 0]
+
+
+def test_a_row_has_room_for_so_many_predictions():
+    rows = converted(features.MASKED_LM, MASKED, {"inputs": 20, "targets": 3}, pack=True)
+    assert [sum(row["masked_weights"]) for row in rows] == [3, 2]
+    assert [max(row["encoder_segment_ids"]) for row in rows] == [2, 1]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_every_masked_position_holds_what_was_there(pack):
+    generator = np.random.default_rng(5)
+    examples = []
+    for _ in range(300):
+        length = generator.integers(2, 30)
+        inputs = generator.integers(1, 999, length)
+        positions = np.sort(generator.choice(length, generator.integers(0, min(length, 6)), replace=False))
+        examples.append({"inputs": inputs, "targets": inputs[positions] + 1000, "masked_positions": positions})
+    rows = converted(features.MASKED_LM, examples, {"inputs": 64, "targets": 12}, pack=pack)
+    assert (len(rows) < 150) == pack
+    found = []
+    for row in rows:
+        count = sum(row["masked_weights"])
+        for position, target in zip(row["masked_positions"][:count], row["masked_targets"][:count], strict=True):
+            assert row["encoder_input_tokens"][position] + 1000 == target
+            found.append(target)
+    assert found == [target for example in examples for target in example["targets"]]
+
+
+def test_positions_behind_what_is_trimmed_are_none():
+    (row,) = converted(
+        features.MASKED_LM,
+        [{"inputs": [3, 4, 5, 6, 7, 8], "targets": [4, 6, 8], "masked_positions": [1, 3, 5]}],
+        {"inputs": 4, "targets": 4},
+        pack=False,
+    )
+    assert row["masked_targets"] == [4, 6, 0, 0]
+    assert row["masked_positions"] == [1, 3, 0, 0]
+    assert row["masked_weights"] == [1, 1, 0, 0]
+
+
+PAIRS = [
+    {**MASKED[0], "token_types": [0, 0, 0, 1, 1], "next_sentence_label": [0]},
+    {**MASKED[2], "token_types": [0, 0, 0], "next_sentence_label": [1]},
+]
+
+
+def test_pairs_have_types_and_a_label():
+    first, second = converted(features.SENTENCE_PAIRS, PAIRS, {"inputs": 6, "targets": 3}, pack=False)
+    assert first["token_types"] == [0, 0, 0, 1, 1, 0]
+    assert [first["next_sentence_label"], second["next_sentence_label"]] == [[0], [1]]
+    assert first["masked_positions"] == [2, 0, 0] and second["masked_weights"] == [1, 1, 0]
+    with pytest.raises(ValueError, match="cannot share a row: set pack=False"):
+        SpecConverter(features.SENTENCE_PAIRS, pack=True)
+
+
+def test_what_runs_along_another_is_packed_with_it_whatever_its_values():
+    spec = FeatureSpec(
+        (ModelFeature("x", "inputs", "tokens"), ModelFeature("types", "types", "tokens")),
+        packable=True,
+        extraordinary=(TaskFeature("types", along="inputs"),),
+    )
+    # 0 at the end of one of the two is a value while the other one still has tokens.
+    examples = [{"inputs": [5, 6, 7], "types": [1, 0, 0]}, {"inputs": [8, 0], "types": [0, 2]}]
+    (row,) = converted(spec, examples, {"inputs": 6}, pack=True)
+    assert row == {"x": [5, 6, 7, 8, 0, 0], "types": [1, 0, 0, 0, 2, 0]}
+
+
+# ---- without SeqIO ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "examples"),
+    [
+        (features.ENCODER_DECODER, PREFIXES),
+        (dataclasses.replace(features.CAUSAL_LM, bos_id=77), PREFIXES),
+        (features.NEXT_TOKEN, PREFIXES),
+        (features.PREFIX_LM, PREFIXES),
+        (features.MASKED_LM, MASKED),
+        (features.SENTENCE_PAIRS, PAIRS),
+    ],
+)
+def test_unpacked_rows_equal_those_made_without_seqio(spec, examples):
+    examples = [{name: example[name] for name in spec.task_features} for example in examples]
+    lengths = spec.task_lengths({"inputs": 7, "targets": 5})
+    rows = converted(spec, examples, lengths, pack=False)
+    arrays = {
+        name: np.array([list(example[name]) + [0] * (length - len(example[name])) for example in examples])
+        for name, length in lengths.items()
+    }
+    expected = batches.from_arrays(spec, arrays)
+    assert [{name: array[i].tolist() for name, array in expected.items()} for i in range(len(rows))] == rows
+    assert {array.dtype for array in expected.values()} == {np.dtype(np.int32)}
+
+
+def test_arrays_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="no array for 'masked_positions'; given are 'inputs', 'targets'"):
+        batches.from_arrays(features.MASKED_LM, {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3))})
+    with pytest.raises(ValueError, match=r"'masked_positions' \(2, 4\) must have the shape of 'targets'"):
+        batches.from_arrays(
+            features.MASKED_LM,
+            {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3)), "masked_positions": np.ones((2, 4))},
+        )
