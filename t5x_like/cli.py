@@ -24,6 +24,8 @@ class Command:
       flags: flags of its own, each with the macro that it sets and a line of help.
       needs_run: whether it works on a run that exists: its model, task and lengths then come from the configuration
         stored in MODEL_DIR, or beside CHECKPOINT_PATH, unless gin files are given.
+      first_file: a gin file of the command's own, read before those of the run that it is about.
+      stand_ins: values for macros that such a run needs and this command can do without.
     """
 
     function: str
@@ -32,6 +34,8 @@ class Command:
     positional: tuple[str, str] | None = None
     flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     needs_run: bool = False
+    first_file: str | None = None
+    stand_ins: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 COMMANDS = {
@@ -57,6 +61,19 @@ COMMANDS = {
         positional=("MIXTURE_OR_TASK_NAME", "TASK"),
         flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
+    ),
+    "plan": Command(
+        "t5x_like.plan.plan",
+        "does a run fit a TPU slice, and how fast can it be; needs no TPU",
+        "runs/quickstart.gin",
+        flags={
+            "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),
+            "num_slices": ("NUM_SLICES", "how many of them"),
+            "price": ("PRICE", "of a chip for an hour"),
+            "json": ("JSON_PATH", "where to write the plan for machines"),
+        },
+        first_file="runs/plan.gin",
+        stand_ins={"MIXTURE_OR_TASK_NAME": "any", "TRAIN_STEPS": "1000000"},
     ),
 }
 
@@ -251,12 +268,13 @@ def run(arguments: Arguments) -> int:
     try:
         resolved = config.load(
             command.function,
-            files=arguments.gin_files or [command.run_file],
+            files=[*([command.first_file] if command.first_file else []), *(arguments.gin_files or [command.run_file])],
             # The folder has served its purpose: whether the command reads MODEL_DIR or only CHECKPOINT_PATH, it is set.
             bindings=[(name, text) for name, text in arguments.bindings if not (run_folder and name == "MODEL_DIR")],
             search_paths=arguments.search_paths,
             run_folder=run_folder,
             given=given,
+            stand_ins=command.stand_ins,
         )
     except config.ConfigError as error:
         if command.needs_run and run_folder is None:

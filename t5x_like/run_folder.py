@@ -32,6 +32,7 @@ FREE = (
     "partitioner",
     "microbatches",
     "stop_after_skipped",
+    "compiler_options",
     "at_end",
 )
 

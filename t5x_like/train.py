@@ -16,6 +16,7 @@ from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
 from t5x_like.evaluation import Evaluator
 from t5x_like.preemption import StopRequest
+from t5x_like.program import make_program
 
 
 class TrainingFailed(RuntimeError):
@@ -63,6 +64,7 @@ def train(
     initial_checkpoint_path: str | None = None,
     initial_mapping: Sequence[tuple[str, str]] = (),
     stop_after_skipped: int = 20,
+    compiler_options: Mapping[str, Any] | None = None,
     at_end: Callable[..., None] | None = None,
     run_config: run_folder.RunConfig | None = None,
 ) -> TrainResult:
@@ -89,6 +91,7 @@ def train(
         from.
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into the checkpoint's.
       stop_after_skipped: how many non-finite updates in a row end the run.
+      compiler_options: XLA's, for the step, such as those in `gin_configs/hardware`.
       at_end: called with what it asks for by name once training has finished, to report on the result.
       run_config: the resolved configuration, to be kept in `model_dir` and compared on resumption.
 
@@ -103,8 +106,19 @@ def train(
     started = time.monotonic()
     _check_periods(total_steps, log_period, eval_period, save_period)
     partitioner = partitioner or partitioning.Partitioner()
-    config = partitioning.for_platform(model, partitioner.platform)
-    _check_batch(data.batch_shapes(objective.features), microbatches, partitioner)
+    program = make_program(
+        model=model,
+        objective=objective,
+        optimizer=optimizer,
+        data=data,
+        partitioner=partitioner,
+        microbatches=microbatches,
+        max_grad_norm=max_grad_norm,
+        loss_normalizing_factor=loss_normalizing_factor,
+        seed=seed,
+        compiler_options=compiler_options,
+    )
+    config, shapes = program.config, program.shapes
     data.check_vocabulary(config.vocab_size)
     model_dir = run_folder.resolve(model_dir)
     is_main = jax.process_index() == 0
@@ -121,23 +135,13 @@ def train(
     feed = Feed(source, partitioner.put_batch)
 
     # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
-    def init(key):
-        model_key, objective_key = jax.random.split(key)
-        network = config.make(model_key)
-        params = {"model": network, "objective": objective.init(objective_key, network)}
-        trainable, frozen = optimizers.split(params, optimizer.groups)
-        return step.create_state(trainable, optimizer, seed), frozen
-
-    key = jax.random.key(seed)
-    shapes = partitioner.trace(init, key)
-    shardings = partitioner.shardings(shapes)
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
     start = keeper.latest() or 0
     if start:
         state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
         _warn_of_other_versions(keeper.about(start), partitioner)
     else:
-        state, frozen = partitioner.jit(init, out_shardings=shardings)(key)
+        state, frozen = program.init(jax.random.key(seed))
         if initial_checkpoint_path:
             state, frozen = initial.restore(
                 initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
@@ -156,16 +160,7 @@ def train(
     info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
     logging.info("%s", info.splitlines()[-1])
 
-    # ---- the step, compiled before the first batch is needed ---------------------------------------------------------
-    train_step = step.make_train_step(
-        objective,
-        optimizer,
-        microbatches=microbatches,
-        max_grad_norm=max_grad_norm,
-        loss_normalizing_factor=loss_normalizing_factor,
-        count_tokens=objective.features.segment_features,
-    )
-    train_step = partitioner.jit(train_step, donate_argnums=0, out_shardings=(shardings[0], None))
+    # ---- who watches: evaluation, metrics, progress, status --------------------------------------------------------
     evaluate = Evaluator(objective, eval_data, partitioner, eval_steps)
     writer = metrics.MetricsWriter(model_dir, enabled=is_main)
     writer.rewind(start)
@@ -176,7 +171,7 @@ def train(
 
     # ---- the loop -------------------------------------------------------------------------------------------------
     clock = metrics.Throughput(
-        flops_per_step=config.train_flops(data.batch_shapes(objective.features)), devices=partitioner.mesh.devices
+        flops_per_step=config.train_flops(program.batch_shapes), devices=partitioner.mesh.devices
     )
     results: dict[str, float] = {}
     pending: tuple[int, Any] | None = None
@@ -206,7 +201,7 @@ def train(
             clock.start(feed.wait_seconds)
             while current < total_steps and not stop.requested:
                 batch = next(feed)
-                state, pairs = train_step(state, frozen, batch)
+                state, pairs = program.train_step(state, frozen, batch)
                 current += 1
                 if current == start + 1:
                     jax.block_until_ready(state.step)
@@ -273,18 +268,6 @@ def _check_periods(total_steps, log_period, eval_period, save_period):
     ):
         if period is not None and period < 1:
             raise ValueError(f"{name}={period} must be at least 1 (None for never)")
-
-
-def _check_batch(shapes, microbatches, partitioner):
-    rows = next(iter(shapes.values()))[0]
-    parts = partitioner.axis_size("batch")
-    if rows % (parts * microbatches):
-        raise ValueError(
-            f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
-            f"times {microbatches} microbatches"
-        )
-    for name, shape in shapes.items():
-        partitioner.spec(("batch", "length"), shape, name)
 
 
 def _describe(partitioner):

@@ -182,7 +182,7 @@ def test_light_modules_stay_light(module):
 
 @pytest.mark.notf
 def test_the_loop_needs_no_tensorflow_to_be_imported():
-    names = "train, eval, infer, show, config, step, checkpoints, metrics, partitioning, optimizers"
+    names = "train, eval, infer, plan, show, config, step, checkpoints, metrics, partitioning, optimizers"
     loaded = loaded_by(f"from t5x_like import {names}")
     assert "jax" in loaded
     assert loaded & TENSORFLOW == set()
@@ -197,7 +197,7 @@ def test_help_answers_within_a_second():
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         seconds.append(time.perf_counter() - start)
         assert result.returncode == 0, result.stderr
-        for name in ("train", "eval", "infer", "inspect"):
+        for name in ("train", "eval", "infer", "inspect", "plan"):
             assert name in result.stdout
     assert min(seconds) < 1, f"t5x_like --help took {seconds} s"
 

@@ -9,18 +9,29 @@ Library code is plain Python; this package alone knows gin. A command is configu
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import gin
 
+from t5x_like.config.bound import arguments, taken
 from t5x_like.config.check import check
-from t5x_like.config.files import SHIPPED_ROOT, Reader, locate
+from t5x_like.config.files import SHIPPED, SHIPPED_ROOT, Reader, Setting, locate
 from t5x_like.config.operative import differences, flat_text, flatten, render
-from t5x_like.config.values import ConfigError
+from t5x_like.config.values import REQUIRED, ConfigError, from_command_line
 from t5x_like.config.walk import walk
 
-__all__ = ["SHIPPED_ROOT", "ConfigError", "Resolved", "differences", "flat_text", "flatten", "load"]
+__all__ = [
+    "SHIPPED_ROOT",
+    "ConfigError",
+    "Resolved",
+    "arguments",
+    "differences",
+    "flat_text",
+    "flatten",
+    "load",
+    "taken",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,7 @@ def load(
     search_paths: Sequence[str] = (),
     run_folder: str | None = None,
     given: Collection[str] = (),
+    stand_ins: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Reads and checks the configuration of a command.
 
@@ -75,6 +87,7 @@ def load(
         trained on (`TASK_MACROS`) wins over shipped defaults. A callable that a shipped file sets up is set up by that
         file alone, so that the mesh of another machine, say, does not come along.
       given: parameters of `root` that its caller will give.
+      stand_ins: values of macros that a run needs and this command can do without, for those that nobody has set.
 
     Returns:
       The `Resolved` configuration; nothing has been built.
@@ -91,6 +104,10 @@ def load(
     reader.statements.drop_stored_setups()
     for name, text in bindings:
         reader.read_binding(name, text)
+    for name, text in (stand_ins or {}).items():
+        setting = reader.statements.macros.get(name)
+        if setting is not None and setting.value == REQUIRED:
+            reader.statements.macros[name] = Setting(from_command_line(name, text), "stands in", SHIPPED)
     reached = walk(reader.statements, root)
     check(reader.statements, reached, given, root)
     return Resolved(root, render(reader.statements, reached, root, given))

@@ -34,13 +34,20 @@ RUNS = {
         [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
     ),
     "inspect": ("inspect", ["runs/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+    "plan": ("plan", ["runs/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_resolved_configuration_is_the_reviewed_one(name):
     command, files, bindings = RUNS[name]
-    resolved = config.load(COMMANDS[command].function, files=files, bindings=bindings, given=("run_config",))
+    resolved = config.load(
+        COMMANDS[command].function,
+        files=files,
+        bindings=bindings,
+        given=("run_config",),
+        stand_ins=COMMANDS[command].stand_ins,
+    )
     text = config.flat_text(resolved.text)
     golden = GOLDENS / f"{name}.txt"
     if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):

@@ -1,0 +1,261 @@
+"""Reading optimised HLO, the text of a compiled program: its computations, what they call, and how often loops run."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+# Bytes of an element; what is not named here (tokens, opaque types) takes none.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e8m0fnu"), 1),
+    **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 0.5),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+}
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+[0-9a-z]*)\[(?P<dims>[0-9,<= ]*)\](?:\{(?P<layout>[^}]*)\})?")
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
+_NAME = re.compile(r"%([^\s,(){}]+)")
+_INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """The shape of an array.
+
+    Attributes:
+      dtype: as HLO writes it, `bf16`.
+      dims: its sizes.
+      memory: 0 for HBM; other numbers are memories within the core.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    memory: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> float:
+        return self.size * _ELEMENT_BYTES.get(self.dtype, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name: without `%`.
+      opcode: such as `fusion`.
+      arrays: what it gives, the parts of a tuple one by one.
+      operands: names of the instructions that it reads.
+      literal: what stands between the parentheses, for constants and parameters.
+      attributes: what follows the operands.
+      is_root: whether it is the computation's result.
+    """
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    literal: str
+    attributes: str
+    is_root: bool = False
+
+    def attribute(self, name: str) -> str | None:
+        """The value of `name=value` up to the next comma, or within its braces."""
+        match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
+        return match[1] if match else None
+
+    def called(self, name: str) -> str | None:
+        """The computation that an attribute names."""
+        value = self.attribute(name)
+        return value.lstrip("%") if value else None
+
+
+class Computation:
+    """A named list of instructions."""
+
+    def __init__(self, name: str, instructions: list[Instruction]):
+        self.name = name
+        self.instructions = instructions
+        self.by_name = {instruction.name: instruction for instruction in instructions}
+
+    @property
+    def root(self) -> Instruction:
+        return next((one for one in self.instructions if one.is_root), self.instructions[-1])
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that read each instruction."""
+        found: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions:
+            for operand in dict.fromkeys(instruction.operands):
+                found.setdefault(operand, []).append(instruction)
+        return found
+
+    def operand_arrays(self, instruction: Instruction) -> list[tuple[Array, ...]]:
+        """What each operand gives."""
+        return [self.by_name[name].arrays for name in instruction.operands if name in self.by_name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A compiled program.
+
+    Attributes:
+      computations: by name.
+      entry: where it starts.
+    """
+
+    computations: dict[str, Computation]
+    entry: Computation
+
+
+def parse(text: str) -> Module:
+    """Reads the text of a compiled program (`compiled.as_text()`).
+
+    Raises:
+      ValueError: it has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry, name, lines = None, None, []
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header and not line.startswith(" "):
+            name, lines = header["name"], []
+            entry = name if header["entry"] else entry
+        elif line.startswith("}") and name is not None:
+            computations[name] = Computation(name, lines)
+            name = None
+        elif name is not None and (match := _INSTRUCTION.match(line)):
+            lines.append(_instruction(match))
+    if entry is None or entry not in computations:
+        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
+    return Module(computations, computations[entry])
+
+
+def _instruction(match: re.Match) -> Instruction:
+    rest = _INDEX_COMMENT.sub("", match["rest"])
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, _ = rest.partition("(")
+    close = _closing(rest, len(opcode))
+    literal = rest[len(opcode) + 1 : close]
+    return Instruction(
+        name=match["name"],
+        opcode=opcode,
+        arrays=tuple(_arrays(shape)),
+        operands=tuple(_NAME.findall(literal)),
+        literal=literal,
+        attributes=rest[close + 1 :],
+        is_root=bool(match["root"]),
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    """The place of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"parentheses do not match in {text[:80]!r}")
+
+
+def _arrays(shape: str) -> Iterator[Array]:
+    for match in _ARRAY.finditer(shape):
+        dims = tuple(int(size.strip(" <=")) for size in match["dims"].split(",") if size.strip(" <="))
+        memory = re.search(r"S\((\d+)\)", match["layout"] or "")
+        yield Array(match["dtype"], dims, int(memory[1]) if memory else 0)
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a `while` runs, or None where the program does not tell.
+
+    Counting loops end where a counter, which starts at a constant and grows by one, reaches another.
+
+    Args:
+      module: the program.
+      computation: where the loop stands.
+      loop: the `while` instruction.
+    """
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if known:
+        return int(known[1])
+    condition = module.computations[loop.called("condition")]
+    body = module.computations[loop.called("body")]
+    compared = _comparison(module, condition)
+    if compared is None:
+        return None
+    index, limit, inclusive = compared
+    start = _constant(computation, _tuple_part(computation, loop.operands[0], index))
+    stride = _stride(body, index)
+    if start is None or not stride:
+        return None
+    return max(0, -(-(limit + inclusive - start) // stride))
+
+
+def _comparison(module: Module, condition: Computation) -> tuple[int, int, bool] | None:
+    """(which part of the loop's tuple is the counter, its limit, whether the limit is reached) of `counter < limit`."""
+    root = condition.root
+    if root.opcode == "fusion":  # the comparison alone, wrapped
+        inner = module.computations[root.called("calls")].root
+        operands = [_outer(module, root, name) for name in inner.operands]
+    else:
+        inner, operands = root, list(root.operands)
+    direction = inner.attribute("direction")
+    if inner.opcode != "compare" or len(operands) != 2:
+        return None
+    if direction in ("GT", "GE"):
+        operands.reverse()
+        direction = {"GT": "LT", "GE": "LE"}[direction]
+    if direction not in ("LT", "LE"):
+        return None
+    counter, limit = condition.by_name.get(operands[0]), _constant(condition, operands[1])
+    if counter is None or counter.opcode != "get-tuple-element" or limit is None:
+        return None
+    return int(counter.attribute("index")), limit, direction == "LE"
+
+
+def _outer(module: Module, fusion: Instruction, name: str) -> str | None:
+    """The operand of a fusion that its parameter `name` stands for."""
+    inner = module.computations[fusion.called("calls")].by_name.get(name)
+    return fusion.operands[int(inner.literal)] if inner is not None and inner.opcode == "parameter" else None
+
+
+_TRANSPARENT = ("copy", "bitcast", "convert", "reshape")
+
+
+def _constant(computation: Computation, name: str | None) -> int | None:
+    """The value of a scalar integer constant."""
+    instruction = computation.by_name.get(name) if name else None
+    while instruction is not None and instruction.opcode in _TRANSPARENT:
+        instruction = computation.by_name.get(instruction.operands[0])
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    try:
+        return int(instruction.literal)
+    except ValueError:
+        return None
+
+
+def _tuple_part(computation: Computation, name: str, index: int) -> str | None:
+    instruction = computation.by_name.get(name)
+    return instruction.operands[index] if instruction is not None and instruction.opcode == "tuple" else None
+
+
+def _stride(body: Computation, index: int) -> int | None:
+    """By how much a loop's body raises the counter."""
+    updated = _tuple_part(body, body.root.name, index)
+    instruction = body.by_name.get(updated) if updated else None
+    while instruction is not None and instruction.opcode in _TRANSPARENT:
+        instruction = body.by_name.get(instruction.operands[0])
+    if instruction is None or instruction.opcode != "add":
+        return None
+    found = [value for operand in instruction.operands if (value := _constant(body, operand)) is not None]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,190 @@
+"""A plan as numbers, as JSON and as text."""
+
+import dataclasses
+from typing import Any
+
+from t5x_like.planning.chips import GIB
+from t5x_like.planning.compilation import CompiledStep
+from t5x_like.planning.roofline import Bound, bound
+from t5x_like.planning.topologies import Topology
+
+SECONDS_A_DAY = 86_400
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a step of a run needs of a slice, and how fast it can be.
+
+    Attributes:
+      topology: the slice.
+      mesh: mesh axis -> size.
+      rules: name of the rule set.
+      microbatches: parts of a batch.
+      remat: what the model computes again in the backward pass, where it says so.
+      parameters: numbers in the model.
+      model_flops: of a step on one device, without what is computed again.
+      tokens: positions of a batch, over all devices.
+      batch_rows: rows of it.
+      total_steps: steps of the whole run.
+      compiled: what the compiler says.
+      price: of a chip, an hour, in the user's money; None for none.
+    """
+
+    topology: Topology
+    mesh: dict[str, int]
+    rules: str
+    microbatches: int
+    remat: str | None
+    parameters: int
+    model_flops: float
+    tokens: int
+    batch_rows: int
+    total_steps: int
+    compiled: CompiledStep
+    price: float | None = None
+
+    @property
+    def bound(self) -> Bound | None:
+        """The roofline; None where the step does not fit."""
+        return bound(self.compiled.work, self.topology) if self.compiled.work else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.bound.seconds if self.bound else None
+
+    @property
+    def mfu_at_bound(self) -> float | None:
+        """Model FLOPs over what the devices could do in the time of the bound."""
+        return self.model_flops / (self.bound.seconds * self.topology.chip.peak_flops) if self.bound else None
+
+    @property
+    def run_seconds(self) -> float | None:
+        return self.total_steps * self.bound.seconds if self.bound else None
+
+    @property
+    def cost(self) -> float | None:
+        """Of the whole run at the bound, in the user's money."""
+        if self.price is None or self.run_seconds is None:
+            return None
+        return self.price * self.topology.chips * self.run_seconds / 3600
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan for machines: bytes, FLOPs and seconds; what is `null` is not known because the step does not fit.
+
+    Everything that is not said to be otherwise is of one device and one step. A device is a chip, but for tpu7x, where
+    it is half of one.
+    """
+    memory, work, limit = plan.compiled.memory, plan.compiled.work, plan.bound
+    return {
+        "topology": str(plan.topology),
+        "chips": plan.topology.chips,
+        "mesh": plan.mesh,
+        "rules": plan.rules,
+        "microbatches": plan.microbatches,
+        "remat": plan.remat,
+        "parameters": plan.parameters,
+        "parameter_bytes_per_chip": memory.parameters,
+        "optimizer_bytes_per_chip": memory.optimizer,
+        "batch_bytes_per_chip": memory.batch,
+        "temporary_bytes_per_chip": memory.temporaries,
+        "hbm_bytes_per_chip": memory.peak,
+        "hbm_capacity_bytes": plan.topology.chip.hbm_bytes,
+        "fits": plan.compiled.fits,
+        "model_flops": plan.model_flops,
+        "executed_flops": work.flops if work else None,
+        "hbm_traffic_bytes": work.hbm_bytes if work else None,
+        "collective_bytes": work.by_kind() if work else None,
+        "dcn_bytes": work.slice_bytes if work else None,
+        "loops_of_unknown_length": sorted(work.unknown_loops) if work else None,
+        "step_seconds_bound": limit.seconds if limit else None,
+        "bound_by": limit.by if limit else None,
+        "bound_parts": limit.parts if limit else None,
+        "tokens_per_step": plan.tokens,
+        "tokens_per_second": plan.tokens_per_second,
+        "mfu_at_bound": plan.mfu_at_bound,
+        "total_steps": plan.total_steps,
+        "total_tokens": plan.tokens * plan.total_steps,
+        "run_seconds_bound": plan.run_seconds,
+        "cost_bound": plan.cost,
+        "compile_seconds": plan.compiled.seconds,
+    }
+
+
+def text(plan: Plan) -> str:
+    """The plan for people."""
+    memory, chip = plan.compiled.memory, plan.topology.chip
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
+    each = "device" if chip.devices_per_chip > 1 else "chip"
+    lines = [
+        f"{plan.topology}: {plan.topology.chips} chips, mesh {mesh}, rules {plan.rules}",
+        f"{plan.parameters:,} parameters; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
+        f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
+        + (f"; remat {plan.remat}" if plan.remat else ""),
+        "",
+        f"memory of a {each}",
+        _row("parameters", _gib(memory.parameters)),
+        _row("optimizer state", _gib(memory.optimizer)),
+        _row("batch", _gib(memory.batch)),
+        _row("activations, gradients, program", _gib(memory.temporaries)),
+        _row(
+            "peak",
+            f"{_gib(memory.peak)} of {_gib(chip.hbm_bytes)}: " + ("fits" if plan.compiled.fits else "DOES NOT FIT"),
+        ),
+    ]
+    if plan.compiled.work is None:
+        lines += [
+            "",
+            "The compiler makes no program that does not fit, so there is nothing to say of its speed. What makes it "
+            "smaller: more MICROBATCHES, T5Config.remat='full' (or that of your model), more chips for `fsdp` or "
+            "`tensor`; `--search` tries them.",
+        ]
+        return "\n".join([*lines, "", _compiled_in(plan)])
+    return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
+
+
+def _work_lines(plan: Plan, each: str) -> list[str]:
+    work = plan.compiled.work
+    ratio = work.flops / plan.model_flops
+    lines = [
+        f"work of a {each} in a step",
+        _row("model", f"{plan.model_flops / 1e12:,.3f} TFLOP"),
+        _row("executed", f"{work.flops / 1e12:,.3f} TFLOP, {ratio:.3f} of the model's (remat, padding, repetition)"),
+        _row("HBM traffic", f"{work.hbm_bytes / 1e9:,.2f} GB"),
+    ]
+    for kind, axes in work.by_kind().items():
+        lines += [_row(f"{kind} along {axis}", f"{sent / 1e6:,.1f} MB sent") for axis, sent in axes.items()]
+    if work.unknown_loops:
+        lines.append(_row("counted once", f"{len(work.unknown_loops)} loops of unknown length"))
+    return lines
+
+
+def _speed_lines(plan: Plan) -> list[str]:
+    limit = plan.bound
+    parts = ", ".join(f"{name} {1e3 * seconds:,.2f}" for name, seconds in limit.parts.items() if seconds)
+    days = plan.run_seconds / SECONDS_A_DAY
+    lines = [
+        "at best (a roofline: everything at its full rate, all of it at once)",
+        _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.by} (ms: {parts})"),
+        _row("tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} a chip"),
+        _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
+        _row(
+            "run", f"{plan.total_steps:,} steps, {plan.tokens * plan.total_steps / 1e9:,.1f} G tokens: {days:,.2f} days"
+        ),
+    ]
+    if plan.cost is not None:
+        hours = plan.topology.chips * plan.run_seconds / 3600
+        lines.append(_row("cost", f"{plan.cost:,.0f} ({hours:,.0f} chip-hours at {plan.price:g})"))
+    return lines
+
+
+def _compiled_in(plan: Plan) -> str:
+    return f"compiled in {plan.compiled.seconds:.0f} s; nothing was run"
+
+
+def _row(name: str, value: str) -> str:
+    return f"  {name:<34}{value}"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / 2**20:.2f} MiB"

@@ -1,0 +1,113 @@
+"""What a compiled program does in one run: operations, traffic and collectives, loops counted as often as they run."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from t5x_like.planning import arithmetic, collectives, hlo, traffic
+
+
+@dataclasses.dataclass
+class Work:
+    """What one device does.
+
+    Attributes:
+      flops: of matrix products.
+      hbm_bytes: read from and written to HBM.
+      collective_bytes: (kind, mesh axis) -> bytes that it sends.
+      slice_bytes: bytes of those that it sends to other slices.
+      unknown_loops: names of loops whose length the program does not tell; they are counted once.
+    """
+
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    collective_bytes: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    slice_bytes: float = 0.0
+    unknown_loops: set[str] = dataclasses.field(default_factory=set)
+
+    def add(self, other: "Work", times: int = 1) -> None:
+        """Adds what another part of the program does, so many times."""
+        self.flops += times * other.flops
+        self.hbm_bytes += times * other.hbm_bytes
+        self.slice_bytes += times * other.slice_bytes
+        for key, sent in other.collective_bytes.items():
+            self.collective_bytes[key] = self.collective_bytes.get(key, 0.0) + times * sent
+        self.unknown_loops |= other.unknown_loops
+
+    def by_kind(self) -> dict[str, dict[str, float]]:
+        """`{kind: {mesh axis: bytes}}`."""
+        nested: dict[str, dict[str, float]] = {}
+        for (kind, axis), sent in sorted(self.collective_bytes.items()):
+            nested.setdefault(kind, {})[axis] = sent
+        return nested
+
+
+def work(module: hlo.Module, mesh: collectives.MeshOfDevices) -> Work:
+    """What one device does in one run of a program.
+
+    Args:
+      module: the optimised program of one device.
+      mesh: the devices that run it together.
+    """
+    return _Walk(module, mesh).of(module.entry, in_fusion=False)
+
+
+class _Walk:
+    def __init__(self, module: hlo.Module, mesh: collectives.MeshOfDevices):
+        self._module, self._mesh = module, mesh
+        self._known: dict[tuple[str, bool], Work] = {}
+        # A collective that runs beside computation is cut into a start, pieces inside of other fusions, and an end, all
+        # with one channel: it is counted where it starts.
+        self._started = {
+            instruction.attribute("channel_id"): computation.name
+            for computation in module.computations.values()
+            if any('"AsyncCollectiveStart"' in one.attributes for one in computation.instructions)
+            for instruction in computation.instructions
+            if instruction.opcode in collectives.KINDS
+        }
+
+    def of(self, computation: hlo.Computation, *, in_fusion: bool) -> Work:
+        key = (computation.name, in_fusion)
+        if key not in self._known:
+            total = Work()
+            for instruction in computation.instructions:
+                total.flops += arithmetic.product_flops(computation, instruction)
+                self._collective(computation, instruction, total)
+                if not in_fusion:
+                    total.hbm_bytes += traffic.hbm_bytes(self._module, computation, instruction)
+                for called, times, fused in self._called(computation, instruction, total):
+                    total.add(self.of(called, in_fusion=in_fusion or fused), times)
+            self._known[key] = total
+        return self._known[key]
+
+    def _called(self, computation, instruction, total) -> Iterator[tuple[hlo.Computation, int, bool]]:
+        """What an instruction runs: (computation, how often, whether as one with the instruction)."""
+        named = self._module.computations
+        if instruction.opcode == "while":
+            times = hlo.trip_count(self._module, computation, instruction)
+            if times is None:
+                total.unknown_loops.add(instruction.name)
+            yield named[instruction.called("body")], 1 if times is None else times, False
+        elif instruction.opcode == "conditional":
+            branches = instruction.attribute("branch_computations")
+            names = re.findall(r"%([^\s,}]+)", branches) if branches else []
+            names += [instruction.called(f"{which}_computation") for which in ("true", "false")]
+            for name in dict.fromkeys(name for name in names if name in named):
+                yield named[name], 1, False
+        elif instruction.opcode in ("fusion", "call", "async-start"):
+            name = instruction.called("calls") or instruction.called("to_apply")
+            if name in named:
+                yield named[name], 1, instruction.opcode == "fusion"
+
+    def _collective(self, computation, instruction, total) -> None:
+        if instruction.opcode.removesuffix("-start") not in collectives.KINDS:
+            return
+        channel = instruction.attribute("channel_id")
+        if self._started.get(channel, computation.name) != computation.name:
+            return
+        read = sum(array.bytes for arrays in computation.operand_arrays(instruction) for array in arrays)
+        found = collectives.collective(instruction, read, self._mesh, within=computation.name)
+        if sent := found.bytes + found.slice_bytes:
+            key = (found.kind, found.axis)
+            total.collective_bytes[key] = total.collective_bytes.get(key, 0.0) + sent
+            total.slice_bytes += found.slice_bytes

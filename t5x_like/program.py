@@ -1,0 +1,100 @@
+"""What a training loop runs on its mesh: arrays, their layout and the update. `t5x_like plan` compiles the same."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from t5x_like import optimizers, partitioning, step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """How a run starts and how it changes. Made of shapes alone: no array exists before one of its functions is called.
+
+    Attributes:
+      config: the model's configuration, with what it left to the platform filled in.
+      partitioner: the mesh and its rules.
+      init: `init(key) -> (state, frozen)`, jitted, straight into shards.
+      shapes: the shapes of what `init` returns.
+      shardings: the layout of what `init` returns.
+      train_step: `train_step(state, frozen, batch) -> (state, metrics)`, jitted; it takes over `state`'s memory.
+      batch_shapes: model feature -> shape over all processes.
+    """
+
+    config: Any
+    partitioner: partitioning.Partitioner
+    init: Callable
+    shapes: Any
+    shardings: Any
+    train_step: Callable
+    batch_shapes: Mapping[str, tuple[int, ...]]
+
+
+def make_program(
+    *,
+    model: Any,
+    objective: Any,
+    optimizer: optimizers.Optimizer,
+    data: Any,
+    partitioner: partitioning.Partitioner | None = None,
+    microbatches: int = 1,
+    max_grad_norm: float | None = None,
+    loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
+    seed: int = 0,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Program:
+    """Puts together what `train.train` runs; the arguments are that function's.
+
+    Raises:
+      ValueError: the batch or a parameter does not divide by the mesh.
+    """
+    partitioner = partitioner or partitioning.Partitioner()
+    config = partitioning.for_platform(model, partitioner.platform)
+    batch_shapes = data.batch_shapes(objective.features)
+    _check_batch(batch_shapes, microbatches, partitioner)
+
+    def init(key):
+        model_key, objective_key = jax.random.split(key)
+        network = config.make(model_key)
+        params = {"model": network, "objective": objective.init(objective_key, network)}
+        trainable, frozen = optimizers.split(params, optimizer.groups)
+        return step.create_state(trainable, optimizer, seed), frozen
+
+    shapes = partitioner.trace(init, jax.eval_shape(lambda: jax.random.key(seed)))
+    shardings = partitioner.shardings(shapes)
+    train_step = step.make_train_step(
+        objective,
+        optimizer,
+        microbatches=microbatches,
+        max_grad_norm=max_grad_norm,
+        loss_normalizing_factor=loss_normalizing_factor,
+        count_tokens=objective.features.segment_features,
+    )
+    return Program(
+        config=config,
+        partitioner=partitioner,
+        init=partitioner.jit(init, out_shardings=shardings),
+        shapes=shapes,
+        shardings=shardings,
+        train_step=partitioner.jit(
+            train_step,
+            donate_argnums=0,
+            out_shardings=(shardings[0], None),
+            compiler_options=dict(compiler_options or {}) or None,
+        ),
+        batch_shapes=batch_shapes,
+    )
+
+
+def _check_batch(shapes, microbatches, partitioner):
+    rows = next(iter(shapes.values()))[0]
+    parts = partitioner.axis_size("batch")
+    if rows % (parts * microbatches):
+        raise ValueError(
+            f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
+            f"times {microbatches} microbatches"
+        )
+    for name, shape in shapes.items():
+        partitioner.spec(("batch", "length"), shape, name)
