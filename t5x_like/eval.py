@@ -46,13 +46,11 @@ def evaluate(
     """
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
-    network = initial.load_model(checkpoint_path, config, partitioner)
-
-    params = {"model": network, "objective": objective.init(jax.random.key(0), network)}
+    params = initial.load_params(checkpoint_path, config, objective, partitioner)
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
 
     if generate or (generate is None and data.has_metrics()):
-        results |= _generative(network, objective, data, partitioner, num_examples, output_dir)
+        results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
     for name, value in results.items():
         logging.info("%s = %s", name, value)
     if output_dir:

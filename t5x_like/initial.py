@@ -11,8 +11,6 @@ from etils import epath
 from t5x_like import interop, optimizers, parameters
 from t5x_like.checkpoints import Checkpoints
 
-_MODEL = "params/model"
-
 
 def restore(
     path: str,
@@ -39,7 +37,7 @@ def restore(
     params = optimizers.merge(state.params, frozen)
     fresh = parameters.stack(parameters.named_leaves(params["model"]))
     wanted = {name: _renamed(name, mapping) for name in fresh}
-    found = _read(path, fresh, wanted, config, partitioner)
+    found = _read(path, fresh, wanted, "model", config, partitioner)
     if not found:
         raise ValueError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
     _report(path, fresh, found)
@@ -49,6 +47,21 @@ def restore(
     merged = params | {"model": model}
     trainable = _select(state.params, merged)
     return state.replace(params=trainable), _select(frozen, merged)
+
+
+def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dict[str, Any]:
+    """The parameters stored at `path`, `{"model": …, "objective": …}`, every tensor of them.
+
+    Args:
+      path, config, partitioner: as in `load_model`.
+      objective: whose heads are read too.
+
+    Raises:
+      ValueError: a tensor is missing there, or has another shape.
+    """
+    network = load_model(path, config, partitioner)
+    like = partitioner.trace(objective.init, jax.random.key(0), network)
+    return {"model": network, "objective": _load(path, like, "objective", config, partitioner)}
 
 
 def load_model(path: str, config: Any, partitioner: Any) -> Any:
@@ -62,11 +75,16 @@ def load_model(path: str, config: Any, partitioner: Any) -> Any:
     Raises:
       ValueError: a tensor is missing there, or has another shape.
     """
-    like = partitioner.trace(config.make, jax.random.key(0))
+    return _load(path, partitioner.trace(config.make, jax.random.key(0)), "model", config, partitioner)
+
+
+def _load(path, like, root, config, partitioner):
     fresh = parameters.stack(parameters.named_leaves(like))
-    found = _read(path, fresh, {name: name for name in fresh}, config, partitioner)
+    found = _read(path, fresh, {name: name for name in fresh}, root, config, partitioner) if fresh else {}
     if missing := sorted(set(fresh) - set(found)):
-        raise ValueError(f"{path} lacks {len(missing)} of this model's {len(fresh)} tensors, such as {missing[0]!r}")
+        raise ValueError(
+            f"{path} lacks {len(missing)} of the {len(fresh)} tensors of this {root}, such as {missing[0]!r}"
+        )
     return partitioner.jit(lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like))(
         found
     )
@@ -83,11 +101,11 @@ def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
     return name
 
 
-def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
-    """The tensors of `path` by this model's stacked names."""
+def _read(path, fresh, wanted, root, config, partitioner) -> dict[str, Any]:
+    """The tensors of `path` below `root` (`model` or `objective`) by the stacked names that they have here."""
     folder = epath.Path(path)
     if interop.is_huggingface(path):
-        stored = _of_model(interop.read(path, config))
+        stored = _below(f"{root}/", interop.read(path, config))
         _check_shapes(path, fresh, wanted, {name: tuple(leaf.shape) for name, leaf in stored.items()})
         return {name: stored[other] for name, other in wanted.items() if other in stored}
     directory, step = locate(path)
@@ -96,22 +114,18 @@ def _read(path, fresh, wanted, config, partitioner) -> dict[str, Any]:
         step = reader.latest() if step is None else step
         if step is None:
             raise ValueError(f"there is no complete checkpoint in {folder}")
-        prefix = f"{_MODEL}/"
-        shapes = {
-            name.removeprefix(prefix): shape for name, shape in reader.shapes(step).items() if name.startswith(prefix)
-        }
+        shapes = _below(f"params/{root}/", reader.shapes(step))
         _check_shapes(path, fresh, wanted, shapes)
         present = {name: other for name, other in wanted.items() if other in shapes}
         like = {other: jax.ShapeDtypeStruct(fresh[name].shape, fresh[name].dtype) for name, other in present.items()}
-        restored = reader.restore_part(step, like, partitioner, _MODEL) if like else {}
+        restored = reader.restore_part(step, like, partitioner, f"params/{root}") if like else {}
         return {name: restored[other] for name, other in present.items()}
     finally:
         reader.close()
 
 
-def _of_model(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    root = "model/"
-    return {name.removeprefix(root): leaf for name, leaf in leaves.items() if name.startswith(root)}
+def _below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
 
 
 def _check_shapes(path, fresh, wanted, shapes):

@@ -34,7 +34,7 @@ SHIPPED, STORED, USER, COMMAND_LINE = "shipped", "stored", "user", "command line
 # What a run was trained on, which other commands on that run take over.
 TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
-    *("USE_CACHED_TASKS", "TASK_ARGUMENTS"),
+    *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "OBJECTIVE", "PACK"),
 )
 # Ends a line of a stored configuration whose value is the default in the code.
 DEFAULT_MARK = "# default"
