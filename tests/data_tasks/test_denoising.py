@@ -1,0 +1,305 @@
+"""T5's denoisers: encodings by hand, recipes by name, lengths against the published ones, distributions."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+import data_tasks  # noqa: F401  registers the tasks
+from data_tasks import denoising, preprocessors, token_encodings
+from data_tasks.denoising import AfterPrefix, Iid, RandomSpans, RegularSpans
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.span_lengths import span_lengths
+
+# ---- encodings, by hand ----------------------------------------------------------------------------------------------
+
+WORDS = "Thank you for inviting me to your party last week .".split()
+IDS = token_encodings.Ids(sentinel=99, ordinary=(3, 90))
+NAMES = {10 + index: word for index, word in enumerate(WORDS)} | {99: "<X>", 98: "<Y>", 97: "<Z>"}
+
+
+def encode(encoding, noise, words=WORDS, seed=0):
+    tokens = [10 + WORDS.index(word) for word in words]
+    rows = token_encodings.Rows(
+        tf.constant([[*tokens, 0]]),
+        tf.constant([[word in noise for word in words] + [False]]),
+        tf.constant([[True] * len(tokens) + [False]]),
+    )
+    return [
+        NAMES.get(token, token) for token in encoding(rows, IDS, tf.constant([seed, 1], tf.int64))[0].numpy().tolist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("full", "Thank you for inviting me to your party last week ."),
+        ("noise_token_to_sentinel", "Thank you <X> <X> me to your party <X> week ."),
+        ("noise_span_to_sentinel", "Thank you <X> me to your party <X> week ."),
+        ("noise_span_to_unique_sentinel", "Thank you <X> me to your party <Y> week ."),
+        ("drop_noise_tokens", "Thank you me to your party week ."),
+        ("drop_nonnoise_tokens", "for inviting last"),
+        ("nonnoise_span_to_sentinel", "<X> for inviting <X> last <X>"),
+        # The sentinel at the end stands there because the row ends without noise.
+        ("nonnoise_span_to_unique_sentinel", "<X> for inviting <Y> last <Z>"),
+    ],
+)
+def test_the_worked_case_of_the_paper(encoding, expected):
+    assert " ".join(encode(getattr(token_encodings, encoding), ("for", "inviting", "last"))) == expected
+
+
+def test_noise_at_both_ends_has_no_sentinel_before_and_after_it_in_the_targets():
+    noise = ("Thank", "you", "last")
+    words = ["Thank", "you", "for", "last"]
+    assert encode(token_encodings.noise_span_to_unique_sentinel, noise, words) == ["<X>", "for", "<Y>"]
+    assert encode(token_encodings.nonnoise_span_to_unique_sentinel, noise, words) == ["Thank", "you", "<X>", "last"]
+
+
+def test_only_the_noise_is_permuted():
+    noise = ("you", "inviting", "party", "week")
+    seen = set()
+    for seed in range(200):
+        shown = encode(token_encodings.permute_noise_tokens, noise, seed=seed)
+        assert [word for word in shown if word not in noise] == [word for word in WORDS if word not in noise]
+        assert [shown[WORDS.index(word)] in noise for word in noise] == [True] * 4
+        seen.add(tuple(shown[WORDS.index(word)] for word in noise))
+    assert len(seen) == math.factorial(4)
+
+
+def test_gathered_tokens_come_from_the_row_and_random_ones_from_the_vocabulary():
+    gathered = collections.Counter()
+    for seed in range(1500):
+        shown = encode(token_encodings.noise_token_to_gathered_token, ("for",), seed=seed)
+        assert shown[:2] + shown[3:] == WORDS[:2] + WORDS[3:]
+        gathered[shown[2]] += 1
+    assert set(gathered) == set(WORDS)
+    assert sum((count - 1500 / 11) ** 2 / (1500 / 11) for count in gathered.values()) < 29.6  # p = 0.001, 10 degrees
+    rows = token_encodings.Rows(tf.zeros([300, 100], tf.int32), tf.ones([300, 100], bool), tf.ones([300, 100], bool))
+    shown = token_encodings.noise_token_to_random_token(rows, IDS, tf.constant([1, 2], tf.int64)).flat_values.numpy()
+    assert set(shown.tolist()) == set(range(3, 90))  # neither special ids nor sentinels
+    mixed = token_encodings.noise_token_to_random_token_or_sentinel(rows, IDS, tf.constant([1, 2], tf.int64), 0.1)
+    assert (mixed.flat_values.numpy() == 99).mean() == pytest.approx(0.9, abs=4 * (0.09 / 30_000) ** 0.5)
+
+
+def test_runs_beyond_the_sentinels_are_left_as_they_are():
+    noise = tf.constant([[True, False, True, True, False, True]])
+    assert token_encodings.at_most_runs(noise, 2).numpy().tolist() == [[True, False, True, True, False, False]]
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "sides"),
+    [
+        ("iid_15_u_u", Iid(0.15), "uu"),
+        ("iid_15_d_d", Iid(0.15), "dd"),
+        ("iid_15_m_f", Iid(0.15), "mf"),
+        ("iid_15_r10s90_f", Iid(0.15), ("r10s90", "f")),
+        ("all_permute", Iid(1.0), "pf"),
+        ("span_3_15_u_u", RandomSpans(0.15, 3.0), "uu"),
+        ("span_2.5_50_s_s", RandomSpans(0.5, 2.5), "ss"),
+        ("reg_2_15_g_d", RegularSpans(0.15, 2, 2), "gd"),
+        ("reg_1-5_25_r_f", RegularSpans(0.25, 1, 5), "rf"),
+        ("prefix_25_d_d", AfterPrefix(0.25), "dd"),
+    ],
+)
+def test_names(name, pattern, sides):
+    recipe = denoising.parse_recipe(name)
+    assert (recipe.pattern, recipe.inputs, recipe.targets) == (pattern, *sides)
+    assert recipe.joined == (name not in ("all_permute", "prefix_25_d_d"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("iid_15_u", "'iid_15_u' is no denoising recipe(.|\n)*pattern(.|\n)*percent(.|\n)*inputs(.|\n)*targets"),
+        ("iid_15_x_f", "no denoising recipe"),
+        ("span_15_u_u", "no denoising recipe"),
+        ("iid_0_u_u", "0 percent of noise must be 1 to 100"),
+        ("span_3_100_u_u", "100 percent of noise must be 1 to 99"),
+        ("prefix_60_d_d", "60 percent of noise must be 1 to 50"),
+        ("iid_15_r20s90_f", "20 and 90 in 'r20s90' must add up to 100"),
+        ("reg_5-2_15_u_u", "spans of 5 to 2 tokens"),
+        ("span_0_15_u_u", "at least 1 token"),
+    ],
+)
+def test_wrong_names_are_refused_with_the_grammar(name, message):
+    with pytest.raises(ValueError, match=message):
+        denoising.parse_recipe(name)
+    with pytest.raises(ValueError, match="random_roll=True is for random spans"):
+        denoising.parse_recipe("iid_15_u_u", random_roll=True)
+
+
+# ---- lengths ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "targets", "chunk"),
+    [
+        # T5's own lengths. Random spans fill them; with iid noise a chunk is as long as the inputs.
+        ("span_2_15_u_u", 512, 126, span_lengths(512, 0.15, 2.0).raw),
+        ("span_3_15_u_u", 512, 114, 568),
+        ("span_5_15_u_u", 512, 105, span_lengths(512, 0.15, 5.0).raw),
+        ("span_10_15_u_u", 512, 99, span_lengths(512, 0.15, 10.0).raw),
+        ("iid_15_u_u", 512, 192, 511),
+        ("iid_15_d_d", 512, 104, 511),
+        ("iid_15_m_f", 512, 512, 511),
+        ("all_permute", 512, 512, 511),
+        ("iid_15_m_f", 512, 100, 99),
+    ],
+)
+def test_chunks_are_as_long_as_t5s(name, inputs, targets, chunk):
+    assert denoising.chunk_length(denoising.parse_recipe(name), inputs, targets, sentinels=100) == chunk
+
+
+def test_sentinels_limit_a_chunk():
+    recipe = denoising.parse_recipe("iid_50_u_u")
+    assert denoising.chunk_length(recipe, 512, 512, sentinels=200) == 511
+    limited = denoising.chunk_length(recipe, 512, 512, sentinels=100)
+    assert recipe.sentinels(limited) <= 100 < recipe.sentinels(limited + 1)
+    with pytest.raises(ValueError, match="sentinels of the vocabulary's 0"):
+        denoising.chunk_length(recipe, 512, 512, sentinels=0)
+    with pytest.raises(ValueError, match="at least inputs=3 and targets=3, not 2 and 9"):
+        denoising.chunk_length(denoising.parse_recipe("iid_15_m_f"), 2, 9, sentinels=1)
+
+
+# ---- the whole preprocessor ------------------------------------------------------------------------------------------
+
+
+def features(extra_ids=100):
+    feature = seqio.Feature(seqio.ByteVocabulary(extra_ids=extra_ids))
+    return {"inputs": feature, "targets": feature}
+
+
+def denoised(name, texts, lengths, extra_ids=100, **kwargs):
+    ds = tf.data.Dataset.from_tensor_slices({"text": texts})
+    ds = preprocessors.tokenize(preprocessors.documents(ds), features(extra_ids))
+    preprocessor = denoising.preprocessor_of(name, **kwargs)
+    with seqio.utils.map_seed_manager(5):
+        return list(preprocessor(ds, lengths, features(extra_ids)).as_numpy_iterator())
+
+
+TEXTS = ["the quick brown fox " * 40, "jumps", "over the lazy dog. " * 40]
+ALL = [
+    *(f"iid_15_{inputs}_{targets}" for inputs in ("m", "r", "g", "p", "d", "s", "u", "r10s90") for targets in "fdsu"),
+    "span_3_15_u_u",
+    "span_8_50_s_d",
+    "reg_1-5_15_u_u",
+    "reg_3_25_d_s",
+    "prefix_25_d_d",
+    "all_permute",
+]
+
+
+@pytest.mark.parametrize("name", ALL[::5] + ALL[-6:])
+def test_every_example_ends_in_eos_and_fits(name):
+    for example in denoised(name, TEXTS, {"inputs": 64, "targets": 64}):
+        for feature in example.values():
+            assert feature.shape == (64,)
+            assert feature[feature != 0][-1] == 1 and (feature == 1).sum() == 1
+
+
+def merged(example, first_sentinel=358):
+    """The text of an example of `u_u`: the runs of its targets put in place of the sentinels of its inputs."""
+    spans, inputs = [[]], []
+    for token in example["targets"][example["targets"] > 1]:
+        if token > 258:
+            assert token == first_sentinel + 1 - len(spans)
+            spans.append([])
+        else:
+            spans[-1].append(token)
+    noise = iter(spans if spans[0] else spans[1:])
+    for token in example["inputs"][example["inputs"] > 1]:
+        inputs += next(noise) if token > 258 else [token]
+    assert not any(noise)  # but a sentinel with nothing after it, where the row ends without noise
+    return bytes(int(token) - 3 for token in inputs).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "roll"),
+    [("iid_15_u_u", False), ("span_3_15_u_u", False), ("span_3_15_u_u", True), ("reg_2_25_u_u", False)],
+)
+def test_inputs_and_targets_together_hold_the_text(name, roll):
+    examples = denoised(name, TEXTS, {"inputs": 64, "targets": 64}, random_roll=roll)
+    assert "".join(map(merged, examples)) == "".join(TEXTS)
+
+
+def test_span_corruption_is_one_of_the_recipes():
+    lengths = {"inputs": 64, "targets": span_lengths(64).targets}
+    whole = denoised("span_3_15_u_u", TEXTS, lengths)
+    assert {len(merged(example)) for example in whole[:-1]} == {span_lengths(64).raw}
+    assert [(int((e["inputs"] > 0).sum()), int((e["targets"] > 0).sum())) for e in whole[:-1]] == [
+        (64, lengths["targets"])
+    ] * (len(whole) - 1)
+
+
+def test_a_rolled_span_may_lie_anywhere():
+    lengths = {"inputs": 18, "targets": 8}
+    plain = denoised("span_3_15_u_u", ["abcdefghijklmnop" * 500], lengths)
+    rolled = denoised("span_3_15_u_u", ["abcdefghijklmnop" * 500], lengths, random_roll=True)
+    assert all(example["inputs"][example["inputs"] > 1][-1] > 258 for example in plain)
+    ends = np.mean([example["inputs"][example["inputs"] > 1][-1] > 258 for example in rolled])
+    assert 0.02 < ends < 0.3
+
+
+def test_few_sentinels_never_run_into_the_text():
+    examples = denoised("iid_50_u_u", ["\xff" * 4000], {"inputs": 64, "targets": 64}, extra_ids=12)
+    for example in examples:
+        merged(example, first_sentinel=270)
+        assert len({token for side in example.values() for token in side if token > 258}) <= 12
+
+
+def test_whole_text_recipes_are_language_models():
+    joined = denoised("lm", ["abc", "de"], {"inputs": 4, "targets": 4})
+    assert [example["targets"].tolist() for example in joined] == [[100, 101, 102, 1], [103, 104, 1, 0]]
+    split = denoised("prefix_lm", ["abc"], {"inputs": 4, "targets": 4})
+    assert [token for side in ("inputs", "targets") for token in split[0][side] if token] == [100, 101, 102, 1]
+
+
+def test_documents_put_in_order_keep_all_their_tokens():
+    for example in denoised("all_permute", TEXTS, {"inputs": 64, "targets": 64}):
+        assert sorted(example["inputs"]) == sorted(example["targets"])
+        real = (example["targets"] > 1).sum()
+        assert real < 10 or example["inputs"].tolist() != example["targets"].tolist()
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="denoising needs TASK_FEATURE_LENGTHS"):
+        denoised("iid_15_u_u", ["a"], {"targets": 9})
+    mixed = features() | {"inputs": seqio.Feature(seqio.ByteVocabulary(extra_ids=7))}
+    with pytest.raises(ValueError, match="one vocabulary"):
+        denoising.denoise(
+            tf.data.Dataset.range(1), {"inputs": 9, "targets": 9}, mixed, recipe=denoising.parse_recipe("iid_15_u_u")
+        )
+
+
+def test_the_shipped_task_has_its_density():
+    lengths = {"inputs": 128, "targets": 64}
+    source = SeqIOSource(
+        mixture_or_task_name="python_docs_iid_denoising", task_feature_lengths=lengths, batch_size=2, split="validation"
+    )
+    examples = list(source.task_dataset().take(300).as_numpy_iterator())
+    first = source.vocabularies()["targets"].vocab_size - 100
+    text = [(side > 2) & (side < first) for side in (np.stack([e[n] for e in examples]) for n in ("inputs", "targets"))]
+    kept, noise = (mask.sum() for mask in text)
+    assert noise / (kept + noise) == pytest.approx(0.15, abs=4 * (0.15 * 0.85 / (kept + noise)) ** 0.5)
+
+
+def test_a_task_of_ones_own():
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"body": TEXTS}), splits=["train"]
+    )
+    with pytest.raises(ValueError, match="no denoising recipe"):
+        denoising.add_denoising_task("wrong", source, seqio.ByteVocabulary(extra_ids=9), "spans")
+    task = denoising.add_denoising_task(
+        "dropped_words", source, seqio.ByteVocabulary(extra_ids=9), "iid_50_d_d", text_feature="body"
+    )
+    try:
+        example = next(iter(task.get_dataset({"inputs": 32, "targets": 32}, shuffle=False).as_numpy_iterator()))
+        assert set(example) == {"inputs", "targets"} and example["inputs"].max() < 259
+    finally:
+        seqio.TaskRegistry.remove("dropped_words")
