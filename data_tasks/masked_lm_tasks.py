@@ -1,0 +1,70 @@
+"""Masked-LM tasks over the shipped corpora."""
+
+import functools
+from collections.abc import Callable
+
+import seqio
+
+from data_tasks import preprocessors, python_docs, text_files, vocabularies
+from data_tasks.documents import DocumentSource
+from data_tasks.masked_lm import BertMasking, Masking, RobertaMasking, mask_inputs
+from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicates, full_sentences, single_documents
+
+# Places are no tokens, so no model needs an embedding for them.
+PLACES = seqio.PassThroughVocabulary(size=0)
+
+
+def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+    """What every masked-LM task gives."""
+    return {
+        "inputs": seqio.Feature(vocabulary, add_eos=False),
+        "targets": seqio.Feature(vocabulary, add_eos=False),
+        "masked_positions": seqio.Feature(PLACES, add_eos=False),
+    }
+
+
+def add_masked_lm_task(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: seqio.Vocabulary,
+    *,
+    examples: Callable = single_documents,
+    masking: Masking = BertMasking(),
+    dupe_factor: int | None = None,
+    text_feature: str = "text",
+) -> seqio.Task:
+    """A task whose `inputs` are corrupted text and whose `targets` are what stood at `masked_positions`.
+
+    Args:
+      name: to register it under.
+      source: of documents.
+      vocabulary: see `masked_lm.special_tokens` for what is needed of it.
+      examples: how documents become examples: `single_documents` (BERT) or `full_sentences` (RoBERTa).
+      masking: which tokens are chosen.
+      dupe_factor: of static masks: how often each document is there, every time with other masks, which are the same
+        in every epoch. By default masks are dynamic: other ones in every epoch.
+      text_feature: the feature of the source that holds the text.
+    """
+    static = dupe_factor is not None
+    return seqio.TaskRegistry.add(
+        name,
+        source=source,
+        preprocessors=[
+            functools.partial(preprocessors.documents, text_feature=text_feature),
+            preprocessors.tokenize,
+            *([functools.partial(duplicates, dupe_factor=dupe_factor)] if static else []),
+            seqio.CacheDatasetPlaceholder(),
+            examples,
+            functools.partial(mask_inputs, masking=masking, static=static),
+        ],
+        output_features=output_features(vocabulary),
+    )
+
+
+_PYTHON_DOCS = (DocumentSource(python_docs.read), vocabularies.python_docs())
+
+add_masked_lm_task("python_docs_masked_lm", *_PYTHON_DOCS)
+add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=BertMasking(whole_words=True))
+add_masked_lm_task("python_docs_masked_lm_static", *_PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
+add_masked_lm_task("python_docs_full_sentences", *_PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
+add_masked_lm_task("text_files_masked_lm", *text_files.declare("text_files_masked_lm"))
