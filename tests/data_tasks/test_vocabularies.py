@@ -1,11 +1,13 @@
 """The vocabularies of the classic models, against Hugging Face's tokenisers and on cases worked by hand."""
 
+import json
 import unicodedata
 
 import pytest
 import tensorflow as tf
 
-from data_tasks.vocabularies import wordpiece
+from data_tasks.vocabularies import byte_bpe, wordpiece
+from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -168,6 +170,133 @@ def test_wordpiece_ids_are_hugging_faces(test_data, case):
     characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
     odd = ["ΟΔΟΣ ΣΑΣ", "İstanbul", "ก" * 60, "x" * 100 + " " + "y" * 101, "a\u2028b\u3000c", "👩‍🚀 can't—won't…"]
     texts = [*real_lines(test_data), *odd, *(f"a{character}b" for character in characters)]
+    found = vocabulary.encode_tf(tf.constant(texts)).to_list()
+    expected = [reference.convert_tokens_to_ids(reference.tokenize(text)) for text in texts]
+    assert [text for text, a, b in zip(texts, found, expected, strict=True) if a != b] == []
+
+
+# ---- byte-level BPE --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """All bytes and the merges "a b", "b c", "ab c", "a a", " ab": pieces 256 … 260, then the end of a text."""
+    letters = byte_bpe._byte_letters()
+    merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "a"), ("Ġ", "ab")]
+    names = [letters[byte] for byte in range(256)] + ["".join(pair) for pair in merges] + ["<|endoftext|>"]
+    (tmp_path / "encoder.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
+    return ByteBPEVocabulary(str(tmp_path / "encoder.json"), str(tmp_path / "vocab.bpe"))
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("abc", ["abc"]),  # "a b" was learnt before "b c"
+        ("bcab", ["bc", "ab"]),
+        ("aaa aaaa", ["aa", "a", " ", "aa", "aa"]),  # from the left
+        ("aab", ["a", "ab"]),
+        ("ab  ab\n", ["ab", " ", " ab", "\n"]),  # the second space is the word's, the merge of which is known
+        ("ab\n\nab", ["ab", "\n", "\n", "ab"]),
+        ("ab'sab", ["ab", "'", "s", "ab"]),  # "'s" is cut off as a word of its own
+        ("", []),
+    ],
+)
+def test_merges(tiny, text, pieces):
+    assert [tiny.pieces[index].decode() for index in tiny.encode(text)] == pieces
+
+
+def test_runs_of_one_letter_are_merged_in_twos():
+    flags = [True, True, True, False, True, True, False, False, True]
+    expected = [True, False, True, False, True, False, False, False, True]
+    assert byte_bpe.every_other(tf.constant(flags)).numpy().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hello world's  end, they'LL", ["Hello", " world", "'s", " ", " end", ",", " they", "'", "LL"]),
+        ("say:\n\n  yes!!! 12a", ["say", ":", "\n\n ", " yes", "!!!", " 12", "a"]),
+        ("   ", ["   "]),
+        ("\u3000\u00a0x", ["\u3000", "\u00a0", "x"]),
+    ],
+)
+def test_text_is_cut_as_gpt2_does(text, words):
+    found = byte_bpe.split_words(tf.constant([text])).to_list()[0]
+    assert [word.decode() for word in found] == words
+
+
+def test_any_text_comes_back_and_bytes_that_are_none_do_not_fail(tiny):
+    text = "zwölf  Boxkämpfer,\t日本語 \x00\x1e 🙂\r\n"
+    assert tiny.decode(tiny.encode(text)) == text
+    assert tiny.decode_tf(tiny.encode_tf(tf.constant([text]))).numpy()[0].decode() == text
+    assert tiny.decode([0xE6, ord("a"), 10_000]) == "\ufffda\ufffd"
+    assert tiny.decode([ord("a"), tiny.eos_id, ord("b")]) == "a<|endoftext|>"
+    assert tiny.encode("<|endoftext|>") != [tiny.eos_id]
+
+
+def test_bpe_of_texts_at_once_and_in_a_pipeline(tiny):
+    texts = ["ab abc", "", "b\nbc"]
+    one_by_one = [tiny.encode(text) for text in texts]
+    assert tiny.encode_tf(tf.constant(texts)).to_list() == one_by_one
+    ds = tf.data.Dataset.from_tensor_slices(texts).map(tiny.encode_tf)
+    assert ds.element_spec == tf.TensorSpec([None], tf.int32)
+    assert [ids.tolist() for ids in ds.as_numpy_iterator()] == one_by_one
+
+
+def test_robertas_order(tiny, tmp_path):
+    old = [*range(97, 262), *range(97)]
+    lines = [f"{number} 5" for number in old] + ["madeupword0000 0", "madeupword0001 0"]
+    (tmp_path / "dict.txt").write_text("\n".join(lines) + "\n")
+    roberta = ByteBPEVocabulary(*tiny.files[:2], str(tmp_path / "dict.txt"))
+    assert roberta.vocab_size == 4 + 262 + 3 + 1
+    assert (roberta.bos_id, roberta.pad_id, roberta.eos_id, roberta.unk_id, roberta.mask_id) == (0, 1, 2, 3, 269)
+    assert roberta.encode("a abc") == [4, 4 + old.index(ord(" ")), 4 + 258 - 97]
+    assert roberta.decode([0, *roberta.encode("a abc"), 269]) == "<s>a abc<mask>"
+    starts = {piece for piece, start in zip(roberta.pieces, roberta.word_starts, strict=True) if start}
+    assert {b" ", b" ab", b"\n", b"<s>", b"<mask>"} <= starts and not starts & {b"a", b"abc"}
+    with pytest.raises(ValueError, match="has no <mask>, only .*endoftext"):
+        _ = tiny.mask_id
+
+
+def test_files_that_do_not_belong_together_are_refused(tiny, tmp_path):
+    encoder, merges, _ = tiny.files
+    (tmp_path / "other.bpe").write_text("a b\nx yz\n")
+    (tmp_path / "short.txt").write_text("3 1\n4 1\n")
+    (tmp_path / "holes.json").write_text('{"a": 0, "b": 2}')
+    for files, message in (
+        ((encoder, str(tmp_path / "other.bpe")), "do not belong together.*'yz'"),
+        ((encoder, merges, str(tmp_path / "short.txt")), "does not list each of the 262 ids"),
+        ((str(tmp_path / "holes.json"), merges), r"are not 0 … 1, each once"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _ = ByteBPEVocabulary(*files).vocab_size
+    with pytest.raises(FileNotFoundError, match="none.json"):
+        _ = ByteBPEVocabulary(str(tmp_path / "none.json"), merges).vocab_size
+
+
+def gpt2_files(test_data):
+    return str(test_data / "vocab/gpt2/encoder.json"), str(test_data / "vocab/gpt2/vocab.bpe")
+
+
+def test_the_published_orders(test_data):
+    gpt2 = ByteBPEVocabulary(*gpt2_files(test_data))
+    roberta = ByteBPEVocabulary(*gpt2_files(test_data), str(test_data / "vocab/roberta_dict/dict.txt"))
+    assert (gpt2.vocab_size, gpt2.eos_id, roberta.vocab_size, roberta.mask_id) == (50257, 50256, 50265, 50264)
+    # Known ids of both: "Hello world" and " the", ".".
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert roberta.encode("Hello world. the") == [31414, 232, 4, 5]
+
+
+@pytest.mark.parity
+def test_byte_bpe_ids_are_hugging_faces(test_data):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = ByteBPEVocabulary(*gpt2_files(test_data))
+    reference = transformers.GPT2Tokenizer(*gpt2_files(test_data))
+    codes = [code for code in range(1, 0x3400) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    odd = ["=" * 300 + "- -" * 40, "\n \t\n  x\u00a0\u3000y  ", "don't they'LL 'sea", "a1b2 3.14", " ", "x" * 200]
+    documents = (test_data / "text/wikitext2/test.txt").read_text(encoding="utf-8").split("\n \n")[:60]
+    texts = [*documents, *odd, *(f"a {chr(code)}b  {chr(code) * 2}" for code in codes)]
     found = vocabulary.encode_tf(tf.constant(texts)).to_list()
     expected = [reference.convert_tokens_to_ids(reference.tokenize(text)) for text in texts]
     assert [text for text, a, b in zip(texts, found, expected, strict=True) if a != b] == []
