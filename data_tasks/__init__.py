@@ -1,5 +1,21 @@
 """SeqIO registries: importing this package registers its tasks and reads nothing."""
 
-from data_tasks import c4, characters, masked_lm_tasks, pretraining_tasks, python_docs_tasks, text_files
+from data_tasks import (
+    c4,
+    characters,
+    masked_lm_tasks,
+    pretraining_tasks,
+    python_docs_tasks,
+    sentence_pairs_tasks,
+    text_files,
+)
 
-__all__ = ["c4", "characters", "masked_lm_tasks", "pretraining_tasks", "python_docs_tasks", "text_files"]
+__all__ = [
+    "c4",
+    "characters",
+    "masked_lm_tasks",
+    "pretraining_tasks",
+    "python_docs_tasks",
+    "sentence_pairs_tasks",
+    "text_files",
+]

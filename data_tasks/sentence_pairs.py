@@ -11,6 +11,8 @@ from typing import NamedTuple
 import seqio
 import tensorflow as tf
 
+from data_tasks.masked_lm import SpecialTokens, special_tokens
+
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
 SHORT_PAIR_PROBABILITY = 0.1
 RANDOM_NEXT_PROBABILITY = 0.5
@@ -77,9 +79,9 @@ class Pairs(NamedTuple):
 def sentence_pairs(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
     *,
-    cls_id: int,
-    sep_id: int,
+    special: SpecialTokens | None = None,
     short_pair_probability: float = SHORT_PAIR_PROBABILITY,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
     passes: int = 1,
@@ -93,8 +95,8 @@ def sentence_pairs(
     Args:
       ds: documents of sentences, see `data_tasks.sentences`.
       sequence_length: tokens of `inputs`, special ones included.
-      cls_id: what stands before the pair.
-      sep_id: what stands after each half.
+      output_features: `inputs`, whose vocabulary has the special tokens.
+      special: the special tokens; the vocabulary's by default.
       short_pair_probability: how likely a document's pairs are to be of a shorter length, drawn uniformly for it.
       documents_per_batch: how many documents a random half is drawn from.
       passes: how often each batch of documents is used, with other draws (BERT's `dupe_factor`).
@@ -104,7 +106,7 @@ def sentence_pairs(
       end of the pair, and `next_sentence_label`, int32 `[1]`, 1 where the second half is a random one.
 
     Raises:
-      ValueError: `inputs` has no length, or too little of it.
+      ValueError: `inputs` has no length, or too little of it; the vocabulary has no special tokens.
     """
     if sequence_length is None or "inputs" not in sequence_length:
         raise ValueError(f"sentence pairs need TASK_FEATURE_LENGTHS of 'inputs', not {sequence_length}")
@@ -117,13 +119,14 @@ def sentence_pairs(
         )
     if documents_per_batch < 2:
         raise ValueError(f"{documents_per_batch=} must be at least 2: a random half comes from another document")
+    special = special or special_tokens(output_features["inputs"].vocabulary)
 
     @seqio.map_over_dataset(num_seeds=3)
     def draw(batch, seeds):
         documents = Documents.of(batch)
         targets = random_targets(tf.shape(documents.hashes)[0], most, short_pair_probability, seeds[0])
         pairs = truncated(all_pairs(documents, targets, seeds[1]), most, seeds[2])
-        return assembled(documents.tokens, pairs, cls_id, sep_id, length)
+        return assembled(documents.tokens, pairs, special, length)
 
     ds = ds.ragged_batch(documents_per_batch)
     if passes > 1:
@@ -253,14 +256,13 @@ def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple
     return drop_a + from_both // 2, drop_b + (from_both + 1) // 2
 
 
-def assembled(tokens: tf.Tensor, pairs: Pairs, cls_id: int, sep_id: int, length: int) -> dict[str, tf.Tensor]:
+def assembled(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
     """[CLS] A [SEP] B [SEP] of every pair.
 
     Args:
       tokens: int32 `[total]`.
       pairs: none longer than `length` with its special tokens.
-      cls_id: the id of [CLS].
-      sep_id: the id of [SEP].
+      special: the ids of [CLS] and [SEP].
       length: columns of a row.
 
     Returns:
@@ -274,8 +276,8 @@ def assembled(tokens: tf.Tensor, pairs: Pairs, cls_id: int, sep_id: int, length:
     in_b = (place > first_sep) & (place <= last_sep)
     source = tf.where(in_b, b_start + place - first_sep - 1, a_start + place - 1)
     inputs = tf.gather(tokens, tf.clip_by_value(source, 0, tf.size(tokens) - 1))
-    inputs = tf.where(place == 0, cls_id, inputs)
-    inputs = tf.where((place == first_sep) | (place == last_sep), sep_id, inputs)
+    inputs = tf.where(place == 0, special.cls, inputs)
+    inputs = tf.where((place == first_sep) | (place == last_sep), special.sep, inputs)
     return {
         "inputs": tf.where(place <= last_sep, inputs, 0),
         "token_types": tf.cast(in_b, tf.int32),

@@ -4,7 +4,6 @@ A document of sentences has the features `tokens`, int32 `[total]`, all of its t
 `[sentences]`, how many of them each sentence has; and `document`, int64, a hash of its text that tells it from others.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 
 import seqio
@@ -78,12 +77,3 @@ def tokenize_sentences(
 
     ds = ds.map(tokenized, num_parallel_calls=tf.data.AUTOTUNE)
     return ds.filter(lambda example: tf.size(example["sentence_lengths"]) > 0)
-
-
-def lines_as_sentences(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Documents of one sentence a line; see `tokenize_sentences`."""
-    return tokenize_sentences(ds, output_features, split=lines)
-
-
-prose_as_sentences = functools.partial(tokenize_sentences, split=prose)
-"""Documents of running text; see `tokenize_sentences`."""

@@ -106,6 +106,16 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return self._id("<unk>") if self.is_roberta else None
 
     @property
+    def cls_id(self) -> int:
+        """What RoBERTa's examples begin with, <s>; see `mask_id`."""
+        return self._id("<s>")
+
+    @property
+    def sep_id(self) -> int:
+        """What RoBERTa's segments end with, </s>; see `mask_id`."""
+        return self._id("</s>")
+
+    @property
     def mask_id(self) -> int:
         """RoBERTa's <mask>.
 

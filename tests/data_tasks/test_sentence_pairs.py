@@ -8,10 +8,15 @@ import pytest
 import seqio
 import tensorflow as tf
 
+import data_tasks  # noqa: F401  registers the tasks
 from data_tasks import sentence_pairs as pairing
-from data_tasks import sentences, vocabularies
+from data_tasks import sentence_pairs_tasks, sentences, vocabularies
+from data_tasks.masked_lm import SpecialTokens
+from t5x_like.data.features import SENTENCE_PAIRS
+from t5x_like.data.seqio_feed import SeqIOSource
 
 CLS, SEP = 1, 2
+SPECIAL = SpecialTokens(cls=CLS, sep=SEP, mask=3)
 # A token says where it stands: document, sentence, place in it.
 DOCUMENT, SENTENCE = 1_000_000, 1_000
 
@@ -145,7 +150,7 @@ def test_tokens_leave_at_either_end_as_likely():
 def test_special_tokens_and_types_of_a_row():
     tokens = tf.constant([11, 12, 13, 14, 15, 16])
     pairs = pairing.Pairs(*(tf.constant(column) for column in ([0, 5], [2, 1], [3, 0], [3, 1], [0, 1])))
-    rows = pairing.assembled(tokens, pairs, CLS, SEP, 8)
+    rows = pairing.assembled(tokens, pairs, SPECIAL, 8)
     assert rows["inputs"].numpy().tolist() == [[1, 11, 12, 2, 14, 15, 16, 2], [1, 16, 2, 11, 2, 0, 0, 0]]
     assert rows["token_types"].numpy().tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
     assert rows["next_sentence_label"].numpy().tolist() == [[0], [1]]
@@ -167,7 +172,7 @@ def dataset(documents):
 
 def examples_of(documents, length, seed=0, **kwargs):
     with seqio.utils.map_seed_manager(seed):
-        ds = pairing.sentence_pairs(dataset(documents), {"inputs": length}, cls_id=CLS, sep_id=SEP, **kwargs)
+        ds = pairing.sentence_pairs(dataset(documents), {"inputs": length}, {}, special=SPECIAL, **kwargs)
     return list(ds.as_numpy_iterator())
 
 
@@ -176,12 +181,12 @@ def many_documents(count=60, seed=5):
     return [document(n, [rng.randint(3, 20) for _ in range(rng.randint(2, 40))]) for n in range(1, count + 1)]
 
 
-def parts(example):
+def parts(example, cls=CLS, sep=SEP):
     """A, B and the label, read back from a row."""
     inputs, types = example["inputs"], example["token_types"]
     inputs = inputs[inputs != 0]
-    (first, last) = np.flatnonzero(inputs == SEP)
-    assert inputs[0] == CLS and last == len(inputs) - 1
+    (first, last) = np.flatnonzero(inputs == sep)
+    assert inputs[0] == cls and last == len(inputs) - 1
     assert types.tolist() == [0] * (first + 1) + [1] * (last - first) + [0] * (len(types) - last - 1)
     return inputs[1:first].tolist(), inputs[first + 1 : last].tolist(), int(example["next_sentence_label"][0])
 
@@ -252,7 +257,7 @@ def test_seeds_passes_and_positions():
 
 def test_lengths_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="need TASK_FEATURE_LENGTHS of 'inputs', not None"):
-        pairing.sentence_pairs(dataset(many_documents(2)), None, cls_id=CLS, sep_id=SEP)
+        pairing.sentence_pairs(dataset(many_documents(2)), None, {}, special=SPECIAL)
     with pytest.raises(ValueError, match="must be at least 5"):
         examples_of(many_documents(2), 4)
     with pytest.raises(ValueError, match="documents_per_batch=1 must be at least 2"):
@@ -296,7 +301,94 @@ def test_documents_become_sentences_of_ids():
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
     texts = ["One line.\nAnother, longer line.", " \n ", "third"]
     ds = tf.data.Dataset.from_tensor_slices({"targets": texts})
-    found = list(sentences.lines_as_sentences(ds, features).as_numpy_iterator())
+    found = list(sentences.tokenize_sentences(ds, features, split=sentences.lines).as_numpy_iterator())
     assert len(found) == 2 and found[0]["document"] != found[1]["document"]
     cut = np.split(found[0]["tokens"], np.cumsum(found[0]["sentence_lengths"])[:-1])
     assert [vocabulary.decode(ids.tolist()) for ids in cut] == ["One line.", "Another, longer line."]
+
+
+# ---- the tasks -------------------------------------------------------------------------------------------------------
+
+
+def source_of(task, length=64, predictions=10, **kwargs):
+    return SeqIOSource(
+        mixture_or_task_name=task,
+        task_feature_lengths={"inputs": length, "targets": predictions},
+        pack=False,
+        **kwargs,
+    )
+
+
+def test_the_task_gives_masked_pairs_and_its_position_can_be_saved():
+    source = source_of("python_docs_sentence_pairs", batch_size=16)
+    iterator = source.host_iterator(SENTENCE_PAIRS)
+    batch = next(iterator)
+    state = iterator.state()
+    assert iterator.can_be_saved
+    expected = next(iterator)
+    iterator.restore(state)
+    for name, array in next(iterator).items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert batch["next_sentence_label"].shape == (16, 1) and set(batch["next_sentence_label"].flat) == {0, 1}
+    for row in range(16):
+        tokens = batch["encoder_input_tokens"][row].copy()
+        weights = batch["masked_weights"][row] > 0
+        places = batch["masked_positions"][row][weights]
+        assert len(places) == min(10, round(0.15 * np.count_nonzero(batch["encoder_segment_ids"][row])))
+        tokens[places] = batch["masked_targets"][row][weights]
+        parts(
+            {"inputs": tokens, "token_types": batch["token_types"][row], "next_sentence_label": [0]}, cls=1022, sep=1021
+        )
+
+
+@pytest.fixture
+def sample(test_data):
+    return {
+        "pattern": str(test_data / "text/bert_sample_text/sample_text.txt"),
+        "vocabulary_path": str(test_data / "vocab/bert/bert_base_uncased_vocab.txt"),
+        "validation_fraction": 0.0,
+    }
+
+
+def test_berts_own_sample_text(sample, test_data):
+    source = source_of(sentence_pairs_tasks.TEXT_FILES_TASK, 128, 20, batch_size=1, task_arguments=sample)
+    vocabulary = source.vocabularies()["inputs"]
+    lines = (test_data / "text/bert_sample_text/sample_text.txt").read_text(encoding="utf-8").split("\n")
+    documents, current = [], []
+    for line in [*lines, ""]:
+        if line.strip():
+            current.append(vocabulary.encode(line))
+        elif current:
+            documents.append(sum(current, []))
+            current = []
+    assert f"documents {len(documents)} train, 0 validation" in source.describe()[1]
+
+    def documents_with(half):
+        return {
+            number
+            for number, tokens in enumerate(documents)
+            if any(tokens[start : start + len(half)] == half for start in range(len(tokens)))
+        }
+
+    labels = collections.Counter()
+    for example in source.task_dataset(num_epochs=10).as_numpy_iterator():
+        count = np.count_nonzero(example["targets"])
+        whole = example["inputs"].copy()
+        whole[example["masked_positions"][:count]] = example["targets"][:count]
+        a, b, label = parts(example | {"inputs": whole}, cls=vocabulary.cls_id, sep=vocabulary.sep_id)
+        of_a, of_b = documents_with(a), documents_with(b)
+        assert of_a and of_b and (len(of_a | of_b) > 1 if label else of_a & of_b)
+        labels[label] += 1
+    assert min(labels.values()) > 20
+
+
+def test_the_vocabulary_and_the_format_are_named_by_arguments(sample, tmp_path):
+    name = sentence_pairs_tasks.TEXT_FILES_TASK
+    without = source_of(name, batch_size=1, task_arguments={"pattern": sample["pattern"]})
+    with pytest.raises(ValueError, match="text_files_sentence_pairs needs task_arguments .'vocabulary_path'"):
+        without.check_vocabulary(30522)
+    (tmp_path / "prose.txt").write_text("The first. And a second.\nNow the third goes\non. The end, four.\n\nTwo. " * 8)
+    prose = sample | {"pattern": str(tmp_path / "prose.txt"), "one_sentence_a_line": False, "lines_per_document": 4}
+    source = source_of(name, 24, 4, batch_size=1, task_arguments=prose)
+    assert next(source.task_dataset().as_numpy_iterator())["inputs"][0] == 101
+    assert "documents 9 train" in source.describe()[1]
