@@ -13,8 +13,8 @@ from t5x_like.layers.captures import Captures
 from t5x_like.layers.projections import shard_activation
 
 Hidden = Float[Array, "batch length embed"]
-# What the blocks of a layer read beside their input, by the block's name.
-Inputs = Mapping[str, Mapping[str, Any]]
+# What the blocks of a layer read beside their input, by the block's name; a block with None there is left out.
+Inputs = Mapping[str, Mapping[str, Any] | None]
 
 
 class Block(Protocol):
@@ -75,6 +75,8 @@ class TransformerLayer(nnx.Module):
         keys = split_key(dropout_key, 2 * len(self.names))
         parts = {}
         for name, block_key, key in zip(self.names, keys[::2], keys[1::2], strict=True):
+            if inputs.get(name, {}) is None:
+                continue
 
             def block(x, name=name, block_key=block_key):
                 options = {"dropout_key": block_key, "capture": captures.within(name)}

@@ -53,20 +53,22 @@ class RelativePositionBias(nnx.Module):
         self.table = nnx.Param(initialise(key, (heads, buckets), jnp.float32), axes=("heads", "relpos_buckets"))
         self.bidirectional, self.buckets, self.max_distance = bidirectional, buckets, max_distance
 
-    def __call__(self, q_len: int, kv_len: int) -> Float[Array, "1 heads q_len kv_len"]:
-        """The bias of every query and key of a row."""
-        return toeplitz(self._values(1 - q_len, kv_len - 1), q_len, kv_len)[None]
+    def __call__(
+        self, q_len: int, kv_len: int, *, bidirectional: bool | None = None
+    ) -> Float[Array, "1 heads q_len kv_len"]:
+        """The bias of every query and key of a row; `bidirectional` where it is not the constructor's."""
+        return toeplitz(self._values(1 - q_len, kv_len - 1, bidirectional), q_len, kv_len)[None]
 
     def at(self, position: Int[Array, ""], kv_len: int) -> Float[Array, "1 heads 1 kv_len"]:
         """The bias of the query at `position`, which may be traced, and every key."""
         values = self._values(1 - kv_len, kv_len - 1)
         return jax.lax.dynamic_slice_in_dim(values, kv_len - 1 - position, kv_len, axis=1)[None, :, None, :]
 
-    def _values(self, first: int, last: int) -> Float[Array, "heads relative"]:
+    def _values(self, first: int, last: int, bidirectional: bool | None = None) -> Float[Array, "heads relative"]:
         """The biases of the relative positions from `first` to `last`."""
         bucket = relative_position_bucket(
             np.arange(first, last + 1),
-            bidirectional=self.bidirectional,
+            bidirectional=self.bidirectional if bidirectional is None else bidirectional,
             buckets=self.buckets,
             max_distance=self.max_distance,
         )

@@ -159,7 +159,7 @@ class Stack(nnx.Module):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """Runs all layers.
+        """Runs all layers, and the norm after them.
 
         Args:
           x: what goes into the first layer.
@@ -170,12 +170,23 @@ class Stack(nnx.Module):
         Returns:
           The result, and what was captured by the names it was asked for.
         """
+        x, captured = self.run(x, *inputs, dropout_key=dropout_key, captures=captures)
+        return self.finish(x), captured
+
+    def run(
+        self,
+        x: Hidden,
+        *inputs: Inputs,
+        dropout_key: jax.Array | None = None,
+        captures: Captures = NO_CAPTURES,
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """The same without the norm after the last layer."""
         functions = [
             lambda layer, x, index, key, inputs=each: layer(x, inputs, dropout_key=key, captures=captures)
             for each in inputs
         ]
         x, outs = run(self.layers, functions, x, number=self.number, dropout_key=dropout_key, remat=self.remat)
-        return self.finish(x), captures.named(stacked(self.layers, outs))
+        return x, captures.named(stacked(self.layers, outs))
 
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs

@@ -8,18 +8,16 @@ What makes it T5: RMSNorm before each block and no bias anywhere; scores that ar
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
-from flax import nnx, struct
-from jaxtyping import Array, Bool, Float, Int
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.dropout import Dropout, dropout, split_key
 from t5x_like.kernels.masks import Mask
-from t5x_like.layers import captures as capturing
 from t5x_like.layers import embeddings, initializers, stacks
-from t5x_like.layers.attention import KeyValueCache, MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.captures import Captures
 from t5x_like.layers.mlp import MLP
@@ -28,12 +26,7 @@ from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
-from t5x_like.models.outputs import Outputs
-
-Batch = Mapping[str, Int[Array, "batch length"]]
-
-PADDING_ID = 0
-FIRST_SEGMENT = 1
+from t5x_like.models.encoder_decoder import Batch, EncoderDecoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,41 +120,12 @@ def forward_flops(config: T5Config, batch: int, encoder_length: int, decoder_len
     return 2.0 * batch * (encoder + decoder + decoder_length * d * config.vocab_size)
 
 
-@struct.dataclass
-class Encoded:
-    """An encoder's result.
-
-    Attributes:
-      hidden: what the decoder attends to.
-      valid: False where it may not look.
-    """
-
-    hidden: Float[Array, "batch length embed"]
-    valid: Bool[Array, "batch length"]
-
-
-@struct.dataclass
-class Cache:
-    """What decoding carries from step to step.
-
-    Attributes:
-      self_attention: keys and values of the positions decoded so far.
-      cross_attention: keys and values of the encoder's positions, computed once.
-      encoder_valid: see `Encoded.valid`.
-    """
-
-    self_attention: KeyValueCache
-    cross_attention: KeyValueCache
-    encoder_valid: Bool[Array, "batch length"]
-
-
-def make_layer(config: T5Config, is_decoder: bool, key: jax.Array) -> TransformerLayer:
-    """A layer of the encoder, or of the decoder, which attends to the encoder too."""
-    names = ("self_attention", "cross_attention") if is_decoder else ("attention",)
-    *attention_keys, mlp_key = jax.random.split(key, len(names) + 1)
+def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:
+    """A layer with the named attention blocks and a feed-forward block."""
+    *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
     # T5 drops the same entries at every position of a row, in attention the same keys for every query.
     alike = Dropout(config.dropout_rate, broadcast_dims=(-2,))
-    attentions = {
+    blocks = {
         name: MultiHeadAttention(
             config.embed_dim,
             heads=config.num_heads,
@@ -173,9 +137,9 @@ def make_layer(config: T5Config, is_decoder: bool, key: jax.Array) -> Transforme
             dtype=config.compute_dtype,
             key=attention_key,
         )
-        for name, attention_key in zip(names, attention_keys, strict=True)
+        for name, attention_key in zip(attentions, attention_keys, strict=True)
     }
-    mlp = MLP(
+    blocks["mlp"] = MLP(
         config.embed_dim,
         config.mlp_dim,
         activations=config.activations,
@@ -184,37 +148,44 @@ def make_layer(config: T5Config, is_decoder: bool, key: jax.Array) -> Transforme
         dtype=config.compute_dtype,
         key=mlp_key,
     )
-    return TransformerLayer(
-        attentions | {"mlp": mlp}, functools.partial(_make_norm, config), norm_position="pre", dropout=alike
-    )
+    return TransformerLayer(blocks, functools.partial(make_norm, config), norm_position="pre", dropout=alike)
 
 
-def _make_norm(config: T5Config) -> RMSNorm:
+def make_norm(config: T5Config) -> RMSNorm:
     return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class Stack(stacks.Stack):
     """The layers of the encoder or of the decoder, their common position biases and a final norm."""
 
-    def __init__(self, config: T5Config, *, is_decoder: bool, key: jax.Array):
+    def __init__(
+        self, config: T5Config, number: int, *, attentions: tuple[str, ...], bidirectional: bool, key: jax.Array
+    ):
+        """Args:
+        config: the network's.
+        number: of layers.
+        attentions: names of a layer's attention blocks: self-attention, and where there is one, `cross_attention`.
+        bidirectional: whether queries look ahead: whether half of the position buckets are for keys after them.
+        key: for the initial values.
+        """
         layers_key, bias_key = jax.random.split(key)
         super().__init__(
-            functools.partial(make_layer, config, is_decoder),
-            config.decoder_layers if is_decoder else config.encoder_layers,
+            functools.partial(make_layer, config, attentions),
+            number,
             key=layers_key,
-            norm=_make_norm(config),
+            norm=make_norm(config),
             scan=bool(config.scan_layers),
             remat=config.remat,
         )
         self.relative_bias = RelativePositionBias(
             config.num_heads,
-            bidirectional=not is_decoder,
+            bidirectional=bidirectional,
             buckets=config.relpos_buckets,
             max_distance=config.relpos_max_distance,
             key=bias_key,
         )
         self.dropout_rate = config.dropout_rate
-        self.self_attention = "self_attention" if is_decoder else "attention"
+        self.attentions, self.bidirectional = attentions, bidirectional
 
     def __call__(
         self,
@@ -223,6 +194,7 @@ class Stack(stacks.Stack):
         mask: Mask,
         encoded: Hidden | None = None,
         cross_mask: Mask | None = None,
+        encoder_norm: RMSNorm | None = None,
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
@@ -231,22 +203,26 @@ class Stack(stacks.Stack):
         Args:
           x: embedded tokens.
           mask: of the self-attention.
-          encoded, cross_mask: what a decoder attends to beside itself, and how.
+          encoded, cross_mask: what a decoder attends to beside itself, and how; without it, it attends to itself alone.
+          encoder_norm: given, a decoder's stack runs as an encoder that looks both ways, with this norm after it.
           dropout_key: None for no dropout.
           captures: what to hand back of each layer.
         """
+        bidirectional = self.bidirectional or encoder_norm is not None
         first_key, layers_key, last_key = split_key(dropout_key, 3)
         x = dropout(x, self.dropout_rate, first_key, broadcast_dims=(-2,))
-        inputs = {self.self_attention: {"mask": mask, "bias": self.relative_bias(x.shape[1], x.shape[1])}}
-        if encoded is not None:
-            inputs["cross_attention"] = {"mask": cross_mask, "source": encoded}
-        x, captured = super().__call__(x, inputs, dropout_key=layers_key, captures=captures)
+        bias = self.relative_bias(x.shape[1], x.shape[1], bidirectional=bidirectional)
+        inputs = {
+            self.attentions[0]: {"mask": mask, "bias": bias},
+            "cross_attention": None if encoded is None else {"mask": cross_mask, "source": encoded},
+        }
+        x, captured = self.run(x, inputs, dropout_key=layers_key, captures=captures)
+        x = self.finish(x) if encoder_norm is None else encoder_norm(x)
         # T5X drops entries of the encoder's result one by one, all others alike along a row.
-        last = (-2,) if encoded is not None else ()
-        return dropout(x, self.dropout_rate, last_key, broadcast_dims=last), captured
+        return dropout(x, self.dropout_rate, last_key, broadcast_dims=() if bidirectional else (-2,)), captured
 
 
-class T5(nnx.Module):
+class T5(EncoderDecoder):
     """The network; its interface is "The model seam" in docs/architecture.md."""
 
     def __init__(self, config: T5Config, *, key: jax.Array):
@@ -255,148 +231,43 @@ class T5(nnx.Module):
         self.token_embedder = embeddings.Embedder(
             config.vocab_size, config.embed_dim, key=embedder_key, dtype=config.compute_dtype
         )
-        self.encoder = Stack(config, is_decoder=False, key=encoder_key)
-        self.decoder = Stack(config, is_decoder=True, key=decoder_key)
+        self.encoder = self._make_encoder(config, encoder_key)
+        self.decoder = Stack(
+            config,
+            config.decoder_layers,
+            attentions=("self_attention", "cross_attention"),
+            bidirectional=False,
+            key=decoder_key,
+        )
+        self._make_logits(config, logits_key)
+
+    def _make_logits(self, config: T5Config, key: jax.Array) -> None:
         if not config.tied_embeddings:
             self.logits = Projection(
                 (config.embed_dim,),
                 (config.vocab_size,),
                 axes=("embed", "vocab"),
-                key=logits_key,
+                key=key,
                 init=initializers.by_inputs(truncated=True),
             )
 
-    def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """The vectors of `encoder_input_tokens` and `decoder_input_tokens`, as `encoder` and `decoder`."""
-        return {stack: self.token_embedder(batch[f"{stack}_input_tokens"]) for stack in ("encoder", "decoder")}
+    def _make_encoder(self, config: T5Config, key: jax.Array) -> nnx.Module:
+        return Stack(config, config.encoder_layers, attentions=("attention",), bidirectional=True, key=key)
 
-    def trunk(
-        self,
-        embedded: Mapping[str, Hidden],
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-    ) -> Outputs:
-        """Everything between embeddings and logits.
+    def embed_encoder(self, batch: Batch) -> Hidden:
+        return self.token_embedder(batch["encoder_input_tokens"])
 
-        Args:
-          embedded: as `embed` returns.
-          batch: `encoder_input_tokens`; where rows are packed, `encoder_segment_ids` and `decoder_segment_ids`.
-          dropout_key: None for no dropout.
-          capture: names of what to hand back beside the result: `encoder/output`, or `STACK/layers/WHAT` with a leading
-            dimension `layers`, or `STACK/layers/INDEX/WHAT`. STACK is `encoder` or `decoder`. WHAT is `hidden` (a
-            layer's output) or `ATTENTION/query`, `/key`, `/value`, `/scores` (before the softmax, with bias and mask)
-            or `/probabilities`, where ATTENTION is `attention` in the encoder, `self_attention` or `cross_attention`
-            in the decoder. Layers of which scores or probabilities are captured use the reference attention.
-        """
-        config = self.config
-        captures = capturing.parse(
-            capture,
-            {
-                "encoder": (config.encoder_layers, self.encoder.captured),
-                "decoder": (config.decoder_layers, self.decoder.captured),
-            },
-            others=("encoder/output",),
-        )
-        encoder_key, decoder_key = split_key(dropout_key, 2)
-        encoded, of_encoder = self.encoder(
-            embedded["encoder"],
-            mask=_encoder_mask(batch),
-            dropout_key=encoder_key,
-            captures=captures["encoder"],
-        )
-        decoder_mask, cross_mask = _decoder_masks(batch)
-        hidden, of_decoder = self.decoder(
-            embedded["decoder"],
-            encoded=encoded,
-            mask=decoder_mask,
-            cross_mask=cross_mask,
-            dropout_key=decoder_key,
-            captures=captures["decoder"],
-        )
-        whole = {"encoder/output": encoded} if "encoder/output" in capture else {}
-        return Outputs(hidden=hidden, captured=whole | of_encoder | of_decoder)
+    def embed_decoder(self, batch: Batch) -> Hidden:
+        return self.token_embedder(batch["decoder_input_tokens"])
+
+    def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
+        return self.token_embedder(tokens)
+
+    def step_inputs(self, index: Int[Array, ""], room: int) -> dict[str, Array]:
+        return {"bias": self.decoder.relative_bias.at(index, room)}
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Logits in float32."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden) * self.config.embed_dim**-0.5
         return embeddings.logits(hidden, self.logits.kernel[...])
-
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
-        """`trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
-
-    def encode(self, batch: Batch) -> Encoded:
-        """Runs the encoder for decoding, which continues the first segment of a packed row."""
-        tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
-        hidden, _ = self.encoder(self.token_embedder(tokens), mask=_encoder_mask(batch))
-        return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)
-
-    def init_cache(self, batch_size: int, max_length: int, encoded: Encoded) -> Cache:
-        """A cache with room for `max_length` positions, and the keys and values of the cross-attention in it."""
-        config, layers = self.config, self.decoder.layers
-        _, cross = stacks.run(
-            layers,
-            lambda layer, _, index, key: (None, layer.cross_attention.cached(encoded.hidden)),
-            None,
-            number=config.decoder_layers,
-        )
-        shape = (batch_size, config.num_heads, max_length, config.head_dim)
-        return Cache(
-            self_attention=KeyValueCache.empty(
-                shape, layers=config.decoder_layers, stacked=stacks.is_scanned(layers), dtype=config.compute_dtype
-            ),
-            cross_attention=KeyValueCache.of_layers(cross) if not stacks.is_scanned(layers) else cross,
-            encoder_valid=encoded.valid,
-        )
-
-    def decode_step(
-        self, tokens: Int[Array, "batch 1"], cache: Cache, index: Int[Array, ""]
-    ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
-        """One position of the decoder.
-
-        Args:
-          tokens: the decoder's input at `index`.
-          cache: holds the positions before.
-          index: from 0 on; the same for all rows.
-
-        Returns:
-          What `unembed` reads to predict the next token, and the cache with this position in it.
-        """
-        room = cache.self_attention.length
-        bias = self.decoder.relative_bias.at(index, room)
-        mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(room) <= index, (tokens.shape[0], room)))
-
-        def inputs(layer):
-            return {
-                "self_attention": {"mask": mask, "bias": bias},
-                "cross_attention": {
-                    "mask": Mask(key_valid=cache.encoder_valid),
-                    "keys_values": cache.cross_attention.at(layer),
-                },
-            }
-
-        x, self_cache = self.decoder.step(self.token_embedder(tokens), cache.self_attention, index, inputs)
-        return x, cache.replace(self_attention=self_cache)
-
-
-def _encoder_mask(batch: Batch) -> Mask:
-    segments = batch.get("encoder_segment_ids")
-    if segments is None:
-        return Mask(key_valid=batch["encoder_input_tokens"] != PADDING_ID)
-    return Mask(query_segments=segments, key_segments=segments)
-
-
-def _decoder_masks(batch: Batch) -> tuple[Mask, Mask]:
-    """Of the decoder's self-attention and of its attention to the encoder."""
-    encoder, decoder = batch.get("encoder_segment_ids"), batch.get("decoder_segment_ids")
-    if (encoder is None) != (decoder is None):
-        raise ValueError("a batch has encoder_segment_ids and decoder_segment_ids together or neither of them")
-    if encoder is None:
-        return Mask(causal=True), _encoder_mask(batch)
-    return (
-        Mask(causal=True, query_segments=decoder, key_segments=decoder),
-        Mask(query_segments=decoder, key_segments=encoder),
-    )

@@ -142,7 +142,7 @@ def test_segment_ids_of_one_stack_alone_are_refused():
 
 def test_queries_are_initialised_with_the_scale_that_scores_lack():
     wide = dataclasses.replace(CONFIG, embed_dim=64, num_heads=16, head_dim=16)
-    attention = make_layer(wide, False, jax.random.key(0)).attention
+    attention = make_layer(wide, ("attention",), jax.random.key(0)).attention
     ratio = np.std(attention.query.kernel[...]) / np.std(attention.key.kernel[...])
     assert abs(ratio / 16**-0.5 - 1) < 0.03
 
