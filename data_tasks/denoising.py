@@ -292,16 +292,11 @@ def denoise(
         inputs = recipe.encode_inputs()(rows, ids, seeds[1])
         inputs = tf.concat([tf.tile([front], [inputs.nrows(), 1]), inputs], axis=1) if front else inputs
         return {
-            "inputs": ended(inputs, inputs_length, eos_id),
-            "targets": ended(recipe.encode_targets()(rows, ids, seeds[2]), targets_length, eos_id),
+            "inputs": preprocessors.ended(inputs, inputs_length, eos_id),
+            "targets": preprocessors.ended(recipe.encode_targets()(rows, ids, seeds[2]), targets_length, eos_id),
         }
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
-
-
-def ended(sequences: tf.RaggedTensor, length: int, eos_id: int) -> tf.Tensor:
-    """Rows cut so that EOS fits, with EOS, padded: `[rows, (any)]` -> `[rows, length]`."""
-    return preprocessors.append_eos(sequences[:, : length - 1], eos_id).to_tensor(shape=[None, length])
 
 
 def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentinels: int) -> int:

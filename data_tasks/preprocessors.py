@@ -169,3 +169,8 @@ def _sentinels(noise: tf.Tensor, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]
 def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
     """`[rows, (length)]` with EOS at the end of every row."""
     return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)
+
+
+def ended(sequences: tf.RaggedTensor, length: int, eos_id: int) -> tf.Tensor:
+    """Rows with EOS at their end, cut so that it fits and padded with 0: `[rows, (any)]` -> `[rows, length]`."""
+    return append_eos(sequences[:, : length - 1], eos_id).to_tensor(shape=[None, length])
