@@ -33,3 +33,7 @@ def by_inputs(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
         )(key, shape, jnp.float32)
 
     return initializer
+
+
+# Of every kernel and table of BERT, and of the heads over it: `initializer_range` of the released configurations.
+BERT = truncated_normal(0.02)

@@ -31,9 +31,6 @@ from t5x_like.models.outputs import Outputs
 Batch = Mapping[str, Int[Array, "batch length"]]
 
 EMBEDDED = "encoder/embedded"
-# Standard deviation of every initial kernel and table before it is cut at two of them: `initializer_range` of the
-# released BERT configurations.
-INITIAL_DEVIATION = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +128,11 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
 def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
     """A layer: self-attention and a feed-forward block, the norm after each sum."""
     attention_key, mlp_key = jax.random.split(key)
-    init = initializers.truncated_normal(INITIAL_DEVIATION)
     attention = MultiHeadAttention(
         config.embed_dim,
         heads=config.num_heads,
         head_dim=config.head_dim,
-        init=init,
+        init=initializers.BERT,
         bias=True,
         scale=config.head_dim**-0.5,
         dropout=Dropout(config.attention_dropout_rate),
@@ -147,7 +143,7 @@ def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
         config.embed_dim,
         config.mlp_dim,
         activations=config.activations,
-        init=init,
+        init=initializers.BERT,
         bias=True,
         dtype=config.compute_dtype,
         key=mlp_key,
@@ -180,8 +176,8 @@ class Bert(nnx.Module):
         self.config = config
 
         def embedder(number, axis, key):
-            init = initializers.truncated_normal(INITIAL_DEVIATION)
-            return Embedder(number, config.embed_dim, key=key, axis=axis, init=init, dtype=config.compute_dtype)
+            size, dtype = config.embed_dim, config.compute_dtype
+            return Embedder(number, size, key=key, axis=axis, init=initializers.BERT, dtype=dtype)
 
         self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
         self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
@@ -209,9 +205,7 @@ class Bert(nnx.Module):
         checks.row_length(self.config, tokens.shape[1])
         positions = row_positions(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
         types = self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
-        return {
-            "encoder": self.embedding_norm(self.token_embedder(tokens) + self.position_embedder(positions) + types)
-        }
+        return {"encoder": self.embedding_norm(self.token_embedder(tokens) + self.position_embedder(positions) + types)}
 
     def trunk(
         self,
