@@ -20,7 +20,7 @@ from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 
 TEXT_FILES_TASK = "text_files_sentence_pairs"
 BERT_MASKING = BertMasking()
-_BLANK_LINES = re.compile(rb"\n[^\S\n]*\n\s*")
+_BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
 _WHOLE_FILE = 1 << 62  # lines
 
 _ARGUMENTS = arguments.declare(

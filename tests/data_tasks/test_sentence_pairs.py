@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import data_tasks  # noqa: F401  registers the tasks
 from data_tasks import sentence_pairs as pairing
-from data_tasks import sentence_pairs_tasks, sentences, vocabularies
+from data_tasks import sentence_pairs_tasks
 from data_tasks.masked_lm import SpecialTokens
 from t5x_like.data.features import SENTENCE_PAIRS
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -263,48 +263,6 @@ def test_lengths_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="documents_per_batch=1 must be at least 2"):
         examples_of(many_documents(2), 16, documents_per_batch=1)
     assert all(parts(example) for example in examples_of(many_documents(2), 5))
-
-
-# ---- sentences -------------------------------------------------------------------------------------------------------
-
-
-def split(function, text):
-    return [sentence.decode() for sentence in function(tf.constant(text)).numpy()]
-
-
-def test_lines_are_sentences():
-    assert split(sentences.lines, "One. Two.\n\n  three \r\n\t\nfour") == ["One. Two.", "three", "four"]
-    assert split(sentences.lines, " \n ") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "The cat sat. It\nslept!  Did it? Yes (it did.) So there.",
-            ["The cat sat.", "It\nslept!", "Did it?", "Yes (it did.)", "So there."],
-        ),
-        ("A heading\n\nsome text\nof two lines. More", ["A heading", "some text\nof two lines.", "More"]),
-        ("Mr. Smith met J. S. Bach, e.g. in 1.5 h. at home.", ["Mr. Smith met J. S. Bach, e.g. in 1.5 h. at home."]),
-        ('He said "go." "Why?" she asked. 3 of them', ['He said "go."', '"Why?" she asked.', "3 of them"]),
-        ("我来了。你呢？好！", ["我来了。", "你呢？", "好！"]),
-        ("Der Bär brummt. Über uns", ["Der Bär brummt.", "Über uns"]),
-        ("", []),
-    ],
-)
-def test_prose_is_cut_at_punctuation_and_paragraphs(text, expected):
-    assert split(sentences.prose, text) == expected
-
-
-def test_documents_become_sentences_of_ids():
-    vocabulary = vocabularies.python_docs()
-    features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
-    texts = ["One line.\nAnother, longer line.", " \n ", "third"]
-    ds = tf.data.Dataset.from_tensor_slices({"targets": texts})
-    found = list(sentences.tokenize_sentences(ds, features, split=sentences.lines).as_numpy_iterator())
-    assert len(found) == 2 and found[0]["document"] != found[1]["document"]
-    cut = np.split(found[0]["tokens"], np.cumsum(found[0]["sentence_lengths"])[:-1])
-    assert [vocabulary.decode(ids.tolist()) for ids in cut] == ["One line.", "Another, longer line."]
 
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------
