@@ -165,6 +165,9 @@ class BertMasking:
         return np.arange(vocabulary.vocab_size)
 
 
+BERT_MASKING = BertMasking()
+
+
 @dataclasses.dataclass(frozen=True)
 class RobertaMasking:
     """RoBERTa's (fairseq's `MaskTokens`): 15 % of all tokens, special ones included, rounded up or down at random so
@@ -281,7 +284,7 @@ def mask_inputs(
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, seqio.Feature],
     *,
-    masking: Masking = BertMasking(),
+    masking: Masking = BERT_MASKING,
     static: bool = False,
     special: SpecialTokens | None = None,
     examples_per_batch: int = EXAMPLES_PER_BATCH,

@@ -7,7 +7,7 @@ import seqio
 
 from data_tasks import preprocessors, python_docs, text_files, vocabularies
 from data_tasks.documents import DocumentSource
-from data_tasks.masked_lm import BertMasking, Masking, RobertaMasking, mask_inputs
+from data_tasks.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
 from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicates, full_sentences, single_documents
 
 # Places are no tokens, so no model needs an embedding for them.
@@ -29,7 +29,7 @@ def add_masked_lm_task(
     vocabulary: seqio.Vocabulary,
     *,
     examples: Callable = single_documents,
-    masking: Masking = BertMasking(),
+    masking: Masking = BERT_MASKING,
     dupe_factor: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:

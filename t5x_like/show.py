@@ -13,14 +13,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from t5x_like.data.features import ENCODER_DECODER, FeatureSpec
+from t5x_like.data import features
+from t5x_like.data.features import FeatureSpec
+from t5x_like.data.span_lengths import span_lengths
+from t5x_like.data.token_text import joined_name, piece, rows_as_text
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
-DEFAULT_LENGTHS = {"inputs": 128, "targets": 32}
+# Lengths where none are given: small rows, and what their kind then needs. BERT masks 20 of 128 tokens at most.
+DEFAULT_LENGTH = 128
+DEFAULT_PREDICTIONS = 20
 # What is worth a warning. Unknown tokens are nothing to a model but noise; half a row of padding is half the compute.
 UNKNOWN_FRACTION = 0.001
 PADDING_FRACTION = 0.5
-_SPECIAL, _PADDING, _BOUNDARY = "bold magenta", "dim", "bold cyan"
 
 
 @dataclasses.dataclass
@@ -56,27 +60,27 @@ def inspect(
     num_examples: int = 2,
     sample: int = 1000,
     seed: int = 0,
-    pack: bool = True,
+    pack: bool | None = None,
     use_cached: bool = False,
     module: str | Sequence[str] | None = None,
     task_arguments: Mapping[str, Any] | None = None,
-    spec: FeatureSpec = ENCODER_DECODER,
+    spec: FeatureSpec | None = None,
     console: Console | None = None,
 ) -> Inspection:
     """Prints what the model will see of a task or mixture.
 
     Args:
       mixture_or_task_name: its registered name.
-      task_feature_lengths: tokens of each task feature; inputs 128 and targets 32 by default.
+      task_feature_lengths: tokens of each task feature; by default short ones that suit the kind of task.
       split: of the data.
       num_examples: rows to print.
       sample: documents and examples to look at for counts and percentiles, from the start of the split.
       seed: of the corruption.
-      pack: whether examples share rows.
+      pack: whether examples share rows; by default wherever they may.
       use_cached: read SeqIO's offline cache of the task.
       module: the user's module that registers the task; found in the working directory too.
       task_arguments: what the task lets its user set, such as a pattern of files.
-      spec: what the objective reads.
+      spec: what the objective reads; by default told by the task's features, see `features.for_task`.
       console: where to print; the terminal by default.
 
     Returns:
@@ -90,16 +94,22 @@ def inspect(
     console = console or Console()
     source = source_class(
         mixture_or_task_name=mixture_or_task_name,
-        task_feature_lengths=dict(task_feature_lengths or DEFAULT_LENGTHS),
+        task_feature_lengths=dict(task_feature_lengths or {}),
         batch_size=1,
         split=split,
         shuffle=False,
-        pack=pack,
+        pack=bool(pack),
         seed=seed,
         use_cached=use_cached,
         module=module,
         num_epochs=1,
         task_arguments=task_arguments,
+    )
+    spec = spec or features.for_task(source.vocabularies())
+    source = dataclasses.replace(
+        source,
+        task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
+        pack=spec.packable if pack is None else pack,
     )
     found = Inspection()
     _print_task(source, console)
@@ -123,6 +133,29 @@ def _seqio_source():
     return SeqIOSource
 
 
+def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
+    """Lengths to look at tasks with, where nobody has said which.
+
+    Args:
+      spec: what is read of them.
+      tasks: SeqIO's; span corruption says itself how many tokens of targets there are.
+    """
+    from data_tasks import preprocessors
+
+    needed = [name for name in spec.task_features if spec.lead(name) == name and name not in spec.fixed_lengths]
+    lengths = dict.fromkeys(needed, DEFAULT_LENGTH)
+    if any(feature.role == "row_positions" for feature in spec.features):
+        return lengths | {"targets": DEFAULT_PREDICTIONS}
+    corrupted = [_options_of(task, preprocessors.span_corruption) for task in tasks]
+    if "inputs" in lengths and None not in corrupted:
+        rates = [
+            {name: value for name, value in options.items() if name in ("noise_density", "mean_noise_span_length")}
+            for options in corrupted
+        ]
+        return lengths | {"targets": max(span_lengths(DEFAULT_LENGTH, **rate).targets for rate in rates)}
+    return lengths
+
+
 # ---- stations, in the order of the data ------------------------------------------------------------------------------
 
 
@@ -139,7 +172,7 @@ def _print_task(source, console: Console) -> None:
 
 def _print_vocabularies(source, console: Console) -> None:
     named: list[tuple[list[str], Any]] = []
-    for name, vocabulary in source.vocabularies().items():
+    for name, vocabulary in _text_vocabularies(source).items():
         same = next((names for names, other in named if other == vocabulary), None)
         if same is None:
             named.append(([name], vocabulary))
@@ -156,7 +189,9 @@ def _print_vocabularies(source, console: Console) -> None:
             )
         )
         places = np.linspace(3, max(size - sentinels - 1, 3), 24).astype(int)
-        console.print(Text("  pieces: ") + Text(" ").join(_piece(vocabulary, int(place)) for place in places))
+        console.print(
+            Text("  pieces: ") + Text(" ").join(Text(piece(int(place), vocabulary), style="cyan") for place in places)
+        )
 
 
 def _print_documents(source, sample: int, found: Inspection, console: Console) -> None:
@@ -189,7 +224,7 @@ def _print_documents(source, sample: int, found: Inspection, console: Console) -
 
 
 def _print_lengths(source, sample: int, found: Inspection, console: Console) -> None:
-    vocabularies = source.vocabularies()
+    vocabularies = _text_vocabularies(source)
     lengths: dict[str, list[int]] = {name: [] for name in source.task_feature_lengths}
     tokens, unknown = Counter(), Counter()
     with _problem(found, "the task cannot be read"):
@@ -244,24 +279,24 @@ def _print_rows(source, spec, sample: int, num_examples: int, found: Inspection,
             )
     if not batches:
         return
-    tokens = {f.source: f.name for f in spec.features if f.role == "tokens"}
-    segments = {f.source: f.name for f in spec.features if f.role == "segment_ids"}
-    for name, feature in segments.items():
+    real = {joined_name(f): f.name for f in spec.features if f.role in ("weights", "segment_ids")}
+    for name, feature in real.items():
         ids = np.concatenate([batch[feature] for batch in batches])
         found.efficiency[name] = float(np.mean(ids > 0))
-        found.examples_a_row = max(found.examples_a_row, float(np.mean(ids.max(axis=1))))
         if found.efficiency[name] < 1 - PADDING_FRACTION:
-            advice = "shorten it in TASK_FEATURE_LENGTHS" if source.pack else "set pack=True, or shorten it"
-            found.problems.append(f"{1 - found.efficiency[name]:.0%} of {name!r} is padding: {advice}")
+            pack = "set pack=True, or " if spec.packable and not source.pack else ""
+            found.problems.append(
+                f"{1 - found.efficiency[name]:.0%} of {name!r} is padding: {pack}shorten it in TASK_FEATURE_LENGTHS"
+            )
+        found.examples_a_row = max(found.examples_a_row, float(np.mean(ids.max(axis=1))))
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
     console.print(
         Text(f"\n{len(batches):,} rows, {found.examples_a_row:.2f} examples each; tokens that are no padding: {full}")
     )
-    vocabularies = source.vocabularies()
     for number, batch in enumerate(batches[:num_examples]):
-        for name, feature in tokens.items():
-            console.print(Text(f"\nrow {number}, {name} → {feature}", style="bold"))
-            console.print(show_tokens(batch[feature][0], batch[segments[name]][0], vocabularies[name]))
+        for title, shown in rows_as_text(spec, batch, _text_vocabularies(source), _special_names(source, spec)):
+            console.print(Text(f"\nrow {number}, {title}", style="bold"))
+            console.print(shown)
 
 
 def _print_problems(found: Inspection, console: Console) -> None:
@@ -283,54 +318,32 @@ def _problem(found: Inspection, what: str) -> Iterator[None]:
             found.problems.append(message)
 
 
-# ---- tokens made visible ---------------------------------------------------------------------------------------------
+# ---- what tasks say about themselves ---------------------------------------------------------------------------------
 
 
-def show_tokens(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> Text:
-    """A row as text: sentinels and EOS in colour, `↵` for line ends, `┃` between examples, padding counted.
+def _text_vocabularies(source) -> dict[str, Any]:
+    """Task feature -> vocabulary, of those that are text and no numbers."""
+    import seqio
 
-    Args:
-      tokens: int32 `[length]`.
-      segments: int32 `[length]`, 0 for padding.
-      vocabulary: SeqIO's.
-    """
-    shown = Text()
-    last = int(segments.max(initial=0))
-    for segment in range(1, last + 1):
-        if segment > 1:
-            shown.append(" ┃ ", style=_BOUNDARY)
-        shown.append_text(_show_run([int(token) for token in tokens[segments == segment]], vocabulary))
-    if padding := int(np.sum(segments == 0)):
-        shown.append(f" [padding × {padding}]", style=_PADDING)
-    return shown
+    vocabularies = source.vocabularies()
+    return {n: found for n, found in vocabularies.items() if not isinstance(found, seqio.PassThroughVocabulary)}
 
 
-def _show_run(tokens: list[int], vocabulary: Any) -> Text:
-    shown = Text()
-    for name, run in itertools.groupby(tokens, key=lambda token: _special_name(token, vocabulary)):
-        ids = list(run)
-        if name is not None:
-            for _ in ids:
-                shown.append(f" {name} ", style=_SPECIAL)
-        else:
-            shown.append(vocabulary.decode(ids).replace("\n", "↵"))
-    return shown
+def _special_names(source, spec: FeatureSpec) -> dict[int, str]:
+    """The ids of a masked LM's special tokens, with their names."""
+    from data_tasks import masked_lm
 
-
-def _special_name(token: int, vocabulary: Any) -> str | None:
-    """The name of a token that stands for no text."""
-    first_sentinel = vocabulary.vocab_size - 1
-    if first_sentinel - vocabulary.extra_ids < token <= first_sentinel:
-        return f"<extra_id_{first_sentinel - token}>"
-    names = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>", vocabulary.unk_id: "<unk>"}
-    return names.get(token)
-
-
-def _piece(vocabulary: Any, token: int) -> Text:
-    tokenizer = getattr(vocabulary, "tokenizer", None)
-    if hasattr(tokenizer, "IdToPiece"):
-        return Text(repr(tokenizer.IdToPiece(token))[1:-1], style="cyan")
-    return Text(repr(vocabulary.decode([token]))[1:-1] or "·", style="cyan")
+    if all(feature.role != "row_positions" for feature in spec.features):
+        return {}
+    given = [
+        value
+        for task in source.tasks
+        for preprocessor in task.preprocessors
+        for value in getattr(preprocessor, "keywords", {}).values()
+        if isinstance(value, masked_lm.SpecialTokens)
+    ]
+    special = given[0] if given else masked_lm.special_tokens(source.vocabularies()["inputs"])
+    return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
 
 
 def _options_of(task: Any, function: Any) -> Mapping[str, Any] | None:

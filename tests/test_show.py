@@ -2,7 +2,6 @@ import importlib.abc
 import io
 import sys
 
-import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
@@ -12,6 +11,7 @@ from data_tasks import preprocessors, python_docs_tasks  # noqa: F401  registers
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like import show
+from t5x_like.data import features
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 
@@ -32,12 +32,15 @@ def register():
     """Registers tasks for one test."""
     names = []
 
-    def add(name, source, *, preprocessor=None, vocabulary=None):
-        vocabulary = vocabulary or seqio.ByteVocabulary(extra_ids=100)
+    def add(name, source, *, preprocessor=None, reads=("inputs", "targets")):
+        vocabulary = seqio.ByteVocabulary(extra_ids=100)
         names.append(name)
         if preprocessor is None:
             return add_span_corruption_task(name, source, vocabulary)
-        features = {"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)}
+        features = {
+            feature: seqio.Feature(vocabulary if feature in ("inputs", "targets") else seqio.PassThroughVocabulary(0))
+            for feature in reads
+        }
         return seqio.TaskRegistry.add(name, source, preprocessors=[preprocessor], output_features=features)
 
     yield add
@@ -46,7 +49,8 @@ def register():
 
 
 def test_a_sound_task_shows_everything_and_nothing_wrong():
-    found, output = run("python_docs_span_corruption", split="validation")
+    lengths = {"inputs": 128, "targets": 32}
+    found, output = run("python_docs_span_corruption", split="validation", task_feature_lengths=lengths)
     assert found.problems == []
     assert "nothing wrong was found" in output
     assert "python_docs: documents" in output and "hash" in output
@@ -55,6 +59,15 @@ def test_a_sound_task_shows_everything_and_nothing_wrong():
     assert found.lengths["inputs"].max() == 128 and found.lengths["targets"].max() == 29
     assert found.trimmed == {"inputs": 0, "targets": 0}
     assert 0.9 < found.efficiency["inputs"] <= 1
+
+
+def test_lengths_that_nobody_gave_suit_the_task(register):
+    found, output = run("python_docs_span_corruption", split="validation")
+    assert "lengths inputs 128, targets 29," in output and found.problems == []
+    copied = {"inputs": [70] * 100, "targets": [71] * 100}
+    register("shown_copies", source([b"x"] * 5), preprocessor=lambda ds: ds.map(lambda _: copied))
+    found, output = run("shown_copies")
+    assert "lengths inputs 128, targets 128," in output and found.problems == []
 
 
 def test_documents_left_out_are_counted_by_reason(register):
@@ -130,15 +143,50 @@ def test_an_empty_split_says_so(register):
     assert any("no example" in problem for problem in found.problems)
 
 
-def test_sentinels_special_tokens_and_segments_are_visible():
-    vocabulary = seqio.ByteVocabulary(extra_ids=10)
-    ids = np.array([*(byte + 3 for byte in b"a\nb"), 268, 1, 267, byte_id("c"), 1, 0, 0])
-    shown = show.show_tokens(ids, np.array([1, 1, 1, 1, 1, 2, 2, 2, 0, 0]), vocabulary)
-    assert shown.plain == "a↵b <extra_id_0>  </s>  ┃  <extra_id_1> c </s>  [padding × 2]"
+def test_a_masked_task_shows_masks_and_what_was_there():
+    found, output = run("python_docs_masked_lm", split="validation")
+    assert found.problems == []
+    assert "lengths inputs 128, targets 20" in output and "vocabulary of inputs and targets" in output
+    assert " [CLS] " in output and " [SEP] " in output and "[MASK]→" in output
+    assert "→ masked_" not in output
+    assert found.lengths["targets"].max() == 19 and found.unknown["targets"] == 0
+    assert set(found.efficiency) == {"inputs", "targets"} and found.efficiency["targets"] > 0.5
 
 
-def byte_id(character):
-    return ord(character) + 3
+def test_a_language_model_reads_targets_alone():
+    found, output = run("python_docs_causal_lm", split="validation")
+    assert found.problems == []
+    assert "lengths targets 128," in output and "targets → decoder_target_tokens" in output
+    assert set(found.lengths) == set(found.efficiency) == {"targets"}
+
+
+def test_another_spec_can_be_looked_at():
+    found, output = run("python_docs_prefix_lm", split="validation", spec=features.PREFIX_LM)
+    assert "inputs + targets → decoder_target_tokens" in output
+    assert set(found.efficiency) == {"inputs + targets"}
+
+
+def test_pairs_are_looked_at_one_a_row(register):
+    def preprocess(ds):
+        pair = {"inputs": [9] * 8 + [8] * 8, "targets": [7] * 4, "masked_positions": [0, 1, 2, 3]}
+        pair |= {"token_types": [0] * 8 + [1] * 8, "next_sentence_label": [1]}
+        return ds.map(lambda _: {name: tf.constant(value) for name, value in pair.items()})
+
+    reads = ("inputs", "targets", "masked_positions", "token_types", "next_sentence_label")
+    register("shown_pairs", source([b"x"] * 5), preprocessor=preprocess, reads=reads)
+    found, output = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4})
+    assert found.problems == [] and found.examples_a_row == 1
+    assert "0 × 8, 1 × 8" in output and "next_sentence_label → next_sentence_label" in output
+    found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
+    assert any("cannot share a row: set pack=False" in problem for problem in found.problems)
+    found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})
+    assert found.problems == ["56% of 'targets' is padding: shorten it in TASK_FEATURE_LENGTHS"]
+
+
+def test_a_task_that_nothing_reads_is_refused(register):
+    register("shown_labels", source([b"x"]), preprocessor=lambda ds: ds, reads=("labels",))
+    with pytest.raises(ValueError, match="the features 'labels' is read by no objective"):
+        run("shown_labels")
 
 
 def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
