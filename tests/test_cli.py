@@ -191,7 +191,7 @@ def test_flags_of_a_command_set_macros(monkeypatch):
 
 def test_run_files_set_what_flags_and_arguments_stand_for():
     for name, command in cli.COMMANDS.items():
-        text = (ROOT / "gin_configs" / command.run_file).read_text()
+        text = (ROOT / "gin_configs" / (command.first_file or command.run_file)).read_text()
         macros = [macro for macro, _ in command.flags.values()] + (
             [command.positional[0]] if command.positional else []
         )

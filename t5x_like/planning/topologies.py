@@ -11,6 +11,14 @@ import jax
 
 from t5x_like.planning.chips import CHIPS, Chip
 
+# What tells libtpu that it is not on a TPU host: no question to a cloud's metadata server, none about other hosts, no
+# lock against a second process.
+_WITHOUT_A_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 _WRITTEN = re.compile(r"^(?P<chip>[a-z0-9]+):(?P<sides>\d+(x\d+)*)$")
 
 
@@ -96,7 +104,8 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
             "planning needs XLA's TPU compiler, the package libtpu, which is not installed: "
             "pip install 't5x_like[plan]' brings the one that matches this jax"
         )
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to the metadata server of a cloud
+    for name, value in _WITHOUT_A_TPU.items():
+        os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
 

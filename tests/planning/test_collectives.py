@@ -1,0 +1,86 @@
+"""Who talks to whom, along which mesh axes, and how much."""
+
+import pytest
+
+from t5x_like.planning import collectives, hlo
+from t5x_like.planning.collectives import MeshOfDevices, replica_groups
+
+MESH = MeshOfDevices({"data": 2, "fsdp": 2, "tensor": 2}, (0,) * 8)
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("{{0,1},{2,3}}", [[0, 1], [2, 3]]),
+        ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("[4,2]<=[2,2,2]T(0,2,1)", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=2,'b'=4] {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['a'=2,'b'=4] {'a','b'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ],
+)
+def test_groups_in_every_way_of_writing(written, groups):
+    assert replica_groups(f", channel_id=1, replica_groups={written}, dimensions={{0}}", 8) == groups
+
+
+def test_without_groups_all_devices_take_part():
+    assert replica_groups(", channel_id=1", 4) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "axis"),
+    [
+        ([[0, 1], [2, 3]], "tensor"),
+        ([[0, 2], [1, 3]], "fsdp"),
+        ([[0, 4]], "data"),
+        ([[0, 1, 2, 3]], "fsdp+tensor"),
+        ([[0], [1]], "none"),
+        ([[0, 9]], "unknown"),
+    ],
+)
+def test_a_group_lies_along_the_axes_in_which_it_differs(groups, axis):
+    assert MESH.axis_of(groups) == axis
+
+
+def sent(opcode, attributes, mesh=MESH, within="main", read=1000.0):
+    line = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  ROOT %c = f32[8] {opcode}(%a), {attributes}\n}}\n"
+    found = collectives.collective(hlo.parse(line).entry.root, read, mesh, within=within)
+    return found.kind, found.axis, found.bytes, found.slice_bytes
+
+
+PAIRS_ALONG_FSDP = "replica_groups={{0,2},{1,3},{4,6},{5,7}}"
+
+
+@pytest.mark.parametrize(
+    ("opcode", "attributes", "expected"),
+    [
+        # A group of 4 gathers 4000 bytes; each device passes on three quarters of them.
+        ("all-gather", "replica_groups=[2,4]<=[8]", ("all-gather", "fsdp+tensor", 3000, 0)),
+        ("all-gather-start", PAIRS_ALONG_FSDP, ("all-gather", "fsdp", 1000, 0)),
+        ("reduce-scatter", PAIRS_ALONG_FSDP, ("reduce-scatter", "fsdp", 500, 0)),
+        ("all-reduce", PAIRS_ALONG_FSDP, ("all-reduce", "fsdp", 1000, 0)),
+        ("all-to-all", PAIRS_ALONG_FSDP, ("all-to-all", "fsdp", 500, 0)),
+        ("collective-permute-start", "source_target_pairs={{0,1},{1,0}}", ("collective-permute", "tensor", 1000, 0)),
+        ("collective-permute", "source_target_pairs={{0,0},{1,1}}", ("collective-permute", "none", 0, 0)),
+    ],
+)
+def test_bytes_that_a_device_sends(opcode, attributes, expected):
+    assert sent(opcode, attributes) == expected
+
+
+def test_a_reduce_scatter_written_as_an_all_reduce_is_one():
+    assert sent("all-reduce", PAIRS_ALONG_FSDP, within="all-reduce-scatter.3") == ("reduce-scatter", "fsdp", 500, 0)
+
+
+def test_across_slices_goes_the_share_that_is_left_within():
+    mesh = MeshOfDevices({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
+    # Of an all-reduce over both slices: 2 · 3/4 within, and each device's quarter, twice, halved by the ring of two.
+    assert sent("all-reduce", "replica_groups=[1,8]<=[8]", mesh) == ("all-reduce", "data+fsdp", 1500, 250)
+    assert sent("all-reduce", "replica_groups=[4,2]<=[2,4]T(1,0)", mesh) == ("all-reduce", "data", 0, 1000)
+    assert sent("collective-permute", "source_target_pairs={{0,4}}", mesh) == ("collective-permute", "data", 0, 1000)
+
+
+def test_other_instructions_send_nothing():
+    root = hlo.parse("ENTRY %m (a: f32[8]) -> f32[8] {\n  ROOT %c = f32[8] add(%a, %a)\n}\n").entry.root
+    assert collectives.collective(root, 32.0, MESH) is None

@@ -1,0 +1,99 @@
+"""From work and memory to a bound, a price and the text that people read: a plan worked by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+from t5x_like.planning import report, roofline, topologies
+from t5x_like.planning.compilation import CompiledStep, Memory, needed_memory
+from t5x_like.planning.walk import Work
+
+V5E = topologies.parse("v5e:2x4")
+# 394 TFLOP: two seconds of a v5e. 0.819 TB: one second. Both sides of 2x4 are open: 2 links of 50 GB/s, 1.5 seconds.
+WORK = Work(flops=394e12, hbm_bytes=819e9, collective_bytes={("all-gather", "fsdp"): 150e9})
+MEMORY = Memory(parameters=2**30, optimizer=2**20, batch=2**10, temporaries=2**31, peak=3 * 2**30 + 2**20 + 2**10)
+PLAN = report.Plan(
+    topology=V5E,
+    mesh={"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1},
+    rules="fsdp",
+    microbatches=2,
+    remat="full",
+    parameters=1_000_000,
+    model_flops=197e12,
+    tokens=1000,
+    batch_rows=16,
+    total_steps=3600,
+    compiled=CompiledStep(MEMORY, True, WORK, 12.0),
+    price=1.5,
+)
+TOO_LARGE = dataclasses.replace(
+    PLAN, compiled=CompiledStep(dataclasses.replace(MEMORY, peak=20 * 2**30), False, None, 3.0)
+)
+KEYS = (
+    *("parameters", "hbm_bytes_per_chip", "hbm_capacity_bytes", "fits", "model_flops", "executed_flops"),
+    *("collective_bytes", "step_seconds_bound", "bound_by", "tokens_per_second", "mfu_at_bound", "compile_seconds"),
+)
+
+
+def test_the_slowest_part_bounds_a_step():
+    limit = roofline.bound(WORK, V5E)
+    assert limit.parts == {"compute": 2.0, "hbm": 1.0, "ici": 1.5, "dcn": 0.0}
+    assert (limit.seconds, limit.by) == (2.0, "compute")
+
+
+def test_what_goes_to_other_slices_takes_their_network():
+    work = Work(flops=0, collective_bytes={("all-reduce", "data"): 6.25e9}, slice_bytes=6.25e9)
+    limit = roofline.bound(work, topologies.parse("v5p:2x2x1", 2))
+    assert limit.parts["ici"] == 0 and limit.parts["dcn"] == pytest.approx(1.0) and limit.by == "dcn"
+
+
+def test_speed_cost_and_utilisation_follow_from_the_bound():
+    assert PLAN.tokens_per_second == 500
+    assert PLAN.mfu_at_bound == 0.5
+    assert PLAN.run_seconds == 7200
+    assert PLAN.cost == pytest.approx(8 * 2 * 1.5)
+
+
+def test_json_has_the_promised_keys():
+    found = json.loads(json.dumps(report.as_json(PLAN)))
+    assert set(KEYS) <= set(found)
+    assert found["collective_bytes"] == {"all-gather": {"fsdp": 150e9}}
+    assert (found["fits"], found["bound_by"], found["executed_flops"]) == (True, "compute", 394e12)
+
+
+def test_text_states_the_numbers():
+    text = report.text(PLAN)
+    for part in (
+        "v5e:2x4: 8 chips, mesh fsdp 8",
+        "peak                              3.00 GiB of 15.75 GiB: fits",
+        "394.000 TFLOP, 2.000 of the model's",
+        "all-gather along fsdp             150,000.0 MB sent",
+        "2,000.00 ms, bound by compute",
+        "50.0 %",
+        "24 (16 chip-hours at 1.5)",
+    ):
+        assert part in text, text
+
+
+def test_what_does_not_fit_says_so_and_what_to_do():
+    text = report.text(TOO_LARGE)
+    assert "20.00 GiB of 15.75 GiB: DOES NOT FIT" in text and "MICROBATCHES" in text
+    found = report.as_json(TOO_LARGE)
+    assert found["fits"] is False and found["executed_flops"] is None and found["tokens_per_second"] is None
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (200.00G) exceeds available HBM (15.75G). HLO module: jit__lambda.",
+            200 * 2**30,
+        ),
+        ("Ran out of memory in memory space hbm. Used 17.50G of 15.75G hbm. Exceeded by 1.75G.", 17.5 * 2**30),
+        ("INTERNAL: something else (3.00G)", None),
+    ],
+)
+def test_the_compilers_refusal_tells_what_a_step_needs(message, expected):
+    assert needed_memory(message) == expected

@@ -1,0 +1,123 @@
+"""`t5x_like plan` as a user calls it; what compiles is skipped where the extra `plan` is not installed."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from t5x_like import optimizers, plan, program, train
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+from t5x_like.planning import topologies
+
+ROOT = Path(__file__).resolve().parents[1]
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, XLA's TPU compiler: pip install 't5x_like[plan]'"
+)
+TINY = T5Config(
+    vocab_size=512, embed_dim=128, mlp_dim=256, num_heads=2, head_dim=64, encoder_layers=2, decoder_layers=2
+)
+
+
+class Shapes:
+    """A source of batches that knows their shapes alone."""
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def batch_shapes(self, spec):
+        lengths = spec.model_lengths({"inputs": 64, "targets": 32})
+        return {name: (self.batch_size, length) for name, length in lengths.items()}
+
+
+def loop(partitioner, batch_size=16, **settings):
+    return functools.partial(
+        train.train,
+        model=TINY,
+        objective=SequenceToSequence(),
+        optimizer=optimizers.adafactor(learning_rate=0.01),
+        data=Shapes(batch_size),
+        total_steps=1000,
+        partitioner=partitioner,
+        **settings,
+    )
+
+
+@needs_compiler
+@pytest.mark.notf
+def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
+    found = plan.plan(
+        loop=loop(partitioner),
+        make_program=program.make_program,
+        topology="v5e:2x4",
+        price=2.0,
+        json_path=str(tmp_path / "plan.json"),
+    )
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["fits"] and 0 < written["hbm_bytes_per_chip"] < written["hbm_capacity_bytes"]
+    assert written["parameters"] == found.parameters == 1_059_072
+    # Nothing is computed again; the position biases are a product that the model's count leaves out.
+    assert 1.0 <= written["executed_flops"] / written["model_flops"] < 1.01
+    sent = written["collective_bytes"]
+    assert {axis for axes in sent.values() for axis in axes} == {"fsdp"}
+    # A fully sharded step gathers each kernel in bfloat16, forward and backward, and adds up its gradient.
+    total = sum(bytes_ for axes in sent.values() for bytes_ in axes.values())
+    assert total > 2 * 2 * found.parameters * 7 / 8 / 2
+    assert written["loops_of_unknown_length"] == []
+    assert written["tokens_per_second"] == pytest.approx(16 * 96 / written["step_seconds_bound"])
+    assert "fits" in capsys.readouterr().out
+
+
+@needs_compiler
+@pytest.mark.notf
+def test_dtype_and_scan_follow_the_chips_that_are_planned_for():
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
+    made = program.make_program(
+        model=TINY,
+        objective=SequenceToSequence(),
+        optimizer=optimizers.adafactor(learning_rate=0.01),
+        data=Shapes(8),
+        partitioner=partitioner,
+    )
+    assert jax.default_backend() == "cpu"
+    assert (made.config.dtype, made.config.scan_layers) == ("bfloat16", True)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+    with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: 8 data-parallel parts .* 2 microba"):
+        plan.plan(
+            loop=loop(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
+            make_program=program.make_program,
+            topology="v5e:2x4",
+        )
+
+
+def command(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "t5x_like", "plan", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_slice_that_is_none_is_a_mistake_of_the_users(tmp_path):
+    result = command("--topology=v5e-8", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "t5x_like plan: --topology='v5e-8': write a chip and the sides of a slice" in result.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_without_the_compiler_the_command_names_the_extra(tmp_path):
+    result = command("--topology=v5e:2x4", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "pip install 't5x_like[plan]'" in result.stderr
