@@ -175,6 +175,19 @@ def test_wordpiece_ids_are_hugging_faces(test_data, case):
     assert [text for text, a, b in zip(texts, found, expected, strict=True) if a != b] == []
 
 
+@pytest.mark.parametrize("kind", ["small", "tiny"])
+def test_the_position_behind_a_vocabulary_can_be_saved(kind, request, tmp_path):
+    vocabulary = request.getfixturevalue(kind)
+    ds = tf.data.Dataset.from_tensor_slices(["a ab", "aa a", "a aa", "ab"]).map(vocabulary.encode_tf)
+    iterator = iter(ds)
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
+    expected = [ids.numpy().tolist() for ids in iterator]
+    again = iter(ds)
+    tf.train.Checkpoint(iterator=again).read(path).assert_consumed()
+    assert [ids.numpy().tolist() for ids in again] == expected and len(expected) == 3
+
+
 # ---- byte-level BPE --------------------------------------------------------------------------------------------------
 
 
