@@ -1,0 +1,119 @@
+"""UL2's mixture of denoisers: its modes, lengths, rates and what each denoiser takes out."""
+
+import collections
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+import data_tasks  # noqa: F401  registers the tasks
+from data_tasks import arguments, ul2
+from data_tasks.denoising import chunk_length, parse_recipe
+from t5x_like.data.seqio_feed import SeqIOSource
+
+NAME = "python_docs_ul2"
+LENGTHS = {"inputs": 128, "targets": 128}
+BASE = 924  # pieces of the vocabulary; the ids of the modes follow them, and 97 sentinels
+
+
+@pytest.fixture(autouse=True)
+def default_rates():
+    yield
+    arguments.update([task.name for task in seqio.get_mixture_or_task(NAME).tasks], {})
+
+
+def examples_of(name, count, **kwargs):
+    source = SeqIOSource(
+        mixture_or_task_name=name, task_feature_lengths=LENGTHS, batch_size=2, split="validation", **kwargs
+    )
+    return list(source.task_dataset(num_epochs=None).take(count).as_numpy_iterator())
+
+
+def test_there_are_seven_denoisers_in_three_modes():
+    tasks = {task.name.removeprefix(NAME) for task in seqio.get_mixture_or_task(NAME).tasks}
+    assert tasks == {
+        "_r_span_3_15_u_u",
+        "_r_span_8_15_u_u",
+        "_s_prefix_25_d_d",
+        "_x_span_3_50_u_u",
+        "_x_span_8_50_u_u",
+        "_x_span_64_15_u_u",
+        "_x_span_64_50_u_u",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rates", "shares"),
+    [
+        ({}, (2 / 7, 1 / 7, 4 / 7)),
+        ({"s_rate": 2, "x_rate": 0.25}, (2 / 5, 2 / 5, 1 / 5)),
+        ({"x_rate": 0.0}, (2 / 3, 1 / 3, 0)),
+    ],
+)
+def test_modes_stand_in_front_and_are_drawn_at_their_rates(rates, shares):
+    modes = collections.Counter(
+        int(example["inputs"][0]) - BASE for example in examples_of(NAME, 400, task_arguments=rates)
+    )
+    assert set(modes) <= {0, 1, 2}
+    for mode, share in enumerate(shares):
+        assert modes[mode] / 400 == pytest.approx(share, abs=4 * (share * (1 - share) / 400) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "mode", "density"),
+    [
+        ("r_span_8_15_u_u", 0, 0.15),
+        ("s_prefix_25_d_d", 1, 0.25),
+        ("x_span_3_50_u_u", 2, 0.5),
+        ("x_span_64_50_u_u", 2, 0.5),
+    ],
+)
+def test_each_denoiser_takes_out_what_its_name_says(task, mode, density):
+    examples = examples_of(f"{NAME}_{task}", 200)
+    sides = {name: np.stack([example[name] for example in examples]) for name in LENGTHS}
+    assert (sides["inputs"][:, 0] == BASE + mode).all()
+    assert not ((sides["inputs"][:, 1:] >= BASE) & (sides["inputs"][:, 1:] < BASE + 3)).any()
+    assert not ((sides["targets"] >= BASE) & (sides["targets"] < BASE + 3)).any()
+    for tokens in sides.values():
+        last = tokens.shape[1] - 1 - np.argmax(tokens[:, ::-1] != 0, axis=1)
+        assert (np.take_along_axis(tokens, last[:, None], axis=1) == 1).all()
+    kept, noise = (((side > 1) & (side < BASE)).sum() for side in sides.values())
+    assert noise / (kept + noise) == pytest.approx(density, abs=0.03)
+
+
+def test_chunks_leave_room_for_the_mode_and_fit_both_features_and_the_sentinels():
+    # At 512 and 512, 97 sentinels: 97 spans of 3 tokens are half of 582.
+    chunks = {
+        recipe: chunk_length(parse_recipe(recipe), 511, 512, 97)
+        for recipes in ul2.DENOISERS.values()
+        for recipe in recipes
+    }
+    assert chunks["span_3_15_u_u"] == 567 and chunks["prefix_25_d_d"] == 510
+    assert 580 <= chunks["span_3_50_u_u"] <= 585
+    assert parse_recipe("span_64_50_u_u").lengths(chunks["span_64_50_u_u"])[0] <= 510
+
+
+def test_ids_of_ones_own_and_what_is_refused():
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({"text": "some text " * 30}),
+        splits=["train"],
+    )
+    letters = seqio.ByteVocabulary(extra_ids=20)
+    mixture = ul2.add_ul2_mixture("own_modes", source, letters, mode_ids={"r": 5, "s": 6, "x": 7}, rates={"x": 0.0})
+    try:
+        assert sorted({mixture.get_rate(task) for task in mixture.tasks}) == [0.0, 1.0]
+        task = seqio.get_mixture_or_task("own_modes_s_prefix_25_d_d")
+        assert next(iter(task.get_dataset(LENGTHS).as_numpy_iterator()))["inputs"][0] == 6
+    finally:
+        for name in [task.name for task in mixture.tasks]:
+            seqio.TaskRegistry.remove(name)
+        seqio.MixtureRegistry.remove("own_modes")
+    with pytest.raises(ValueError, match="3 extra ids do not suffice"):
+        ul2.add_ul2_mixture("few", source, seqio.ByteVocabulary(extra_ids=3))
+    with pytest.raises(ValueError, match="rates=.*none below 0"):
+        ul2.add_ul2_mixture("few", source, letters, rates={"r": -1.0})
+    with pytest.raises(ValueError, match="mode_ids=.*for each of r, s, x"):
+        ul2.add_ul2_mixture("few", source, letters, mode_ids={"r": 5})
+    with pytest.raises(ValueError, match="s_rate=-1.0 of .* must not be below 0"):
+        examples_of(NAME, 1, task_arguments={"s_rate": -1.0})
