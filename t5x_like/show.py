@@ -64,7 +64,7 @@ def inspect(
     use_cached: bool = False,
     module: str | Sequence[str] | None = None,
     task_arguments: Mapping[str, Any] | None = None,
-    spec: FeatureSpec | None = None,
+    spec: FeatureSpec | str | None = None,
     console: Console | None = None,
 ) -> Inspection:
     """Prints what the model will see of a task or mixture.
@@ -80,7 +80,8 @@ def inspect(
       use_cached: read SeqIO's offline cache of the task.
       module: the user's module that registers the task; found in the working directory too.
       task_arguments: what the task lets its user set, such as a pattern of files.
-      spec: what the objective reads; by default told by the task's features, see `features.for_task`.
+      spec: what the objective reads, or its name in `t5x_like.data.features`, such as PREFIX_LM; by default told by the
+        task's features.
       console: where to print; the terminal by default.
 
     Returns:
@@ -105,7 +106,8 @@ def inspect(
         num_epochs=1,
         task_arguments=task_arguments,
     )
-    spec = spec or features.for_task(source.vocabularies())
+    if not isinstance(spec, FeatureSpec):
+        spec = features.named(spec) if spec else features.for_task(source.vocabularies())
     source = dataclasses.replace(
         source,
         task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
@@ -116,7 +118,8 @@ def inspect(
     _print_vocabularies(source, console)
     _print_documents(source, sample, found, console)
     _print_lengths(source, sample, found, console)
-    _print_rows(source, spec, sample, num_examples, found, console)
+    judged = task_feature_lengths is not None  # padding of rows whose lengths nobody chose is nobody's mistake
+    _print_rows(source, spec, sample, num_examples, judged, found, console)
     _print_problems(found, console)
     return found
 
@@ -266,8 +269,10 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     console.print(table)
 
 
-def _print_rows(source, spec, sample: int, num_examples: int, found: Inspection, console: Console) -> None:
-    """Packs or pads as training does, counts what is no padding, and shows some rows."""
+def _print_rows(
+    source, spec, sample: int, num_examples: int, judged: bool, found: Inspection, console: Console
+) -> None:
+    """Packs or pads as training does, counts what is no padding (and judges it), and shows some rows."""
     batches: list[Mapping[str, np.ndarray]] = []
     with _problem(found, "the model cannot be fed with it"):
         iterator = source.host_iterator(spec)
@@ -283,7 +288,7 @@ def _print_rows(source, spec, sample: int, num_examples: int, found: Inspection,
     for name, feature in real.items():
         ids = np.concatenate([batch[feature] for batch in batches])
         found.efficiency[name] = float(np.mean(ids > 0))
-        if found.efficiency[name] < 1 - PADDING_FRACTION:
+        if judged and found.efficiency[name] < 1 - PADDING_FRACTION:
             pack = "set pack=True, or " if spec.packable and not source.pack else ""
             found.problems.append(
                 f"{1 - found.efficiency[name]:.0%} of {name!r} is padding: {pack}shorten it in TASK_FEATURE_LENGTHS"

@@ -161,9 +161,12 @@ def test_a_language_model_reads_targets_alone():
 
 
 def test_another_spec_can_be_looked_at():
-    found, output = run("python_docs_prefix_lm", split="validation", spec=features.PREFIX_LM)
-    assert "inputs + targets → decoder_target_tokens" in output
-    assert set(found.efficiency) == {"inputs + targets"}
+    for spec in (features.PREFIX_LM, "PREFIX_LM"):
+        found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
+        assert "inputs + targets → decoder_target_tokens" in output
+        assert set(found.efficiency) == {"inputs + targets"}
+    with pytest.raises(ValueError, match="no feature spec 'PREFIXLM'; there are ENCODER_DECODER, .*PREFIX_LM"):
+        run("python_docs_prefix_lm", spec="PREFIXLM")
 
 
 def test_pairs_are_looked_at_one_a_row(register):
@@ -179,6 +182,8 @@ def test_pairs_are_looked_at_one_a_row(register):
     assert "0 × 8, 1 × 8" in output and "next_sentence_label → next_sentence_label" in output
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
     assert any("cannot share a row: set pack=False" in problem for problem in found.problems)
+    found, _ = run("shown_pairs")
+    assert found.problems == []  # nobody has chosen these lengths
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})
     assert found.problems == ["56% of 'targets' is padding: shorten it in TASK_FEATURE_LENGTHS"]
 

@@ -278,7 +278,26 @@ SENTENCE_PAIRS = FeatureSpec(
 )
 """Masked LM of two segments told apart by `token_types`; the second follows the first (label 0) or is random (1)."""
 
+SPECS = {
+    "ENCODER_DECODER": ENCODER_DECODER,
+    "CAUSAL_LM": CAUSAL_LM,
+    "NEXT_TOKEN": NEXT_TOKEN,
+    "PREFIX_LM": PREFIX_LM,
+    "MASKED_LM": MASKED_LM,
+    "SENTENCE_PAIRS": SENTENCE_PAIRS,
+}
 _BY_TASK = (SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
+
+
+def named(name: str) -> FeatureSpec:
+    """The spec of that name, such as `PREFIX_LM`.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if name not in SPECS:
+        raise ValueError(f"there is no feature spec {name!r}; there are {', '.join(SPECS)}")
+    return SPECS[name]
 
 
 def for_task(task_features: Collection[str]) -> FeatureSpec:
