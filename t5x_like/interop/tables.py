@@ -87,7 +87,8 @@ class Family:
       config_to: (configuration, names of the objective's tensors) -> contents of a config.json, `architectures` among
         them; ValueError where transformers has no such network.
       table: the rows of a configuration, heads that objectives may own included.
-      prefix: what every name of the network itself begins with; files of the bare network are without it.
+      prefix: what every name of the network itself begins with, or one a model type; files of the bare network are
+        without it.
       renamed: (regex, replacement) pairs for names that old files have.
       ignored: names of tensors that nothing needs: copies, buffers, heads that there are none of here.
       tied: their name of a copy -> of the tensor that it must equal.
@@ -98,7 +99,7 @@ class Family:
     config_from: Callable[[Mapping[str, Any], str], Any]
     config_to: Callable[[Any, Iterable[str]], dict[str, Any]]
     table: Callable[[Any], list[Row]]
-    prefix: str = ""
+    prefix: str | tuple[str, ...] = ""
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: re.Pattern = NOTHING
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
@@ -170,6 +171,7 @@ class _Source:
 
     def __init__(self, folder: str, family: Family):
         self._folder, self._family = folder, family
+        self._prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
         self._tensors = safetensors_files.Tensors(folder)
         self._actual = {self._canonical(name): name for name in self._tensors}
         self._used: set[str] = set()
@@ -180,7 +182,7 @@ class _Source:
         return name
 
     def _find(self, name: str) -> str | None:
-        bare = name.removeprefix(self._family.prefix)
+        bare = next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
         return self._actual.get(name) or self._actual.get(bare)
 
     def has(self, name: str) -> bool:
@@ -221,5 +223,4 @@ class _Source:
             )
 
     def _ignored(self, name: str) -> bool:
-        pattern, prefix = self._family.ignored, self._family.prefix
-        return bool(pattern.fullmatch(name) or pattern.fullmatch(prefix + name))
+        return any(self._family.ignored.fullmatch(prefix + name) for prefix in ("", *self._prefixes))

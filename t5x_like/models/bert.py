@@ -55,8 +55,8 @@ class BertConfig:
     num_token_types: int = 2
     # The token that is padding where a batch has no segment ids. RoBERTa: 1.
     padding_id: int = 0
-    # Of the feed-forward blocks, and of the masked-LM head. BERT was trained with the tanh form of GELU; RoBERTa with the
-    # exact one, ("gelu_exact",), which transformers runs both with.
+    # Of the feed-forward blocks, and of the masked-LM head. BERT was trained with the tanh form of GELU, RoBERTa with
+    # the exact one, ("gelu_exact",), which transformers runs both with.
     activations: tuple[str, ...] = ("gelu",)
     # Of embeddings and of what is added to the residual.
     dropout_rate: float = 0.1
@@ -105,9 +105,9 @@ class BertConfig:
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
     """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
 
-    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2, or 3 of
-    a gated one), L the length, P the positions of a row that logits are computed for and V the vocabulary, a row costs
-    two operations for each of
+    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2, or 3
+    of a gated one), L the length, P the positions of a row that logits are computed for and V the vocabulary, a row
+    costs two operations for each of
 
         num_layers · L · (4da + mdf + 2La) + P · dV
 

@@ -58,9 +58,9 @@ def take_positions(
 ) -> Float[Array, "batch predictions embed"]:
     """The hidden states at `positions` of each row.
 
-    A product with one-hot rows rather than a gather: split `length`s add up instead of being collected, and its gradient
-    is a product too, where a gather's is a scatter, which adds in no fixed order on a GPU. At 512 tokens and 77 positions
-    it costs less than a thousandth of what BERT base does with the row.
+    A product with one-hot rows rather than a gather: where `length` is split, the parts add up and nothing else moves,
+    and the gradient is a product too, where a gather's is a scatter, which adds in no fixed order on a GPU. At 512
+    tokens and 77 positions it costs less than a thousandth of what BERT base does with the row.
     """
     one_hot = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
     # All but one factor are 0, so at the highest precision the sum is the hidden state itself.
@@ -70,8 +70,8 @@ def take_positions(
 class MaskedLM:
     """An encoder predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
 
-    One term, `masked_lm`: cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by `masked_weights`, with E the
-    token embeddings and f the network's activation. Metrics: `loss` in nats per masked token, without z-loss,
+    One term, `masked_lm`: cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by `masked_weights`, with E
+    the token embeddings and f the network's activation. Metrics: `loss` in nats per masked token, without z-loss,
     `accuracy`, `z_loss`.
     """
 
