@@ -12,7 +12,7 @@ def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[
     """The log-probability of each row's targets in nats, summed over its weighted positions.
 
     Args:
-      model: an encoder-decoder.
+      model: an encoder-decoder or a decoder.
       batch: its features with `decoder_target_tokens` and `decoder_loss_weights`.
     """
     hidden = model(batch).hidden

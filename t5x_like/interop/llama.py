@@ -1,0 +1,168 @@
+"""Llama and Mistral as transformers stores them (`LlamaForCausalLM`, `MistralForCausalLM`)."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from t5x_like.interop.tables import Family, Row, dense, norm
+from t5x_like.models.llama import LlamaConfig
+
+_NAMES = {
+    # ours: theirs
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "mlp_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "num_layers": "num_hidden_layers",
+    "max_length": "max_position_embeddings",
+    "attention_dropout_rate": "attention_dropout",
+    "norm_epsilon": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "attention_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
+    "tied_embeddings": "tie_word_embeddings",
+}
+# What transformers assumes of a config.json that does not say.
+_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+_DEFAULTS_OF = {
+    "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": {"intermediate_size": 14336, "max_position_embeddings": 131072},
+}
+_MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8
+# Their names of our gates, those that we write first.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
+
+
+def config_from_huggingface(described: Mapping[str, Any], where: str) -> LlamaConfig:
+    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+
+    Args:
+      described: its contents.
+      where: its folder, for messages.
+
+    Raises:
+      ValueError: it has scaled rotations, an activation or a mixture of windows that there is none of here.
+    """
+    kind = described["model_type"]
+    mistral = kind == "mistral"
+    # What is said to be null is something else than what is not said.
+    window = described.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
+    kv_heads = described.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
+    described = _DEFAULTS | _DEFAULTS_OF[kind] | {name: value for name, value in described.items() if value is not None}
+    described |= _rotations(described, where)
+    described.setdefault("num_key_value_heads", kv_heads or described["num_attention_heads"])
+    described.setdefault("head_dim", described["hidden_size"] // described["num_attention_heads"])
+    if mistral:
+        described |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
+    if len(set(described.get("layer_types", ()))) > 1:
+        raise ValueError(f"{where}/config.json has layer_types {described['layer_types']}; there is one for all layers")
+    if described["hidden_act"] not in _ACTIVATIONS:
+        raise ValueError(
+            f"{where}/config.json has hidden_act {described['hidden_act']!r}; there are {', '.join(_ACTIVATIONS)}"
+        )
+    return LlamaConfig(
+        activations=(_ACTIVATIONS[described["hidden_act"]], "linear"),
+        attention_windows=(window,),
+        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+    )
+
+
+def _rotations(described: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) files say of rotations."""
+    found = dict(described.get("rope_parameters") or {})
+    for field in (found, described.get("rope_scaling") or {}):
+        kind = field.get("rope_type", field.get("type", "default"))
+        if kind != "default":
+            raise ValueError(
+                f"{where}/config.json scales its rotations by {kind!r} ({field}); there are only those that are not "
+                "scaled, as in Llama 1 to 3 and Mistral (Llama 3.1 and later scale them)"
+            )
+    return {"rope_theta": found["rope_theta"]} if "rope_theta" in found else {}
+
+
+def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """The contents of a config.json: Mistral's where attention has a window, Llama's where it has none.
+
+    Raises:
+      ValueError: transformers has no such network.
+    """
+    named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    mistral = config.attention_windows != (None,)
+    kind, described = ("mistral" if mistral else "llama"), {}
+    wrong = None
+    if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in named:
+        wrong = f"activations={config.activations}"
+    elif len(config.attention_windows) > 1:
+        wrong = f"layers that take turns: attention_windows={config.attention_windows}"
+    elif mistral and (config.attention_bias or config.mlp_bias):
+        wrong = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
+    if wrong:
+        raise ValueError(f"transformers' {kind} has no {wrong}")
+    described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    if mistral:
+        described |= {"sliding_window": config.attention_windows[0]}
+        del described["attention_bias"], described["mlp_bias"]
+    return {
+        "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
+        "model_type": kind,
+        "hidden_act": named[config.activations[0]],
+        "torch_dtype": "float32",
+        **described,
+    }
+
+
+def table(config: LlamaConfig) -> list[Row]:
+    """Every tensor of a Llama or a Mistral."""
+    ours, theirs = "model/decoder/layers", "model.layers.{i}"
+    rows = [
+        Row("model/token_embedder/embedding", "model.embed_tokens.weight"),
+        *norm("model/decoder/norm", "model.norm", bias=False),
+        *norm(f"{ours}/attention_norm", f"{theirs}.input_layernorm", bias=False),
+        *norm(f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm", bias=False),
+    ]
+    for name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}.items():
+        rows += dense(
+            f"{ours}/attention/{name}",
+            f"{theirs}.self_attn.{other}",
+            bias=config.attention_bias,
+            inputs=2 if name == "out" else 1,
+        )
+    for name, other in {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}.items():
+        rows += dense(f"{ours}/mlp/{name}", f"{theirs}.mlp.{other}", bias=config.mlp_bias)
+    return rows if config.tied_embeddings else [*rows, *dense("model/logits", "lm_head", bias=False)]
+
+
+# Wave lengths of the rotations, which old versions of transformers wrote.
+_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+FAMILY = Family(
+    model_types=("llama", "mistral"),
+    config_class=LlamaConfig,
+    config_from=config_from_huggingface,
+    config_to=config_to_huggingface,
+    table=table,
+    prefix="model.",
+    ignored=_IGNORED,
+    tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},
+)
