@@ -279,6 +279,24 @@ def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, rand
     return tf.where(chosen, replaced, tokens)
 
 
+def predictions(tokens: tf.Tensor, chosen: tf.Tensor, max_predictions: int) -> dict[str, tf.Tensor]:
+    """What is to be predicted, and where.
+
+    Args:
+      tokens: uncorrupted, int32 `[examples, length]`.
+      chosen: bool `[examples, length]`.
+      max_predictions: columns; no example has more chosen tokens.
+
+    Returns:
+      `targets` and `masked_positions`, ascending, int32 `[examples, max_predictions]`, 0 after the last one.
+    """
+    places = tf.broadcast_to(tf.range(tf.shape(tokens)[1]), tf.shape(tokens))
+    return {
+        name: tf.ragged.boolean_mask(values, chosen).to_tensor(shape=[None, max_predictions])
+        for name, values in (("targets", tokens), ("masked_positions", places))
+    }
+
+
 def mask_inputs(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,
@@ -325,12 +343,8 @@ def mask_inputs(
         duplicate = batch.pop(DUPLICATE, tf.zeros_like(counts))
         draw = fixed_draws(tokens, duplicate) if seed is None else fresh_draws(tf.shape(tokens), seed)
         chosen = masking.chosen(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
-        places = tf.broadcast_to(tf.range(length), tf.shape(tokens))
-        return batch | {
-            "inputs": corrupt(tokens, chosen, draw, special.mask, tf.constant(random_words)),
-            "targets": tf.ragged.boolean_mask(tokens, chosen).to_tensor(shape=[None, max_predictions]),
-            "masked_positions": tf.ragged.boolean_mask(places, chosen).to_tensor(shape=[None, max_predictions]),
-        }
+        inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_words))
+        return batch | {"inputs": inputs} | predictions(tokens, chosen, max_predictions)
 
     ds = ds.padded_batch(examples_per_batch)
     if static:
