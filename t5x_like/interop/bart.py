@@ -1,0 +1,184 @@
+"""BART as transformers stores it (`BartForConditionalGeneration`, `BartModel`)."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from t5x_like.interop.tables import OBJECTIVE, Family, Row, dense, norm
+from t5x_like.models.bart import BartConfig
+
+_NAMES = {
+    # ours: theirs
+    "vocab_size": "vocab_size",
+    "embed_dim": "d_model",
+    "mlp_dim": "encoder_ffn_dim",
+    "num_heads": "encoder_attention_heads",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "max_length": "max_position_embeddings",
+    "dropout_rate": "dropout",
+    "attention_dropout_rate": "attention_dropout",
+}
+# What theirs has for each stack, and ours once: the decoder's name, and the encoder's, whose value it must have.
+_ALIKE = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
+# What transformers assumes of a config.json that does not say.
+_DEFAULTS = {
+    "activation_function": "gelu",
+    "max_position_embeddings": 1024,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+}
+# What would be another network, with the only value that is this one. Not read are rates of dropout that there is none
+# of here: within feed-forward blocks, of whole layers, of a classifier.
+_FIXED = {"scale_embedding": False, "tie_word_embeddings": True}
+# The same, of files older than transformers' present code, which does not look at them.
+_FIXED_OF_OLD_FILES = {
+    "add_bias_logits": False,
+    "add_final_layer_norm": False,
+    "normalize_before": False,
+    "normalize_embedding": True,
+    "static_position_embeddings": False,
+}
+# Their names of activations; a bare `gelu` is the exact form.
+_ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu": "silu"}
+# Constants of transformers' code, which its config.json does not hold.
+_POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
+
+
+def config_from_huggingface(described: Mapping[str, Any], where: str) -> BartConfig:
+    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+
+    Args:
+      described: its contents.
+      where: its folder, for messages.
+
+    Raises:
+      ValueError: it does not say what is needed, or describes a variant that there is none of here.
+    """
+    described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
+    if missing := sorted(theirs for theirs in (*_NAMES.values(), *_ALIKE) if theirs not in described):
+        raise ValueError(f"{where}/config.json does not say {', '.join(missing)}")
+    for name, only in (_FIXED | _FIXED_OF_OLD_FILES).items():
+        if described.get(name, only) != only:
+            raise ValueError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
+    for decoder, encoder in _ALIKE.items():
+        if described[decoder] != described[encoder]:
+            raise ValueError(
+                f"{where}/config.json has {encoder} {described[encoder]} and {decoder} {described[decoder]}; here both "
+                "stacks have the same"
+            )
+    activation, size = described["activation_function"], described["d_model"]
+    heads = described["encoder_attention_heads"]
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{where}/config.json has activation_function {activation!r}; there are {', '.join(_ACTIVATIONS)}"
+        )
+    if size % heads:
+        raise ValueError(f"{where}/config.json has d_model {size}, which {heads} heads do not divide")
+    return BartConfig(
+        head_dim=size // heads,
+        position_offset=_POSITION_OFFSET,
+        norm_epsilon=_NORM_EPSILON,
+        activations=(_ACTIVATIONS[activation],),
+        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+    )
+
+
+def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """The contents of a config.json, with the special tokens of BART's own vocabulary.
+
+    Raises:
+      ValueError: transformers has no such network.
+    """
+    names = {(ours,): theirs for theirs, ours in _ACTIVATIONS.items()}
+    if config.activations not in names:
+        raise ValueError(f"transformers' BART has no block with activations {config.activations}")
+    if config.num_heads * config.head_dim != config.embed_dim:
+        raise ValueError(
+            f"transformers' BART has heads of embed_dim / num_heads = {config.embed_dim} / {config.num_heads}, not of "
+            f"head_dim={config.head_dim}"
+        )
+    for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
+        if getattr(config, name) != only:
+            raise ValueError(f"transformers' BART has {name}={only} alone, not {getattr(config, name)}")
+    described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    return {
+        "architectures": ["BartForConditionalGeneration"],
+        "model_type": "bart",
+        "is_encoder_decoder": True,
+        "activation_function": names[config.activations],
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": 2,
+        "torch_dtype": "float32",
+        **_FIXED,
+        **described,
+        **{decoder: described[encoder] for decoder, encoder in _ALIKE.items()},
+    }
+
+
+class _Zeros(Row):
+    """A tensor that ours has no place for, so theirs must be 0."""
+
+    def read(self, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Zeros.
+
+        Raises:
+          ValueError: theirs are something else.
+        """
+        if np.any(theirs):
+            raise ValueError(
+                f"tensor {self.theirs!r} is not 0 everywhere (its largest value is {np.max(np.abs(theirs)):.3g}): "
+                "the logits of this network have no bias, so it would compute something else"
+            )
+        return super().read(theirs, shape)
+
+
+def table(config: BartConfig) -> list[Row]:
+    """Every tensor of a BART."""
+    attention = {"attention": ("self_attn", "self_attn_layer_norm")}
+    attentions = {
+        "self_attention": ("self_attn", "self_attn_layer_norm"),
+        "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
+    }
+    return [
+        Row("model/token_embedder/embedding", "model.shared.weight"),
+        *_stack("encoder", attention),
+        *_stack("decoder", attentions),
+        _Zeros(f"{OBJECTIVE}logits/bias", "final_logits_bias"),
+    ]
+
+
+def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Row]:
+    """The tensors of a stack; its attention blocks by our name, with their names of the block and of its norm."""
+    ours, theirs = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
+    rows = [
+        Row(f"model/{stack}_input/position_embedder/embedding", f"model.{stack}.embed_positions.weight"),
+        *norm(f"model/{stack}_input/norm", f"model.{stack}.layernorm_embedding"),
+    ]
+    for block, (their_block, their_norm) in attentions.items():
+        rows += norm(f"{ours}/{block}_norm", f"{theirs}.{their_norm}")
+        for name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}.items():
+            rows += dense(f"{ours}/{block}/{name}", f"{theirs}.{their_block}.{other}", inputs=2 if name == "out" else 1)
+    rows += dense(f"{ours}/mlp/wi", f"{theirs}.fc1") + dense(f"{ours}/mlp/wo", f"{theirs}.fc2")
+    return rows + norm(f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
+
+
+FAMILY = Family(
+    model_types=("bart",),
+    config_class=BartConfig,
+    config_from=config_from_huggingface,
+    config_to=config_to_huggingface,
+    table=table,
+    prefix="model.",
+    # Marks of fairseq's files, and the heads of what was fine-tuned to classify or to answer questions.
+    ignored=re.compile(r"model\.(encoder|decoder)\.version|(classification_head\.(dense|out_proj)|qa_outputs)\..*"),
+    tied=lambda config: {
+        name: "model.shared.weight"
+        for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    },
+)
