@@ -50,7 +50,9 @@ EXTRAS = {
     # The TPU compiler on a host without TPUs. The same as `tpu`, since jax alone knows which libtpu matches it.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
+    "plot": ["matplotlib>=3.9"],
     "test": [
+        "matplotlib>=3.9",
         "pip>=24.2",  # builds the wheel that a test looks into; environments made by uv hold none
         "pytest>=8.3",
         "pytest-timeout>=2.3",

@@ -62,6 +62,12 @@ COMMANDS = {
         flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
     ),
+    "ablate": Command(
+        "t5x_like.ablate.ablate",
+        "train a grid of configurations and compare them; without arguments, T5's study in small",
+        "runs/ablate.gin",
+        flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
+    ),
     "plan": Command(
         "t5x_like.plan.plan",
         "does a run fit a TPU slice, and how fast can it be; needs no TPU",

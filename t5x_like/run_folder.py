@@ -27,6 +27,7 @@ FREE = (
     "eval_period",
     "eval_steps",
     "eval_data",
+    "eval_objective",
     "save_period",
     "checkpoints",
     "partitioner",

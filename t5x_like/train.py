@@ -51,6 +51,7 @@ def train(
     total_steps: int,
     model_dir: str | None = None,
     eval_data: Any = None,
+    eval_objective: Any = None,
     partitioner: partitioning.Partitioner | None = None,
     microbatches: int = 1,
     max_grad_norm: float | None = None,
@@ -78,6 +79,7 @@ def train(
       total_steps: the step to stop at.
       model_dir: local path or bucket; a new numbered folder under `./runs` by default.
       eval_data: where evaluation batches come from; None for no evaluation.
+      eval_objective: what evaluation measures, where it is not `objective`; it may own no heads.
       partitioner: mesh and rules; all devices, fully sharded, by default.
       microbatches: parts a batch is split into, one after the other, to lower peak memory.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
@@ -161,7 +163,7 @@ def train(
     logging.info("%s", info.splitlines()[-1])
 
     # ---- who watches: evaluation, metrics, progress, status --------------------------------------------------------
-    evaluate = Evaluator(objective, eval_data, partitioner, eval_steps)
+    evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps)
     writer = metrics.MetricsWriter(model_dir, enabled=is_main)
     writer.rewind(start)
     progress = metrics.Progress(total_steps, start, enabled=is_main)

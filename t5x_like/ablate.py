@@ -1,0 +1,191 @@
+"""`t5x_like ablate`: train a grid of configurations one after the other and compare them in a table and a plot."""
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+
+from t5x_like import config, metrics, parameters, paths, run_folder
+
+Grid = Mapping[str, Mapping[str, str]]
+
+TABLE, PLOT, RESULTS = "table.md", "curves.png", "results.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of the grid, finished.
+
+    Attributes:
+      row, column: its place.
+      parameters: of network and heads.
+      curve: (step, value) of the compared metric on the evaluation data.
+      values: every metric of the last evaluation.
+      seconds_per_step: of the last logged step.
+    """
+
+    row: str
+    column: str
+    parameters: int
+    curve: tuple[tuple[int, float], ...]
+    values: Mapping[str, float]
+    seconds_per_step: float
+
+
+def ablate(
+    *,
+    grid: Grid,
+    output_dir: str,
+    gin_files: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    metric: str = "loss",
+    title: str = "Ablation",
+) -> list[Cell]:
+    """Trains every cell of a grid, evaluates it, and writes `table.md`, `curves.png` and `results.json`.
+
+    Started again, it goes on where it was: a cell's run resumes, a finished one is only read.
+
+    Args:
+      grid: row -> column -> gin file of a training run, as for `t5x_like train --gin_file`.
+      output_dir: local folder or bucket; each cell's MODEL_DIR is a folder in it.
+      gin_files: read after the file of every cell.
+      settings: macros for every cell, such as `{"TRAIN_STEPS": 1000}`; they win over all files.
+      metric: of the evaluation, the one that is compared and plotted.
+      title: of the table.
+
+    Returns:
+      The cells, row by row.
+
+    Raises:
+      ValueError: the grid is empty, or a run has no evaluation with this metric.
+      ConfigError: a cell's configuration is wrong; nothing has been trained then.
+    """
+    runs = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
+    if not runs:
+        raise ValueError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
+    resolved = []
+    for row, column, file in runs:  # all of them first: a mistake in the last one costs no training
+        folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
+        resolved.append((folder, _resolve(file, folder, gin_files, settings or {})))
+    cells = []
+    for number, ((row, column, _), (folder, run)) in enumerate(zip(runs, resolved, strict=True), 1):
+        logging.info("%d/%d: %s, %s", number, len(runs), row, column)
+        result = run.configured()(run_config=run_folder.RunConfig(run.text))
+        if result.stopped_by:
+            raise RuntimeError(
+                f"stopped by {result.stopped_by} in {row}, {column}; the same command goes on from step {result.step}"
+            )
+        cells.append(_read(row, column, folder, parameters.count(result.params), metric))
+        jax.clear_caches()  # the programs of one cell are of no use to the next
+    _write(cells, output_dir, metric, title)
+    return cells
+
+
+def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") -> str:
+    """The cells as a markdown table: a line a row of the grid, the best value of each column in bold."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    larger = metric == "accuracy"
+    best = {
+        column: (max if larger else min)(cell.values[metric] for cell in cells if cell.column == column)
+        for column in columns
+    }
+    lines = [
+        f"## {title}",
+        "",
+        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps; the best of each column in bold.",
+        "",
+        "| | parameters | " + " | ".join(columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for row in dict.fromkeys(cell.row for cell in cells):
+        of_row = {cell.column: cell for cell in cells if cell.row == row}
+        numbers = " / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in of_row.values()))
+        shown = []
+        for column in columns:
+            value = of_row[column].values[metric] if column in of_row else None
+            text = "" if value is None else f"{value:.3f}"
+            shown.append(f"**{text}**" if value is not None and value == best[column] else text)
+        lines.append(f"| {row} | {numbers} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "Ablation") -> None:
+    """Draws the curves of all cells, a panel a column, as a PNG.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed; the message names the extra.
+    """
+    pyplot = _pyplot()
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    figure, panels = pyplot.subplots(1, len(columns), figsize=(5.5 * len(columns), 4), squeeze=False)
+    for column, panel in zip(columns, panels[0], strict=True):
+        for cell in cells:
+            if cell.column == column:
+                panel.plot(*zip(*cell.curve, strict=True), marker=".", label=cell.row)
+        panel.set(title=column, xlabel="step", ylabel=f"held-out {metric}")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.suptitle(title)
+    figure.tight_layout()
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    pyplot.close(figure)
+    paths.write_atomic(path, drawn.getvalue())
+
+
+def _resolve(file, folder, gin_files, settings):
+    bindings = [(name, repr(value)) for name, value in {**settings, "MODEL_DIR": folder}.items()]
+    return config.load("t5x_like.train.train", files=[file, *gin_files], bindings=bindings, given=("run_config",))
+
+
+def _read(row: str, column: str, folder: str, count: int, metric: str) -> Cell:
+    rows = metrics.read_metrics(folder)
+    evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
+    if not evaluations or metric not in evaluations[-1]:
+        raise ValueError(
+            f"{folder} has no evaluation with the metric {metric!r}: set EVAL_PERIOD, or another metric "
+            f"({', '.join(sorted(evaluations[-1])) if evaluations else 'it was never evaluated'})"
+        )
+    trained = max((r for r in rows if r["split"] == "train"), key=lambda r: r["step"])
+    return Cell(
+        row=row,
+        column=column,
+        parameters=count,
+        curve=tuple((r["step"], r[metric]) for r in evaluations),
+        values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
+        seconds_per_step=trained["seconds_per_step"],
+    )
+
+
+def _write(cells, output_dir, metric, title):
+    if jax.process_index():
+        return
+    text = table(cells, metric, title)
+    paths.write_atomic(paths.join(output_dir, TABLE), text)
+    described = [dataclasses.asdict(cell) for cell in cells]
+    paths.write_atomic(paths.join(output_dir, RESULTS), json.dumps(described, indent=2) + "\n")
+    logging.info("%s\n%s", paths.join(output_dir, TABLE), text)
+    try:
+        plot(cells, paths.join(output_dir, PLOT), metric, title)
+    except ModuleNotFoundError as error:
+        logging.warning("no plot: %s", error)
+
+
+def _pyplot():
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 't5x_like[plot]'", name="matplotlib") from None
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

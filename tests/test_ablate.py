@@ -1,0 +1,95 @@
+"""A grid of runs: trained, read again when they are finished, and compared."""
+
+import json
+import textwrap
+
+import pytest
+
+from t5x_like import ablate
+from t5x_like.ablate import Cell, table
+
+
+def cell(row, column, loss, parameters=10):
+    curve = ((10, loss + 1), (20, loss))
+    return Cell(row, column, parameters, curve, {"loss": loss, "accuracy": 1 / loss}, 0.1)
+
+
+CELLS = [cell("a", "left", 2.0), cell("a", "right", 4.0), cell("b", "left", 2.5, 20), cell("b", "right", 3.0, 20)]
+
+
+def test_the_best_of_each_column_is_in_bold():
+    lines = table(CELLS, title="Some grid").splitlines()
+    assert lines[0] == "## Some grid" and "loss after 20 steps" in lines[2]
+    assert lines[4:] == [
+        "| | parameters | left | right |",
+        "|---|---|---|---|",
+        "| a | 10 | **2.000** | 4.000 |",
+        "| b | 20 | 2.500 | **3.000** |",
+    ]
+    assert "| a | 10 | **0.500** | 0.250 |" in table(CELLS, "accuracy")
+
+
+def test_a_grid_may_have_holes():
+    assert "| b | 20 |  | **3.000** |" in table([CELLS[0], CELLS[1], CELLS[3]])
+
+
+def test_a_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="draws with matplotlib (extra `plot`)")
+    ablate.plot(CELLS, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+TINY = {
+    "VOCAB_SIZE": 1024,
+    "EMBED_DIM": 8,
+    "MLP_DIM": 8,
+    "NUM_HEADS": 2,
+    "HEAD_DIM": 4,
+    "LAYERS": 2,
+    "HALF_LAYERS": 1,
+    "BATCH_SIZE": 8,
+    "TRAIN_STEPS": 2,
+    "WARMUP_STEPS": 1,
+    "EVAL_PERIOD": 2,
+    "EVAL_STEPS": 1,
+    "LM_LENGTHS": {"targets": 16},
+    "PREFIX_LM_LENGTHS": {"inputs": 16, "targets": 16},
+}
+
+
+def test_runs_of_the_study_are_trained_and_compared(tmp_path):
+    grid = {
+        "language model": {"LM": "runs/study/language_model_lm.gin"},
+        "shared": {"LM": "runs/study/shared_lm.gin"},
+    }
+    arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["runs/study/small.gin"], "settings": TINY}
+    cells = ablate.ablate(**arguments)
+    assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [("language model", 2), ("shared", 2)]
+    assert cells[1].parameters > cells[0].parameters
+    assert {"language_model-lm", "shared-lm", "table.md", "results.json"} <= {path.name for path in tmp_path.iterdir()}
+    written = (tmp_path / "language_model-lm/metrics.jsonl").read_text()
+    again = ablate.ablate(**arguments)  # finished runs are read, not trained
+    assert again == cells
+    assert (tmp_path / "language_model-lm/metrics.jsonl").read_text() == written
+    assert [entry["row"] for entry in json.loads((tmp_path / "results.json").read_text())] == [
+        "language model",
+        "shared",
+    ]
+
+
+def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
+    (tmp_path / "wrong.gin").write_text(
+        textwrap.dedent("""
+            include 'runs/study/shared_lm.gin'
+            EMBED_DIMM = 3
+        """)
+    )
+    grid = {"a": {"LM": "runs/study/shared_lm.gin"}, "b": {"LM": str(tmp_path / "wrong.gin")}}
+    with pytest.raises(ValueError, match="EMBED_DIMM"):
+        ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings={"TRAIN_STEPS": 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_grid_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no cell"):
+        ablate.ablate(grid={}, output_dir=str(tmp_path))
