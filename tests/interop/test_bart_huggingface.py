@@ -1,0 +1,230 @@
+"""Folders of Hugging Face BART: there and back, and what does not fit. Parity with transformers is in tests/models."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import interop, parameters
+from t5x_like.interop import bart as mapping
+from t5x_like.interop import safetensors_files
+from t5x_like.models.bart import BartConfig
+
+CONFIG = BartConfig(
+    vocab_size=31,
+    embed_dim=6,
+    mlp_dim=10,
+    num_heads=2,
+    head_dim=3,
+    encoder_layers=2,
+    decoder_layers=3,
+    max_length=9,
+    attention_dropout_rate=0.2,
+)
+
+
+def leaves(model):
+    return parameters.stack(parameters.named_leaves(model))
+
+
+def make(config):
+    """A network of which no two tensors are alike, as new biases and norms would be."""
+    like, rng = jax.eval_shape(config.make, jax.random.key(0)), np.random.default_rng(0)
+    return parameters.map_named(lambda name, leaf: rng.normal(size=leaf.shape).astype(np.float32), like)
+
+
+@pytest.fixture
+def written(tmp_path):
+    model = make(CONFIG)
+    interop.to_huggingface({"model": model}, CONFIG, str(tmp_path))
+    return model, tmp_path
+
+
+def rewrite(folder, change):
+    tensors = dict(safetensors_files.Tensors(str(folder)))
+    change(tensors)
+    safetensors_files.write(str(folder), tensors)
+
+
+def describe(folder, **changes):
+    file = folder / "config.json"
+    described = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in described.items() if value != "absent"}))
+
+
+def assert_reads_back(written):
+    model, folder = written
+    expected, found = leaves(model), leaves(interop.from_huggingface(str(folder))[1])
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+# ---- there and back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_there_and_back(written, scan):
+    model, folder = written
+    config, read = interop.from_huggingface(str(folder), scan_layers=scan)
+    assert config == dataclasses.replace(CONFIG, scan_layers=scan)
+    assert parameters.logical_axes(read) == parameters.logical_axes(jax.eval_shape(config.make, jax.random.key(0)))
+    expected, found = leaves(model), leaves(read)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_tensors_by_hand(written):
+    model, folder = written
+    tensors = safetensors_files.Tensors(str(folder))
+    cross, there = model.decoder.layers[1].cross_attention, "model.decoder.layers.1.encoder_attn"
+    # [outputs, inputs], the outputs being head after head.
+    assert tensors[f"{there}.v_proj.weight"][1 * 3 + 2, 5] == cross.value.kernel[...][5, 1, 2]
+    assert tensors[f"{there}.v_proj.bias"][1 * 3 + 2] == cross.value.bias[...][1, 2]
+    assert tensors[f"{there}.out_proj.weight"][4, 1 * 3 + 2] == cross.out.kernel[...][1, 2, 4]
+    # Two rows more than there are positions.
+    assert tensors["model.encoder.embed_positions.weight"].shape == (11, 6)
+
+
+def test_every_parameter_is_in_the_table_once():
+    rows = mapping.table(CONFIG)
+    named = leaves(jax.eval_shape(dataclasses.replace(CONFIG, scan_layers=True).make, jax.random.key(0)))
+    assert sorted(row.ours for row in rows) == sorted([*(f"model/{name}" for name in named), "objective/logits/bias"])
+    assert len({row.theirs for row in rows}) == len(rows)
+
+
+def test_the_published_sizes_are_read_from_their_own_description(tmp_path):
+    # What facebook/bart-base says of its shape, beside much else.
+    described = {"model_type": "bart", "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "vocab_size": 50265}
+    described |= {f"{stack}_ffn_dim": 3072 for stack in ("encoder", "decoder")}
+    described |= {f"{stack}_attention_heads": 12 for stack in ("encoder", "decoder")}
+    described |= {"attention_dropout": 0.1, "activation_dropout": 0.1, "normalize_before": False}
+    described |= {"normalize_embedding": True, "scale_embedding": False, "add_bias_logits": False}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert interop.config_from_huggingface(str(tmp_path)) == BartConfig(attention_dropout_rate=0.1)
+
+
+# ---- spellings and copies ------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_bare_network_are_read(written):
+    def bare(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    rewrite(written[1], bare)
+    assert_reads_back(written)
+
+
+def test_marks_of_old_files_and_heads_of_fine_tuned_ones_are_no_strangers(written):
+    extra = ("encoder.version", "model.decoder.version", "classification_head.dense.weight", "qa_outputs.bias")
+    rewrite(written[1], lambda t: t.update({name: np.ones(3, np.float32) for name in extra}))
+    assert_reads_back(written)
+
+
+COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+
+
+def test_copies_of_the_embeddings_are_no_strangers(written):
+    rewrite(written[1], lambda t: t.update({name: t["model.shared.weight"] for name in COPIES}))
+    assert_reads_back(written)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_that_is_none_is_refused(written, name):
+    rewrite(written[1], lambda t: t.update({name: t["model.shared.weight"] + 1}))
+    with pytest.raises(ValueError, match=f"'{name}' differs from 'model.shared.weight'"):
+        interop.from_huggingface(str(written[1]))
+
+
+def test_a_bias_of_the_logits_must_be_zero(written):
+    bias = np.zeros((1, 31), np.float32)
+    rewrite(written[1], lambda t: t.update({"final_logits_bias": bias}))
+    assert_reads_back(written)
+    bias[0, 7] = -0.5
+    rewrite(written[1], lambda t: t.update({"final_logits_bias": bias}))
+    with pytest.raises(ValueError, match=r"'final_logits_bias' is not 0 everywhere \(its largest value is 0.5\)"):
+        interop.from_huggingface(str(written[1]))
+
+
+# ---- what does not fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t.pop("model.decoder.layers.2.encoder_attn_layer_norm.bias"),
+            r"'model.decoder.layers.2.encoder_attn_layer_norm.bias' is missing; "
+            r"model/decoder/layers/cross_attention_norm/bias \(6,\) needs it in shape \(6,\)",
+        ),
+        (
+            lambda t: t.update({"model.encoder.embed_positions.weight": np.ones((9, 6), np.float32)}),
+            r"'model.encoder.embed_positions.weight' has shape \(9, 6\); "
+            r"model/encoder_input/position_embedder/embedding \(11, 6\) needs it in shape \(11, 6\)",
+        ),
+        (
+            lambda t: t.update({"model.decoder.layer_norm.weight": np.ones(6, np.float32)}),
+            "no place for, such as 'model.decoder.layer_norm.weight'",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(written, change, message):
+    rewrite(written[1], change)
+    with pytest.raises(ValueError, match=message):
+        interop.from_huggingface(str(written[1]))
+
+
+def test_a_truncated_file_is_named(written):
+    file = written[1] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="model.safetensors"):
+        interop.from_huggingface(str(written[1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_ffn_dim": "absent"}, "does not say encoder_ffn_dim"),
+        ({"decoder_ffn_dim": 11}, "encoder_ffn_dim 10 and decoder_ffn_dim 11; here both stacks have the same"),
+        ({"decoder_attention_heads": 3}, "encoder_attention_heads 2 and decoder_attention_heads 3"),
+        ({"activation_function": "mish"}, "activation_function 'mish'; there are gelu, gelu_new"),
+        ({"scale_embedding": True}, "scale_embedding True; there is only False here"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False; there is only True here"),
+        ({"normalize_before": True}, "normalize_before True; there is only False here"),
+        ({"encoder_attention_heads": 4, "decoder_attention_heads": 4}, "d_model 6, which 4 heads do not divide"),
+    ],
+)
+def test_configs_of_another_network_are_refused(written, changes, message):
+    describe(written[1], **changes)
+    with pytest.raises(ValueError, match=message):
+        interop.from_huggingface(str(written[1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activations": ("silu", "linear")}, "no block with activations"),
+        ({"head_dim": 4}, r"embed_dim / num_heads = 6 / 2, not of head_dim=4"),
+        ({"position_offset": 0}, "position_offset=2 alone, not 0"),
+        ({"norm_epsilon": 1e-12}, "norm_epsilon=1e-05 alone, not 1e-12"),
+    ],
+)
+def test_a_network_that_transformers_lacks_is_not_written(tmp_path, changes, message):
+    config = dataclasses.replace(CONFIG, encoder_layers=1, decoder_layers=1, **changes)
+    with pytest.raises(ValueError, match=message):
+        interop.to_huggingface({"model": make(config)}, config, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_door_refuses_another_architecture_and_leaves_dropout_and_vocabulary_alone(written):
+    folder = str(written[1])
+    with pytest.raises(ValueError, match="decoder_layers: 3 there, 2 here"):
+        interop.read(folder, dataclasses.replace(CONFIG, decoder_layers=2))
+    read = interop.read(
+        folder, dataclasses.replace(CONFIG, vocab_size=99, dropout_rate=0.0, attention_dropout_rate=0.0)
+    )
+    assert read["model/token_embedder/embedding"].shape == (31, 6)
