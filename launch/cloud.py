@@ -19,8 +19,8 @@ CODE, ENVIRONMENT, ARCHIVE = "t5x_like", "t5x_like_venv", "t5x_like_code.tar.gz"
 SUPERVISE = f"python3 {CODE}/launch/supervise.py"
 LARGE_ARCHIVE = 200 * 2**20  # bytes; a checkout without its data is a few MB
 
-# A preempted VM does not say goodbye: a connection that went dead ends after 90 s, and gcloud, which tries ten times, waits
-# 10 s each time rather than minutes.
+# A preempted VM does not say goodbye: a connection that went dead ends after 90 s, and gcloud, which tries ten times,
+# waits 10 s each time rather than minutes.
 SSH_FLAGS = [
     f"--ssh-flag=-o{option}" for option in ("ConnectTimeout=10", "ServerAliveInterval=30", "ServerAliveCountMax=3")
 ]

@@ -31,7 +31,8 @@ fi
 say "installing t5x_like[$extra] at the versions of constraints.txt"
 # Other hosts of a slice ask the same index at the same moment: a refused request is tried again.
 for attempt in 1 2 3; do
-  if uv pip install --quiet --python "$venv/bin/python" --editable "$root[$extra]" --constraint "$root/constraints.txt"; then
+  if uv pip install --quiet --python "$venv/bin/python" --editable "${root}[$extra]" --constraint "$root/constraints.txt"
+  then
     printf '%s\n' "$wanted" >"$venv/installed"
     exit 0
   fi

@@ -352,6 +352,7 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
     if not folder.startswith("gs://"):
         raise LaunchError(
             f"--gin.MODEL_DIR={folder} is on the machine's own disk, which is lost when it is preempted or deleted, "
-            "and which other workers do not see: give gs://BUCKET/FOLDER. If it is a mounted file store: --local_model_dir"
+            "and which other workers do not see: give gs://BUCKET/FOLDER. "
+            "If it is a mounted file store: --local_model_dir"
         )
     check_bucket("--gin.MODEL_DIR", folder)

@@ -104,6 +104,7 @@ class Supervisor:
                 crashes = 1 if seconds >= self.options.reset_after else crashes + 1
                 if crashes > self.options.max_restarts:
                     self._say(f"{reason} after {seconds:.0f} s; giving up after {crashes - 1} restarts")
+                    code = max(code, 1)  # being killed again and again is a failure, and no preemption to others
                     break
                 self._say(
                     f"{reason} after {seconds:.0f} s; restart {crashes} of {self.options.max_restarts} "
