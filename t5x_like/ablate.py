@@ -54,7 +54,7 @@ def ablate(
       grid: row -> column -> gin file of a training run, as for `t5x_like train --gin_file`.
       output_dir: local folder or bucket; each cell's MODEL_DIR is a folder in it.
       gin_files: read after the file of every cell.
-      settings: macros for every cell, such as `{"TRAIN_STEPS": 1000}`; they win over all files.
+      settings: macros for every cell that reads them, such as `{"TRAIN_STEPS": 1000}`; they win over all files.
       metric: of the evaluation, the one that is compared and plotted.
       title: of the table.
 
@@ -62,7 +62,7 @@ def ablate(
       The cells, row by row.
 
     Raises:
-      ValueError: the grid is empty, or a run has no evaluation with this metric.
+      ValueError: the grid is empty, no cell reads a setting, or a run has no evaluation with this metric.
       ConfigError: a cell's configuration is wrong; nothing has been trained then.
     """
     runs = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
@@ -72,6 +72,8 @@ def ablate(
     for row, column, file in runs:  # all of them first: a mistake in the last one costs no training
         folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
         resolved.append((folder, _resolve(file, folder, gin_files, settings or {})))
+    if idle := sorted(frozenset.intersection(*(run.idle for _, run in resolved))):
+        raise ValueError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
     cells = []
     for number, ((row, column, _), (folder, run)) in enumerate(zip(runs, resolved, strict=True), 1):
         logging.info("%d/%d: %s, %s", number, len(runs), row, column)
@@ -139,8 +141,13 @@ def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "A
 
 
 def _resolve(file, folder, gin_files, settings):
-    bindings = [(name, repr(value)) for name, value in {**settings, "MODEL_DIR": folder}.items()]
-    return config.load("t5x_like.train.train", files=[file, *gin_files], bindings=bindings, given=("run_config",))
+    return config.load(
+        "t5x_like.train.train",
+        files=[file, *gin_files],
+        bindings=[("MODEL_DIR", repr(folder))],
+        common=[(name, repr(value)) for name, value in settings.items()],
+        given=("run_config",),
+    )
 
 
 def _read(row: str, column: str, folder: str, count: int, metric: str) -> Cell:

@@ -60,13 +60,15 @@ TINY = {
 def test_runs_of_the_study_are_trained_and_compared(tmp_path):
     grid = {
         "language model": {"LM": "runs/study/language_model_lm.gin"},
-        "shared": {"LM": "runs/study/shared_lm.gin"},
+        "half the layers": {"LM": "runs/study/six_layers_lm.gin"},
     }
     arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["runs/study/small.gin"], "settings": TINY}
     cells = ablate.ablate(**arguments)
-    assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [("language model", 2), ("shared", 2)]
+    assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [("language model", 2), ("half the layers", 2)]
     assert cells[1].parameters > cells[0].parameters
-    assert {"language_model-lm", "shared-lm", "table.md", "results.json"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"language_model-lm", "half_the_layers-lm", "table.md", "results.json"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
     written = (tmp_path / "language_model-lm/metrics.jsonl").read_text()
     again = ablate.ablate(**arguments)  # finished runs are read, not trained
     assert again == cells
@@ -87,6 +89,14 @@ def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
     grid = {"a": {"LM": "runs/study/shared_lm.gin"}, "b": {"LM": str(tmp_path / "wrong.gin")}}
     with pytest.raises(ValueError, match="EMBED_DIMM"):
         ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings={"TRAIN_STEPS": 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_that_no_cell_reads_is_refused(tmp_path):
+    grid = {"a": {"LM": "runs/study/shared_lm.gin"}}
+    settings = {"TRAIN_STEPS": 1, "HALF_LAYERS": 1}
+    with pytest.raises(ValueError, match="no cell of the grid reads HALF_LAYERS"):
+        ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings=settings)
     assert not (tmp_path / "out").exists()
 
 

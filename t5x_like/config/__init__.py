@@ -16,7 +16,7 @@ import gin
 
 from t5x_like.config.bound import arguments, taken
 from t5x_like.config.check import check
-from t5x_like.config.files import SHIPPED, SHIPPED_ROOT, Reader, Setting, locate
+from t5x_like.config.files import COMMON, SHIPPED, SHIPPED_ROOT, Reader, Setting, locate
 from t5x_like.config.operative import differences, flat_text, flatten, render
 from t5x_like.config.values import REQUIRED, ConfigError, from_command_line
 from t5x_like.config.walk import walk
@@ -41,10 +41,12 @@ class Resolved:
     Attributes:
       root: import path of the command's function.
       text: everything it runs with, in gin; see `operative`.
+      idle: the macros of `common` settings that it does not read.
     """
 
     root: str
     text: str
+    idle: frozenset[str] = frozenset()
 
     def configured(self) -> Callable[..., Any]:
         """The command's function with its arguments bound; the caller may give more by keyword.
@@ -69,6 +71,7 @@ def load(
     *,
     files: Sequence[str] = (),
     bindings: Sequence[tuple[str, str]] = (),
+    common: Sequence[tuple[str, str]] = (),
     search_paths: Sequence[str] = (),
     run_folder: str | None = None,
     given: Collection[str] = (),
@@ -82,6 +85,8 @@ def load(
         `search_paths`, or among the shipped ones.
       bindings: `(name, value)` pairs of the command line, read last: a macro, or `callable.parameter` with the name of
         the callable as short as it is unique.
+      common: macros with their values for several configurations together, as `bindings`; one that this configuration
+        does not read is no mistake.
       search_paths: folders with gin files.
       run_folder: a run whose stored configuration fills in what `files` leave open, above all its model. What it was
         trained on (`TASK_MACROS`) wins over shipped defaults. A callable that a shipped file sets up is set up by that
@@ -102,6 +107,8 @@ def load(
     for file in files:
         reader.read_file(file)
     reader.statements.drop_stored_setups()
+    for name, text in common:
+        reader.read_binding(name, text, COMMON)
     for name, text in bindings:
         reader.read_binding(name, text)
     for name, text in (stand_ins or {}).items():
@@ -110,4 +117,5 @@ def load(
             reader.statements.macros[name] = Setting(from_command_line(name, text), "stands in", SHIPPED)
     reached = walk(reader.statements, root)
     check(reader.statements, reached, given, root)
-    return Resolved(root, render(reader.statements, reached, root, given))
+    idle = frozenset(name for name, _ in common if name not in reached.macros)
+    return Resolved(root, render(reader.statements, reached, root, given), idle)

@@ -31,6 +31,8 @@ from t5x_like.config.values import (
 SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_configs"
 # Who set something. What is the user's must be of use; what is shipped or stored with a run may lie idle.
 SHIPPED, STORED, USER, COMMAND_LINE = "shipped", "stored", "user", "command line"
+# For several configurations together: it wins as the command line does, and may lie idle in some of them.
+COMMON = "common setting"
 # What a run was trained on, which other commands on that run take over.
 TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
@@ -189,15 +191,15 @@ class Reader:
         for name in ("MODEL_DIR", "CHECKPOINT_PATH"):
             self.statements.macros[name] = Setting(folder, folder, STORED)
 
-    def read_binding(self, name: str, text: str) -> None:
+    def read_binding(self, name: str, text: str, origin: str = COMMAND_LINE) -> None:
         """Reads `--gin.NAME=TEXT`."""
         value = from_command_line(name, text)
         try:
             (statement,) = parse(f"{name} = None", f"--gin.{name}")
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"--gin.{name}: this is no name of a macro or parameter") from error
-        line = _File(self, COMMAND_LINE, COMMAND_LINE, self._symbols)
-        line.take_binding(statement._replace(value=value), where=COMMAND_LINE)
+        line = _File(self, COMMAND_LINE, origin, self._symbols)
+        line.take_binding(statement._replace(value=value), where=origin)
 
     def add(self, name: str) -> str:
         """Makes the function or class with this import path known, and returns its name here."""
