@@ -158,8 +158,9 @@ class Tpu:
 
     def _gcloud(self, action: str, *words: str, group: str | None = None, **how) -> subprocess.CompletedProcess:
         group = group or ("queued-resources" if self.queued else "tpu-vm")
-        # gcloud reaches single VMs through the proxy in its alpha track alone.
-        track = ["alpha"] if self.tunnel and group == "tpu-vm" and action in ("ssh", "scp") else []
+        # What gcloud has in its alpha track alone: single VMs through the proxy, and shapes of v5p other than the default.
+        alpha = self.tunnel and group == "tpu-vm" and action in ("ssh", "scp") or "--type=v5p" in words
+        track = ["alpha"] if alpha else []
         return self.shell.run("gcloud", *track, "compute", "tpus", group, action, *words, *self._where, **how)
 
     def create(self, request: Request) -> None:
