@@ -54,6 +54,7 @@ def make_program(
     config = partitioning.for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     _check_batch(batch_shapes, microbatches, partitioner)
+    _check_inputs(config, objective, batch_shapes)
 
     def init(key):
         model_key, objective_key = jax.random.split(key)
@@ -86,6 +87,20 @@ def make_program(
         ),
         batch_shapes=batch_shapes,
     )
+
+
+def _check_inputs(config, objective, batch_shapes):
+    """Refuses an objective whose batches lack what the network reads."""
+    batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in batch_shapes.items()}
+    network = jax.eval_shape(config.make, jax.random.key(0))
+    try:
+        jax.eval_shape(lambda network, batch: network.embed(batch), network, batch)
+    except KeyError as error:
+        raise ValueError(
+            f"the network of {type(config).__name__} reads {error}, which {type(objective).__name__} does not give; it "
+            f"gives {', '.join(batch)}. Choose an objective for this kind of network: a file of objectives/ after "
+            "the run's, or a run file made for the family"
+        ) from None
 
 
 def _check_batch(shapes, microbatches, partitioner):
