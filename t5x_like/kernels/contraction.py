@@ -4,10 +4,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+# The name that rematerialisation knows the products by: within a function with a gradient of its own it sees no `dot`.
+PRODUCT = "contraction"
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+
 def contract(x: Float[Array, "..."], kernel: Float[Array, "..."], rank: int) -> Float[Array, "..."]:
     """Sums over the last `rank` dimensions of `x` and the first `rank` of `kernel`, as `jnp.tensordot`.
 
@@ -19,11 +22,16 @@ def contract(x: Float[Array, "..."], kernel: Float[Array, "..."], rank: int) -> 
       kernel: a parameter in the dtype to compute in, `[*inputs, *outputs]`.
       rank: how many dimensions are summed over.
     """
+    return checkpoint_name(_contract(x, kernel, rank), PRODUCT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _contract(x, kernel, rank):
     return jnp.tensordot(x, kernel, axes=rank)
 
 
 def _forward(x, kernel, rank):
-    return contract(x, kernel, rank), (x, kernel)
+    return _contract(x, kernel, rank), (x, kernel)
 
 
 def _backward(rank, residuals, dy):
@@ -35,4 +43,4 @@ def _backward(rank, residuals, dy):
     return dx, jax.lax.dot_general(x, dy, ((every_row, every_row), ((), ())))
 
 
-contract.defvjp(_forward, _backward)
+_contract.defvjp(_forward, _backward)

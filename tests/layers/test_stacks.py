@@ -1,12 +1,14 @@
 """Stacks of layers: scanned or unrolled, with and without rematerialisation."""
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from t5x_like import parameters
+from t5x_like.kernels.contraction import contract
 from t5x_like.kernels.dropout import dropout
 from t5x_like.layers import stacks
 
@@ -35,6 +37,27 @@ def loss(tree, x, remat="none", key=None):
 
 
 X = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
+
+
+def products(jaxpr):
+    """How many products of matrices a jaxpr does, those of its inner ones too."""
+    inner = [inner for equation in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(equation.params)]
+    return sum(equation.primitive.name == "dot_general" for equation in jaxpr.eqns) + sum(map(products, inner))
+
+
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
+def test_dots_keeps_products_with_parameters_and_full_computes_them_again(remat, again):
+    def layer(kernel, x, index, key):
+        return jnp.sin(contract(jnp.tanh(x), kernel, 1)), None
+
+    def squares(kernels, x):
+        x, _ = stacks.run(kernels, layer, x, number=NUMBER, remat=remat)
+        return jnp.sum(x**2)
+
+    kernels = jnp.ones((NUMBER, SIZE, SIZE))
+    jaxpr = jax.make_jaxpr(jax.grad(squares))(kernels, X).jaxpr
+    # One in the loop forward, two in the loop backward.
+    assert products(jaxpr) == 3 + again
 
 
 def test_both_layouts_start_from_the_same_values():
