@@ -28,16 +28,19 @@ def infer(
     input_path: str,
     output_path: str,
     mode: Literal["predict", "score"] = "predict",
+    objective: Any = None,
     data: Any = None,
     task_feature_lengths: Mapping[str, int] | None = None,
+    eos_id: int | None = None,
     batch_size: int = 32,
     partitioner: partitioning.Partitioner | None = None,
 ) -> str:
-    """Reads text or JSONL, predicts or scores with an encoder-decoder, and writes one JSON object a line.
+    """Reads text or JSONL, predicts or scores, and writes one JSON object a line.
 
     An input line is plain text (the inputs), or, in a `.jsonl` file, an object with `inputs` and, to score,
     `targets`. Either is text, for which `data` gives the vocabularies, or a list of token ids, which need none (and
-    no TensorFlow). What was finished before an interruption is not computed again.
+    no TensorFlow). An encoder-decoder answers the inputs; a decoder goes on with them as its prompt. What was finished
+    before an interruption is not computed again.
 
     Args:
       model: the family's configuration.
@@ -45,8 +48,11 @@ def infer(
       input_path: a `.txt` or `.jsonl` file, local or in a bucket.
       output_path: the file to write; it appears when complete.
       mode: `predict` (greedy) or `score` (log-probability of the targets in nats).
+      objective: what the network was trained on, which says how inputs and targets lie in a row; an encoder-decoder's
+        by default.
       data: a source with `vocabularies()`, or None for token ids.
       task_feature_lengths: the longest `inputs` and `targets` in tokens; longer ones are cut, and counted in a warning.
+      eos_id: the id that ends a prediction; by default the vocabulary's, or 1.
       batch_size: examples decoded at once.
       partitioner: mesh and rules; all devices by default.
 
@@ -63,8 +69,9 @@ def infer(
         raise ValueError(f"TASK_FEATURE_LENGTHS={lengths} lacks {sorted(missing)}")
     if os.path.abspath(input_path) == os.path.abspath(output_path):
         raise ValueError(f"input_path and output_path are both {input_path!r}")
+    layout = Layout.of(features.ENCODER_DECODER if objective is None else objective.features)
     records = list(read_records(input_path))
-    codec = Codec(data.vocabularies() if data is not None else None, lengths)
+    codec = Codec(data.vocabularies() if data is not None else None, lengths, layout, eos_id)
     examples = [codec.encode(number, record, needs_targets=mode == "score") for number, record in enumerate(records, 1)]
     codec.report()
 
@@ -72,9 +79,11 @@ def infer(
     batch_size = _round_up(batch_size, partitioner.axis_size("batch"))
     config = partitioning.for_platform(model, partitioner.platform)
     network = initial.load_model(checkpoint_path, config, partitioner)
-    compute = partitioner.jit(
-        (lambda network, batch: greedy(network, batch, max_length=lengths["targets"])) if mode == "predict" else score
-    )
+
+    def predict(network, batch):
+        return greedy(network, batch, max_length=lengths["targets"], eos_id=codec.eos_id)
+
+    compute = partitioner.jit(predict if mode == "predict" else score)
 
     fingerprint = _fingerprint(records, checkpoint_path, mode, lengths, batch_size)
     parts = PartFiles(output_path, fingerprint)
@@ -85,7 +94,8 @@ def infer(
             rows = []
             for start in range(part * size, min((part + 1) * size, len(examples)), batch_size):
                 chunk = examples[start : start + batch_size]
-                result = jax.device_get(compute(network, partitioner.put_batch(_batch(chunk, batch_size, lengths))))
+                batch = layout.batch(chunk, batch_size, lengths)
+                result = jax.device_get(compute(network, partitioner.put_batch(batch)))
                 for offset, record in enumerate(records[start : start + batch_size]):
                     rows.append({"index": start + offset, **record, **codec.decode(mode, result, offset)})
                 progress.advance(bar, len(chunk))
@@ -95,45 +105,146 @@ def infer(
     return output_path
 
 
-@dataclasses.dataclass
-class Codec:
-    """Turns records into token ids and results into what is written."""
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How inputs and targets lie in the rows of a batch.
 
-    vocabularies: Mapping[str, Any] | None
-    lengths: Mapping[str, int]
-    cut: int = 0
+    Attributes:
+      encoder: whether inputs go into an encoder of their own; elsewhere the targets follow them.
+      text_to_text: whether inputs end in EOS, as those of text-to-text tasks do; a text that is continued does not.
+      bos: what stands in front of a decoder's inputs.
+      prefix: whether the decoder reads them all at once.
+    """
+
+    encoder: bool = True
+    text_to_text: bool = True
+    bos: tuple[int, ...] = ()
+    prefix: bool = False
+
+    @classmethod
+    def of(cls, spec: features.FeatureSpec) -> "Layout":
+        """That of a spec.
+
+        Raises:
+          ValueError: there is no decoder to predict tokens.
+        """
+        roles = {feature.name: feature.role for feature in spec.features}
+        if "decoder_input_tokens" not in roles:
+            raise ValueError(
+                f"the objective reads {', '.join(roles)}: there is no decoder, which infer needs to predict or score"
+            )
+        return cls(
+            encoder="encoder_input_tokens" in roles,
+            text_to_text="inputs" in spec.task_features,
+            bos=(spec.bos_id,) if roles["decoder_input_tokens"] == "shifted" else (),
+            prefix="decoder_prefix" in roles,
+        )
+
+    def batch(
+        self, examples: Sequence[Mapping[str, list[int]]], rows: int, lengths: Mapping[str, int]
+    ) -> dict[str, np.ndarray]:
+        """Examples padded to `rows` rows, each array int32 `[rows, length]`.
+
+        Args:
+          examples: `inputs`, and `targets` where they are to be scored.
+          rows: as many as there are examples, or more.
+          lengths: of `inputs` and `targets`, the longest.
+        """
+        if self.encoder:
+            arrays = {
+                name: _padded([example.get(name, []) for example in examples], rows, lengths[name])
+                for name in ("inputs", "targets")
+            }
+            return batches.from_arrays(features.ENCODER_DECODER, arrays)
+        prompts = [[*self.bos, *example["inputs"]] for example in examples]
+        room = len(self.bos) + lengths["inputs"]
+        wholes = prompts
+        if scored := "targets" in examples[0]:
+            wholes = [prompt + example["targets"] for prompt, example in zip(prompts, examples, strict=True)]
+            room += lengths["targets"] - 1
+        read = [whole[:-1] for whole in wholes] if scored else wholes
+        columns = {"decoder_input_tokens": read, "decoder_segment_ids": [[1] * len(row) for row in read]}
+        if self.prefix:
+            columns["decoder_prefix"] = [[1] * len(prompt) for prompt in prompts]
+        if scored:
+            columns["decoder_target_tokens"] = [whole[1:] for whole in wholes]
+            columns["decoder_loss_weights"] = [
+                [int(place + 1 >= len(prompt)) for place in range(len(row))]
+                for prompt, row in zip(prompts, read, strict=True)
+            ]
+        return {name: _padded(column, rows, room) for name, column in columns.items()}
+
+
+def _padded(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
+    array = np.zeros((rows, length), np.int32)
+    for row, sequence in enumerate(sequences):
+        array[row, : len(sequence)] = sequence
+    return array
+
+
+class Codec:
+    """Turns records into token ids and results into what is written.
+
+    Attributes:
+      eos_id: what ends text.
+      cut: how many sequences were too long.
+    """
+
+    def __init__(
+        self,
+        vocabularies: Mapping[str, Any] | None,
+        lengths: Mapping[str, int],
+        layout: Layout = Layout(),  # noqa: B008 (frozen)
+        eos_id: int | None = None,
+    ):
+        """Args:
+        vocabularies: of `targets`, and of `inputs` where they have another one; None for token ids.
+        lengths: of `inputs` and `targets`, the longest.
+        layout: says whether inputs end in EOS, and whether they may be empty.
+        eos_id: None for the vocabulary's, or 1.
+        """
+        self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
+        if eos_id is None and vocabularies is not None:
+            eos_id = vocabularies["targets"].eos_id
+        self.eos_id, self.cut = EOS_ID if eos_id is None else eos_id, 0
 
     def encode(self, number: int, record: Mapping[str, Any], *, needs_targets: bool) -> dict[str, list[int]]:
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
-        return {name: self._ids(number, record, name) for name in wanted}
+        example = {name: self._ids(number, record, name) for name in wanted}
+        if not (self._layout.encoder or self._layout.bos or example["inputs"]):
+            raise ValueError(f"line {number}: 'inputs' is empty, and this objective has no BOS to go on from")
+        return example
 
     def _ids(self, number, record, name) -> list[int]:
         if name not in record:
             raise ValueError(f"line {number} has no {name!r}, only {sorted(record)}")
-        value = record[name]
+        value, length = record[name], self._lengths[name]
+        ended = name == "targets" or self._layout.text_to_text
         if isinstance(value, str):
-            if self.vocabularies is None:
+            if self._vocabularies is None:
                 raise ValueError(
                     f"line {number}: {name!r} is text; give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids"
                 )
-            value = list(self.vocabularies[name].encode(value)) + [EOS_ID]
+            vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
+            value = list(vocabulary.encode(value)) + [self.eos_id] * ended
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
             raise ValueError(f"line {number}: {name!r} must be text or a list of token ids, not {value!r:.80}")
-        if len(value) > self.lengths[name]:
+        if len(value) > length:
             self.cut += 1
-            value = value[: self.lengths[name] - 1] + [EOS_ID]
+            # A text is continued from its end.
+            value = value[: length - 1] + [self.eos_id] if ended else value[-length:]
         return value
 
     def report(self) -> None:
         if self.cut:
-            logging.warning("%d sequences were longer than %s and have been cut", self.cut, dict(self.lengths))
+            logging.warning("%d sequences were longer than %s and have been cut", self.cut, dict(self._lengths))
 
     def decode(self, mode: str, result: Any, row: int) -> dict[str, Any]:
         if mode == "score":
             return {"score": float(result[row])}
         tokens = [int(token) for token in result.tokens[row]]
-        tokens = tokens[: tokens.index(EOS_ID)] if EOS_ID in tokens else tokens
-        shown = self.vocabularies["targets"].decode(tokens) if self.vocabularies is not None else tokens
+        tokens = tokens[: tokens.index(self.eos_id)] if self.eos_id in tokens else tokens
+        shown = self._vocabularies["targets"].decode(tokens) if self._vocabularies is not None else tokens
         return {"prediction": shown, "log_probability": float(result.log_probability[row])}
 
 
@@ -199,20 +310,6 @@ class PartFiles:
         joined = b"".join(self._filesystem.cat_file(self._part(index)) for index in range(self.count()))
         self._write(self._path, joined.decode())
         self._filesystem.rm(self._folder, recursive=True)
-
-
-def _batch(examples: Sequence[Mapping[str, list[int]]], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Examples padded to `rows` rows as the features of an encoder-decoder."""
-
-    def padded(name):
-        array = np.zeros((rows, lengths[name]), np.int32)
-        for row, example in enumerate(examples):
-            tokens = example.get(name, [])
-            array[row, : len(tokens)] = tokens
-        return array
-
-    arrays = {"inputs": padded("inputs"), "targets": padded("targets")}
-    return batches.from_arrays(features.ENCODER_DECODER, arrays)
 
 
 def _fingerprint(records, checkpoint_path, mode, lengths, batch_size) -> str:

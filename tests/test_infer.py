@@ -2,9 +2,16 @@
 
 import json
 
+import jax
+import numpy as np
 import pytest
 
-from t5x_like.infer import Codec, PartFiles, read_records
+from t5x_like import interop
+from t5x_like.data.features import MASKED_LM
+from t5x_like.infer import Codec, Layout, PartFiles, infer, read_records
+from t5x_like.models.gpt import GPTConfig
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.prefix_lm import PrefixLM
 
 
 def test_text_and_jsonl_records(tmp_path):
@@ -31,6 +38,8 @@ def test_an_empty_file_is_refused(tmp_path):
 
 class Words:
     """A vocabulary of letters: a is 2, b is 3, …"""
+
+    eos_id = 1
 
     def encode(self, text):
         return [ord(letter) - 95 for letter in text]
@@ -61,6 +70,124 @@ def test_text_gets_eos_and_what_is_too_long_is_cut_and_counted():
 def test_records_that_cannot_be_encoded_are_named(record, message):
     with pytest.raises(ValueError, match=message):
         Codec(None, {"inputs": 4, "targets": 4}).encode(7, record, needs_targets=False)
+
+
+# ---- decoders ----------------------------------------------------------------------------------------------------
+
+CAUSAL = Layout.of(CausalLM(bos_id=9).features)
+WINDOWS = Layout.of(CausalLM(bos_id=None).features)
+PREFIX = Layout.of(PrefixLM().features)
+LENGTHS = {"inputs": 3, "targets": 2}
+
+
+def test_objectives_say_how_rows_are_laid_out():
+    assert Layout.of(PrefixLM(bos_id=7, causal_inputs=True).features) == Layout(encoder=False, bos=(7,))
+    assert PREFIX.prefix and PREFIX.text_to_text and not CAUSAL.text_to_text
+    assert (CAUSAL.bos, WINDOWS.bos) == ((9,), ())
+    with pytest.raises(ValueError, match="reads encoder_input_tokens.*there is no decoder"):
+        Layout.of(MASKED_LM)
+
+
+def test_a_text_to_be_continued_has_no_end_and_is_cut_at_its_start():
+    codec = Codec({"targets": Words()}, LENGTHS, CAUSAL)
+    assert codec.encode(1, {"inputs": "ab"}, needs_targets=False) == {"inputs": [2, 3]}
+    assert codec.encode(1, {"inputs": "abcde", "targets": "f"}, needs_targets=True) == {
+        "inputs": [4, 5, 6],
+        "targets": [7, 1],
+    }
+    assert Codec({"targets": Words()}, LENGTHS, PREFIX).encode(1, {"inputs": "ab"}, needs_targets=False) == {
+        "inputs": [2, 3, 1]
+    }
+
+
+def test_an_empty_prompt_needs_a_bos():
+    assert Codec(None, LENGTHS, CAUSAL).encode(1, {"inputs": []}, needs_targets=False) == {"inputs": []}
+    with pytest.raises(ValueError, match="line 4: 'inputs' is empty, and this objective has no BOS"):
+        Codec(None, LENGTHS, WINDOWS).encode(4, {"inputs": []}, needs_targets=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "prompts", "prefix"),
+    [
+        (CAUSAL, [[9, 5, 0, 0], [9, 5, 6, 0], [0] * 4], None),
+        (WINDOWS, [[5, 0, 0], [5, 6, 0], [0] * 3], None),
+        (PREFIX, [[0, 5, 0, 0], [0, 5, 6, 0], [0] * 4], [[1, 1, 0, 0], [1, 1, 1, 0], [0] * 4]),
+    ],
+    ids=["causal", "windows", "prefix"],
+)
+def test_prompts_are_rows_that_segment_ids_end(layout, prompts, prefix):
+    batch = layout.batch([{"inputs": [5]}, {"inputs": [5, 6]}], 3, LENGTHS)
+    np.testing.assert_array_equal(batch["decoder_input_tokens"], prompts)
+    front = len(layout.bos)
+    np.testing.assert_array_equal(batch["decoder_segment_ids"].sum(axis=1), [1 + front, 2 + front, 0])
+    assert ("decoder_prefix" in batch) == layout.prefix
+    if prefix:
+        np.testing.assert_array_equal(batch["decoder_prefix"], prefix)
+    assert "decoder_loss_weights" not in batch
+
+
+@pytest.mark.parametrize(
+    ("layout", "read", "predicted", "weights"),
+    [
+        (CAUSAL, [9, 5, 0, 7, 0], [5, 0, 7, 1, 0], [0, 0, 1, 1, 0]),
+        (WINDOWS, [5, 0, 7, 0], [0, 7, 1, 0], [0, 1, 1, 0]),
+    ],
+    ids=["causal", "windows"],
+)
+def test_only_targets_are_scored_and_a_token_0_is_a_token(layout, read, predicted, weights):
+    batch = layout.batch([{"inputs": [5, 0], "targets": [7, 1]}], 1, LENGTHS)
+    np.testing.assert_array_equal(batch["decoder_input_tokens"], [read])
+    np.testing.assert_array_equal(batch["decoder_target_tokens"], [predicted])
+    np.testing.assert_array_equal(batch["decoder_loss_weights"], [weights])
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    """A folder with a small GPT-2, and the network."""
+    config = GPTConfig(vocab_size=23, embed_dim=16, mlp_dim=64, num_heads=2, head_dim=8, num_layers=2, max_length=12)
+    model = config.make(jax.random.key(0))
+    model = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), model)
+    folder = str(tmp_path_factory.mktemp("gpt"))
+    interop.to_huggingface({"model": model}, config, folder)
+    return folder, model
+
+
+def run(gpt, tmp_path, lines, **options):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output = infer(
+        model=gpt[1].config,
+        checkpoint_path=gpt[0],
+        input_path=str(tmp_path / "in.jsonl"),
+        output_path=str(tmp_path / "out.jsonl"),
+        **options,
+    )
+    return list(read_records(output))
+
+
+def test_a_decoder_goes_on_with_prompts_and_scores_what_follows_them(gpt, tmp_path):
+    prompts, new = [[3, 4, 5], [6], [7, 8]], 4
+    options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": new}, eos_id=22)
+    rows = run(gpt, tmp_path, [{"inputs": prompt} for prompt in prompts], **options)
+
+    def following(tokens):
+        """The log-probabilities of the token after each."""
+        batch = {"decoder_input_tokens": np.array([tokens])}
+        return np.asarray(jax.nn.log_softmax(gpt[1].unembed(gpt[1](batch).hidden)))[0]
+
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens, total = [22, *prompt], 0.0
+        for _ in range(new):
+            after = following(tokens)[-1]
+            tokens, total = [*tokens, int(after.argmax())], total + after.max()
+        assert 22 not in tokens[1:]
+        assert row["prediction"] == tokens[1 + len(prompt) :]
+        assert row["log_probability"] == pytest.approx(total, rel=1e-5)
+    pairs = [{"inputs": row["inputs"], "targets": row["prediction"]} for row in rows]
+    scores = [row["score"] for row in run(gpt, tmp_path, pairs, mode="score", **options)]
+    np.testing.assert_allclose(scores, [row["log_probability"] for row in rows], rtol=1e-5)
+
+
+# ---- output ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])

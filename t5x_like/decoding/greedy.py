@@ -27,65 +27,86 @@ class Generated:
     log_probability: Float[Array, "batch"]
 
 
+@struct.dataclass
+class Start:
+    """Where decoding starts from.
+
+    Attributes:
+      previous: the token before the first to be generated.
+      cache: of what is before that.
+      index: where in the cache `previous` goes.
+      limit: how many tokens each row can have at most.
+    """
+
+    previous: Int[Array, "batch"]
+    cache: Any
+    index: int = struct.field(pytree_node=False)
+    limit: Int[Array, "batch"]
+
+
 def greedy(
     model: Any, batch: Mapping[str, Int[Array, "batch inputs"]], *, max_length: int, eos_id: int = EOS_ID
 ) -> Generated:
     """Decodes `max_length` tokens at most for each row: an encoder-decoder's answer, or a decoder's continuation.
 
     What is given is read in one pass: the encoder with the keys and values of the cross-attention, or the prompts.
-    Decoding ends early when every row has produced EOS.
+    Decoding ends early when every row has produced EOS, or when there is no position left for what it has produced.
 
     Args:
       model: offers `decode_step` and `unembed`; and `encode` and `init_cache`, or `prefill` for prompts.
-      batch: `encoder_input_tokens`, 0 for padding; or prompts, `decoder_input_tokens` with padding behind them, which
-        `decoder_segment_ids` marks by 0.
+      batch: `encoder_input_tokens`, 0 for padding; or prompts as `prompts.aligned` reads them.
       max_length: tokens to generate at most, EOS included.
       eos_id: the id that ends a row.
-
-    Raises:
-      ValueError: the network has not as many positions.
     """
-    read = _read_inputs if "encoder_input_tokens" in batch else _read_prompts
-    first, previous, cache = read(model, batch, max_length)
-    rows = len(previous)
+    start = (_inputs if "encoder_input_tokens" in batch else _prompts)(model, batch, max_length)
+    rows = len(start.previous)
 
     def unfinished(carry):
-        index, _, _, finished, _, _ = carry
-        return (index < max_length) & ~jnp.all(finished)
+        count, _, _, finished, _, _ = carry
+        return (count < max_length) & ~jnp.all(finished)
 
     def advance(carry):
-        index, previous, cache, finished, tokens, score = carry
-        hidden, cache = model.decode_step(previous[:, None], cache, first + index)
+        count, previous, cache, finished, tokens, score = carry
+        hidden, cache = model.decode_step(previous[:, None], cache, start.index + count)
         log_probabilities = jax.nn.log_softmax(model.unembed(hidden)[:, 0])
         best = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
         gained = jnp.take_along_axis(log_probabilities, best[:, None], axis=-1)[:, 0]
         best = jnp.where(finished, 0, best)
         score = score + jnp.where(finished, 0.0, gained)
-        tokens = jax.lax.dynamic_update_slice(tokens, best[:, None], (0, index))
-        return index + 1, best, cache, finished | (best == eos_id), tokens, score
+        tokens = jax.lax.dynamic_update_slice(tokens, best[:, None], (0, count))
+        finished = finished | (best == eos_id) | (count + 1 >= start.limit)
+        return count + 1, best, cache, finished, tokens, score
 
-    start = (
+    first = (
         jnp.zeros((), jnp.int32),
-        previous,
-        cache,
+        start.previous,
+        start.cache,
         jnp.zeros((rows,), bool),
         jnp.zeros((rows, max_length), jnp.int32),
         jnp.zeros((rows,), jnp.float32),
     )
-    *_, tokens, score = jax.lax.while_loop(unfinished, advance, start)
+    *_, tokens, score = jax.lax.while_loop(unfinished, advance, first)
     return Generated(tokens=tokens, log_probability=score)
 
 
-def _read_inputs(model, batch, max_length):
-    """Where the first token goes in the cache, what precedes it [batch], and the cache."""
+def _inputs(model, batch, max_length) -> Start:
     rows = batch["encoder_input_tokens"].shape[0]
-    return 0, jnp.full((rows,), BOS_ID, jnp.int32), model.init_cache(rows, max_length, model.encode(batch))
+    return Start(
+        previous=jnp.full((rows,), BOS_ID, jnp.int32),
+        cache=model.init_cache(rows, max_length, model.encode(batch)),
+        index=0,
+        limit=jnp.full((rows,), max_length),
+    )
 
 
-def _read_prompts(model, batch, max_length):
-    """The same for prompts; their last token, already in the cache, is decoded once more to start with."""
+def _prompts(model, batch, max_length) -> Start:
+    """The prompts' last token, which is in the cache already, is decoded once more to start with."""
     prompts = aligned(batch)
-    tokens = prompts["decoder_input_tokens"]
-    # What is generated last is never read.
-    cache = model.prefill(prompts, tokens.shape[1] + max_length - 1)
-    return tokens.shape[1] - 1, tokens[:, -1], cache
+    tokens, lengths = prompts["decoder_input_tokens"], jnp.sum(prompts["decoder_segment_ids"], axis=1)
+    return Start(
+        previous=tokens[:, -1],
+        # What is generated last is never read: it needs neither a slot nor a position.
+        cache=model.prefill(prompts, tokens.shape[1] + max_length - 1),
+        index=tokens.shape[1] - 1,
+        limit=model.config.max_length - lengths + 1,
+    )

@@ -14,18 +14,24 @@ def aligned(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[Ar
     `[a b c 0 0]` becomes `[0 0 a b c]` with positions `[0 0 0 1 2]`.
 
     Args:
-      batch: `decoder_input_tokens`; `decoder_segment_ids`, 0 for padding, unless all rows are full (of a packed row
-        the first segment is the prompt); `decoder_prefix` where the network is to see prompts whole. A row without any
-        token is read as one token 0.
+      batch: `decoder_input_tokens`; `decoder_segment_ids`, 0 for padding, unless all rows are full (of a packed row the
+        first segment is read); `decoder_loss_weights` where rows go on with what is to be predicted: the prompt ends
+        with the first token that has a weight; `decoder_prefix` where the network is to see prompts whole.
 
     Returns:
-      The same features, `decoder_segment_ids` and `decoder_positions` always among them.
+      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, where it is given, `decoder_prefix`. Each
+      row has at least one token: one without any is read as a token 0.
     """
     tokens = batch["decoder_input_tokens"]
     rows, length = tokens.shape
-    segments = batch.get("decoder_segment_ids", jnp.ones((rows, length), jnp.int32))
-    count = jnp.maximum(jnp.sum(segments == FIRST_SEGMENT, axis=1, keepdims=True), 1)
-    positions = jnp.arange(length) - (length - count)
+    count = jnp.full((rows, 1), length)
+    if "decoder_segment_ids" in batch:
+        count = jnp.sum(batch["decoder_segment_ids"] == FIRST_SEGMENT, axis=1, keepdims=True)
+    if "decoder_loss_weights" in batch:
+        predicted = batch["decoder_loss_weights"] > 0
+        before = jnp.where(jnp.any(predicted, axis=1), jnp.argmax(predicted, axis=1), length)[:, None]
+        count = jnp.minimum(count, before + 1)
+    positions = jnp.arange(length) - (length - jnp.maximum(count, 1))
     real = positions >= 0
 
     def moved(x):

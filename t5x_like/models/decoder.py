@@ -114,11 +114,7 @@ class Decoder(nnx.Module):
           batch: rows whose padding is in front, so that the next token of all of them has the same slot: as
             `decoding.prompts.aligned` makes them.
           room: slots of the cache, those of the prompts included.
-
-        Raises:
-          ValueError: there are not as many positions.
         """
-        checks.row_length(self.config, room)
         captured = self(batch, capture=(_KEYS, _VALUES)).captured
         scanned = stacks.is_scanned(self.decoder.layers)
 
