@@ -89,18 +89,37 @@ def make_program(
     )
 
 
+class _Reading(dict):
+    """A batch that remembers which of its features were read."""
+
+    def __init__(self, batch: Mapping[str, Any], read: set[str]):
+        super().__init__(batch)
+        self._read = read
+
+    def __getitem__(self, name):
+        self._read.add(name)
+        return super().__getitem__(name)
+
+
 def _check_inputs(config, objective, batch_shapes):
-    """Refuses an objective whose batches lack what the network reads."""
+    """Refuses an objective whose batches lack tokens that the network reads, or hold tokens that it does not."""
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in batch_shapes.items()}
     network = jax.eval_shape(config.make, jax.random.key(0))
+    read: set[str] = set()
     try:
-        jax.eval_shape(lambda network, batch: network.embed(batch), network, batch)
+        jax.eval_shape(lambda network, batch: network.embed(_Reading(batch, read)), network, batch)
     except KeyError as error:
-        raise ValueError(
-            f"the network of {type(config).__name__} reads {error}, which {type(objective).__name__} does not give; it "
-            f"gives {', '.join(batch)}. Choose an objective for this kind of network: a file of objectives/ after "
-            "the run's, or a run file made for the family"
-        ) from None
+        problem = f"{error} is not among them"
+    else:
+        ignored = [name for name in batch if name.endswith("_input_tokens") and name not in read]
+        if not ignored:
+            return
+        problem = f"it does not read {ignored[0]!r}"
+    raise ValueError(
+        f"{type(config).__name__} is no network for {type(objective).__name__}, whose features are {', '.join(batch)}: "
+        f"{problem}. Give an objective of its kind: a file of objectives/ after the run's, or a run file made for the "
+        "family, such as runs/bert.gin or runs/gpt.gin"
+    )
 
 
 def _check_batch(shapes, microbatches, partitioner):
