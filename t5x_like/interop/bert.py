@@ -86,6 +86,8 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> BertCon
         raise ValueError(
             f"{where}/config.json has hidden_size {described['hidden_size']}, which {heads} heads do not divide"
         )
+    if "RobertaForMaskedLM" in described.get("architectures", ()):
+        _check_head(_ACTIVATIONS[activation], f"{where}/config.json has hidden_act {activation!r}")
     padding = described.get("pad_token_id", _PADDING[described["model_type"]])
     offset = padding + 1 if described["model_type"] == "roberta" else 0
     return BertConfig(
@@ -125,6 +127,8 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
     present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
     if present not in _ARCHITECTURES[kind]:
         raise ValueError(f"transformers has no {kind} network with the heads {', '.join(present)}")
+    if _ARCHITECTURES[kind][present] == "RobertaForMaskedLM":
+        _check_head(config.activations[0], f"the network has activations {config.activations}")
     special = {"bos_token_id": 0, "eos_token_id": 2} if kind == "roberta" else {}
     return {
         "architectures": [_ARCHITECTURES[kind][present]],
@@ -137,6 +141,14 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         **special,
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }
+
+
+def _check_head(activation: str, found: str) -> None:
+    if activation != "gelu_exact":
+        raise ValueError(
+            f"{found}, but transformers' masked-LM head of RoBERTa has the exact GELU whatever that says; the head here "
+            "has the network's activation"
+        )
 
 
 def table(config: BertConfig) -> list[Row]:

@@ -78,8 +78,10 @@ class BertConfig:
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         checks.computation(self)
-        if self.position_offset < 0:
-            raise ValueError(f"BertConfig.position_offset={self.position_offset} must not be negative")
+        for name in ("position_offset", "padding_id"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"BertConfig.{name}={value!r} must be a whole number of at least 0")
 
     @property
     def compute_dtype(self) -> str:

@@ -1,0 +1,211 @@
+"""BERT and RoBERTa against transformers: random weights, reduced odd configurations, float32, with padding.
+
+Parity means, for each tensor: max|a - b| <= 2e-5 · max(max|b|, 1e-3 · the largest value among all tensors of its kind).
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import interop, parameters
+from t5x_like.interop import tables
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
+
+torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
+transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
+
+pytestmark = pytest.mark.parity
+
+ROWS, LENGTH, PREDICTIONS = 3, 23, 5
+
+
+def reduced_config(number):
+    """Odd sizes from a fixed seed; even numbers are BERT with both heads, odd ones RoBERTa."""
+    rng = np.random.default_rng(2000 + number)
+    heads = int(rng.integers(1, 6))
+    is_bert = number % 2 == 0
+    return (transformers.BertConfig if is_bert else transformers.RobertaConfig)(
+        vocab_size=int(rng.integers(41, 131)),
+        hidden_size=heads * int(rng.integers(3, 12)),
+        intermediate_size=int(rng.integers(11, 70)),
+        num_attention_heads=heads,
+        num_hidden_layers=int(rng.integers(1, 5)),
+        # Whatever RoBERTa's is, transformers' masked-LM head of it has the exact GELU.
+        hidden_act=["gelu", "gelu_new", "relu", "gelu_pytorch_tanh"][number // 2] if is_bert else "gelu",
+        type_vocab_size=int(rng.integers(2, 5)) if is_bert else 1,
+        pad_token_id=0 if is_bert else int(rng.integers(0, 4)),
+        max_position_embeddings=int(rng.integers(LENGTH + 4, 40)),
+        layer_norm_eps=1e-12 if is_bert else 1e-5,
+        attn_implementation="eager",
+    )
+
+
+@dataclasses.dataclass
+class Pair:
+    """The same network and heads twice, and a batch of padded rows for both."""
+
+    theirs: object
+    config: object
+    objective: object
+    params: dict
+    batch: dict
+
+    @property
+    def real(self):
+        return self.batch["encoder_segment_ids"] == 1
+
+    def outputs(self):
+        rows = np.arange(ROWS)[:, None]
+        labels = np.full((ROWS, LENGTH), -100)
+        chosen = self.batch["masked_weights"] == 1
+        labels[np.broadcast_to(rows, chosen.shape)[chosen], self.batch["masked_positions"][chosen]] = self.batch[
+            "masked_targets"
+        ][chosen]
+        given = {"input_ids": self.batch["encoder_input_tokens"], "attention_mask": self.real, "labels": labels}
+        if "next_sentence_label" in self.batch:
+            given |= {
+                "token_type_ids": self.batch["token_types"],
+                "next_sentence_label": self.batch["next_sentence_label"],
+            }
+        given = {name: torch.tensor(array).long() for name, array in given.items()}
+        return self.theirs(**given, output_hidden_states=True, output_attentions=True)
+
+
+def make_batch(rng, described):
+    """Rows of different lengths, each with up to `PREDICTIONS` masked positions."""
+    lengths = np.array([LENGTH, LENGTH - 4, LENGTH - 11])
+    tokens = rng.integers(described.pad_token_id + 1, described.vocab_size, (ROWS, LENGTH))
+    real = np.arange(LENGTH) < lengths[:, None]
+    predictions = np.array([PREDICTIONS, 1, PREDICTIONS - 2])
+    positions = np.zeros((ROWS, PREDICTIONS), np.int64)
+    for row in range(ROWS):
+        positions[row, : predictions[row]] = np.sort(rng.choice(lengths[row], predictions[row], replace=False))
+    weights = np.arange(PREDICTIONS) < predictions[:, None]
+    batch = {
+        "encoder_input_tokens": np.where(real, tokens, described.pad_token_id),
+        "encoder_segment_ids": real,
+        "masked_positions": positions,
+        "masked_targets": rng.integers(0, described.vocab_size, (ROWS, PREDICTIONS)) * weights,
+        "masked_weights": weights,
+    }
+    if described.model_type == "bert":
+        batch["token_types"] = rng.integers(0, described.type_vocab_size, (ROWS, LENGTH)) * real
+        batch["next_sentence_label"] = np.array([[0], [1], [1]])
+    return {name: array.astype(np.int32) for name, array in batch.items()}
+
+
+@pytest.fixture(scope="module", params=range(8), ids=lambda number: f"{('bert', 'roberta')[number % 2]}{number}")
+def pair(request, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("theirs"))
+    torch.manual_seed(request.param)
+    described = reduced_config(request.param)
+    is_bert = described.model_type == "bert"
+    theirs = (transformers.BertForPreTraining if is_bert else transformers.RobertaForMaskedLM)(described).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+            parameter += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(folder, safe_serialization=True)
+    config, model = interop.from_huggingface(folder)
+    objective = Joint([MaskedLM(), NextSentence()]) if is_bert else MaskedLM()
+    like = jax.eval_shape(objective.init, jax.random.key(0), model)
+    heads = {
+        name.removeprefix(tables.OBJECTIVE): leaf
+        for name, leaf in interop.read(folder, config).items()
+        if name.startswith(tables.OBJECTIVE)
+    }
+    params = {"model": model, "objective": parameters.rebuild(like, heads)}
+    return Pair(theirs, config, objective, params, make_batch(np.random.default_rng(request.param), described))
+
+
+def test_the_configuration_is_read(pair):
+    described = pair.theirs.config
+    assert pair.config.position_offset == (0 if described.model_type == "bert" else described.pad_token_id + 1)
+    assert pair.config.max_length + pair.config.position_offset == described.max_position_embeddings
+    assert pair.config.activations == (
+        {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}.get(
+            described.hidden_act, described.hidden_act
+        ),
+    )
+
+
+def test_hidden_states_and_attention(pair, assert_parity):
+    with torch.no_grad():
+        theirs = pair.outputs()
+    # Without segment ids the padding token alone says what is hidden.
+    batch = {name: array for name, array in pair.batch.items() if name != "encoder_segment_ids"}
+    wanted = ("encoder/embedded", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
+    outputs = jax.jit(lambda model: model(batch, capture=wanted))(pair.params["model"])
+    states = [outputs.captured["encoder/embedded"], *outputs.captured["encoder/layers/hidden"]]
+    np.testing.assert_array_equal(states[-1], outputs.hidden)
+
+    def of_tokens(arrays):
+        """By number, without padding: RoBERTa's has a position of its own there, which nothing sees."""
+        return {number: np.asarray(array)[pair.real] for number, array in enumerate(arrays)}
+
+    assert_parity(of_tokens(states), of_tokens(theirs.hidden_states), "hidden states")
+    probabilities = [np.moveaxis(np.asarray(layer), 1, 2) for layer in outputs.captured[wanted[-1]]]
+    attentions = [layer.numpy().transpose(0, 2, 1, 3) for layer in theirs.attentions]
+    assert_parity(of_tokens(probabilities), of_tokens(attentions), "attention")
+
+
+def test_logits(pair, assert_parity):
+    with torch.no_grad():
+        theirs = pair.outputs()
+    model, heads = pair.params["model"], pair.params["objective"]
+    hidden = model(pair.batch).hidden
+    ours = {"tokens": (model.unembed(heads["masked_lm"](hidden)) + heads["masked_lm"].bias[...])[pair.real]}
+    if "next_sentence" in heads:
+        ours["sentences"] = heads["next_sentence"](hidden)[:, 0]
+        expected = {"tokens": theirs.prediction_logits, "sentences": theirs.seq_relationship_logits}
+    else:
+        expected = {"tokens": theirs.logits}
+    expected["tokens"] = expected["tokens"].numpy()[pair.real]
+    for name in ours:
+        assert_parity({name: ours[name]}, {name: expected[name]}, f"logits of {name}")
+
+
+def test_loss_and_gradients(pair, assert_parity):
+    theirs = pair.outputs()
+    theirs.loss.backward()
+
+    def loss(params):
+        terms, weights = pair.objective.terms(params, pair.batch), pair.objective.weights(pair.batch)
+        return sum(pair.objective.coefficients[name] * terms.sums[name] / weights[name] for name in terms.sums)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(pair.params)
+    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
+    assert_parity(
+        interop.tensors_to_huggingface(gradient, pair.config),
+        {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
+        "gradients",
+    )
+    pair.theirs.zero_grad()
+
+
+def test_what_is_written_here_is_read_there(pair, tmp_path):
+    interop.to_huggingface(pair.params, pair.config, str(tmp_path))
+    there, report = type(pair.theirs).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    for name in ("max_position_embeddings", "pad_token_id", "type_vocab_size", "layer_norm_eps", "architectures"):
+        assert getattr(there.config, name) == getattr(pair.theirs.config, name), name
+    for name, tensor in pair.theirs.state_dict().items():
+        assert torch.equal(there.state_dict()[name], tensor), name
+
+
+def test_fewer_heads_are_another_class(pair, tmp_path):
+    bare = transformers.BertModel if pair.theirs.config.model_type == "bert" else transformers.RobertaModel
+    classes = {(): (bare, {"add_pooling_layer": False})}
+    if "next_sentence" in pair.params["objective"]:
+        classes[("masked_lm",)] = (transformers.BertForMaskedLM, {})
+        classes[("next_sentence",)] = (transformers.BertForNextSentencePrediction, {})
+    for heads, (expected, options) in classes.items():
+        params = pair.params | {"objective": {name: pair.params["objective"][name] for name in heads}}
+        folder = tmp_path / expected.__name__
+        interop.to_huggingface(params, pair.config, str(folder))
+        there, report = expected.from_pretrained(folder, output_loading_info=True, **options)
+        assert there.config.architectures == [expected.__name__]
+        assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
