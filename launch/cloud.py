@@ -158,7 +158,7 @@ class Tpu:
 
     def _gcloud(self, action: str, *words: str, group: str | None = None, **how) -> subprocess.CompletedProcess:
         group = group or ("queued-resources" if self.queued else "tpu-vm")
-        # What gcloud has in its alpha track alone: single VMs through the proxy, and shapes of v5p other than the default.
+        # In gcloud's alpha track alone: single VMs through the proxy, and shapes of v5p other than the default.
         alpha = self.tunnel and group == "tpu-vm" and action in ("ssh", "scp") or "--type=v5p" in words
         track = ["alpha"] if alpha else []
         return self.shell.run("gcloud", *track, "compute", "tpus", group, action, *words, *self._where, **how)

@@ -90,16 +90,19 @@ tail -n +1 -F "$log_dir/0.log" 2>/dev/null &
 shown=$!
 set +m
 
-ask_all() { # ask_all SIGNAL
+# A process is asked alone, as it may need its own helpers to save; it is killed with all that it started.
+ask_all() {
   local pid
-  for pid in ${pids[@]+"${pids[@]}"}; do
-    kill "-$1" -- "-$pid" 2>/dev/null || true
-  done
+  for pid in ${pids[@]+"${pids[@]}"}; do kill -TERM "$pid" 2>/dev/null || true; done
+}
+kill_all() {
+  local pid
+  for pid in ${pids[@]+"${pids[@]}"}; do kill -KILL -- "-$pid" 2>/dev/null || true; done
 }
 deadline=
 leave() {
   [[ $deadline ]] || deadline=$((SECONDS + grace))
-  ask_all TERM
+  ask_all
 }
 trap leave TERM INT
 
@@ -123,7 +126,7 @@ while ((${#running[@]})); do
   running=(${left[@]+"${left[@]}"})
   if [[ $deadline ]] && ((SECONDS >= deadline)) && ((${#running[@]})); then
     say "killing what has not left after $grace s: process ${running[*]}"
-    ask_all KILL
+    kill_all
   fi
   ((${#running[@]})) && sleep 0.2
 done

@@ -155,7 +155,7 @@ class Slice:
     @property
     def is_default_shape(self) -> bool:
         """Whether the accelerator type alone asks for these sides."""
-        return sorted(self.sides) == list(_default_sides(self.generation, self.chips))
+        return sorted(self.sides) == sorted(_default_sides(self.generation, self.chips))
 
     @property
     def machine_type(self) -> str:

@@ -115,6 +115,7 @@ def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Name
                     raise
                 continue  # taken away meanwhile
             ours = True
+            tpu.follow()
 
 
 def finish(tpu: Tpu, job: dict, options: argparse.Namespace) -> int:

@@ -1,0 +1,78 @@
+"""launch/docker.sh and what goes into the image."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "--image=us-docker.pkg.dev/my-project/images/t5x_like:first"
+
+
+def docker(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([ROOT / "launch/docker.sh", *words], cwd=cwd, capture_output=True, text=True, timeout=30)
+
+
+def dry_run(*words: str, cwd: Path | None = None) -> list[str]:
+    result = docker(words[0], "--dry_run", *words[1:], cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return shlex.split(result.stdout)
+
+
+@pytest.mark.parametrize(("extra", "argument"), [("tpu", "EXTRA=tpu"), ("cuda", "EXTRA=cuda"), ("cpu", "EXTRA=")])
+def test_build_takes_the_checkout_and_an_extra(extra, argument):
+    words = dry_run("build", IMAGE, f"--extra={extra}")
+    assert words[2:4] == ["docker", "build"] and words[-1] == str(ROOT)
+    assert words[words.index("--build-arg") + 1] == argument
+    assert Path(words[words.index("--file") + 1]).is_file()
+
+
+def test_push_and_run(tmp_path):
+    assert dry_run("push", IMAGE) == ["docker", "push", IMAGE.partition("=")[2]]
+    words = dry_run("run", IMAGE, "--extra=cuda", "--", "t5x_like", "train", "--gin.NAME=two words", cwd=tmp_path)
+    assert words[-3:] == ["t5x_like", "train", "--gin.NAME=two words"]
+    assert f"{tmp_path}/runs:/work/runs" in words and "--gpus" in words
+
+
+def test_the_real_command_is_run(tmp_path):
+    (tmp_path / "docker").write_text('#!/usr/bin/env bash\necho "$DOCKER_BUILDKIT $*"\nexit 5\n')
+    (tmp_path / "docker").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run(
+        [ROOT / "launch/docker.sh", "build", IMAGE], env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 5 and result.stdout.startswith("1 build --file ")
+
+
+def test_what_the_image_is_made_of_exists_and_is_let_through():
+    dockerfile = (ROOT / "launch/Dockerfile").read_text()
+    ignored = (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[0] == "**"  # nothing of a checkout but what follows: no environment, no run, no data
+    let_through = {line[1:] for line in ignored if line.startswith("!")}
+    assert {"launch", "t5x_like", "data_tasks", "gin_configs"} <= let_through
+    assert all((ROOT / name).exists() for name in let_through)
+    copied = next(line for line in dockerfile.splitlines() if line.startswith("COPY setup.py")).split()[1:-1]
+    assert set(copied) <= let_through
+    # Where launch/gke.py looks for the supervisor.
+    assert (
+        "WORKDIR /opt/t5x_like" in dockerfile
+        and "/opt/t5x_like/launch/supervise.py" in (ROOT / "launch/gke.py").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build"], "--image=: give a name"),
+        (["build", "--image=no_tag"], "--image=no_tag: give a name in lower case and a tag"),
+        (["build", IMAGE, "--extra=gpu"], "--extra=gpu: give tpu, cuda or cpu"),
+        (["build", IMAGE, "--", "x"], "build runs no command"),
+        (["run", IMAGE], "say what to run"),
+        (["build", "--tag=x"], "build has no option --tag=x"),
+    ],
+)
+def test_mistakes(words, message):
+    result = docker(*words)
+    assert result.returncode == 2 and message in result.stderr

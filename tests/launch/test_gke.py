@@ -1,0 +1,131 @@
+"""launch/gke.py: the manifest, by what Kubernetes does with each field, and what is refused before any call."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
+IMAGE = "--image=us-docker.pkg.dev/my-project/images/t5x_like:first"
+COMMAND = [
+    "--",
+    "t5x_like",
+    "train",
+    "--gin.MODEL_DIR=gs://my-bucket/runs/first",
+    "--gin.TASK=yes",
+    "--gin.N=two words",
+]
+# Writes down what it is called with and given.
+KUBECTL = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >>"$LOG"
+[ "$1" = apply ] && cat >"$LOG.yaml"
+exit "${STATUS:-0}"
+"""
+
+
+def gke(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
+    result = subprocess.run(
+        [sys.executable, SCRIPT, *words],
+        env={"PATH": "/nowhere", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def manifest(*words: str) -> dict:
+    return yaml.safe_load(gke("print", "first", IMAGE, *words, *COMMAND).stdout)
+
+
+def test_one_job_a_slice_and_one_pod_a_vm():
+    spec = manifest("--topology=v5e:4x4", "--num_slices=3")["spec"]
+    (replicated,) = spec["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (replicated["replicas"], job["parallelism"], job["completions"]) == (3, 4, 4)
+    pod = job["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert pod["hostNetwork"] is True
+
+
+def test_the_command_reaches_the_container_word_by_word():
+    pod = manifest("--type=v5litepod-8")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert container["args"] == COMMAND[1:]
+    assert container["command"][1:3] == ["/opt/t5x_like/launch/supervise.py", "run"]
+    assert container["command"][-2:] == ["--on_preempted=exit", "--"]
+    assert container["resources"] == {"limits": {"google.com/tpu": 8}}
+    assert "hostNetwork" not in pod
+
+
+def test_a_preemption_starts_all_again_and_a_failure_does_not():
+    spec = manifest("--topology=v4:2x2x2", "--spot", "--max_recreations=7")["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    # Exit codes outside the list fail the job for good, those in it and lost nodes start the whole set again.
+    assert job["podFailurePolicy"]["rules"] == [
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75, 137, 143]}}
+    ]
+    assert spec["failurePolicy"]["maxRestarts"] == 7
+    assert spec["failurePolicy"]["rules"] == [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+
+
+def test_kubectl_is_given_the_manifest(tmp_path):
+    log = tmp_path / "log"
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log)}
+    gke("apply", "first", IMAGE, "--topology=v6e:4x4", *COMMAND, **environment)
+    assert log.read_text() == "apply --filename=-\n"
+    assert yaml.safe_load((tmp_path / "log.yaml").read_text())["metadata"]["name"] == "first"
+    for action in ("status", "logs", "delete"):
+        gke(action, "first", "--namespace=research", **environment)
+    calls = log.read_text().splitlines()[1:]
+    assert calls[0] == "--namespace=research get jobset first"
+    assert calls[1] == "--namespace=research get pods --selector=jobset.sigs.k8s.io/jobset-name=first"
+    assert calls[2].startswith("--namespace=research logs --follow") and calls[2].endswith("job-completion-index=0")
+    assert calls[3] == "--namespace=research delete jobset first"
+    gke("status", "first", code=3, STATUS="3", **environment)
+    assert "kubectl is not installed" in gke("status", "first", code=1).stderr
+
+
+def test_a_dry_run_prints_a_command_with_its_manifest():
+    lines = gke("apply", "first", IMAGE, "--topology=v5e:4x4", "--dry_run", *COMMAND).stdout.splitlines()
+    assert lines[0] == "kubectl apply --filename=- <<'YAML'" and lines[-1] == "YAML"
+    assert yaml.safe_load("\n".join(lines[1:-1]))["kind"] == "JobSet"
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "null", "1e3", "a: b", "x #y", "", "0x1f", "~", "- a", "plain", "é", "2x2", "12:30"]
+)
+def test_every_word_comes_through_yaml_as_it_was(text):
+    printed = gke("print", "first", IMAGE, "--topology=v5e:4x4", *COMMAND, text).stdout
+    loaded = yaml.safe_load(printed)
+    args = loaded["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-1] == text, json.dumps(args[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["apply", "First", IMAGE, "--topology=v5e:4x4", *COMMAND], "the job's name 'First'"),
+        (["apply", "first", "--topology=v5e:4x4", *COMMAND], "--image=None: name the image"),
+        (["apply", "first", "--image=Up:1", "--topology=v5e:4x4", *COMMAND], "--image=Up:1"),
+        (["apply", "first", IMAGE, *COMMAND], "name the slice"),
+        (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "slices of several VMs only"),
+        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
+        (["delete", "first", "--namespace=No"], "--namespace 'No'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_called(words, message):
+    assert message in gke(*words, code=2).stderr

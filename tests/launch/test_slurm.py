@@ -1,0 +1,126 @@
+"""launch/slurm.sh and its batch script, with a stand-in Slurm: what is submitted, told to processes, and requeued."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=/shared/run", "--gin.NAME=two words"]
+# Two tasks, one after the other; the exit code is the highest, as srun's.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG"; shift; done
+worst=0
+for task in 0 1; do
+  SLURM_PROCID=$task SLURM_NTASKS=2 "$@"
+  code=$?
+  ((code > worst)) && worst=$code
+done
+exit "$worst"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "scontrol $*" >>"$LOG"
+[ "$1" = show ] && printf 'node-a\\nnode-b\\n'
+"""
+T5X_LIKE = """#!/usr/bin/env bash
+echo "$T5X_LIKE_COORDINATOR $T5X_LIKE_PROCESS_ID/$T5X_LIKE_NUM_PROCESSES $*" >>"$LOG"
+exit "${STATUS:-0}"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A folder with a stand-in Slurm and an environment."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("venv/bin/t5x_like", T5X_LIKE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "venv/bin/python3").symlink_to(sys.executable)
+    return tmp_path
+
+
+def submit(*words: str, venv: str = "/no/such/environment") -> subprocess.CompletedProcess:
+    environment = {"PATH": os.environ["PATH"], "VENV": venv}
+    return subprocess.run(
+        [ROOT / "launch/slurm.sh", *words], env=environment, capture_output=True, text=True, timeout=30
+    )
+
+
+def batch(folder: Path, **environment: str) -> tuple[int, list[str]]:
+    """Runs the batch script as Slurm would, and returns its exit code and what was called."""
+    result = subprocess.run(
+        [ROOT / "launch/slurm.sbatch", *COMMAND[1:]],
+        cwd=folder,
+        env={
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            "LOG": str(folder / "log"),
+            "SLURM_JOB_ID": "1234",
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+            "T5X_LIKE_ROOT": str(ROOT),
+            "T5X_LIKE_VENV": str(folder / "venv"),
+            "T5X_LIKE_MAX_RESTARTS": "0",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return result.returncode, (folder / "log").read_text().splitlines()
+
+
+def test_submits_one_process_a_gpu_that_is_asked_to_save_and_requeued():
+    result = submit("--nodes=2", "--gpus_per_node=4", "--time=1-00:00:00", "--partition=gpu", "--dry_run", *COMMAND)
+    assert result.returncode == 0, result.stderr
+    words = shlex.split(result.stdout)
+    flags = words[words.index("sbatch") :]
+    for flag in ("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=1-00:00:00", "--partition=gpu"):
+        assert flag in flags
+    assert "--signal=TERM@180" in flags and "--requeue" in flags and "--open-mode=append" in flags
+    assert flags[flags.index(str(ROOT / "launch/slurm.sbatch")) + 1 :] == COMMAND[1:]
+
+
+def test_processes_are_told_of_the_coordinator_and_of_themselves(slurm):
+    code, calls = batch(slurm)
+    assert code == 0
+    ran = [call for call in calls if call.startswith("node-a:")]
+    assert ran == [f"node-a:21234 {task}/2 train --gin.MODEL_DIR=/shared/run --gin.NAME=two words" for task in (0, 1)]
+    # A process that has saved must not take the others down before they have.
+    assert "srun --kill-on-bad-exit=0" in calls
+    assert not any("requeue" in call for call in calls)
+
+
+@pytest.mark.parametrize(("status", "requeued"), [("75", True), ("2", False), ("1", False)])
+def test_only_a_preemption_is_requeued(slurm, status, requeued):
+    code, calls = batch(slurm, STATUS=status)
+    assert code == int(status)
+    assert ("scontrol requeue 1234" in calls) is requeued
+
+
+def test_a_crash_is_tried_again_in_place(slurm):
+    (slurm / "venv/bin/t5x_like").write_text(
+        T5X_LIKE.replace('exit "${STATUS:-0}"', '[ -e "$LOG.2" ] || ! touch "$LOG.2"')
+    )
+    code, calls = batch(slurm, T5X_LIKE_MAX_RESTARTS="1", T5X_LIKE_RESTART_DELAY="0")
+    assert code == 0
+    assert len([call for call in calls if call.startswith("node-a:")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes=0", *COMMAND], "--nodes=0: give a number"),
+        (["--gpus_per_node=x", *COMMAND], "--gpus_per_node=x: give a number"),
+        (["--time=tomorrow", *COMMAND], "--time=tomorrow: write"),
+        (["--gpus=8", *COMMAND], "there is no option --gpus=8"),
+        (["--", "python", "train.py"], "begins with t5x_like"),
+        (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
+        ([], "say what to run"),
+        (COMMAND, "/no/such/environment holds no t5x_like"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_submitted(words, message):
+    result = submit(*words)
+    assert result.returncode == 2 and message in result.stderr

@@ -1,0 +1,214 @@
+"""launch/tpu.py against a stand-in cloud: what it asks for, in which order, and what it does after a preemption."""
+
+import json
+import shlex
+
+import pytest
+
+SLICE = ["--topology=v5e:4x4", "--zone=us-west4-a"]
+ZONE = ["--zone=us-west4-a"]
+ACTIONS = ("create", "describe", "scp", "ssh", "delete")
+COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first", "--gin.NAME=two words"]
+QUICK = "--poll_seconds=0.01"
+
+
+def test_train_does_everything_from_nothing_to_the_end(cloud):
+    cloud.set(plan=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]], lives=[0])
+    result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *COMMAND)
+    assert "the job is done" in result.stderr and "training: 0" in result.stdout
+    assert "still there, and costs" in result.stderr
+    states = [line.split(": ")[-1] for line in result.stderr.splitlines() if line.startswith("tpu.py: first: ")]
+    assert states[:4] == ["absent", "WAITING_FOR_RESOURCES", "PROVISIONING", "ready"]
+    calls = cloud.calls()
+    create = next(words for words in calls if "create" in words)
+    assert create == [
+        *("compute", "tpus", "queued-resources", "create", "first"),
+        *("--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--node-id=first", "--spot"),
+        *("--quiet", "--zone=us-west4-a"),
+    ]
+    home, folder, arguments = cloud.runs()[0]
+    assert folder == f"{home}/t5x_like"
+    assert arguments == COMMAND[2:]
+    assert (cloud.home("first-w0") / "t5x_like/constraints.txt").exists()
+
+
+def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(cloud):
+    cloud.set(plan=[["ACTIVE"], ["PROVISIONING", "ACTIVE"]], lives=["preempt", 0])
+    result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *COMMAND)
+    assert "first is SUSPENDING: making it anew (1 of 100)" in result.stderr
+    actions = cloud.actions()
+    assert actions.count("create") == 2 and actions.count("delete") == 1 and actions.count("scp") == 2
+    assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
+
+
+def test_a_slice_that_is_taken_from_an_active_resource_counts_as_preempted(cloud):
+    taken = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
+    cloud.set(plan=[["ACTIVE"]], lives=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": taken})
+    result = cloud.tpu("train", "first", *SLICE, "--num_slices=2", QUICK, *COMMAND)
+    assert "first: first-1 is PREEMPTED" in result.stderr
+    assert cloud.actions()[:4] == ["describe", "describe", "describe", "delete"]
+    assert sorted(home.rpartition("/")[2] for home, _, _ in cloud.runs()) == ["first-0-w0", "first-1-w0"]
+
+
+def test_recreations_come_to_an_end(cloud):
+    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], lives=["preempt", "preempt"])
+    result = cloud.tpu("train", "first", *SLICE, "--max_recreations=1", QUICK, *COMMAND, code=1)
+    assert "after 1 recreations; giving up" in result.stderr
+
+
+def test_a_mistake_in_the_command_is_not_tried_again(cloud):
+    cloud.set(plan=[["ACTIVE"]], lives=[2])
+    result = cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND, code=2)
+    assert "exit code 2, a mistake" in result.stderr
+    assert "delete" not in cloud.actions() and len(cloud.runs()) == 1
+    state = json.loads((cloud.home("first-w0") / "t5x_like_job/state.json").read_text())
+    assert (state["state"], state["exit_code"], state["command"]) == ("finished", 2, COMMAND[1:])
+
+
+def test_a_second_call_goes_on_where_the_first_was_cut_off(cloud):
+    cloud.set(plan=[["ACTIVE"]], lives=[0])
+    cloud.tpu("create", "first", *SLICE, QUICK)
+    assert cloud.actions() == ["create", "describe", "describe"]
+    cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND)
+    actions = cloud.actions()
+    assert "create" not in actions and actions[-1] == "delete"
+    assert cloud.state()["resources"] == {}
+
+
+def test_the_steps_one_by_one(cloud):
+    cloud.set(plan=[["ACTIVE"]], lives=[0], workers=2)
+    cloud.tpu("create", "first", *SLICE, QUICK)
+    assert cloud.tpu("status", "first", *ZONE).stdout == "first: ready\njob: {'state': 'absent'}\n"
+    cloud.tpu("copy", "first", *ZONE)
+    assert not list(cloud.home("first-w1").glob("t5x_like/.git*"))
+    cloud.tpu("install", "first", *ZONE)
+    assert [line.split()[1] for line in (cloud.folder / "installs").read_text().splitlines()] == ["venv", "pip"] * 2
+    cloud.set(workers=1)
+    cloud.tpu("start", "first", *ZONE, *COMMAND)
+    assert "training: 0" in cloud.tpu("logs", "first", *ZONE).stdout
+    assert "'exit_code': 0" in cloud.tpu("status", "first", *ZONE).stdout
+    assert "no job is running" in cloud.tpu("stop", "first", *ZONE).stdout
+    cloud.tpu("delete", "first", *ZONE)
+    assert cloud.state()["resources"] == {}
+    assert cloud.tpu("status", "first", *ZONE).stdout == "first: absent\n"
+
+
+def test_copy_takes_what_is_not_committed_and_leaves_what_is_ignored(cloud):
+    cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}})
+    cloud.home("first-w0").mkdir(parents=True)
+    (cloud.home("first-w0") / "t5x_like").mkdir()
+    (cloud.home("first-w0") / "t5x_like/of_an_older_copy.py").touch()
+    (cloud.checkout / ".gitignore").write_text("runs/\n")
+    (cloud.checkout / "runs").mkdir()
+    (cloud.checkout / "runs/big").write_text("data")
+    (cloud.checkout / "my tasks.py").write_text("mine")
+    cloud.tpu("copy", "first", *ZONE, "--staging=gs://my-bucket/code")
+    code = cloud.home("first-w0") / "t5x_like"
+    assert (code / "my tasks.py").read_text() == "mine"
+    assert not (code / "runs").exists() and not (code / ".tpu").exists() and not (code / "of_an_older_copy.py").exists()
+    assert cloud.actions() == ["cp", "ssh", "cp", "ssh"]  # the workers fetch it; nothing goes from here to each
+
+
+def test_a_request_that_is_refused_says_why_and_is_not_repeated(cloud):
+    cloud.set(plan=[["WAITING_FOR_RESOURCES", "FAILED"]])
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
+    assert "first was refused: no quota for these chips" in result.stderr
+    assert cloud.actions().count("create") == 1
+
+
+def test_what_gcloud_cannot_say_is_not_taken_for_absence(cloud):
+    cloud.set(broken="ERROR: PERMISSION_DENIED: caller does not have permission")
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
+    assert "PERMISSION_DENIED" in result.stderr
+    assert cloud.actions() == ["describe"]
+
+
+def test_a_failed_installation_ends_the_call(cloud):
+    cloud.set(plan=[["ACTIVE"]])
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1, UV_STATUS="1", RETRY_SECONDS="0")
+    assert "attempt 3 of 3 failed" in result.stderr and "failed with exit code 1" in result.stderr
+    assert cloud.runs() == []
+
+
+def test_several_slices_are_one_request_and_one_start(cloud):
+    result = cloud.tpu(
+        "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND
+    )
+    create = next(line for line in result.stdout.splitlines() if " create " in line)
+    assert "--node-count=2 --node-prefix=big" in create and "--node-id" not in create
+    assert "--type=v4 --topology=4x4x16" in create  # v4-512 alone would be 4x8x8
+    start = next(line for line in result.stdout.splitlines() if "supervise.py start" in line)
+    assert "--worker=all --node=all" in start
+
+
+def test_a_vm_outside_the_queue(cloud):
+    cloud.set(plan=[["READY"]], queued=[], lives=[0])
+    cloud.tpu("train", "first", *SLICE, "--no_queue", "--project=my-project", QUICK, *COMMAND)
+    calls = cloud.calls()
+    create = next(words for words in calls if "create" in words)
+    assert create[2:5] == ["tpu-vm", "create", "first"] and "--version=v2-alpha-tpuv5-lite" in create
+    assert all("--project=my-project" in words and "queued-resources" not in words for words in calls)
+    assert not any(word.startswith("--node") for words in calls for word in words)
+
+
+def test_a_dry_run_prints_what_can_be_typed_and_calls_nothing(cloud):
+    result = cloud.tpu("train", "first", *SLICE, "--spot", "--delete_when_done", "--dry_run", *COMMAND)
+    assert cloud.calls() == [] and not (cloud.checkout / ".tpu").exists()
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+    deeds = [next((word for word in shlex.split(line) if word in ACTIONS), "git") for line in lines]
+    one_life = ["create", "describe", "git", "scp", "ssh", "ssh", "ssh", "ssh", "ssh"]
+    assert deeds == [*one_life, "delete", *one_life, "delete"]
+    start = next(shlex.split(line) for line in lines if "supervise.py start" in line)
+    inner = next(word for word in start if word.startswith("--command=")).partition("=")[2]
+    assert shlex.split(inner)[-4:] == COMMAND[1:]
+
+
+@pytest.mark.parametrize("action", ["wait", "copy", "install", "status", "logs", "stop", "delete"])
+def test_every_action_has_a_dry_run(cloud, action):
+    result = cloud.tpu(action, "first", *ZONE, "--dry_run")
+    assert "gcloud compute tpus queued-resources" in result.stdout
+    assert cloud.calls() == []
+
+
+def test_fetch_leaves_checkpoints_behind_unless_asked(cloud, tmp_path):
+    cloud.tpu("fetch", "gs://my-bucket/runs/first", str(tmp_path / "first"))
+    assert cloud.calls() == [
+        [
+            "storage",
+            "rsync",
+            "--recursive",
+            "--exclude=^checkpoints/.*",
+            "gs://my-bucket/runs/first",
+            f"{tmp_path}/first",
+        ]
+    ]
+    cloud.tpu("fetch", "gs://my-bucket/runs/first", str(tmp_path / "first"), "--checkpoints")
+    assert not any("exclude" in word for word in cloud.calls()[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "First", *SLICE, *COMMAND], "the TPU's name 'First': write lower-case letters"),
+        (["train", "first", "--zone=us-west4-a", *COMMAND], "name the slice: --topology=v5e:4x4"),
+        (["train", "first", "--topology=v5e:4x5", "--zone=us-west4-a", *COMMAND], "v5e has no slice 4x5"),
+        (["train", "first", "--topology=v5e:4x4", *COMMAND], "--zone is missing; v5e is in"),
+        (["train", "first", "--topology=v5e:4x4", "--zone=us-west4", *COMMAND], "is no zone (that is a region"),
+        (["train", "first", "--topology=v5e:4x4", "--zone=us-central2-b", *COMMAND], "not known to have v5e"),
+        (["train", "first", *SLICE], "say what to run"),
+        (["train", "first", *SLICE, "--", "t5x_like", "train"], "without --gin.MODEL_DIR=gs://"),
+        (
+            ["start", "first", *ZONE, "--", "t5x_like", "train", "--gin.MODEL_DIR=runs/x"],
+            "is on the machine's own disk",
+        ),
+        (["create", "first", *SLICE, "--spot", "--reserved"], "--spot and --reserved exclude each other"),
+        (["create", "first", *SLICE, "--no_queue", "--num_slices=2"], "needs the queue"),
+        (["create", "first", *SLICE, "--project=X"], "is no project id"),
+        (["copy", "first", *ZONE, "--staging=/tmp/x"], "--staging=/tmp/x: write a folder in a bucket"),
+        (["fetch", "runs/first", "here"], "write a folder in a bucket"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_called(cloud, words, message):
+    result = cloud.tpu(*words, code=2)
+    assert message in result.stderr
+    assert cloud.calls() == []
