@@ -22,6 +22,7 @@ class Command:
       run_file: the gin file that is read where none is given.
       positional: the macro that an argument without a flag sets, with how help shows it.
       flags: flags of its own, each with the macro that it sets and a line of help.
+      alone: values of those of these flags that can stand without one.
       needs_run: whether it works on a run that exists: its model, task and lengths then come from the configuration
         stored in MODEL_DIR, or beside CHECKPOINT_PATH, unless gin files are given.
       first_file: a gin file of the command's own, read before those of the run that it is about.
@@ -33,6 +34,7 @@ class Command:
     run_file: str
     positional: tuple[str, str] | None = None
     flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs_run: bool = False
     first_file: str | None = None
     stand_ins: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -62,6 +64,17 @@ COMMANDS = {
         flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
     ),
+    "convert": Command(
+        "t5x_like.convert.convert",
+        "weights from and to Hugging Face folders",
+        "runs/convert.gin",
+        flags={
+            "input": ("CHECKPOINT_PATH", "a Hugging Face folder, or a run or one of its checkpoints"),
+            "output": ("OUTPUT_PATH", "the folder to write"),
+        },
+        needs_run=True,
+        stand_ins={"MODEL": "None"},
+    ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
         "train a grid of configurations and compare them; without arguments, T5's study in small",
@@ -77,7 +90,9 @@ COMMANDS = {
             "num_slices": ("NUM_SLICES", "how many of them"),
             "price": ("PRICE", "of a chip for an hour"),
             "json": ("JSON_PATH", "where to write the plan for machines"),
+            "search": ("SEARCH", "try out microbatches, remat and mesh, and compile the best 4, or so many"),
         },
+        alone={"search": "4"},
         first_file="runs/plan.gin",
         stand_ins={"MIXTURE_OR_TASK_NAME": "any", "TRAIN_STEPS": "1000000"},
     ),
@@ -166,7 +181,9 @@ def parse(argv: Sequence[str]) -> Arguments:
                 arguments.override_config = _boolean(word, value if equals else "True")
                 continue
             _check_flag(name, command, flag)
-            if not equals:
+            if not equals and flag in command.alone:
+                value = command.alone[flag]
+            elif not equals:
                 if not words or words[0].startswith("--"):
                     raise UsageError(f"{name}: --{flag} needs a value: --{flag}=…")
                 value = words.pop(0)

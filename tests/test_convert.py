@@ -1,0 +1,105 @@
+"""Weights from and to Hugging Face folders by the command."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like import config, initial, interop, parameters
+from t5x_like.checkpoints import Checkpoints
+from t5x_like.convert import convert, describe
+from t5x_like.interop import safetensors_files
+from t5x_like.models.bert import BertConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.partitioning import Partitioner
+
+BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A BERT with its heads as transformers stores it."""
+    model = BERT.make(jax.random.key(0))
+    heads = Joint([MaskedLM(), NextSentence()]).init(jax.random.key(1), model)
+    path = tmp_path / "there"
+    interop.to_huggingface({"model": model, "objective": heads}, BERT, str(path))
+    return path
+
+
+def tensors(folder):
+    return dict(safetensors_files.Tensors(str(folder)))
+
+
+def test_there_and_back(folder, tmp_path):
+    run, back = str(tmp_path / "run"), str(tmp_path / "back")
+    assert convert(checkpoint_path=str(folder), output_path=run) == run
+    convert(checkpoint_path=run, output_path=back, model=BERT)
+    original, returned = tensors(folder), tensors(back)
+    assert returned.keys() == original.keys()
+    for name in original:
+        np.testing.assert_array_equal(returned[name], original[name], err_msg=name)
+    for described in (folder, tmp_path / "back"):
+        assert json.loads((described / "config.json").read_text())["model_type"] == "bert"
+
+
+def test_a_converted_folder_is_read_as_a_run(folder, tmp_path):
+    run = str(tmp_path / "run")
+    convert(checkpoint_path=str(folder), output_path=run)
+    objective = MaskedLM()
+    params = initial.load_params(run, BERT, objective, Partitioner(rules="dp"))
+    expected = interop.read(str(folder), BERT)
+    for name, leaf in parameters.stack(parameters.named_leaves(params)).items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_what_is_written_describes_the_network(folder, tmp_path):
+    run = tmp_path / "run"
+    convert(checkpoint_path=str(folder), output_path=str(run))
+    bindings = [("CHECKPOINT_PATH", "x"), ("OUTPUT_PATH", "y")]
+    read = config.load(
+        "t5x_like.convert.convert", files=["runs/convert.gin"], bindings=bindings, run_folder=str(run)
+    ).text
+    assert "max_length = 16" in read and "vocab_size = 31" in read
+
+
+def test_the_output_is_never_overwritten(folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/precious").write_text("data")
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        convert(checkpoint_path=str(folder), output_path=str(tmp_path / "full"))
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
+
+
+def test_a_truncated_file_writes_nothing(folder, tmp_path):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="is truncated: tensor"):
+        convert(checkpoint_path=str(folder), output_path=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_pickles_are_never_read(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "there/pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(ValueError, match="nor is it a Hugging Face folder with config.json and safetensors"):
+        convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
+
+
+def test_a_run_without_a_description_asks_for_one(tmp_path):
+    keeper = Checkpoints(str(tmp_path / "run/checkpoints"))
+    keeper.save(3, {"params": {"model/x": jnp.ones(2)}})
+    keeper.close()
+    with pytest.raises(ValueError, match="give the network with --gin_file=models/"):
+        convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
+
+
+def test_a_description_holds_every_field():
+    text = describe(T5Config(embed_dim=12, activations=("relu",)))
+    assert "from t5x_like.models import t5" in text and "MODEL = @t5.T5Config()" in text
+    assert "  embed_dim = 12\n" in text and "  activations = ('relu',)\n" in text
