@@ -28,6 +28,7 @@ if ! command -v uv >/dev/null; then
   python3 -m pip install --quiet --user uv
 fi
 [[ -e $venv/bin/python ]] || uv venv --quiet --python "$python" "$venv"
+rm -f "$venv/installed"
 say "installing t5x_like[$extra] at the versions of constraints.txt"
 # Other hosts of a slice ask the same index at the same moment: a refused request is tried again.
 for attempt in 1 2 3; do

@@ -237,7 +237,11 @@ def test_usage(machine, arguments, status):
     assert machine.did() == []
 
 
-@pytest.mark.parametrize("script", ["launch/local.sh", ".ci/run", ".ci/solve_constraints.sh"])
+SCRIPTS = [".ci/run", ".ci/solve_constraints.sh", "launch/slurm.sbatch"]
+SCRIPTS += sorted(f"launch/{path.name}" for path in (ROOT / "launch").glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_are_executable_and_lint_clean(script):
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)

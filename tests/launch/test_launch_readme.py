@@ -1,0 +1,41 @@
+"""launch/README.md: its commands can be given as they stand there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "launch/README.md").read_text()
+COMMANDS = [
+    shlex.split(line)
+    for line in re.sub(r"\\\n\s*", "", TEXT).splitlines()
+    if re.match(r" {4}launch/(gke|slurm|docker|local_multiprocess)", line)
+]
+
+
+def test_every_launcher_is_listed_and_shown():
+    launchers = {path.name for path in (ROOT / "launch").glob("*.*") if path.stat().st_mode & 0o100}
+    internal = {"supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by the others
+    listed = set(re.findall(r"`([a-z_]+\.(?:sh|py))`", TEXT.partition("## This machine")[0]))
+    assert listed == launchers - internal
+    shown = {Path(words[0]).name for words in COMMANDS}
+    assert shown == listed - {"local.sh", "tpu.py"}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_run_dry(words):
+    separator = words.index("--") if "--" in words else len(words)
+    program = [sys.executable] if words[0].endswith(".py") else []
+    result = subprocess.run(
+        [*program, ROOT / words[0], *words[1:separator], "--dry_run", *words[separator:]],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
