@@ -24,6 +24,10 @@ PARAMETERS = {
     "t5_1_1/large": 783_150_080,
     "t5_1_1/xl": 2_849_757_184,
     "t5_1_1/xxl": 11_135_332_352,
+    "t5_study/encoder_decoder": 222_903_552,
+    "t5_study/shared": 137_950_080,
+    "t5_study/six_layers": 123_790_080,
+    "t5_study/decoder": 109_628_544,
 }
 
 
@@ -43,7 +47,7 @@ def load():
 
 def test_every_file_is_tested():
     files = {f"{path.parent.name}/{path.stem}" for path in (GIN_CONFIGS / "models").glob("t5_*/*.gin")}
-    assert files - {"t5_1_0/family", "t5_1_1/family"} == set(PARAMETERS)
+    assert files - {"t5_1_0/family", "t5_1_1/family", "t5_study/sizes"} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
