@@ -18,10 +18,10 @@ from t5x_like import parameters
 INTRODUCTION = """# Families
 
 Written by `python benchmarks/families.py`, whose head says how. A difference is that of a tensor to the reference
-implementation's, on random weights of random reduced configurations in float32, divided by the tensor's largest value (or
-by a thousandth of the largest among all tensors of its kind, where that is more); 2e-5 is allowed. Parameters count every
-tensor of the network once. Poolers and heads belong to objectives: the headers of the gin files, and the page of a family,
-say which published number includes them.
+implementation's, on random weights of random reduced configurations in float32, divided by the tensor's largest value
+(or by a thousandth of the largest among all tensors of its kind, where that is more); 2e-5 is allowed. Parameters
+count every tensor of the network once. Poolers and heads belong to objectives: the headers of the gin files, and the
+page of a family, say which published number includes them.
 """
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
