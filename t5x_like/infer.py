@@ -81,7 +81,8 @@ def infer(
     network = initial.load_model(checkpoint_path, config, partitioner)
 
     def predict(network, batch):
-        return greedy(network, batch, max_length=lengths["targets"], eos_id=codec.eos_id)
+        bos_id = layout.bos[0] if layout.bos else features.BOS_ID
+        return greedy(network, batch, max_length=lengths["targets"], bos_id=bos_id, eos_id=codec.eos_id)
 
     compute = partitioner.jit(predict if mode == "predict" else score)
 
@@ -112,13 +113,13 @@ class Layout:
     Attributes:
       encoder: whether inputs go into an encoder of their own; elsewhere the targets follow them.
       text_to_text: whether inputs end in EOS, as those of text-to-text tasks do; a text that is continued does not.
-      bos: what stands in front of a decoder's inputs.
+      bos: what the decoder reads first.
       prefix: whether the decoder reads them all at once.
     """
 
     encoder: bool = True
     text_to_text: bool = True
-    bos: tuple[int, ...] = ()
+    bos: tuple[int, ...] = (features.BOS_ID,)
     prefix: bool = False
 
     @classmethod
@@ -155,7 +156,7 @@ class Layout:
                 name: _padded([example.get(name, []) for example in examples], rows, lengths[name])
                 for name in ("inputs", "targets")
             }
-            return batches.from_arrays(features.ENCODER_DECODER, arrays)
+            return batches.from_arrays(dataclasses.replace(features.ENCODER_DECODER, bos_id=self.bos[0]), arrays)
         prompts = [[*self.bos, *example["inputs"]] for example in examples]
         room = len(self.bos) + lengths["inputs"]
         wholes = prompts

@@ -12,6 +12,7 @@ from t5x_like.infer import Codec, Layout, PartFiles, infer, read_records
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prefix_lm import PrefixLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 
 def test_text_and_jsonl_records(tmp_path):
@@ -84,6 +85,9 @@ def test_objectives_say_how_rows_are_laid_out():
     assert Layout.of(PrefixLM(bos_id=7, causal_inputs=True).features) == Layout(encoder=False, bos=(7,))
     assert PREFIX.prefix and PREFIX.text_to_text and not CAUSAL.text_to_text
     assert (CAUSAL.bos, WINDOWS.bos) == ((9,), ())
+    bart = Layout.of(SequenceToSequence(bos_id=2).features)
+    assert bart == Layout(bos=(2,)) and bart.encoder and bart.text_to_text
+    assert bart.batch([{"inputs": [5], "targets": [7, 8]}], 1, LENGTHS)["decoder_input_tokens"].tolist() == [[2, 7]]
     with pytest.raises(ValueError, match="reads encoder_input_tokens.*there is no decoder"):
         Layout.of(MASKED_LM)
 

@@ -45,7 +45,12 @@ class Start:
 
 
 def greedy(
-    model: Any, batch: Mapping[str, Int[Array, "batch inputs"]], *, max_length: int, eos_id: int = EOS_ID
+    model: Any,
+    batch: Mapping[str, Int[Array, "batch inputs"]],
+    *,
+    max_length: int,
+    bos_id: int = BOS_ID,
+    eos_id: int = EOS_ID,
 ) -> Generated:
     """Decodes `max_length` tokens at most for each row: an encoder-decoder's answer, or a decoder's continuation.
 
@@ -56,9 +61,11 @@ def greedy(
       model: offers `decode_step` and `unembed`; and `encode` and `init_cache`, or `prefill` for prompts.
       batch: `encoder_input_tokens`, 0 for padding; or prompts as `prompts.aligned` reads them.
       max_length: tokens to generate at most, EOS included.
+      bos_id: what an answer begins with; prompts have it in them, where there is one.
       eos_id: the id that ends a row.
     """
-    start = (_inputs if "encoder_input_tokens" in batch else _prompts)(model, batch, max_length)
+    answers = "encoder_input_tokens" in batch
+    start = _inputs(model, batch, max_length, bos_id) if answers else _prompts(model, batch, max_length)
     rows = len(start.previous)
 
     def unfinished(carry):
@@ -89,10 +96,10 @@ def greedy(
     return Generated(tokens=tokens, log_probability=score)
 
 
-def _inputs(model, batch, max_length) -> Start:
+def _inputs(model, batch, max_length, bos_id) -> Start:
     rows = batch["encoder_input_tokens"].shape[0]
     return Start(
-        previous=jnp.full((rows,), BOS_ID, jnp.int32),
+        previous=jnp.full((rows,), bos_id, jnp.int32),
         cache=model.init_cache(rows, max_length, model.encode(batch)),
         index=0,
         limit=jnp.full((rows,), max_length),

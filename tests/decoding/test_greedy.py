@@ -38,6 +38,16 @@ def test_decodes_until_eos_and_pads_with_zero():
     np.testing.assert_allclose(generated.log_probability, log_probability * np.array([4, 1, 5]), rtol=1e-5)
 
 
+def test_answers_begin_with_the_bos_that_is_given():
+    class Repeats(CountsDown):
+        def decode_step(self, tokens, cache, index):
+            return jax.nn.one_hot(tokens, VOCAB) * 3.0, cache
+
+    batch = {"encoder_input_tokens": jnp.array([[4]])}
+    assert greedy(Repeats(), batch, max_length=2, bos_id=7).tokens.tolist() == [[7, 7]]
+    assert greedy(Repeats(), batch, max_length=2).tokens.tolist() == [[0, 0]]
+
+
 def test_stops_as_soon_as_every_row_has_ended():
     calls = []
 
