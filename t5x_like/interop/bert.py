@@ -146,7 +146,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
 def _check_head(activation: str, found: str) -> None:
     if activation != "gelu_exact":
         raise ValueError(
-            f"{found}, but transformers' masked-LM head of RoBERTa has the exact GELU whatever that says; the head here "
+            f"{found}, but transformers' masked-LM head of RoBERTa has the exact GELU whatever that says; the one here "
             "has the network's activation"
         )
 
