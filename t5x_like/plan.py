@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
 
 from t5x_like import config, optimizers, parameters, paths
-from t5x_like.planning import report, topologies
+from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
 from t5x_like.program import Program
@@ -22,6 +22,7 @@ def plan(
     num_slices: int = 1,
     price: float | None = None,
     json_path: str | None = None,
+    search_for: int = 0,
 ) -> report.Plan:
     """Compiles the very step that a run would take, for chips that are not here, and prints what it finds.
 
@@ -33,47 +34,77 @@ def plan(
       num_slices: slices of that shape.
       price: of a chip for an hour, in any money.
       json_path: where to write the plan for machines.
+      search_for: how many combinations of microbatches, remat and mesh to compile, the most promising of all; 0 to plan
+        the run as it is configured.
 
     Returns:
-      The `Plan`.
+      The `Plan`; of a search the fastest that fits.
 
     Raises:
-      PlanError: the TPU compiler is not installed.
+      PlanError: the TPU compiler is not installed, or nothing that was searched fits.
       ValueError: the batch or a parameter does not divide by the mesh, or there is no such slice.
     """
     # ---- the slice, and what the loop would run on it ----------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
     arguments = config.arguments(loop)
-    program = make_program(**config.taken(make_program, arguments))
-    logging.info("compiling for %s: this takes minutes for large models", slice_)
 
-    # ---- its step, compiled ------------------------------------------------------------------------------------------
-    compiled = compile_step(program, slice_.chip.hbm_bytes)
+    # ---- its step, or the steps it might take, compiled --------------------------------------------------------------
+    if search_for:
+        plans = _searched(arguments, make_program, slice_, search_for, price)
+    else:
+        logging.info("compiling for %s: this takes minutes for large models", slice_)
+        plans = [_compiled(arguments, make_program, slice_, price)]
 
     # ---- what that means ---------------------------------------------------------------------------------------------
-    result = _plan(program, compiled, slice_, arguments, price)
-    print(report.text(result))
+    best = plans[0]
+    print(report.text(best))
+    if search_for:
+        print("\n" + report.ranking(plans))
     if json_path:
-        paths.write_atomic(json_path, json.dumps(report.as_json(result), indent=2) + "\n")
-    return result
+        found = report.as_json(best) | ({"searched": [report.as_json(one) for one in plans]} if search_for else {})
+        paths.write_atomic(json_path, json.dumps(found, indent=2) + "\n")
+    return best
 
 
-def _plan(program: Program, compiled, slice_: Topology, arguments: dict[str, Any], price: float | None) -> report.Plan:
-    partitioner, features = program.partitioner, arguments["objective"].features
-    shapes = program.batch_shapes
+def _compiled(
+    arguments: Mapping[str, Any], make_program: Callable[..., Program], slice_: Topology, price: float | None
+) -> report.Plan:
+    program = make_program(**config.taken(make_program, arguments))
+    features, shapes = arguments["objective"].features, program.batch_shapes
     counted = features.segment_features or tuple(shapes)[:1]
     state, frozen = program.shapes
+    mesh = program.partitioner.mesh
     return report.Plan(
         topology=slice_,
-        mesh={axis: int(size) for axis, size in partitioner.mesh.shape.items()},
-        rules=partitioner.rules_name,
+        mesh={axis: int(size) for axis, size in mesh.shape.items()},
+        rules=program.partitioner.rules_name,
         microbatches=arguments.get("microbatches", 1),
         remat=getattr(program.config, "remat", None),
         parameters=parameters.count(optimizers.merge(state.params, frozen)),
-        model_flops=program.config.train_flops(shapes) / partitioner.mesh.size,
+        model_flops=program.config.train_flops(shapes) / mesh.size,
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],
         total_steps=arguments["total_steps"],
-        compiled=compiled,
+        compiled=compile_step(program, slice_.chip.hbm_bytes),
         price=price,
     )
+
+
+def _searched(arguments, make_program, slice_: Topology, number: int, price: float | None) -> list[report.Plan]:
+    """The plans of the most promising candidates that fit, the fastest first."""
+    devices = list(arguments["partitioner"].mesh.devices.flat)
+    program = make_program(**config.taken(make_program, arguments))
+    found = search.candidates(program, arguments["objective"], slice_)
+    logging.info("%d combinations seem to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
+    plans = []
+    for candidate in found[:number]:
+        logging.info("compiling %s", candidate)
+        changed = candidate.arguments(arguments, slice_.slices, devices)
+        plans.append(_compiled(changed, make_program, slice_, price))
+    fitting = [one for one in plans if one.compiled.fits]
+    if not fitting:
+        raise topologies.PlanError(
+            f"nothing that was tried fits {slice_} ({len(found)} combinations seemed to, {len(plans)} were compiled): "
+            "take a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
+        )
+    return sorted(fitting, key=lambda one: one.bound.seconds)

@@ -189,6 +189,13 @@ def test_flags_of_a_command_set_macros(monkeypatch):
     assert "--words=…" in cli.usage("toy") and "sets WORDS" in cli.usage("toy")
 
 
+def test_a_flag_may_stand_alone(monkeypatch):
+    command = cli.Command("a.b", "a toy", "a.gin", flags={"many": ("MANY", "how many")}, alone={"many": "4"})
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    assert cli.parse(["toy", "--many", "--gin.X=1"]).bindings == [("MANY", "4"), ("X", "1")]
+    assert cli.parse(["toy", "--many=8"]).bindings == [("MANY", "8")]
+
+
 def test_run_files_set_what_flags_and_arguments_stand_for():
     for name, command in cli.COMMANDS.items():
         text = (ROOT / "gin_configs" / (command.first_file or command.run_file)).read_text()

@@ -1,6 +1,7 @@
 """A plan as numbers, as JSON and as text."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.planning.chips import GIB
@@ -114,10 +115,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
 def text(plan: Plan) -> str:
     """The plan for people."""
     memory, chip = plan.compiled.memory, plan.topology.chip
-    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
     each = "device" if chip.devices_per_chip > 1 else "chip"
     lines = [
-        f"{plan.topology}: {plan.topology.chips} chips, mesh {mesh}, rules {plan.rules}",
+        f"{plan.topology}: {plan.topology.chips} chips, mesh {_mesh(plan)}, rules {plan.rules}",
         f"{plan.parameters:,} parameters; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
         f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
         + (f"; remat {plan.remat}" if plan.remat else ""),
@@ -141,6 +141,33 @@ def text(plan: Plan) -> str:
         ]
         return "\n".join([*lines, "", _compiled_in(plan)])
     return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
+
+
+def ranking(plans: Sequence[Plan]) -> str:
+    """The plans of a search as a table, in the order given."""
+    header = f"{'mesh':<34}{'microbatches':>13}{'remat':>7}{'peak':>12}{'step':>13}{'bound by':>10}{'MFU':>8}"
+    lines = [header]
+    for plan in plans:
+        limit = plan.bound
+        lines.append(
+            f"{_mesh(plan):<34}{plan.microbatches:>13}{plan.remat or '-':>7}{_gib(plan.compiled.memory.peak):>12}"
+            f"{1e3 * limit.seconds:>10,.2f} ms{limit.by:>10}{100 * plan.mfu_at_bound:>6.1f} %"
+        )
+    return "\n".join([*lines, "", f"the first: {settings(plans[0])}"])
+
+
+def settings(plan: Plan) -> str:
+    """The flags that configure a run this way."""
+    inner = {axis: size // (plan.topology.slices if axis == "data" else 1) for axis, size in plan.mesh.items()}
+    ici = ",".join(f"'{axis}':{size}" for axis, size in inner.items() if size > 1)
+    flags = [f"--gin.MICROBATCHES={plan.microbatches}", f"--gin.PARTITIONING={plan.rules}", f'--gin.ICI="{{{ici}}}"']
+    if plan.topology.slices > 1:
+        flags.append(f"--gin.DCN=\"{{'data':{plan.topology.slices}}}\"")
+    return " ".join(flags) + (f", and the model's remat='{plan.remat}'" if plan.remat else "")
+
+
+def _mesh(plan: Plan) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
 
 
 def _work_lines(plan: Plan, each: str) -> list[str]:
@@ -168,9 +195,7 @@ def _speed_lines(plan: Plan) -> list[str]:
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.by} (ms: {parts})"),
         _row("tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} a chip"),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
-        _row(
-            "run", f"{plan.total_steps:,} steps, {plan.tokens * plan.total_steps / 1e9:,.1f} G tokens: {days:,.2f} days"
-        ),
+        _row("run", f"{plan.total_steps:,} steps, {plan.tokens * plan.total_steps:,} tokens: {days:,.2f} days"),
     ]
     if plan.cost is not None:
         hours = plan.topology.chips * plan.run_seconds / 3600

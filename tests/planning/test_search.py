@@ -1,0 +1,85 @@
+"""Ranking by arithmetic: what is counted on traces, which meshes divide, what a combination is estimated to take."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from t5x_like import optimizers, partitioning, program
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.planning import search, topologies, tracing
+
+CONFIG = T5Config(
+    vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16, encoder_layers=2, decoder_layers=2
+)
+OBJECTIVE = SequenceToSequence()
+
+
+class Shapes:
+    def batch_shapes(self, spec):
+        return {name: (64, length) for name, length in spec.model_lengths({"inputs": 32, "targets": 16}).items()}
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return program.make_program(
+        model=dataclasses.replace(CONFIG, scan_layers=True, dtype="bfloat16"),
+        objective=OBJECTIVE,
+        optimizer=optimizers.adafactor(learning_rate=0.01),
+        data=Shapes(),
+        partitioner=partitioning.Partitioner(ici={"fsdp": 8}),
+    )
+
+
+def needs(planned, remat):
+    config = dataclasses.replace(planned.config, remat=remat)
+    return tracing.row_needs(config, OBJECTIVE, planned.shapes, planned.batch_shapes, CONFIG.embed_dim)
+
+
+def test_operations_of_a_loop_count_as_often_as_it_runs():
+    def function(x, kernels):
+        return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, kernels)[0]
+
+    jaxpr = jax.make_jaxpr(function)(jnp.ones((2, 8)), jnp.ones((3, 8, 8))).jaxpr
+    assert tracing.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
+
+
+def test_a_row_needs_the_models_operations_and_remat_trades_them_for_memory(planned):
+    none, dots, full = (needs(planned, remat) for remat in ("none", "dots", "full"))
+    model = planned.config.train_flops({name: (1, *shape[1:]) for name, shape in planned.batch_shapes.items()})
+    assert none.flops == pytest.approx(model)
+    assert none.flops < dots.flops < full.flops < 4 / 3 * none.flops
+    kept = [one.kept_bytes + one.kept_whole_bytes for one in (none, dots, full)]
+    assert kept[0] > kept[1] > kept[2] > 0
+
+
+def test_candidates_divide_and_the_fastest_comes_first(planned):
+    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+    assert found == sorted(found, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
+    assert {one.remat for one in found} == {"none", "dots", "full"}
+    for one in found:
+        assert one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == 8
+        assert 64 % (one.ici["data"] * one.ici["fsdp"] * one.microbatches) == 0
+        assert 4 % one.ici["tensor"] == 0, "four heads do not divide by eight"
+        assert one.rules == ("fsdp_tp" if one.ici["tensor"] > 1 else "fsdp")
+
+
+def test_more_shards_take_less_memory_and_more_microbatches_less_still(planned):
+    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+    one, two, sharded = (
+        next(c for c in found if (c.remat, c.microbatches, c.ici["data"], c.ici["fsdp"]) == wanted)
+        for wanted in (("none", 1, 8, 1), ("none", 2, 8, 1), ("none", 1, 1, 8))
+    )
+    assert sharded.bytes < one.bytes
+    assert two.serial_seconds > one.serial_seconds
+
+
+def test_a_candidate_changes_what_it_names_and_nothing_else(planned):
+    candidate = search.Candidate(2, "full", {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}, 0.0, 0.0, 0.0)
+    arguments = {"model": CONFIG, "seed": 3, "microbatches": 1, "partitioner": None}
+    changed = candidate.arguments(arguments, 1, jax.devices())
+    assert changed["model"] == dataclasses.replace(CONFIG, remat="full")
+    assert (changed["microbatches"], changed["seed"]) == (2, 3)
+    assert dict(changed["partitioner"].mesh.shape) == {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
