@@ -84,7 +84,7 @@ elif action == "delete":
             shutil.rmtree(home)
     keep()
 elif action in ("ssh", "scp"):
-    if resource["states"][0] not in ("ACTIVE", "READY"):
+    if state["no_ssh"] or resource["states"][0] not in ("ACTIVE", "READY"):
         fail("ERROR: the TPU is not in state READY", 255)
     node, worker = flag("node", "0"), flag("worker")
     nodes = resource["nodes"] if node == "all" else [resource["nodes"][int(node)]]
@@ -147,7 +147,7 @@ class Cloud:
         for path in [*(ROOT / "launch").glob("*.*"), ROOT / "constraints.txt", ROOT / "setup.py"]:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
-        self.set(plan=[], lives=[], resources={}, queued=["first"], nodes={}, workers=1, broken="")
+        self.set(plan=[], lives=[], resources={}, queued=["first"], nodes={}, workers=1, broken="", no_ssh=False)
 
     def add(self, name: str, text: str) -> None:
         path = self.folder / "bin" / name
@@ -165,7 +165,7 @@ class Cloud:
         """Runs launch/tpu.py and holds it to an exit code."""
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         result = subprocess.run(
-            [sys.executable, self.checkout / "launch/tpu.py", *words],
+            [sys.executable, "-SE", self.checkout / "launch/tpu.py", *words],
             env={"PATH": path, "CLOUD": str(self.folder), "HOME": str(self.folder), **environment},
             capture_output=True,
             text=True,

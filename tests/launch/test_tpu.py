@@ -130,6 +130,27 @@ def test_a_failed_installation_ends_the_call(cloud):
     assert cloud.runs() == []
 
 
+def test_a_tpu_that_is_ready_and_does_not_answer_is_given_up_in_the_end(cloud):
+    cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}}, no_ssh=True)
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
+    assert "first is ready, and its first worker does not answer to ssh" in result.stderr
+    assert cloud.actions().count("ssh") == 11
+
+
+def test_a_job_that_went_down_with_a_repaired_machine_is_started_again(cloud):
+    cloud.set(plan=[["ACTIVE"]], lives=[0])
+    cloud.tpu("create", "first", *SLICE, QUICK)
+    cloud.tpu("copy", "first", *ZONE)
+    (cloud.home("first-w0") / "t5x_like_job").mkdir()
+    (cloud.home("first-w0") / "t5x_like_job/state.json").write_text('{"state": "running", "pid": 99999999}')
+    cloud.calls()
+    cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
+    commands = [word for words in cloud.calls() for word in words if word.startswith("--command=python3")]
+    # Other workers may have a job of their own still, waiting for the lost one.
+    assert "supervise.py stop --grace=30" in commands[1]
+    assert len(cloud.runs()) == 1
+
+
 def test_several_slices_are_one_request_and_one_start(cloud):
     result = cloud.tpu(
         "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND
