@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-GCLOUD = """#!{python}
+GCLOUD = """#!{python} -SE
 import json, os, pathlib, shutil, subprocess, sys
 
 CLOUD = pathlib.Path(os.environ["CLOUD"])
@@ -111,7 +111,7 @@ touch "${@: -1}/bin/python"
 """
 
 # Each life of the command does what the test says next: end with an exit code, or be preempted with its machine.
-T5X_LIKE = """#!{python}
+T5X_LIKE = """#!{python} -SE
 import json, os, pathlib, signal, sys
 
 CLOUD = pathlib.Path(os.environ["CLOUD"])
