@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from t5x_like import interop, parameters
-from t5x_like.decoding.greedy import BOS_ID, greedy
+from t5x_like.decoding.greedy import greedy
 from t5x_like.kernels.cross_entropy import cross_entropy
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
@@ -191,8 +191,6 @@ def test_greedy_generation(pair, request):
         generated = pair.theirs.generate(
             input_ids=torch.tensor(pair.inputs).long(),
             attention_mask=torch.tensor(pair.inputs_valid).long(),
-            decoder_start_token_id=BOS_ID,
-            eos_token_id=END,
             pad_token_id=0,
             max_new_tokens=steps,
             do_sample=False,
@@ -206,7 +204,7 @@ def test_greedy_generation(pair, request):
     like = jax.eval_shape(config.make, jax.random.key(0))
     model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.ours)), like)
     batch = {name: rows for name, rows in pair.batch.items() if name.startswith("encoder_")}
-    ours = jax.jit(lambda model: greedy(model, batch, max_length=steps, eos_id=END))(model)
+    ours = jax.jit(lambda model: greedy(model, batch, max_length=steps, bos_id=END, eos_id=END))(model)
     np.testing.assert_array_equal(ours.tokens, theirs)
 
 
