@@ -81,6 +81,19 @@ COMMANDS = {
         "runs/ablate.gin",
         flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
     ),
+    "cache": Command(
+        "t5x_like.cache.cache",
+        "write a run's data ahead of time, packed, to train from without TensorFlow",
+        "runs/pretrain.gin",
+        flags={
+            "cache_dir": ("CACHE_DIR", "the folder to write to, local or gs://"),
+            "passes": ("PASSES", "how often to read the data, each time corrupted differently"),
+            "examples": ("EXAMPLES", "of a mixture, which has no end: how many"),
+            "processes": ("PROCESSES", "how many work at a time; default: one for each CPU"),
+        },
+        first_file="runs/cache.gin",
+        stand_ins={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
+    ),
     "plan": Command(
         "t5x_like.plan.plan",
         "does a run fit a TPU slice, and how fast can it be; needs no TPU",

@@ -34,6 +34,16 @@ RUNS = {
         [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
     ),
     "inspect": ("inspect", ["runs/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+    "cache": (
+        "cache",
+        ["runs/cache.gin", "runs/pretrain.gin"],
+        [("MIXTURE_OR_TASK_NAME", "a_task"), ("CACHE_DIR", "caches/a_task")],
+    ),
+    "pretrain_cached": (
+        "train",
+        [SMALL, "runs/pretrain.gin", "data/cached.gin"],
+        [("CACHE_DIR", "caches/a_task"), ("TRAIN_STEPS", "10")],
+    ),
     "plan": ("plan", ["runs/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 

@@ -1,0 +1,8 @@
+"""Packed rows on disk, read through Grain without TensorFlow and SeqIO; `writer` alone needs them."""
+
+from t5x_like.data.cached.iterator import CachedIterator
+from t5x_like.data.cached.layout import Layout
+from t5x_like.data.cached.manifest import Manifest, Shard
+from t5x_like.data.cached.source import CachedSource
+
+__all__ = ["CachedIterator", "CachedSource", "Layout", "Manifest", "Shard"]

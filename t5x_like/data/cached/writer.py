@@ -1,0 +1,323 @@
+"""From a SeqIO task to shards of packed rows. A shard depends on plan and number, not on who writes it."""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import fsspec
+import numpy as np
+import seqio
+import tensorflow as tf
+from absl import logging
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import t5x_like
+from t5x_like import paths
+from t5x_like.data.cached import manifest as manifests
+from t5x_like.data.cached.layout import Layout
+from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
+from t5x_like.data.cached.rows import dtype_of, encode
+from t5x_like.data.features import FeatureSpec
+from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+
+# Random access wants one row a compressed block.
+WRITER_OPTIONS = "group_size:1,zstd:1"
+_ROWS_AT_ONCE = 64
+_SAMPLED_IDS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A cache to be written.
+
+    Attributes:
+      folder: where to.
+      source: task, split, lengths, packing and seed; its order and batch size have no part in a cache.
+      spec: what the objective reads.
+      passes: how often the data is read, each time with other random numbers.
+      examples: for data without an end, how many examples instead.
+      shards: files of each pass.
+      single_thread: whether each shard is read by one thread, as where several are written at a time.
+    """
+
+    folder: str
+    source: SeqIOSource
+    spec: FeatureSpec
+    passes: int = 1
+    examples: int | None = None
+    shards: int = 8
+    single_thread: bool = False
+
+    def __post_init__(self):
+        for name, value in (("PASSES", self.passes), ("NUM_SHARDS", self.shards), ("EXAMPLES", self.examples)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.examples is not None and self.passes > 1:
+            raise ValueError(f"give PASSES={self.passes} or EXAMPLES={self.examples}, not both")
+
+    @property
+    def layout(self) -> Layout:
+        """What a row holds."""
+        return Layout.of(self.spec, self.source.task_feature_lengths, pack=self.source.pack)
+
+    @functools.cached_property
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Task feature that is read -> what its vocabulary is."""
+        return {
+            name: _about_vocabulary(vocabulary)
+            for name, vocabulary in self.source.vocabularies().items()
+            if name in self.spec.task_features
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the contents of the shards, as JSON."""
+        source = self.source
+        corpora = [task.source.describe() for task in source.tasks if hasattr(task.source, "describe")]
+        return {
+            "task": source.mixture_or_task_name,
+            "module": source.module if source.module is None or isinstance(source.module, str) else [*source.module],
+            "task_arguments": None if source.task_arguments is None else dict(source.task_arguments),
+            "use_cached": source.use_cached,
+            "split": source.split,
+            "corpora": corpora,
+            "seed": source.seed,
+            "passes": self.passes,
+            "examples": self.examples,
+            "num_shards": self.shards,
+        }
+
+    def dtypes(self) -> tuple[str, ...]:
+        """Of each value of a row: as narrow as its vocabulary, or the source that it holds places in, allows."""
+        layout = self.layout
+        return tuple(
+            dtype_of(
+                sum(layout.lengths[name] for name in value.within)
+                if value.within
+                else max(self.vocabularies[name]["ids"] for name in value.sources)
+            )
+            for value in layout.values
+        )
+
+    def check(self) -> None:
+        """Refuses what cannot be written, before anything is.
+
+        Raises:
+          ValueError: task, split, objective and settings do not fit together.
+        """
+        source, features = self.source, self.source.provider.output_features
+        if missing := [name for name in self.spec.task_features if name not in features]:
+            raise ValueError(
+                f"{source.mixture_or_task_name} has the features {', '.join(map(repr, features))}; this objective also "
+                f"reads {', '.join(map(repr, missing))}"
+            )
+        source.task_dataset()  # refuses a split or an offline cache that does not exist
+        _ = self.layout
+
+    def units(self) -> list[tuple[int, int]]:
+        """(pass, shard) of every file, in order."""
+        return [(number, shard) for number in range(self.passes) for shard in range(self.shards)]
+
+    # ---- what has been done ----------------------------------------------------------------------------------------
+
+    def begin(self) -> dict[tuple[int, int], Shard]:
+        """Claims the folder, and says which shards an earlier, interrupted command has completed.
+
+        Raises:
+          ValueError: the folder holds another cache, complete or half-written.
+        """
+        wanted = self._to_json()
+        path = paths.join(self.folder, UNFINISHED, PLAN)
+        if paths.exists(path):
+            stored = json.loads(paths.read_text(path))
+            if found := [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]:
+                raise ValueError(
+                    f"{self.folder} is a half-written cache of other settings ({'; '.join(found)}): delete it, or give "
+                    "another CACHE_DIR"
+                )
+        else:
+            paths.write_atomic(path, json.dumps(wanted, indent=1))
+        done = {}
+        for unit in self.units():
+            note = self._note(unit)
+            if paths.exists(note):
+                done[unit] = Shard.from_json(json.loads(paths.read_text(note)))
+        return done
+
+    def complete(self) -> Manifest | None:
+        """The manifest where this very cache has been written before; None where there is none yet.
+
+        Raises:
+          ValueError: the folder holds another cache.
+        """
+        if not paths.exists(paths.join(self.folder, manifests.MANIFEST)):
+            return None
+        manifest = manifests.read(self.folder)
+        stored = {
+            "settings": manifest.settings,
+            "layout": manifest.layout.to_json(),
+            "vocabularies": manifest.vocabularies,
+        }
+        wanted = self._to_json()
+        if found := [line for part in stored for line in manifests.differences(stored[part], wanted[part])]:
+            raise ValueError(
+                f"{self.folder} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
+            )
+        manifests.check_files(self.folder, manifest)
+        return manifest
+
+    def finish(self) -> Manifest:
+        """Writes the manifest over all shards, which are complete.
+
+        Raises:
+          ValueError: there is no row in any of them.
+        """
+        done = self.begin()
+        shards = tuple(done[unit] for unit in self.units())
+        if not sum(shard.rows for shard in shards):
+            raise ValueError(
+                f"{self.source.mixture_or_task_name}, split {self.source.split!r}, gives no example: there is nothing "
+                "to cache. `t5x_like inspect` shows what becomes of its documents"
+            )
+        manifest = Manifest(
+            settings=self.settings(),
+            layout=self.layout,
+            dtypes=self.dtypes(),
+            vocabularies=self.vocabularies,
+            shards=tuple(shard for shard in shards if shard.rows),
+            versions={
+                "t5x_like": t5x_like.__version__,
+                "tensorflow": tf.__version__,
+                "seqio": getattr(seqio, "__version__", ""),
+            },
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        manifest.write(self.folder)
+        filesystem, inner = fsspec.core.url_to_fs(paths.join(self.folder, UNFINISHED))
+        filesystem.rm(inner, recursive=True)
+        written = sum(shard.examples for shard in shards)
+        if self.examples is not None and written < self.examples:
+            logging.warning(
+                "%s gave %d examples with tokens, not %d: some are empty, or a shard has none (lower NUM_SHARDS)",
+                *(self.source.mixture_or_task_name, written, self.examples),
+            )
+        return manifest
+
+    def note(self, unit: tuple[int, int], shard: Shard) -> None:
+        """Remembers that a shard is complete."""
+        paths.write_atomic(self._note(unit), json.dumps(dataclasses.asdict(shard)))
+
+    def _note(self, unit: tuple[int, int]) -> str:
+        return paths.join(self.folder, UNFINISHED, f"{unit[0]:03d}-{unit[1]:05d}.json")
+
+    def _to_json(self) -> Mapping[str, Any]:
+        return {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
+
+    # ---- the rows --------------------------------------------------------------------------------------------------
+
+    def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
+        """What the rows of a shard hold, `_ROWS_AT_ONCE` of them at a time; see `Layout.stored`.
+
+        Documents are divided among the shards in the order of the source, which the reader shuffles anyway. The random
+        numbers of each shard and pass are its own: SeqIO would give the n-th document of every shard the same ones.
+        """
+        number, shard = unit
+        seed = hashlib.blake2b(f"{self.source.seed} {number} {shard}".encode(), digest_size=4).digest()
+        source = dataclasses.replace(self.source, seed=int.from_bytes(seed) // 2)
+        info = seqio.ShardInfo(shard, self.shards) if self.shards > 1 else None
+        ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
+        if self.examples:
+            ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
+        converter = SpecConverter(self.layout.stored(self.spec), pack=source.pack)
+        ds = converter.convert(ds, source.task_feature_lengths).batch(_ROWS_AT_ONCE)
+        options = tf.data.Options()
+        options.deterministic = True
+        if self.single_thread:
+            options.threading.private_threadpool_size = 1
+        return ds.with_options(options)
+
+
+def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], None] | None = None) -> Shard:
+    """Writes one file, whole or not at all.
+
+    Args:
+      plan: of the cache.
+      unit: pass and shard.
+      wrote: called with numbers of rows and tokens as they are written.
+    """
+    file = f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{plan.shards:05d}.array_record"
+    target = paths.join(plan.folder, file)
+    layout, dtypes = plan.layout, plan.dtypes()
+    rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
+    with _local_file(target) as local:
+        writer = ArrayRecordWriter(local, WRITER_OPTIONS)
+        for stored in _arrays(plan, unit):
+            for record in encode(stored, layout, dtypes):
+                writer.write(record)
+            segments = [stored[f"segments {index}"] for index in range(len(layout.tracks))]
+            counts = [int((track > 0).sum()) for track in segments]
+            tokens = [total + count for total, count in zip(tokens, counts, strict=True)]
+            examples += int(np.max([track.max(axis=1) for track in segments], axis=0).sum())
+            rows += len(segments[0])
+            if wrote:
+                wrote(len(segments[0]), sum(counts))
+        writer.close()
+        size, digest = os.path.getsize(local), manifests.checksum(local)
+        if rows:
+            _store(local, target)
+    shard = Shard(file if rows else "", unit[0], rows, examples, tuple(tokens), size, digest)
+    plan.note(unit, shard)
+    return shard
+
+
+def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
+    try:
+        yield from plan.dataset(unit).as_numpy_iterator()
+    except tf.errors.OpError as error:
+        raise RuntimeError(
+            f"{plan.source.mixture_or_task_name} failed in pass {unit[0]}, shard {unit[1]}: {error.message}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _local_file(target: str) -> Iterator[str]:
+    """A local path to write to: beside a local target, else in a temporary folder."""
+    if not paths.is_local(target):
+        with tempfile.TemporaryDirectory() as folder:
+            yield os.path.join(folder, "shard")
+        return
+    path = paths.local(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: a command killed here leaves nothing that piles up
+    try:
+        yield str(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _store(local: str, target: str) -> None:
+    """Moves a finished file to its place."""
+    if not paths.is_local(target):
+        filesystem, inner = fsspec.core.url_to_fs(target)
+        filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
+        filesystem.put_file(local, inner)
+        return
+    with open(local, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(local, paths.local(target))
+    paths.sync_folder(paths.local(target).parent)
+
+
+def _about_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
+    """How many ids there are, and a hash of what some of them stand for: the same wherever its file is."""
+    ids = vocabulary.vocab_size
+    sample = hashlib.blake2b(digest_size=8)
+    for number in range(0, ids, max(1, ids // _SAMPLED_IDS)):
+        sample.update(repr(vocabulary.decode([number])).encode())
+    return {"kind": type(vocabulary).__name__, "ids": ids, "sample": sample.hexdigest()}

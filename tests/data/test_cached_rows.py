@@ -1,0 +1,117 @@
+"""Rows as bytes: whatever the objective, a batch that was stored is the one that the live feed gives."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t5x_like.data import features
+from t5x_like.data.cached.layout import Layout
+from t5x_like.data.cached.rows import Decoder, dtype_of, encode
+from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
+from t5x_like.data.seqio_feed import SpecConverter
+
+LENGTHS = {"inputs": 16, "targets": 9}
+THREE_JOINED = FeatureSpec(
+    features=(
+        ModelFeature("tokens", ("a", "b", "c"), "shifted"),
+        ModelFeature("weights", ("a", "b", "c"), "last_weights"),
+        ModelFeature("prefix", ("a", "b", "c"), "prefix"),
+        ModelFeature("types", ("t", "b", "c"), "tokens"),
+        ModelFeature("alone", "b", "next"),
+        ModelFeature("alone_weights", "b", "next_weights"),
+    ),
+    packable=True,
+    extraordinary=(TaskFeature("t", along="a"),),
+    bos_id=70_000,
+)
+SPECS = features.SPECS | {"three joined": THREE_JOINED}
+
+
+def random_examples(spec, count):
+    """Examples with lengths of 0 up to more than a row, zeros among the ids, and places that ascend."""
+    generator = np.random.default_rng(7)
+    examples = []
+    for _ in range(count):
+        lengths = {name: int(generator.integers(0, 13)) for name in spec.task_features}
+        example = {}
+        for name in spec.task_features:
+            length = spec.fixed_lengths.get(name, lengths[spec.lead(name)])
+            if name == "masked_positions":
+                example[name] = np.arange(length) * 2
+            else:
+                example[name] = generator.integers(0, 50, length)
+        examples.append({name: array.astype(np.int32) for name, array in example.items()})
+    return examples
+
+
+def dataset(examples):
+    ds = tf.data.Dataset.from_tensor_slices(
+        {name: tf.ragged.constant([list(e[name]) for e in examples], dtype=tf.int32) for name in examples[0]}
+    )
+    return ds.map(lambda example: {name: tf.identity(value) for name, value in example.items()})
+
+
+def batch_of(ds):
+    (batch,) = ds.batch(10_000).as_numpy_iterator()
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"), [(name, pack) for name, spec in SPECS.items() for pack in sorted({False, spec.packable})]
+)
+def test_what_is_read_is_what_the_live_feed_gives(name, pack):
+    spec = SPECS[name]
+    lengths = dict.fromkeys(spec.task_features, 7) | LENGTHS
+    examples = dataset(random_examples(spec, 80))
+    live = batch_of(SpecConverter(spec, pack=pack).convert(examples, lengths))
+    layout = Layout.from_json(Layout.of(spec, lengths, pack=pack).to_json())
+    dtypes = [dtype_of(50 if index else 10**6) for index in range(len(layout.values))]
+    records = encode(batch_of(SpecConverter(layout.stored(spec), pack=pack).convert(examples, lengths)), layout, dtypes)
+    read = Decoder(layout, dtypes, spec)(records)
+    assert set(read) == set(live)
+    for feature in live:
+        assert read[feature].dtype == np.int32
+        np.testing.assert_array_equal(read[feature], live[feature], err_msg=feature)
+
+
+def test_a_row_is_what_it_says():
+    layout = Layout.of(features.ENCODER_DECODER, {"inputs": 6, "targets": 3}, pack=True)
+    stored = {
+        "value 0": np.array([[7, 8, 9, 0, 0, 0]]),
+        "value 1": np.array([[70000, 4, 0]]),
+        "segments 0": np.array([[1, 2, 2, 0, 0, 0]]),
+        "segments 1": np.array([[1, 3, 0]]),
+    }
+    (record,) = encode(stored, layout, ["<u2", "<i4"])
+    counts = np.array([3, *(1, 2, 0), *(1, 0, 1)], "<u4")  # examples; of the inputs; of the targets
+    assert record == counts.tobytes() + np.array([7, 8, 9], "<u2").tobytes() + np.array([70000, 4], "<i4").tobytes()
+
+
+def test_objectives_that_differ_on_reading_alone_share_a_layout():
+    def layout(spec):
+        return Layout.of(spec, {"targets": 4}, pack=True)
+
+    assert layout(features.CAUSAL_LM) == layout(features.NEXT_TOKEN)
+    assert layout(dataclasses.replace(features.CAUSAL_LM, bos_id=5)) == layout(features.CAUSAL_LM)
+    assert layout(features.CAUSAL_LM) != Layout.of(features.ENCODER_DECODER, LENGTHS, pack=True)
+    joined = Layout.of(features.PREFIX_LM, LENGTHS, pack=True)
+    assert joined.differences(Layout.of(features.ENCODER_DECODER, LENGTHS, pack=True))
+    assert not joined.differences(joined)
+
+
+def test_an_id_that_its_vocabulary_has_not_is_refused():
+    layout = Layout.of(features.CAUSAL_LM, {"targets": 2}, pack=False)
+    for wrong in (-1, 2**16):
+        stored = {"value 0": np.array([[1, wrong]]), "segments 0": np.array([[1, 1]])}
+        with pytest.raises(ValueError, match=rf"'targets' holds the id {wrong}.*vocab_size"):
+            encode(stored, layout, ["<u2"])
+
+
+def test_bytes_of_another_layout_are_refused():
+    layout = Layout.of(features.CAUSAL_LM, {"targets": 4}, pack=False)
+    (record,) = encode({"value 0": np.array([[1, 2, 3, 0]]), "segments 0": np.array([[1, 1, 1, 0]])}, layout, ["<u2"])
+    for wrong in (record[:-1], record + b"\0", record[:2]):
+        with pytest.raises(ValueError, match="not of the layout"):
+            Decoder(layout, ["<u2"], features.CAUSAL_LM)([wrong])
