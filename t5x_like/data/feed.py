@@ -24,11 +24,18 @@ class HostIterator(Protocol):
     def restore(self, state: bytes) -> None: ...
 
 
+class SeekableIterator(HostIterator, Protocol):
+    """A host iterator that also knows earlier positions, so that no batch has to be stored with them."""
+
+    def state_before(self, batches: int) -> bytes: ...
+
+
 class Feed:
     """Batches as global arrays, `prefetch` of them ahead.
 
     `state()` is the position after the last batch handed out, however far the thread ran: that of the iterator and
-    the batches that lie between the two.
+    the batches that lie between the two. Of a `SeekableIterator` it is the earlier position alone, which holds no rows
+    of this process and so means the same to any number of them.
 
     Attributes:
       wait_seconds: how long `__next__` has waited for data so far.
@@ -36,7 +43,7 @@ class Feed:
 
     def __init__(
         self,
-        host_iterator: HostIterator,
+        host_iterator: HostIterator | SeekableIterator,
         put: Callable[[HostBatch], Mapping[str, Any]],
         prefetch: int = 2,
     ):
@@ -84,6 +91,8 @@ class Feed:
     def state(self) -> bytes:
         """The position after the last batch handed out."""
         with self._moving:
+            if hasattr(self._source, "state_before"):
+                return _pack(self._source.state_before(len(self._ready)), [])
             source_state = self._source.state()
             pending = [host_batch for host_batch, _ in self._ready]
         return _pack(source_state, pending)

@@ -108,8 +108,9 @@ class Decoder:
     def _parse(self, records: Sequence[bytes]):
         """Examples of each row `[rows]`, counts `[tracks, examples]`, and each value of all rows, flat."""
         kinds, tracks = len(self._layout.tracks) + len(self._layout.joined), len(self._layout.tracks)
-        examples, counts = [], []
-        parts: list[list[np.ndarray]] = [[] for _ in self._layout.values]
+        # Each begins with nothing: a process may have no row of the last batch.
+        examples, counts = [], [np.zeros((kinds, 0), _COUNT)]
+        parts = [[np.zeros(0, dtype)] for dtype in self._dtypes]
         try:
             for record in records:
                 number = int.from_bytes(record[: _COUNT.itemsize], "little")

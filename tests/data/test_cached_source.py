@@ -1,0 +1,314 @@
+"""Reading a cache: its order, its position, several processes, and what is refused. Without TensorFlow."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from absl import logging
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from t5x_like.data import batches, features
+from t5x_like.data.cached import CachedSource, Layout, Manifest, Shard, manifest
+from t5x_like.data.cached.iterator import Order
+from t5x_like.data.cached.rows import encode
+from t5x_like.data.feed import Feed
+
+pytestmark = pytest.mark.notf
+
+LENGTHS = {"inputs": 6, "targets": 4}
+SPEC = features.ENCODER_DECODER
+ROWS_OF_SHARDS = ((0, 7), (0, 6), (1, 13))  # (pass, rows)
+
+
+def write_cache(folder, *, spec=SPEC, lengths=LENGTHS, shards=ROWS_OF_SHARDS):
+    """A cache whose row number n, from 1 on, has the target n; the inputs are as long as n is odd or even."""
+    layout = Layout.of(spec, lengths, pack=False)
+    dtypes = ("<u2",) * len(layout.values)
+    written, number = [], 1
+    for index, (number_of_pass, rows) in enumerate(shards):
+        numbers = np.arange(number, number + rows)
+        tokens = {name: np.zeros((rows, length), np.int32) for name, length in lengths.items()}
+        if "inputs" in tokens:
+            tokens["inputs"][:, :2] = np.stack([numbers, numbers * (numbers % 2)], axis=1)
+        tokens["targets"][:, 0] = numbers
+        records = encode(batches.from_arrays(layout.stored(spec), tokens), layout, dtypes)
+        file = f"pass-{number_of_pass:03d}/{index}.array_record"
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        for record in records:
+            writer.write(record)
+        writer.close()
+        digest = manifest.checksum(str(path))
+        written.append(Shard(file, number_of_pass, rows, rows, (rows, rows), path.stat().st_size, digest))
+        number += rows
+    settings = {"task": "a_task", "module": None, "task_arguments": None}
+    vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
+    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(folder))
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    write_cache(folder / "train")
+    write_cache(folder / "validation", shards=((0, 10),))
+    return str(folder)
+
+
+def make(cache_dir, **changes):
+    return CachedSource(**({"cache_dir": str(cache_dir), "batch_size": 4, "seed": 3} | changes))
+
+
+def numbers(batch):
+    return batch["decoder_target_tokens"][:, 0].tolist()
+
+
+def take(iterator, count):
+    return [numbers(next(iterator)) for _ in range(count)]
+
+
+# ---- the order -------------------------------------------------------------------------------------------------------
+
+
+def test_each_pass_is_read_once_in_an_order_of_its_own(cache_dir):
+    read = sum(take(make(cache_dir).host_iterator(SPEC), 13), [])  # 52 rows: both passes, twice
+    assert sorted(read[:13]) == list(range(1, 14))
+    assert sorted(read[13:26]) == list(range(14, 27))
+    assert read[:13] != sorted(read[:13])
+    assert [number + 13 for number in read[:13]] != read[13:26]
+    assert sorted(read[26:39]) == list(range(1, 14))
+    assert read[26:39] != read[:13], "a repetition has another order"
+    assert sum(take(make(cache_dir, shuffle=False).host_iterator(SPEC), 7), []) == [*range(1, 27), 1, 2]
+    assert sum(take(make(cache_dir, seed=4).host_iterator(SPEC), 3), []) != read[:12]
+
+
+def test_the_order_is_this_one():
+    # Held to numbers: another version of Grain that shuffled otherwise would change every resumed run.
+    order = Order([5, 3], shuffle=True, seed=0)
+    assert [order[place] for place in range(16)] == [1, 3, 4, 2, 0, 6, 7, 5, 3, 2, 4, 1, 0, 5, 7, 6]
+
+
+def test_rows_are_mixed_over_the_whole_pass():
+    order = Order([10_000], shuffle=True, seed=1)
+    moved = np.abs(np.array([order[place] for place in range(10_000)]) - np.arange(10_000))
+    assert abs(moved.mean() - 10_000 / 3) < 200  # of two random numbers below n, the mean distance is n/3
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_each_batch(cache_dir, processes):
+    alone = take(make(cache_dir).host_iterator(SPEC), 8)
+    parts = [
+        take(make(cache_dir).host_iterator(SPEC, process_index=index, process_count=processes), 8)
+        for index in range(processes)
+    ]
+    assert [sum(rows, []) for rows in zip(*parts, strict=True)] == alone
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(cache_dir):
+    with pytest.raises(ValueError, match="BATCH_SIZE=4 must be a multiple of the 3 processes"):
+        make(cache_dir).host_iterator(SPEC, process_count=3)
+
+
+def test_repeating_rows_is_announced_once(cache_dir, caplog, monkeypatch):
+    monkeypatch.setattr(logging, "warning", lambda message, *values: caplog.records.append(message % values))
+    iterator = make(cache_dir).host_iterator(SPEC)
+    take(iterator, 6)  # 24 of 26 rows
+    assert not caplog.records
+    take(iterator, 4)
+    assert len(caplog.records) == 1
+    assert "read, in 6 batches: from here on they come again" in caplog.records[0]
+
+
+# ---- the position ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 1)])
+def test_a_position_holds_on_any_number_of_processes(cache_dir, before, after, threads):
+    source = make(cache_dir, threads=threads)
+    alone = take(make(cache_dir).host_iterator(SPEC), 9)
+    first = [source.host_iterator(SPEC, process_index=i, process_count=before) for i in range(before)]
+    for iterator in first:
+        take(iterator, 5)
+    states = {iterator.state() for iterator in first}
+    assert len(states) == 1
+    second = [source.host_iterator(SPEC, process_index=i, process_count=after) for i in range(after)]
+    for iterator in second:
+        iterator.restore(*states)
+    assert [sum(rows, []) for rows in zip(*(take(iterator, 4) for iterator in second), strict=True)] == alone[5:]
+
+
+def test_a_far_position_is_reached_at_once(cache_dir):
+    iterator = make(cache_dir).host_iterator(SPEC)
+    state = iterator.state().replace(b'"batches": 0', b'"batches": 1000000000')
+    iterator.restore(state)
+    assert len(numbers(next(iterator))) == 4
+    assert b'"batches": 1000000001' in iterator.state()
+
+
+def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
+    alone = take(make(cache_dir).host_iterator(SPEC), 8)
+    feed = Feed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=3)
+    assert take(feed, 4) == alone[:4]
+    state = feed.state()
+    feed.close()
+    assert len(state) < 500
+    again = Feed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=1)
+    again.restore(state)
+    assert take(again, 4) == alone[4:]
+    again.close()
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"batch_size": 2}, {"shuffle": False}, {"split": "validation"}])
+def test_a_position_in_other_data_is_refused(cache_dir, change):
+    state = make(cache_dir).host_iterator(SPEC).state()
+    with pytest.raises(ValueError, match="cannot go on from the saved position: .* was .*, is "):
+        make(cache_dir, **change).host_iterator(SPEC).restore(state)
+    with pytest.raises(ValueError, match="not a position in a cache"):
+        make(cache_dir).host_iterator(SPEC).restore(b"t5x_like seqio position 1\n")
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_evaluation_reads_once_in_order_and_fills_up_the_last_batch(cache_dir, processes):
+    source = make(cache_dir, split="validation")
+    parts = [
+        list(source.eval_batches(SPEC, process_index=index, process_count=processes)) for index in range(processes)
+    ]
+    assert [sum(map(numbers, rows), []) for rows in zip(*parts, strict=True)] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+        [9, 10, 0, 0],
+    ]
+    last = parts[-1][-1]
+    assert last["decoder_loss_weights"][-1].sum() == 0
+    assert last["decoder_target_tokens"].shape == (4 // processes, 4)
+    assert len(list(source.eval_batches(SPEC, 2))) == 2
+
+
+def test_evaluation_reads_one_pass_alone(cache_dir):
+    read = [number for batch in make(cache_dir).eval_batches(SPEC) for number in numbers(batch) if number]
+    assert read == list(range(1, 14))
+
+
+# ---- what a run asks of its source -----------------------------------------------------------------------------------
+
+
+def test_what_the_loop_asks_is_answered(cache_dir):
+    source = make(cache_dir)
+    assert source.batch_shapes(SPEC)["encoder_input_tokens"] == (4, 6)
+    assert source.batch_shapes(SPEC) == {name: rows.shape for name, rows in next(source.host_iterator(SPEC)).items()}
+    source.check_vocabulary(100)
+    with pytest.raises(ValueError, match="has 100 ids .*, the model 99 embeddings"):
+        source.check_vocabulary(99)
+    assert "26 rows in 2 passes, 6.5 batches of 4 before rows repeat" in source.describe()[0]
+    assert not source.has_metrics()
+
+
+def test_another_objective_of_the_same_layout_reads_the_cache(tmp_path):
+    write_cache(tmp_path / "train", spec=features.CAUSAL_LM, lengths={"targets": 4})
+    spec = dataclasses.replace(features.NEXT_TOKEN, bos_id=7)
+    batch = next(make(tmp_path, shuffle=False).host_iterator(spec))
+    assert batch["decoder_input_tokens"][:, 0].tolist() == [1, 2, 3, 4]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "message"),
+    [
+        (features.CAUSAL_LM, {}, "'inputs' has 6 items there, no place here"),
+        (features.PREFIX_LM, {}, "joined"),
+        (SPEC, {"task_feature_lengths": {"inputs": 6, "targets": 5}}, "'targets' has 4 items there, 5 items here"),
+        (SPEC, {"pack": True}, "one example each, this run wants them packed"),
+        (SPEC, {"mixture_or_task_name": "another"}, "is of a_task, not of another"),
+    ],
+)
+def test_a_foreign_cache_is_refused_by_name(cache_dir, spec, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make(cache_dir, **changes).host_iterator(spec)
+    assert f"the cache {cache_dir}/train" in str(error.value)
+
+
+@pytest.fixture
+def copied(cache_dir, tmp_path):
+    shutil.copytree(cache_dir, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_what_is_no_cache_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no cache in .*/train .*`t5x_like cache`"):
+        make(tmp_path).describe()
+    with pytest.raises(ValueError, match="memory://x: rows are read from local paths and gs:// alone"):
+        make("memory://x").describe()
+
+
+def test_a_half_written_cache_is_refused(copied):
+    (copied / "train" / "manifest.json").unlink()
+    (copied / "train" / "unfinished").mkdir()
+    for name in ("plan.json", "000-00000.json"):
+        (copied / "train" / "unfinished" / name).write_text("{}")
+    with pytest.raises(FileNotFoundError, match="/train is half-written .1 shards are complete"):
+        make(copied).host_iterator(SPEC)
+
+
+def change_manifest(folder, change):
+    path = folder / "train" / "manifest.json"
+    stored = json.loads(path.read_text())
+    change(stored)
+    path.write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda stored: stored.update(format="t5x_like cache 9"), "its format is 't5x_like cache 9'"),
+        (lambda stored: stored["layout"]["lengths"].update(inputs=7), "its contents hash to"),
+        (lambda stored: stored.pop("shards"), "'shards'"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(copied, change, message):
+    change_manifest(copied, change)
+    with pytest.raises(ValueError, match=rf"manifest.json is no manifest .*{message}"):
+        make(copied).describe()
+
+
+def test_a_torn_manifest_is_refused(copied):
+    path = copied / "train" / "manifest.json"
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(ValueError, match="is no manifest of a cache"):
+        make(copied).describe()
+
+
+def test_lost_cut_and_altered_files_are_refused_by_name(copied):
+    path = copied / "train" / "pass-001" / "2.array_record"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* has .* bytes and had"):
+        make(copied).describe()
+    altered = bytearray(whole)
+    altered[len(whole) // 2] ^= 1
+    path.write_bytes(altered)
+    make(copied).describe()  # sizes are right
+    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* not what was written"):
+        make(copied, verify_checksums=True).describe()
+    path.unlink()
+    with pytest.raises(ValueError, match="has lost pass-001/2.array_record"):
+        make(copied).describe()
+
+
+def test_an_altered_row_is_never_read_as_data(copied):
+    path = copied / "train" / "pass-000" / "0.array_record"
+    whole = path.read_bytes()
+    marked = bytearray(whole)
+    for place in range(64, 400):  # behind the file's own header, among the rows
+        marked[place] ^= 0x55
+    path.write_bytes(marked)
+    iterator = make(copied, shuffle=False).host_iterator(SPEC)
+    with pytest.raises(ValueError, match="rows of the cache .*/train cannot be read: .*verify_checksums=True"):
+        take(iterator, 2)
