@@ -64,7 +64,10 @@ def _generative(network, objective, data, partitioner, num_examples, output_dir)
     from t5x_like.data.seqio_feed.evaluation import run_evaluator  # SeqIO is loaded only where it is needed
 
     length = data.task_feature_lengths["targets"]
-    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length).tokens)
+    ids = {"bos_id": objective.features.bos_id}
+    if (eos_id := data.vocabularies()["targets"].eos_id) is not None:
+        ids["eos_id"] = eos_id
+    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length, **ids).tokens)
     scoring = partitioner.jit(score)
     return run_evaluator(
         data,

@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from t5x_like.interop.tables import OBJECTIVE, Family, Row, dense, norm
+from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.bart import BartConfig
 
 _NAMES = {
@@ -121,23 +119,6 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
     }
 
 
-class _Zeros(Row):
-    """A tensor that ours has no place for, so theirs must be 0."""
-
-    def read(self, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Zeros.
-
-        Raises:
-          ValueError: theirs are something else.
-        """
-        if np.any(theirs):
-            raise ValueError(
-                f"tensor {self.theirs!r} is not 0 everywhere (its largest value is {np.max(np.abs(theirs)):.3g}): "
-                "the logits of this network have no bias, so it would compute something else"
-            )
-        return super().read(theirs, shape)
-
-
 def table(config: BartConfig) -> list[Row]:
     """Every tensor of a BART."""
     attention = {"attention": ("self_attn", "self_attn_layer_norm")}
@@ -149,7 +130,6 @@ def table(config: BartConfig) -> list[Row]:
         Row("model/token_embedder/embedding", "model.shared.weight"),
         *_stack("encoder", attention),
         *_stack("decoder", attentions),
-        _Zeros(f"{OBJECTIVE}logits/bias", "final_logits_bias"),
     ]
 
 
@@ -177,6 +157,7 @@ FAMILY = Family(
     prefix="model.",
     # Marks of fairseq's files, and the heads of what was fine-tuned to classify or to answer questions.
     ignored=re.compile(r"model\.(encoder|decoder)\.version|(classification_head\.(dense|out_proj)|qa_outputs)\..*"),
+    zeros=re.compile(r"final_logits_bias"),
     tied=lambda config: {
         name: "model.shared.weight"
         for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")

@@ -91,6 +91,7 @@ class Family:
         without it.
       renamed: (regex, replacement) pairs for names that old files have.
       ignored: names of tensors that nothing needs: copies, buffers, heads that there are none of here.
+      zeros: names of tensors that ours has no place for, and that must be 0 everywhere.
       tied: their name of a copy -> of the tensor that it must equal.
     """
 
@@ -102,6 +103,7 @@ class Family:
     prefix: str | tuple[str, ...] = ""
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: re.Pattern = NOTHING
+    zeros: re.Pattern = NOTHING
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
 
 
@@ -202,7 +204,7 @@ class _Source:
         return row.read(self._tensors[actual].astype(np.float32), shape)
 
     def check_rest(self, config) -> None:
-        """Refuses a copy that differs from what it is tied to, and tensors that nothing has a place for."""
+        """Refuses a copy that differs from what it is tied to, and what nothing has a place for unless it is 0."""
         for copy, original in self._family.tied(config).items():
             found, other = self._find(copy), self._find(original)
             if found is None or found in self._used:
@@ -213,6 +215,14 @@ class _Source:
                     "there is no place for logits of their own"
                 )
             self._used.add(found)
+        for spelt, name in self._actual.items():
+            if self._family.zeros.fullmatch(spelt):
+                if np.any(self._tensors[name]):
+                    raise ValueError(
+                        f"{self._folder}: {name!r} is not 0 everywhere; this {self._family.config_class.__name__} has "
+                        "no place for it, and would compute something else"
+                    )
+                self._used.add(name)
         strangers = [
             name for spelt, name in self._actual.items() if name not in self._used and not self._ignored(spelt)
         ]

@@ -26,8 +26,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
 from t5x_like.models import checks
-from t5x_like.models.encoder_decoder import Batch, Cache, Encoded, EncoderDecoder
-from t5x_like.models.t5 import forward_flops
+from t5x_like.models.encoder_decoder import Batch, Cache, Encoded, EncoderDecoder, forward_flops
 
 # Of every kernel and table, as in its released code.
 INIT = initializers.normal(0.02)
@@ -88,7 +87,7 @@ class BartConfig:
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Floating-point operations of one update, forward and backward.
 
-        The matrix products are those of a T5 of these sizes: see `t5.forward_flops`.
+        The matrix products are those of a T5 of these sizes: see `encoder_decoder.forward_flops`.
 
         Args:
           shapes: of the global batch's `encoder_input_tokens` and `decoder_input_tokens`, `(batch, length)`.

@@ -204,6 +204,31 @@ class EncoderDecoder(nnx.Module):
         return x, cache.replace(self_attention=self_cache)
 
 
+def forward_flops(config: Any, batch: int, encoder_length: int, decoder_length: int) -> float:
+    """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
+
+    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2 or
+    3), E and D the lengths and V the vocabulary, a row costs two operations for each of
+
+        encoder_layers · E · (4da + mdf + 2Ea)
+        + decoder_layers · (D · (6da + mdf + 2Da + 2Ea) + E · 2da)
+        + D · dV
+
+    Attention counts in full although half of the decoder's is masked; norms, softmax, biases and lookups do not count.
+
+    Args:
+      config: the network's; T5's and BART's have what is read of it.
+      batch: rows.
+      encoder_length, decoder_length: E and D.
+    """
+    d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
+    m, e = len(config.activations) + 1, encoder_length
+    encoder = config.encoder_layers * e * (4 * d * a + m * d * f + 2 * e * a)
+    per_position = 6 * d * a + m * d * f + 2 * decoder_length * a + 2 * e * a
+    decoder = config.decoder_layers * (decoder_length * per_position + e * 2 * d * a)
+    return 2.0 * batch * (encoder + decoder + decoder_length * d * config.vocab_size)
+
+
 def _encoder_mask(batch: Batch) -> Mask:
     segments = batch.get("encoder_segment_ids")
     if segments is None:

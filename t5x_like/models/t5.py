@@ -26,7 +26,7 @@ from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
-from t5x_like.models.encoder_decoder import Batch, EncoderDecoder
+from t5x_like.models.encoder_decoder import Batch, EncoderDecoder, forward_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class T5Config:
         return T5(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward; see `forward_flops`.
+        """Floating-point operations of one update, forward and backward; see `encoder_decoder.forward_flops`.
 
         Args:
           shapes: of the global batch's `encoder_input_tokens` and `decoder_input_tokens`, `(batch, length)`.
@@ -93,31 +93,6 @@ class T5Config:
         _, decoder_length = shapes["decoder_input_tokens"]
         # The backward pass needs two products of the same size for each product of the forward pass.
         return 3.0 * forward_flops(self, batch, encoder_length, decoder_length)
-
-
-def forward_flops(config: T5Config, batch: int, encoder_length: int, decoder_length: int) -> float:
-    """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
-
-    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2 or
-    3), E and D the lengths and V the vocabulary, a row costs two operations for each of
-
-        encoder_layers · E · (4da + mdf + 2Ea)
-        + decoder_layers · (D · (6da + mdf + 2Da + 2Ea) + E · 2da)
-        + D · dV
-
-    Attention counts in full although half of the decoder's is masked; norms, softmax, biases and lookups do not count.
-
-    Args:
-      config: the network.
-      batch: rows.
-      encoder_length, decoder_length: E and D.
-    """
-    d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
-    m, e = len(config.activations) + 1, encoder_length
-    encoder = config.encoder_layers * e * (4 * d * a + m * d * f + 2 * e * a)
-    per_position = 6 * d * a + m * d * f + 2 * decoder_length * a + 2 * e * a
-    decoder = config.decoder_layers * (decoder_length * per_position + e * 2 * d * a)
-    return 2.0 * batch * (encoder + decoder + decoder_length * d * config.vocab_size)
 
 
 def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:

@@ -14,6 +14,7 @@ from t5x_like.cli import COMMANDS
 GOLDENS = Path(__file__).parent / "goldens"
 SMALL = "models/t5_1_1/small.gin"
 CHECKPOINT = [("CHECKPOINT_PATH", "runs/1"), ("MIXTURE_OR_TASK_NAME", "a_task")]
+TASK = [("MIXTURE_OR_TASK_NAME", "a_task")]
 RUNS = {
     "quickstart": ("train", ["runs/quickstart.gin"], []),
     "pretrain": ("train", [SMALL, "runs/pretrain.gin"], [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10")]),
@@ -44,6 +45,14 @@ RUNS = {
         [SMALL, "runs/pretrain.gin", "data/cached.gin"],
         [("CACHE_DIR", "caches/a_task"), ("TRAIN_STEPS", "10")],
     ),
+    "bert": ("train", ["models/bert/base.gin", "runs/bert.gin"], TASK),
+    "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
+    "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
+    "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
+    "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),
+    "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
+    "convert": ("convert", ["runs/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
+    "ablate": ("ablate", ["runs/ablate.gin"], [("OUTPUT_DIR", "study")]),
     "plan": ("plan", ["runs/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 

@@ -92,7 +92,7 @@ def test_tensors_by_hand(written):
 def test_every_parameter_is_in_the_table_once():
     rows = mapping.table(CONFIG)
     named = leaves(jax.eval_shape(dataclasses.replace(CONFIG, scan_layers=True).make, jax.random.key(0)))
-    assert sorted(row.ours for row in rows) == sorted([*(f"model/{name}" for name in named), "objective/logits/bias"])
+    assert sorted(row.ours for row in rows) == sorted(f"model/{name}" for name in named)
     assert len({row.theirs for row in rows}) == len(rows)
 
 
@@ -146,7 +146,7 @@ def test_a_bias_of_the_logits_must_be_zero(written):
     assert_reads_back(written)
     bias[0, 7] = -0.5
     rewrite(written[1], lambda t: t.update({"final_logits_bias": bias}))
-    with pytest.raises(ValueError, match=r"'final_logits_bias' is not 0 everywhere \(its largest value is 0.5\)"):
+    with pytest.raises(ValueError, match="'final_logits_bias' is not 0 everywhere"):
         interop.from_huggingface(str(written[1]))
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from t5x_like import parameters
 from t5x_like.kernels.cross_entropy import cross_entropy
-from t5x_like.models.t5 import T5Config, forward_flops, make_layer
+from t5x_like.models.encoder_decoder import forward_flops
+from t5x_like.models.t5 import T5Config, make_layer
 from t5x_like.partitioning import Partitioner, for_platform
 
 CONFIG = T5Config(
