@@ -74,13 +74,20 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
             raise
         memory = Memory(weights, others, rows, max(0.0, peak - weights - others - rows), peak)
         return CompiledStep(memory, False, None, time.monotonic() - started)
-    stats = compiled.memory_analysis()
-    temporaries = stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
-    temporaries += stats.output_size_in_bytes - stats.alias_size_in_bytes
-    peak = stats.argument_size_in_bytes + temporaries
-    memory = Memory(weights, others, rows, temporaries, peak)
+    peak = peak_memory(compiled.memory_analysis())
+    memory = Memory(weights, others, rows, peak - weights - others - rows, peak)
     done = walk.work(hlo.parse(compiled.as_text()), _mesh(program))
     return CompiledStep(memory, peak <= hbm_bytes, done, time.monotonic() - started)
+
+
+def peak_memory(stats: Any) -> float:
+    """The HBM that a compiled program holds at its fullest, itself included, from `memory_analysis()`.
+
+    `temp_size_in_bytes` adds up temporaries that are never there together (up to half more than there is of them), so
+    the compiler's own account of what it allocates counts; older versions give its peak alone.
+    """
+    allocated = max(getattr(stats, "total_allocation_bytes", 0), stats.peak_memory_in_bytes)
+    return float(allocated + stats.generated_code_size_in_bytes)
 
 
 def needed_memory(message: str) -> float | None:

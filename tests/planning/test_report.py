@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 
 from t5x_like.planning import report, roofline, topologies
-from t5x_like.planning.compilation import CompiledStep, Memory, needed_memory
+from t5x_like.planning.compilation import CompiledStep, Memory, needed_memory, peak_memory
 from t5x_like.planning.walk import Work
 
 V5E = topologies.parse("v5e:2x4")
@@ -97,3 +98,10 @@ def test_what_does_not_fit_says_so_and_what_to_do():
 )
 def test_the_compilers_refusal_tells_what_a_step_needs(message, expected):
     assert needed_memory(message) == expected
+
+
+def test_the_peak_is_what_is_allocated_and_the_program():
+    stats = types.SimpleNamespace(peak_memory_in_bytes=90, generated_code_size_in_bytes=5, temp_size_in_bytes=200)
+    assert peak_memory(stats) == 95
+    stats.total_allocation_bytes = 100
+    assert peak_memory(stats) == 105
