@@ -231,8 +231,8 @@ def _writer():
         from t5x_like.data.cached import writer
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"writing a cache reads a SeqIO task, which needs TensorFlow, TFDS and SeqIO; there is no {error.name!r} "
-            "here: pip install seqio tensorflow tensorflow-text tensorflow-datasets",
+            f"writing a cache reads a SeqIO task, which needs TensorFlow, TFDS and SeqIO, and there is no "
+            f"{error.name!r} here: pip install seqio tensorflow tensorflow-text tensorflow-datasets",
             name=error.name,
         ) from error
     return writer

@@ -406,8 +406,8 @@ def _log(level: str) -> None:
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error whose message is meant for the user, or None for one that needs its traceback.
 
-    A `ValueError` that this project raises says what was wrong with what it was given, a `RuntimeError` why a run
-    cannot go on. The same from deeper down, or another kind, may be a defect.
+    A `ValueError` that this project raises says what was wrong with what it was given, a `ModuleNotFoundError` what to
+    install, a `RuntimeError` why a run cannot go on. The same from deeper down, or another kind, may be a defect.
     """
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return 2
@@ -417,4 +417,4 @@ def _exit_code(error: Exception) -> int | None:
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
     if module.partition(".")[0] not in OWN_PACKAGES:
         return None
-    return 2 if isinstance(error, ValueError) else 1 if isinstance(error, RuntimeError) else None
+    return 2 if isinstance(error, ValueError | ModuleNotFoundError) else 1 if isinstance(error, RuntimeError) else None

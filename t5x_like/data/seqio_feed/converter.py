@@ -11,6 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.seqio_feed import devices  # noqa: F401 (before TensorFlow computes)
 
 PAD_WINDOW = 64
 

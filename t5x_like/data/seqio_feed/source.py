@@ -7,22 +7,26 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed.converter import SpecConverter
-from t5x_like.data.seqio_feed.iterator import SeqIOIterator
+
+if TYPE_CHECKING:
+    import seqio
+    import tensorflow as tf
+
+    from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
 SHIPPED_TASKS = "data_tasks"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqIOSource:
-    """A task or mixture from SeqIO's registry. Nothing is read before a method is called.
+    """A task or mixture from SeqIO's registry.
+
+    Nothing is read, and neither SeqIO nor TensorFlow imported, before a method is called.
 
     Attributes:
       mixture_or_task_name: its registered name.
@@ -55,12 +59,12 @@ class SeqIOSource:
             raise ValueError(f"BATCH_SIZE={self.batch_size} must be at least 1")
 
     @property
-    def provider(self) -> seqio.Task | seqio.Mixture:
+    def provider(self) -> "seqio.Task | seqio.Mixture":
         """The task or mixture itself.
 
         Raises:
           ValueError: no such name; the message lists the nearest ones. Or one without this split.
-          ModuleNotFoundError: `module` cannot be found.
+          ModuleNotFoundError: `module` cannot be found; or TensorFlow or SeqIO is not installed.
         """
         import_modules(self.module)
         provider = find_provider(self.mixture_or_task_name)
@@ -71,15 +75,17 @@ class SeqIOSource:
         return provider
 
     @property
-    def tasks(self) -> Sequence[seqio.Task]:
+    def tasks(self) -> "Sequence[seqio.Task]":
         """The task, or those of the mixture."""
         return self._tasks(self.provider)
 
     @staticmethod
-    def _tasks(provider) -> Sequence[seqio.Task]:
+    def _tasks(provider) -> "Sequence[seqio.Task]":
+        import seqio
+
         return seqio.get_subtasks(provider)
 
-    def vocabularies(self) -> dict[str, seqio.Vocabulary]:
+    def vocabularies(self) -> "dict[str, seqio.Vocabulary]":
         """Task feature -> vocabulary."""
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
@@ -117,7 +123,7 @@ class SeqIOSource:
                     f"vocab_size={vocabulary.vocab_size} or more"
                 )
 
-    def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> SeqIOIterator:
+    def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Training batches of this process.
 
         Args:
@@ -130,6 +136,10 @@ class SeqIOSource:
         """
         rows = self._rows(process_count)
         provider = self.provider
+        import seqio
+        import tensorflow as tf
+
+        from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
         def make_dataset():
             shard = seqio.ShardInfo(process_index, process_count) if process_count > 1 else None
@@ -176,12 +186,12 @@ class SeqIOSource:
             yield {name: np.pad(array, [(0, missing), (0, 0)])[mine] for name, array in batch.items()}
 
     def task_dataset(
-        self, *, shuffle: bool = False, num_epochs: int | None = 1, shard_info: seqio.ShardInfo | None = None
-    ) -> tf.data.Dataset:
+        self, *, shuffle: bool = False, num_epochs: int | None = 1, shard_info: "seqio.ShardInfo | None" = None
+    ) -> "tf.data.Dataset":
         """The examples as the task gives them: token ids, neither trimmed, packed nor padded."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, shard_info=shard_info)
 
-    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> tf.data.Dataset:
+    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
         self._check_split(provider)
         if self.use_cached:
             for task in self._tasks(provider):
@@ -202,7 +212,9 @@ class SeqIOSource:
             try_in_mem_cache=False,  # it would be part of every checkpoint
         )
 
-    def _dataset(self, provider, spec: FeatureSpec, **reading) -> tf.data.Dataset:
+    def _dataset(self, provider, spec: FeatureSpec, **reading) -> "tf.data.Dataset":
+        from t5x_like.data.seqio_feed.converter import SpecConverter
+
         lengths = spec.task_lengths(self.task_feature_lengths)
         if missing := [name for name in lengths if name not in provider.output_features]:
             raise ValueError(
@@ -232,8 +244,9 @@ def import_modules(module: str | Sequence[str] | None) -> None:
     """Registers the shipped tasks and the user's, whose modules are looked for in the working directory too.
 
     Raises:
-      ModuleNotFoundError: a module does not exist.
+      ModuleNotFoundError: a module does not exist; or TensorFlow, TFDS or SeqIO is not installed.
     """
+    _load_tensorflow()
     modules = [module] if isinstance(module, str) else list(module or ())
     if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -250,12 +263,28 @@ def import_modules(module: str | Sequence[str] | None) -> None:
             ) from error
 
 
-def find_provider(name: str) -> seqio.Task | seqio.Mixture:
+def _load_tensorflow() -> None:
+    try:
+        import seqio  # noqa: F401
+
+        from t5x_like.data.seqio_feed import devices  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"reading a SeqIO task needs TensorFlow, TFDS and SeqIO, and there is no {error.name!r} here: pip install "
+            "seqio tensorflow tensorflow-text tensorflow-datasets. Training from a cache needs none of them: see "
+            "data/cached.gin",
+            name=error.name,
+        ) from error
+
+
+def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
     """The task or mixture of that name.
 
     Raises:
       ValueError: there is none; the message lists the nearest names.
     """
+    import seqio
+
     names = [*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or sorted(names)[:20]
@@ -266,7 +295,9 @@ def find_provider(name: str) -> seqio.Task | seqio.Mixture:
     return seqio.get_mixture_or_task(name)
 
 
-def _options(ds: tf.data.Dataset) -> tf.data.Dataset:
+def _options(ds: "tf.data.Dataset") -> "tf.data.Dataset":
+    import tensorflow as tf
+
     options = tf.data.Options()
     options.deterministic = True
     return ds.with_options(options)

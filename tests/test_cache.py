@@ -1,0 +1,387 @@
+"""`t5x_like cache`: what it writes, that it goes on where it was interrupted, and that a run trains from it."""
+
+import collections
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+
+import grain
+import numpy as np
+import pytest
+import seqio
+
+from t5x_like import cache as command
+from t5x_like import cli
+from t5x_like.checkpoints import FeedHandler, FeedSave
+from t5x_like.data import features
+from t5x_like.data.cached import CachedSource, manifest, writer
+from t5x_like.data.cached.rows import Decoder
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.metrics import read_metrics
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+
+# Found by worker processes too, in the working directory.
+TASKS = """
+import functools
+
+import seqio
+
+from data_tasks import preprocessors
+from data_tasks.documents import Corpus, DocumentSource
+from data_tasks.span_corruption import add_span_corruption_task
+
+WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
+VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
+
+
+def corpus(name, same):
+    documents = [f"{0 if same else n} {' '.join(WORDS[0 if same else n % 7:])}".encode() for n in range(40)]
+    return Corpus(name=name, splits={"train": documents, "validation": documents[:6]}, origin="a test", skipped={})
+
+
+def source(name, same=False):
+    return DocumentSource(functools.partial(corpus, name, same))
+
+
+add_span_corruption_task("cache_spans", source("cache_spans"), VOCABULARY)
+add_span_corruption_task("cache_same", source("cache_same", same=True), VOCABULARY)
+seqio.MixtureRegistry.add("cache_mixture", [("cache_spans", 3), ("cache_same", 1)])
+seqio.TaskRegistry.add(
+    "cache_text",
+    source("cache_text"),
+    preprocessors=[
+        functools.partial(seqio.preprocessors.rekey, key_map={"targets": "text"}),
+        seqio.preprocessors.tokenize,
+    ],
+    output_features={"targets": seqio.Feature(VOCABULARY, add_eos=False)},
+)
+"""
+MODULE = "tasks_of_test_cache"
+LENGTHS = {"inputs": 48, "targets": 24}
+SPANS = SequenceToSequence()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with tasks of its own."""
+    path = tmp_path_factory.mktemp("work")
+    (path / f"{MODULE}.py").write_text(TASKS)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.fixture(scope="module")
+def written(folder, tmp_path_factory):
+    """A cache of two passes and the evaluation data. Not to be changed."""
+    cache_dir = tmp_path_factory.mktemp("written") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        write(cache_dir, passes=2, eval_data=make(split="validation", seed=42))
+    return cache_dir
+
+
+def make(task="cache_spans", split="train", **changes):
+    settings = {"task_feature_lengths": LENGTHS, "batch_size": 1, "split": split, "seed": 3, "module": MODULE}
+    return SeqIOSource(mixture_or_task_name=task, **(settings | changes))
+
+
+def write(cache_dir, task="cache_spans", objective=SPANS, **changes):
+    settings = {"data": make(task), "objective": objective, "shards": 2, "processes": 1}
+    return command.cache(cache_dir=str(cache_dir), **(settings | changes))
+
+
+def batches_of_passes(folder, spec):
+    """The rows of each pass as one batch."""
+    found = manifest.read(str(folder))
+    decode = Decoder(found.layout, found.dtypes, spec)
+    for number in range(len(found.rows_of_passes)):
+        files = [str(folder / shard.file) for shard in found.shards if shard.number_of_pass == number]
+        yield decode(list(grain.sources.ArrayRecordDataSource(files)))
+
+
+def documents(batch, tokens, segments):
+    """The examples of a batch, counted."""
+    return collections.Counter(
+        tuple(row[ids == segment].tolist())
+        for row, ids in zip(batch[tokens], batch[segments], strict=True)
+        for segment in range(1, ids.max() + 1)
+    )
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_every_document_is_in_every_pass_once(tmp_path):
+    spec, lengths = CausalLM().features, {"targets": 300}
+    write(tmp_path, data=make("cache_text", task_feature_lengths=lengths), objective=CausalLM(), passes=2)
+    live = make("cache_text", task_feature_lengths=lengths)
+    wanted = collections.Counter(
+        tuple(example["targets"].tolist()) for example in live.task_dataset().as_numpy_iterator()
+    )
+    assert len(wanted) == 40
+    passes = list(batches_of_passes(tmp_path / "train", spec))
+    assert [documents(batch, "decoder_target_tokens", "decoder_segment_ids") for batch in passes] == [wanted, wanted]
+
+
+def test_passes_and_shards_are_corrupted_differently(tmp_path):
+    write(tmp_path, "cache_same", passes=2)
+    first, second = batches_of_passes(tmp_path / "train", SPANS.features)
+    tokens = "encoder_input_tokens"
+    assert first[tokens].shape == second[tokens].shape
+    assert not np.array_equal(first[tokens], second[tokens])
+    # All documents are the same, so shards would repeat one another if they drew the same random numbers.
+    shards = manifest.read(str(tmp_path / "train")).shards
+    rows = shards[0].rows
+    assert not np.array_equal(first[tokens][:rows], first[tokens][rows : rows + shards[1].rows][:rows])
+
+
+def test_the_manifest_says_what_is_there(written):
+    assert sorted(path.name for path in written.iterdir()) == ["train", "validation"]
+    found = manifest.read(str(written / "train"))
+    first, second = batches_of_passes(written / "train", SPANS.features)
+    batch = {name: np.concatenate([first[name], second[name]]) for name in first}
+    assert sum(found.rows_of_passes) == len(batch["encoder_positions"])
+    assert found.tokens == {
+        "inputs": (batch["encoder_segment_ids"] > 0).sum(),
+        "targets": (batch["decoder_segment_ids"] > 0).sum(),
+    }
+    examples = np.maximum(batch["encoder_segment_ids"].max(axis=1), batch["decoder_segment_ids"].max(axis=1))
+    assert sum(shard.examples for shard in found.shards) == examples.sum()
+    assert found.settings["task"] == "cache_spans"
+    assert found.settings["seed"] == 3
+    assert found.vocabularies["targets"]["ids"] == 359
+    assert found.dtypes == ("<u2", "<u2")
+    assert sorted(path.name for path in (written / "train").iterdir()) == ["manifest.json", "pass-000", "pass-001"]
+    assert len(list((written / "train" / "pass-001").iterdir())) == 2
+    manifest.check_files(str(written / "train"), found, checksums=True)
+
+
+def test_evaluation_reads_what_the_live_feed_reads_but_for_the_corruption(written):
+    cached = CachedSource(cache_dir=str(written), split="validation", batch_size=2)
+    live = make(split="validation", batch_size=2, seed=42)
+    ours, theirs = list(cached.eval_batches(SPANS.features)), list(live.eval_batches(SPANS.features))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one["decoder_segment_ids"], other["decoder_segment_ids"])
+
+
+def test_a_mixture_is_cut_off_where_it_is_said(tmp_path):
+    with pytest.raises(ValueError, match="cache_mixture is a mixture of 2 tasks.*--examples=N"):
+        write(tmp_path, "cache_mixture")
+    (written,) = write(tmp_path, "cache_mixture", examples=100).values()
+    assert sum(shard.examples for shard in written.shards) == 100
+    assert written.rows_of_passes == [sum(shard.rows for shard in written.shards)]
+    with pytest.raises(ValueError, match="PASSES=2 or EXAMPLES=5, not both"):
+        write(tmp_path / "other", "cache_mixture", examples=5, passes=2)
+
+
+# ---- going on, and refusing to ---------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
+    (whole,) = write(tmp_path / "whole").values()
+    written, write_shard = [], writer.write_shard
+
+    def interrupted(plan, unit, wrote):
+        if unit == (0, 1):
+            raise KeyboardInterrupt
+        written.append(unit)
+        return write_shard(plan, unit, wrote)
+
+    monkeypatch.setattr(writer, "write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "cut")
+    with pytest.raises(FileNotFoundError, match="half-written .1 shards are complete"):
+        CachedSource(cache_dir=str(tmp_path / "cut"), batch_size=2).describe()
+    with pytest.raises(ValueError, match="half-written cache of other settings .seed: 3 there, 4 here"):
+        write(tmp_path / "cut", data=make(seed=4))
+    monkeypatch.setattr(writer, "write_shard", lambda *given: (written.append(given[1]), write_shard(*given))[1])
+    (continued,) = write(tmp_path / "cut").values()
+    assert written == [(0, 0), (0, 1)]
+    assert continued.fingerprint == whole.fingerprint
+
+
+def test_a_complete_cache_is_left_alone(written, monkeypatch):
+    monkeypatch.setattr(writer, "write_shard", lambda *given: pytest.fail("nothing is left to be written"))
+    assert write(written, passes=2) == {"train": manifest.read(str(written / "train"))}
+    for changes, message in (
+        ({"data": make(seed=4)}, "seed: 3 there, 4 here"),
+        ({"shards": 4}, "num_shards: 2 there, 4 here"),
+        ({"data": make(task_feature_lengths={"inputs": 47, "targets": 24})}, "lengths: "),
+        ({"data": make("cache_same")}, "task: 'cache_spans' there, 'cache_same' here"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a cache of other settings .*{message}.*another CACHE_DIR"):
+            write(written, **({"passes": 2} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": make("cache_text")}, "cache_text has the features 'targets'; this objective also reads 'inputs'"),
+        ({"data": make(split="test")}, "has no split 'test'; it has train, validation"),
+        ({"passes": 0}, "PASSES=0 must be at least 1"),
+        ({"processes": 0}, "PROCESSES=0"),
+        ({"eval_data": make()}, "both the split 'train'"),
+        ({"cache_dir": "s3://bucket/x"}, "CACHE_DIR=s3://bucket/x: ArrayRecord reads local paths and gs:// alone"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        command.cache(
+            **({"data": make(), "objective": SPANS, "cache_dir": str(tmp_path / "cache"), "processes": 1} | changes)
+        )
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_split_without_an_example_is_refused(tmp_path):
+    seqio.TaskRegistry.add(
+        "cache_nothing",
+        seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: _empty(), splits=["train"]),
+        preprocessors=[],
+        output_features={name: seqio.Feature(seqio.ByteVocabulary()) for name in LENGTHS},
+    )
+    try:
+        with pytest.raises(ValueError, match="cache_nothing, split 'train', gives no example"):
+            write(tmp_path, "cache_nothing")
+    finally:
+        seqio.TaskRegistry.remove("cache_nothing")
+
+
+def _empty():
+    import tensorflow as tf
+
+    one = tf.data.Dataset.from_tensors({name: tf.zeros([3], tf.int32) for name in LENGTHS})
+    return one.take(0)
+
+
+# ---- who writes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_processes_write_the_same_bytes(tmp_path):
+    (alone,) = write(tmp_path / "one").values()
+    (together,) = write(tmp_path / "two", processes=2).values()
+    assert together.fingerprint == alone.fingerprint
+
+
+def test_beam_writes_the_same_bytes(tmp_path):
+    if importlib.util.find_spec("apache_beam") is None:
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 't5x_like\[cache\]'"):
+            write(tmp_path, beam=[])
+        pytest.skip("Apache Beam is not installed: pip install 't5x_like[cache]'")
+    (alone,) = write(tmp_path / "one").values()
+    (with_beam,) = write(tmp_path / "beam", beam=["--runner=DirectRunner"]).values()
+    assert with_beam.fingerprint == alone.fingerprint
+
+
+def test_shards_are_stored_in_a_bucket():
+    plan = writer.Plan("memory://caches/here/train", make(), SPANS.features, shards=1)
+    plan.begin()
+    for unit in plan.units():
+        writer.write_shard(plan, unit)
+    written = plan.finish()
+    assert manifest.read(plan.folder) == written
+    manifest.check_files(plan.folder, written, checksums=True)
+    assert plan.complete() == written
+
+
+# ---- training from it ------------------------------------------------------------------------------------------------
+
+RUN = [
+    *("train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--gin_file=data/cached.gin"),
+    *(f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}", "--gin.T5Config.vocab_size=384", "--gin.BATCH_SIZE=4"),
+    *("--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=4", "--gin.EVAL_STEPS=2", "--gin.DROPOUT_RATE=0.1"),
+]
+WITHOUT_TENSORFLOW = """
+import sys
+for name in ("tensorflow", "seqio", "tensorflow_datasets", "tensorflow_text"):
+    sys.modules[name] = None
+from t5x_like.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def without_tensorflow(*given):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, *given],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_what_needs_tensorflow_says_so(tmp_path):
+    task = ["--gin.MIXTURE_OR_TASK_NAME=cache_spans", f"--gin.MODEL_DIR={tmp_path}"]
+    result = without_tensorflow("cache", *task, f"--cache_dir={tmp_path}")
+    assert result.returncode == 2
+    assert "which needs TensorFlow, TFDS and SeqIO, and there is no" in result.stderr
+    live = ["train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--gin.TRAIN_STEPS=1", *task]
+    result = without_tensorflow(*live)
+    assert result.returncode == 2
+    assert "pip install seqio tensorflow" in result.stderr
+    assert "data/cached.gin" in result.stderr
+
+
+def losses(model_dir):
+    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(model_dir))}
+
+
+def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp_path, capfd):
+    cached = f"--gin.CACHE_DIR={tmp_path / 'cache'}"
+    writing = ["cache", "--processes=1", "--gin.NUM_SHARDS=1", f"--cache_dir={tmp_path / 'cache'}"]
+    task = ["--gin.MIXTURE_OR_TASK_NAME=cache_spans", f"--gin.MIXTURE_OR_TASK_MODULE={MODULE}"]
+    # The batch size of the run is of no use to the cache, and welcome: the files of a run are given as they are.
+    assert cli.main([*writing, *task, f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}", "--gin.BATCH_SIZE=4"]) == 0
+    capfd.readouterr()
+
+    def train(name, steps):
+        given = [*RUN, cached, f"--gin.MODEL_DIR={tmp_path / name}", f"--gin.TRAIN_STEPS={steps}"]
+        result = without_tensorflow(*given)
+        assert result.returncode == 0, result.stderr
+        return result.stderr
+
+    told = train("whole", 8)
+    assert f"data: cache {tmp_path / 'cache'}/train" in told
+    train("parts", 3)
+    train("parts", 8)
+    whole = losses(tmp_path / "whole")
+    assert len(whole) == 8 + 2
+    parts = losses(tmp_path / "parts")
+    assert {key: parts[key] for key in whole} == whole
+
+
+def test_a_position_serves_another_number_of_processes(written, tmp_path):
+    source = CachedSource(cache_dir=str(written), batch_size=4)
+    alone = source.host_iterator(SPANS.features)
+    batches = [next(alone) for _ in range(5)]
+    there = source.host_iterator(SPANS.features, process_index=0, process_count=2)
+    for _ in range(3):
+        next(there)
+    handler = FeedHandler()
+    handler.save(tmp_path, FeedSave(there.state()))
+    (tmp_path / "process_0_of_1.bin").rename(tmp_path / "process_0_of_2.bin")
+    here = source.host_iterator(SPANS.features)
+    here.restore(handler.restore(tmp_path))
+    for name, rows in next(here).items():
+        np.testing.assert_array_equal(rows, batches[3][name])
+
+
+def test_the_vocabulary_of_a_cache_is_its_tasks(written):
+    vocabulary = CachedSource(cache_dir=str(written), batch_size=1).vocabularies()["targets"]
+    assert vocabulary.decode(vocabulary.encode("alpha")) == "alpha"
+
+
+def test_an_objective_with_another_bos_reads_the_same_rows(written):
+    spec = dataclasses.replace(features.ENCODER_DECODER, bos_id=77)
+    batch = next(CachedSource(cache_dir=str(written), batch_size=2).host_iterator(spec))
+    assert batch["decoder_input_tokens"][:, 0].tolist() == [77, 77]
