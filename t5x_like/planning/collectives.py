@@ -37,6 +37,15 @@ class MeshOfDevices:
             varying |= {name for name, differs_here in zip(names, differs, strict=True) if differs_here}
         return "+".join(name for name in names if name in varying) or "none"
 
+    @property
+    def axis_of_slices(self) -> str:
+        """The mesh axes along which one gets from slice to slice."""
+        shape = tuple(self.axes.values())
+        grid = np.asarray(self.slices).reshape(shape)
+        return (
+            "+".join(name for dim, name in enumerate(self.axes) if (grid != grid.take([0], axis=dim)).any()) or "none"
+        )
+
     def slices_of(self, group: Sequence[int]) -> int:
         """In how many slices the devices of a group are."""
         return len({self.slices[device] for device in group if device < len(self.slices)})
@@ -94,6 +103,26 @@ def collective(
     whole *= 2.0 if kind == "all-reduce" else 1.0
     inside = size // slices
     return Collective(kind, mesh.axis_of(groups), whole * (inside - 1) / inside, whole / inside * (slices - 1) / slices)
+
+
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(?P<kind>[A-Z_]+)"')
+
+
+def between_slices(instruction: Instruction, operand_bytes: float, mesh: MeshOfDevices) -> Collective | None:
+    """What a device sends to other slices; None for any instruction but such a `send`.
+
+    In a program for several slices a collective runs within each of them, and what is left for the network between them
+    is a `send` to the host, which says what kind of collective it is a part of.
+    """
+    match = _BETWEEN_SLICES.search(instruction.attributes) if instruction.opcode == "send" else None
+    if match is None:
+        return None
+    kind = match["kind"].lower().replace("_", "-")
+    kind = kind if kind in KINDS else "collective-permute"
+    slices = len(set(mesh.slices))
+    factor = {"all-reduce": 2.0 * (slices - 1) / slices, "all-gather": slices - 1.0, "collective-permute": 1.0}
+    sent = operand_bytes * factor.get(kind, (slices - 1) / slices)
+    return Collective(kind, mesh.axis_of_slices, 0.0, sent)
 
 
 def _pairs(attributes: str) -> list[list[int]]:

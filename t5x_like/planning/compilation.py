@@ -1,5 +1,6 @@
 """Compiling a program's step for devices that are not here, and what the compiler says of its memory."""
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -67,7 +68,8 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
     others = _bytes_a_device(state.replace(params=()))
     rows = _bytes_a_device(batch)
     try:
-        compiled = program.train_step.lower(state, frozen, batch).compile()
+        with _no_cache():
+            compiled = program.train_step.lower(state, frozen, batch).compile()
     except jax.errors.JaxRuntimeError as error:
         peak = needed_memory(str(error))
         if peak is None:
@@ -98,6 +100,17 @@ def needed_memory(message: str) -> float | None:
     return float(match[1]) * _SUFFIXES[match[2]] if match else None
 
 
+@contextlib.contextmanager
+def _no_cache():
+    """Without JAX's cache of compiled programs: it cannot read back what was compiled for devices that are not here."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+
+
 def _placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
@@ -106,11 +119,9 @@ def _placed(shapes: Any, shardings: Any) -> Any:
 
 def _batch(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
     """What `Partitioner.put_batch` would give."""
-    mesh, spec = program.partitioner.mesh, program.partitioner.spec
+    specs = program.partitioner.batch_specs(program.batch_shapes)
     return {
-        name: jax.ShapeDtypeStruct(
-            shape, jnp.int32, sharding=NamedSharding(mesh, spec(("batch", "length"), shape, name))
-        )
+        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(program.partitioner.mesh, specs[name]))
         for name, shape in program.batch_shapes.items()
     }
 

@@ -100,14 +100,15 @@ class _Walk:
                 yield named[name], 1, instruction.opcode == "fusion"
 
     def _collective(self, computation, instruction, total) -> None:
-        if instruction.opcode.removesuffix("-start") not in collectives.KINDS:
+        if instruction.opcode.removesuffix("-start") not in (*collectives.KINDS, "send"):
             return
         channel = instruction.attribute("channel_id")
         if self._started.get(channel, computation.name) != computation.name:
             return
         read = sum(array.bytes for arrays in computation.operand_arrays(instruction) for array in arrays)
         found = collectives.collective(instruction, read, self._mesh, within=computation.name)
-        if sent := found.bytes + found.slice_bytes:
+        found = found or collectives.between_slices(instruction, read, self._mesh)
+        if found is not None and (sent := found.bytes + found.slice_bytes):
             key = (found.kind, found.axis)
             total.collective_bytes[key] = total.collective_bytes.get(key, 0.0) + sent
             total.slice_bytes += found.slice_bytes

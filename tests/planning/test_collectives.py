@@ -81,6 +81,21 @@ def test_across_slices_goes_the_share_that_is_left_within():
     assert sent("collective-permute", "source_target_pairs={{0,4}}", mesh) == ("collective-permute", "data", 0, 1000)
 
 
+def test_between_slices_a_collective_is_a_send_to_the_host():
+    mesh = MeshOfDevices({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
+    assert mesh.axis_of_slices == "data"
+    attributes = (
+        'channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="x",'
+        '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    line = (
+        "ENTRY %m (a: f32[250]) -> f32[8] {\n  ROOT %c = (f32[250], u32[], token[]) OPCODE(%a), " + attributes + "\n}\n"
+    )
+    send = hlo.parse(line.replace("OPCODE", "send")).entry.root
+    assert collectives.between_slices(send, 1000.0, mesh) == collectives.Collective("all-reduce", "data", 0.0, 1000.0)
+    assert collectives.between_slices(hlo.parse(line.replace("OPCODE", "recv")).entry.root, 1000.0, mesh) is None
+
+
 def test_other_instructions_send_nothing():
     root = hlo.parse("ENTRY %m (a: f32[8]) -> f32[8] {\n  ROOT %c = f32[8] add(%a, %a)\n}\n").entry.root
     assert collectives.collective(root, 32.0, MESH) is None

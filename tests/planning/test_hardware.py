@@ -1,0 +1,56 @@
+"""The options that `gin_configs/hardware` gives XLA: one file a generation, a reason before each."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from t5x_like import config
+from t5x_like.config.operative import flatten
+from t5x_like.planning.chips import CHIPS
+
+FILES = sorted((Path(config.SHIPPED_ROOT) / "hardware").glob("*.gin"))
+SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip in CHIPS.values()}
+
+
+def options(file):
+    resolved = config.load(
+        "t5x_like.train.train",
+        files=["models/t5_1_1/small.gin", "runs/pretrain.gin", f"hardware/{file.name}"],
+        bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10")],
+        given=("run_config",),
+    )
+    written = flatten(resolved.text)["t5x_like.train.train.compiler_options"]
+    return json.loads(written.replace("'", '"').replace("True", "true"))
+
+
+def test_every_generation_has_a_file():
+    assert {file.stem for file in FILES} == set(CHIPS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_training_run_takes_the_options(file):
+    assert all(name.startswith("xla_") for name in options(file))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_option_follows_a_reason(file):
+    lines = file.read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("    'xla_")]
+    groups = [number for number in starts if not lines[number - 1].startswith("    'xla_")]
+    assert groups and all(lines[number - 1].lstrip().startswith("#") for number in groups)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_compiler_knows_the_options(file):
+    import jax
+    import jax.numpy as jnp
+
+    from t5x_like.partitioning import Partitioner
+    from t5x_like.planning import topologies
+
+    partitioner = Partitioner(devices=topologies.devices(SLICES[file.stem]))
+    doubled = partitioner.jit(lambda x: 2 * x, compiler_options=options(file))
+    doubled.lower(jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=partitioner.replicated)).compile()
