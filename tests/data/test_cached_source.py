@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import grain
 import numpy as np
 import pytest
 from absl import logging
@@ -11,7 +12,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from t5x_like.data import batches, features
 from t5x_like.data.cached import CachedSource, Layout, Manifest, Shard, manifest
-from t5x_like.data.cached.iterator import Order
+from t5x_like.data.cached.iterator import Order, _seed
 from t5x_like.data.cached.rows import encode
 from t5x_like.data.feed import Feed
 
@@ -88,6 +89,19 @@ def test_the_order_is_this_one():
     # Held to numbers: another version of Grain that shuffled otherwise would change every resumed run.
     order = Order([5, 3], shuffle=True, seed=0)
     assert [order[place] for place in range(16)] == [1, 3, 4, 2, 0, 6, 7, 5, 3, 2, 4, 1, 0, 5, 7, 6]
+
+
+@pytest.mark.parametrize("rows_of_passes", [[1], [2], [1, 0, 3], [17, 5]])
+def test_every_row_comes_once_in_each_repetition(rows_of_passes):
+    order, rows = Order(rows_of_passes, shuffle=True, seed=2), sum(rows_of_passes)
+    for repetition in range(3):
+        assert sorted(order[repetition * rows + place] for place in range(rows)) == list(range(rows))
+
+
+def test_the_order_of_a_pass_is_grains_own_shuffle():
+    order = Order([50], shuffle=True, seed=6)
+    grains = grain.MapDataset.range(50).shuffle(_seed(6, 0))
+    assert [order[place] for place in range(150)] == [grains[place] % 50 for place in range(150)]
 
 
 def test_rows_are_mixed_over_the_whole_pass():

@@ -11,10 +11,12 @@ from typing import Any
 import grain
 import numpy as np
 from absl import logging
+from grain.experimental import index_shuffle
 
 _MAGIC = b"t5x_like cached position 1\n"
-# Grain shuffles indices of 32 bits.
+# Grain shuffles indices of 32 bits; the rounds are those of its own `shuffle`.
 MOST_ROWS_TO_SHUFFLE = 2**32
+_ROUNDS = 4
 
 
 class Order:
@@ -41,22 +43,21 @@ class Order:
             raise ValueError(
                 f"a pass of {max(rows_of_passes):,} rows is too large to be shuffled: {MOST_ROWS_TO_SHUFFLE:,} at most"
             )
-        self._passes = []
-        for number, (rows, end) in enumerate(zip(rows_of_passes, self._ends, strict=True)):
-            stored = grain.MapDataset.range(end - rows, end)
-            self._passes.append(stored.shuffle(_seed(seed, number)) if shuffle and rows else stored)
+        self._shuffle, self._seeds = shuffle, [_seed(seed, number) for number in range(len(self._ends))]
 
     def __getitem__(self, place: int) -> int:
         """The number of the row that comes at this place, from 0 on."""
         repetition, place = divmod(place, self.rows)
         number = bisect.bisect_right(self._ends, place)
         before = self._ends[number - 1] if number else 0
-        rows = self._ends[number] - before
-        return int(self._passes[number][place - before + repetition * rows])
+        if not self._shuffle:
+            return place
+        seed, last = (self._seeds[number] + repetition) % 2**32, self._ends[number] - before - 1
+        return before + index_shuffle(place - before, max_index=last, seed=seed, rounds=_ROUNDS)
 
 
 def _seed(seed: int, number: int) -> int:
-    """A seed of 32 bits for a pass, far from those of the others: Grain adds the number of the repetition to it."""
+    """A seed of 32 bits for a pass, far from those of the others: the number of the repetition is added to it."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest())
 
 

@@ -5,6 +5,7 @@ track those before its last feature (uint32), then the values one after the othe
 """
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -79,6 +80,7 @@ class Decoder:
         spec: what the objective reads; of the same layout.
         """
         self._layout, self._dtypes, self._spec = layout, [np.dtype(dtype) for dtype in dtypes], spec
+        self._room = [layout.track_length(index) for index in range(len(layout.tracks))]
         self._values = {(value.sources, value.within): index for index, value in enumerate(layout.values)}
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, Int32[np.ndarray, "rows length"]]:
@@ -88,10 +90,7 @@ class Decoder:
           ValueError: a record is not of this layout.
         """
         examples, counts, flat = self._parse(records)
-        tracks = [
-            _Track(examples, counts[index], self._layout.track_length(index))
-            for index in range(len(self._layout.tracks))
-        ]
+        tracks = [_Track(examples, counts[index], room) for index, room in enumerate(self._room)]
         for place, index in enumerate(self._layout.joined):
             tracks[index].before = counts[len(tracks) + place]
         batch = {}
@@ -122,9 +121,7 @@ class Decoder:
                     items = value.length if value.track is None else totals[value.track]
                     found.append(np.frombuffer(record, dtype, items, offset))
                     offset += items * dtype.itemsize
-                if offset != len(record) or any(
-                    total > self._layout.track_length(track) for track, total in enumerate(totals)
-                ):
+                if offset != len(record) or any(map(operator.gt, totals, self._room)):
                     raise ValueError(f"it has {len(record)} bytes, and its counts ask for {offset}")
         except ValueError as error:
             raise ValueError(f"a cached row is not of the layout that its manifest says: {error}") from error
