@@ -27,6 +27,7 @@ class Command:
         stored in MODEL_DIR, or beside CHECKPOINT_PATH, unless gin files are given.
       first_file: a gin file of the command's own, read before those of the run that it is about.
       stand_ins: values for macros that such a run needs and this command can do without.
+      joins: whether several processes run it as one.
     """
 
     function: str
@@ -38,13 +39,23 @@ class Command:
     needs_run: bool = False
     first_file: str | None = None
     stand_ins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    joins: bool = False
 
 
 COMMANDS = {
     "train": Command(
-        "t5x_like.train.train", "pretrain or fine-tune; without arguments, the quickstart", "runs/quickstart.gin"
+        "t5x_like.train.train",
+        "pretrain or fine-tune; without arguments, the quickstart",
+        "runs/quickstart.gin",
+        joins=True,
     ),
-    "eval": Command("t5x_like.eval.evaluate", "loss and task metrics of a checkpoint", "runs/eval.gin", needs_run=True),
+    "eval": Command(
+        "t5x_like.eval.evaluate",
+        "loss and task metrics of a checkpoint",
+        "runs/eval.gin",
+        needs_run=True,
+        joins=True,
+    ),
     "infer": Command(
         "t5x_like.infer.infer",
         "predict from, or score, the lines of a file",
@@ -80,6 +91,7 @@ COMMANDS = {
         "train a grid of configurations and compare them; without arguments, T5's study in small",
         "runs/ablate.gin",
         flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
+        joins=True,
     ),
     "cache": Command(
         "t5x_like.cache.cache",
@@ -112,8 +124,14 @@ COMMANDS = {
 }
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# Flags of every command that take a value.
+# Flags of every command that take a value, and those that are on or off.
 VALUE_FLAGS = ("gin_file", "gin_search_paths", "cpu_devices", "log_level")
+SWITCHES = ("override_config", "debug")
+# Flags of the commands that several processes run as one, and of training.
+PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id")
+TRAIN_FLAGS = ("max_restarts", "profile_steps")
+# Flags whose value is a number, and the least that it can be.
+LEAST = {"cpu_devices": 1, "num_processes": 1, "process_id": 0, "max_restarts": 0}
 # What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
 PREEMPTED_EXIT_CODE = 75
 SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
@@ -135,6 +153,12 @@ class Arguments:
     cpu_devices: int | None = None
     log_level: str = "info"
     override_config: bool = False
+    debug: bool = False
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    max_restarts: int | None = None
+    profile_steps: tuple[int, int] | None = None
     help: bool = False
 
 
@@ -156,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage(arguments.command))
         return 0
     try:
+        if arguments.max_restarts is not None:
+            return _supervised(arguments, argv)
         return run(arguments)
     except KeyboardInterrupt:
         print("\nt5x_like: interrupted", file=sys.stderr)
@@ -163,10 +189,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         code = _exit_code(error)
         if code is None or arguments.log_level == "debug":
+            _leave_others(1, error)
             raise
         message = str(error).split("\n  In call to configurable", 1)[0]  # gin's trail of calls
         print(f"t5x_like {arguments.command}: {message}", file=sys.stderr)
+        _leave_others(code)
         return code
+
+
+def _supervised(arguments: "Arguments", argv: Sequence[str]) -> int:
+    """Runs the same command line as a child that is started again when it crashes."""
+    from t5x_like import supervisor
+
+    model_dir = dict(arguments.bindings).get("MODEL_DIR", "")
+    if not model_dir.strip("'\""):
+        raise ValueError("--max_restarts needs --gin.MODEL_DIR=…: without it each start would begin another run")
+    _log(arguments.log_level)
+    words = list(argv)
+    at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--max_restarts")
+    del words[at : at + (1 if "=" in words[at] else 2)]
+    return supervisor.again(words, arguments.max_restarts, model_dir.strip("'\""))
+
+
+def _leave_others(code: int, error: Exception | None = None) -> None:
+    """Ends a process that others wait for; see `distributed.abandon`. A process that is alone returns from here."""
+    if distributed := sys.modules.get("t5x_like.distributed"):
+        distributed.abandon(code, error)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -190,8 +238,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             arguments.bindings.append((positional.pop(), word))
         else:
             flag, equals, value = word[2:].partition("=")
-            if flag == "override_config":
-                arguments.override_config = _boolean(word, value if equals else "True")
+            if flag in SWITCHES:
+                setattr(arguments, flag, _boolean(word, value if equals else "True"))
                 continue
             _check_flag(name, command, flag)
             if not equals and flag in command.alone:
@@ -207,7 +255,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 def _check_flag(name: str, command: Command, flag: str) -> None:
     if flag.startswith("gin.") and len(flag) > len("gin."):
         return
-    known = [*VALUE_FLAGS, "override_config", "help", *command.flags]
+    known = [*VALUE_FLAGS, *SWITCHES, "help", *command.flags]
+    known += [*(PROCESS_FLAGS if command.joins else ()), *(TRAIN_FLAGS if name == "train" else ())]
     if flag in known:
         return
     if flag.isupper() or "." in flag:
@@ -228,10 +277,21 @@ def _take(arguments: Arguments, command: Command, flag: str, value: str) -> None
         if value not in LOG_LEVELS:
             raise UsageError(f"--log_level={value}: give one of {', '.join(LOG_LEVELS)}")
         arguments.log_level = value
+    elif flag in LEAST:
+        if not value.isdigit() or int(value) < LEAST[flag]:
+            raise UsageError(f"--{flag}={value}: give how many, at least {LEAST[flag]}")
+        setattr(arguments, flag, int(value))
+    elif flag == "profile_steps":
+        arguments.profile_steps = _steps(value)
     else:
-        if not value.isdigit() or int(value) < 1:
-            raise UsageError(f"--cpu_devices={value}: give how many devices to pretend, at least 1")
-        arguments.cpu_devices = int(value)
+        arguments.coordinator_address = value
+
+
+def _steps(value: str) -> tuple[int, int]:
+    first, _, last = value.partition(":")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise UsageError(f"--profile_steps={value}: give the first and the last step to trace, such as 10:12")
+    return int(first), int(last)
 
 
 def _boolean(word: str, value: str) -> bool:
@@ -275,9 +335,23 @@ def usage(name: str) -> str:
         ("--gin_search_paths=A,B", "more folders with gin files and Python modules"),
         ("--cpu_devices=N", "run on the CPU and pretend N devices"),
         ("--log_level=LEVEL", f"one of {', '.join(LOG_LEVELS)} (default: info); debug shows tracebacks"),
+        ("--debug", "without compilation, stopping at the first NaN; training prints its first batch"),
     ]
     if name == "train":
-        flags.append(("--override_config", "go on with a run although its stored configuration differs"))
+        flags += [
+            ("--override_config", "go on with a run although its stored configuration differs"),
+            ("--max_restarts=N", "start again after a crash, so many times in a row"),
+            ("--profile_steps=A:B", "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"),
+        ]
+    if command.joins:
+        flags += [
+            (
+                "--coordinator_address=…",
+                "host:port of process 0, where several processes run this as one",
+            ),
+            ("--num_processes=N", "how many they are"),
+            ("--process_id=N", "which this is, from 0 (TPU slices and Slurm say all three by themselves)"),
+        ]
     flags += [(f"--{flag}=…", f"{text} (sets {macro})") for flag, (macro, text) in command.flags.items()]
     if command.positional:
         flags.insert(0, (command.positional[1], f"sets {command.positional[0]}"))
@@ -297,6 +371,10 @@ def run(arguments: Arguments) -> int:
     """Configures and calls the function of a command."""
     command = COMMANDS[arguments.command]
     prepare(arguments)
+    if command.joins:
+        from t5x_like import distributed
+
+        distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     from t5x_like import config
 
     run_folder = find_run(arguments) if command.needs_run and not arguments.gin_files else None
@@ -320,7 +398,7 @@ def run(arguments: Arguments) -> int:
     if "run_config" in given:
         from t5x_like.run_folder import RunConfig
 
-        given["run_config"] = RunConfig(resolved.text, arguments.override_config)
+        given["run_config"] = RunConfig(resolved.text, arguments.override_config, arguments.profile_steps)
     result = resolved.configured()(**given)
     if getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS):
         return PREEMPTED_EXIT_CODE
@@ -335,6 +413,11 @@ def prepare(arguments: Arguments) -> None:
         if "jax" in sys.modules:  # in a notebook; raises where devices are in use already
             sys.modules["jax"].config.update("jax_platforms", "cpu")
             sys.modules["jax"].config.update("jax_num_cpu_devices", arguments.cpu_devices)
+    if arguments.debug:
+        os.environ.update(JAX_DISABLE_JIT="1", JAX_DEBUG_NANS="1")
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update("jax_disable_jit", True)
+            sys.modules["jax"].config.update("jax_debug_nans", True)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow reports each GPU that it may not use
     # A console script does not have these. Last, so that a folder named like an installed package hides nothing.
     for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):

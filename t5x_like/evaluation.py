@@ -20,12 +20,10 @@ class Evaluator:
     def __call__(self, params: Any) -> dict[str, float]:
         """The metrics of `params`, each the ratio of its sums over all batches."""
         if self._host_batches is None:
+            share, shares = self._partitioner.feed_share
             self._host_batches = list(
                 self._data.eval_batches(
-                    self._objective.features,
-                    self._batches,
-                    process_index=jax.process_index(),
-                    process_count=jax.process_count(),
+                    self._objective.features, self._batches, process_index=share, process_count=shares
                 )
             )
             if not self._host_batches:

@@ -22,6 +22,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from t5x_like import parameters
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+LENGTH = "length"
+# How the features are called that networks read, and whose length is that of a row of tokens.
+INPUT_TOKENS = "_input_tokens"
 Rules = Mapping[str, str | tuple[str, ...]]
 
 # Logical axis -> mesh axes. A mesh axis serves one dimension of an array only, the first that asks for it: `embed` is
@@ -58,7 +61,8 @@ def make_mesh(
     Args:
       ici: sizes of mesh axes within a slice; axes not named are 1; one may be -1 and takes what is left. The default is
         `{"data": -1}`.
-      dcn: sizes across slices, multiplied into the same axes; the default is no axis across slices.
+      dcn: sizes across slices, multiplied into the same axes; one may be -1 here too, and takes as many as there are
+        slices (see `count_slices`). The default is no axis across slices.
       devices: the devices to use; the default is all of them.
 
     Raises:
@@ -69,25 +73,50 @@ def make_mesh(
     for which, sizes in (("ici", ici), ("dcn", dcn)):
         if unknown := sorted(set(sizes) - set(MESH_AXES)):
             raise ValueError(f"{which} names the mesh axes {unknown}; there are {list(MESH_AXES)}")
-    slices = math.prod(dcn.values())
-    ici_sizes = [ici.get(axis, 1) for axis in MESH_AXES]
-    if ici_sizes.count(-1) > 1:
-        raise ValueError(f"ici={ici}: only one mesh axis can be -1 (fill in what is left)")
-    known = math.prod(size for size in ici_sizes if size != -1)
-    if -1 in ici_sizes and len(devices) % (known * slices) == 0:
-        ici_sizes[ici_sizes.index(-1)] = len(devices) // (known * slices)
-    if -1 in ici_sizes or math.prod(ici_sizes) * slices != len(devices):
+    dcn_sizes = _filled("dcn", dcn, count_slices(devices) if -1 in dcn.values() else math.prod(dcn.values()))
+    slices = math.prod(dcn_sizes)
+    ici_sizes = _filled("ici", ici, len(devices) // slices if len(devices) % slices == 0 else 0)
+    if math.prod(ici_sizes) * slices != len(devices):
+        known = math.prod(size for size in (*ici.values(), *dcn.values()) if size != -1)
         raise ValueError(
             f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: "
-            f"the sizes multiply to {known * slices}. Change the mesh, or use --cpu_devices=N to pretend N devices."
+            f"the sizes multiply to {known}. Change the mesh, or use --cpu_devices=N to pretend N devices."
+        )
+    if slices > 1 and slices != count_slices(devices):
+        raise ValueError(
+            f"dcn={dcn} multiplies to {slices}, but the devices belong to {count_slices(devices)} slices (on CPU, "
+            "processes). Change DCN, or let an axis of it be -1"
         )
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if slices > 1:
-        dcn_sizes = [dcn.get(axis, 1) for axis in MESH_AXES]
-        grid = mesh_utils.create_hybrid_device_mesh(ici_sizes, dcn_sizes, devices)
+        grid = mesh_utils.create_hybrid_device_mesh(
+            ici_sizes, dcn_sizes, devices, process_is_granule=_slice_of(devices[0]) is None
+        )
     else:
         grid = mesh_utils.create_device_mesh(ici_sizes, devices, allow_split_physical_axes=True)
     return Mesh(grid, MESH_AXES, axis_types=axis_types)
+
+
+def count_slices(devices: Sequence[Any]) -> int:
+    """How many slices the devices belong to: on TPU slices, on GPU machines, on CPU processes."""
+    if _slice_of(devices[0]) is None:
+        return len({device.process_index for device in devices})
+    return len({_slice_of(device) for device in devices})
+
+
+def _slice_of(device: Any) -> int | None:
+    return None if device.platform == "cpu" else getattr(device, "slice_index", None)
+
+
+def _filled(which: str, sizes: Mapping[str, int], total: int) -> list[int]:
+    """The size of every mesh axis; -1 stands for what the others leave of `total`, where they divide it."""
+    wanted = [sizes.get(axis, 1) for axis in MESH_AXES]
+    if wanted.count(-1) > 1:
+        raise ValueError(f"{which}={dict(sizes)}: only one mesh axis can be -1 (fill in what is left)")
+    if bad := {axis: size for axis, size in sizes.items() if size < 1 and size != -1}:
+        raise ValueError(f"{which}={dict(sizes)}: a mesh axis has a size of at least 1, or -1, not {bad}")
+    known = math.prod(size for size in wanted if size != -1)
+    return [max(total // known, 1) if size == -1 else size for size in wanted]
 
 
 class Partitioner:
@@ -116,17 +145,21 @@ class Partitioner:
         """The platform of the mesh's devices: `cpu`, `gpu` or `tpu`."""
         return self.mesh.devices.flat[0].platform
 
-    def axis_size(self, logical: str) -> int:
-        """Into how many parts a logical axis is split."""
-        return math.prod(self.mesh.shape[axis] for axis in _as_tuple(self.rules.get(logical, ())))
+    def axis_size(self, logical: str, size: int | None = None) -> int:
+        """Into how many parts a logical axis is split; a `length` of this `size` is whole where it does not divide."""
+        parts = math.prod(self.mesh.shape[axis] for axis in _as_tuple(self.rules.get(logical, ())))
+        return 1 if logical == LENGTH and size is not None and size % parts else parts
 
     def spec(
         self, axes: Sequence[str | None], shape: Sequence[int] | None = None, name: str = "array"
     ) -> PartitionSpec:
         """The partition spec of an array with these logical axes.
 
+        `length` is split only where it divides: there are lengths of other things than tokens, such as the masked
+        positions of a row. That the lengths of tokens divide is checked of batches (`batch_specs`).
+
         Raises:
-          ValueError: a dimension of `shape` does not divide by the mesh axes that it is split over.
+          ValueError: another dimension of `shape` does not divide by the mesh axes that it is split over.
         """
         taken: set[str] = set()
         entries: list[Any] = []
@@ -135,6 +168,9 @@ class Partitioner:
             free = tuple(axis for axis in wanted if axis not in taken and self.mesh.shape[axis] > 1)
             parts = math.prod(self.mesh.shape[axis] for axis in free)
             if shape is not None and shape[position] % parts:
+                if logical == LENGTH:
+                    entries.append(None)
+                    continue
                 sizes = " x ".join(f"{axis}={self.mesh.shape[axis]}" for axis in free)
                 raise ValueError(
                     f"{name}: {logical}={shape[position]} does not divide by the {parts} parts of mesh axes {sizes} "
@@ -155,15 +191,65 @@ class Partitioner:
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
+    def batch_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, PartitionSpec]:
+        """The partition spec of every feature of a batch: rows over `batch`, and tokens over `length`.
+
+        Split along `length` are the features that are as long as one of the inputs that networks read,
+        `*_input_tokens`; what is of another length (masked positions, a label) is whole on each device. Where nothing
+        is called so, all are split.
+
+        Args:
+          shapes: model feature -> `(rows, length, …)` over all processes.
+
+        Raises:
+          ValueError: the rows, or the length of an input, do not divide by the mesh.
+        """
+        inputs = [name for name in shapes if name.endswith(INPUT_TOKENS)] or list(shapes)
+        lengths = {shapes[name][1] for name in inputs if len(shapes[name]) > 1}
+        specs = {}
+        for name, shape in shapes.items():
+            second = LENGTH if len(shape) > 1 and shape[1] in lengths else None
+            axes = ("batch", second, *(None,) * len(shape))[: len(shape)]
+            specs[name] = self.spec(axes, shape, name)
+            if second and (parts := self.axis_size(LENGTH)) != self.axis_size(LENGTH, shape[1]):
+                raise ValueError(
+                    f"{name}: length={shape[1]} does not divide by the {parts} parts that the rules "
+                    f"{self.rules_name!r} split it into. Change TASK_FEATURE_LENGTHS or the mesh axis 'sequence'."
+                )
+        return specs
+
+    @functools.cached_property
+    def feed_share(self) -> tuple[int, int]:
+        """Which part of each batch's rows this process reads, and how many parts there are.
+
+        Processes whose devices hold the same rows, because the mesh splits something else between them, read the same
+        part. Parts are counted in the order of the rows, so that the batch is the same however devices are arranged.
+
+        Raises:
+          ValueError: the rows of a process would not be one part of equal size.
+        """
+        parts = self.axis_size("batch")
+        indices = NamedSharding(self.mesh, self.spec(("batch",))).devices_indices_map((parts,))
+        rows_of: dict[int, set[int]] = {}
+        for device, (rows,) in indices.items():
+            rows_of.setdefault(device.process_index, set()).update(range(*rows.indices(parts)))
+        shares = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
+        if [row for share in shares for row in share] != list(range(parts)) or len({*map(len, shares)}) > 1:
+            raise ValueError(
+                f"the mesh {dict(self.mesh.shape)} spreads rows unevenly over {len(rows_of)} processes: {shares}. Let "
+                "the mesh axes that split `batch` come first, or give them sizes that the processes divide"
+            )
+        return shares.index(tuple(sorted(rows_of[jax.process_index()]))), len(shares)
+
     def put_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """This process's rows `[rows, length, …]` of every feature as one global array, split along `batch`."""
-        arrays = {}
-        for name, rows in host_batch.items():
-            shape = (rows.shape[0] * jax.process_count(), *rows.shape[1:])
-            axes = ("batch", "length")[: rows.ndim] + (None,) * (rows.ndim - 2)
-            sharding = NamedSharding(self.mesh, self.spec(axes, shape, name))
-            arrays[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
-        return arrays
+        """The rows that this process has read (see `feed_share`) of every feature as one global array."""
+        shares = self.feed_share[1]
+        shapes = {name: (rows.shape[0] * shares, *rows.shape[1:]) for name, rows in host_batch.items()}
+        specs = self.batch_specs(shapes)
+        return {
+            name: jax.make_array_from_process_local_data(NamedSharding(self.mesh, specs[name]), rows, shapes[name])
+            for name, rows in host_batch.items()
+        }
 
     @contextlib.contextmanager
     def bound(self):
@@ -176,11 +262,14 @@ class Partitioner:
 
     def jit(self, function: Callable, **options) -> Callable:
         """`jax.jit(function, **options)` with this partitioner bound while it is traced."""
+        layout = options.get("out_shardings")
 
         @functools.wraps(function)
         def traced(*args, **kwargs):
             with self.bound():
-                return function(*args, **kwargs)
+                results = function(*args, **kwargs)
+            # Without compilation nobody else looks at where results belong.
+            return _placed(results, layout) if jax.config.jax_disable_jit else results
 
         return jax.jit(traced, **options)
 
@@ -218,10 +307,10 @@ def bound_mesh() -> Mesh | None:
     return None if partitioner is None else partitioner.mesh
 
 
-def axis_size(logical: str) -> int:
-    """Into how many parts the bound partitioner splits a logical axis (1 without one)."""
+def axis_size(logical: str, size: int | None = None) -> int:
+    """Into how many parts the bound partitioner splits a logical axis of this size (1 without one)."""
     partitioner = _ACTIVE.get()
-    return 1 if partitioner is None else partitioner.axis_size(logical)
+    return 1 if partitioner is None else partitioner.axis_size(logical, size)
 
 
 def batch_shards() -> int:
@@ -242,6 +331,14 @@ def for_platform(config: Any, platform: str) -> Any:
     defaults = _PLATFORM_DEFAULTS["gpu" if platform in ("cuda", "rocm") else platform]
     unset = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     return dataclasses.replace(config, **unset)
+
+
+def _placed(results: Any, layout: Any) -> Any:
+    """Results where `out_shardings` wants them; it may name less than all of them."""
+    if layout is None:
+        return results
+    put = lambda sharding, part: part if sharding is None else jax.device_put(part, sharding)  # noqa: E731
+    return jax.tree.map(put, layout, results, is_leaf=lambda node: node is None)
 
 
 def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -84,6 +84,15 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     sync_folder(target.parent)
 
 
+def remove(path: str | os.PathLike) -> None:
+    """Deletes a file, where it exists."""
+    if is_local(path):
+        local(path).unlink(missing_ok=True)
+    elif exists(path):
+        filesystem, inner = _open_store(path)
+        filesystem.rm_file(inner)
+
+
 def sync_folder(folder: pathlib.Path) -> None:
     """Makes the names in a local folder durable, where the system can."""
     if not hasattr(os, "O_DIRECTORY"):

@@ -130,5 +130,4 @@ def _check_batch(shapes, microbatches, partitioner):
             f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
             f"times {microbatches} microbatches"
         )
-    for name, shape in shapes.items():
-        partitioner.spec(("batch", "length"), shape, name)
+    partitioner.batch_specs(shapes)

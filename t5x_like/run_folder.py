@@ -40,15 +40,17 @@ FREE = (
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The resolved configuration of a run.
+    """The resolved configuration of a run, and what its command line says of this start of it.
 
     Attributes:
       text: as gin reads it again; written to `MODEL_DIR/config.gin`.
       override: whether a run whose stored configuration differs is continued all the same.
+      profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
     """
 
     text: str
     override: bool = False
+    profile_steps: tuple[int, int] | None = None
 
 
 def resolve(model_dir: str | None) -> str:

@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 import t5x_like
-from t5x_like import initial, metrics, optimizers, partitioning, run_folder, step
+from t5x_like import debugging, distributed, initial, metrics, optimizers, partitioning, run_folder, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
 from t5x_like.evaluation import Evaluator
@@ -127,11 +127,11 @@ def train(
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     run_folder.accept_config(model_dir, run_config)
+    distributed.agree(model_dir, run_config.text if run_config else "")
 
     # ---- data: it starts to flow while the model is being built ------------------------------------------------------
-    source = data.host_iterator(
-        objective.features, process_index=jax.process_index(), process_count=jax.process_count()
-    )
+    share, shares = partitioner.feed_share
+    source = data.host_iterator(objective.features, process_index=share, process_count=shares)
     for line in data.describe():
         logging.info("%s", line)
     feed = Feed(source, partitioner.put_batch)
@@ -168,6 +168,8 @@ def train(
     writer.rewind(start)
     progress = metrics.Progress(total_steps, start, enabled=is_main)
     status = run_folder.Status(model_dir, enabled=is_main)
+    watchdog = distributed.Watchdog()
+    profile = debugging.Profile(model_dir, run_config.profile_steps if run_config and is_main else None)
     if is_main:
         run_folder.write_description(model_dir, info, run_config)
 
@@ -196,40 +198,49 @@ def train(
             writer.write(number, "train", row)
             progress.update(number, row)
 
-    current = start
+    current, stopped_by, ballot = start, None, None
     try:
-        with StopRequest() as stop, progress:
+        with StopRequest() as stop, watchdog, progress, profile, debugging.memory_explained(program, microbatches):
             status.write("running", step=current)
             clock.start(feed.wait_seconds)
-            while current < total_steps and not stop.requested:
+            while current < total_steps and not stopped_by:
+                watchdog.beat(f"step {current + 1}")
                 batch = next(feed)
+                debugging.show_first(batch, current == start)
+                profile.before(current + 1)
+                earlier, ballot = ballot, stop.cast()
                 state, pairs = program.train_step(state, frozen, batch)
                 current += 1
+                profile.after(current, pairs)
                 if current == start + 1:
                     jax.block_until_ready(state.step)
                     logging.info("first step done %.0f s after the start", time.monotonic() - started)
                 if pending:
                     log(pending)
                 pending = (current, pairs)
+                stopped_by = stop.agreed(earlier)
                 done = current == total_steps
                 evaluates = eval_data is not None and eval_period and (done or current % eval_period == 0)
-                saves = save_period and (done or stop.requested or current % save_period == 0)
-                if evaluates or saves or stop.requested or done:
+                saves = save_period and (done or stopped_by or current % save_period == 0)
+                if evaluates or saves or stopped_by or done:
                     log(pending)
                     pending = None
                     clock.pause()
                     if evaluates:
+                        watchdog.beat(f"the evaluation after step {current}")
                         results = evaluate(optimizers.merge(state.params, frozen))
                         writer.write(current, "validation", results)
                         progress.note(current, results)
                     if saves:
+                        watchdog.beat(f"the checkpoint of step {current}")
                         writer.flush()  # rows up to this step are on disk before its checkpoint commits
                         saved = state.replace(params=optimizers.merge(state.params, frozen))
                         keeper.save(
                             current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None
                         )
                     clock.resume(feed.wait_seconds)
-        keeper.wait()
+            watchdog.beat("the last checkpoint")
+            keeper.wait()
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
     except BaseException as error:
@@ -242,9 +253,9 @@ def train(
 
     # ---- what came of it --------------------------------------------------------------------------------------------
     params = optimizers.merge(state.params, frozen)
-    if at_end is not None and current >= total_steps and not stop.requested:
+    if at_end is not None and current >= total_steps and not stopped_by:
         at_end(params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir)
-    return TrainResult(model_dir, current, params, stop.requested if current < total_steps else None, results)
+    return TrainResult(model_dir, current, params, stopped_by if current < total_steps else None, results)
 
 
 def _restore(keeper, last, shapes, optimizer, partitioner):

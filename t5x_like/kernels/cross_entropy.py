@@ -119,7 +119,7 @@ def cross_entropy(
             f"{weights.shape}"
         )
     loss = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
-    length_shards = partitioning.axis_size("length")
+    length_shards = partitioning.axis_size("length", hidden.shape[1])
     local_length = hidden.shape[1] // length_shards
     chunks = _chunks(hidden, unembed, local_length, length_shards, budget_bytes)
     if chunks == 1:
