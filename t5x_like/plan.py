@@ -74,6 +74,11 @@ def _compiled(
     counted = features.segment_features or tuple(shapes)[:1]
     state, frozen = program.shapes
     mesh = program.partitioner.mesh
+    if (mesh.size, program.partitioner.platform) != (slice_.num_devices, "tpu"):
+        raise ValueError(
+            f"the loop's mesh has {mesh.size} {program.partitioner.platform} devices, {slice_} has "
+            f"{slice_.num_devices}: give its Partitioner devices=topologies.devices(…) of this topology"
+        )
     return report.Plan(
         topology=slice_,
         mesh={axis: int(size) for axis, size in mesh.shape.items()},

@@ -136,7 +136,7 @@ def text(plan: Plan) -> str:
         lines += [
             "",
             "The compiler makes no program that does not fit, so there is nothing to say of its speed. What makes it "
-            "smaller: more MICROBATCHES, T5Config.remat='full' (or that of your model), more chips for `fsdp` or "
+            "smaller: more MICROBATCHES, remat='full' in the model's configuration, more chips along `fsdp` or "
             "`tensor`; `--search` tries them.",
         ]
         return "\n".join([*lines, "", _compiled_in(plan)])
