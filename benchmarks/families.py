@@ -7,6 +7,7 @@ The prose of a family is in docs/families/FAMILY.md.
 """
 
 import json
+import logging
 import pathlib
 import sys
 
@@ -90,6 +91,7 @@ def section(name: str, report: pathlib.Path) -> list[str]:
 
 
 def main(report: str) -> None:
+    logging.disable(logging.ERROR)  # gin reports every folder in which an included file is not
     gin.add_config_file_search_path(str(ROOT / "gin_configs"))
     lines = [INTRODUCTION]
     for name in FAMILIES:
