@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -344,20 +345,20 @@ def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp
     assert cli.main([*writing, *task, f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}", "--gin.BATCH_SIZE=4"]) == 0
     capfd.readouterr()
 
-    def train(name, steps):
-        given = [*RUN, cached, f"--gin.MODEL_DIR={tmp_path / name}", f"--gin.TRAIN_STEPS={steps}"]
+    def train():
+        given = [*RUN, cached, f"--gin.MODEL_DIR={tmp_path / 'run'}", "--gin.TRAIN_STEPS=8", "--gin.SAVE_PERIOD=3"]
         result = without_tensorflow(*given)
         assert result.returncode == 0, result.stderr
-        return result.stderr
+        return result.stderr, losses(tmp_path / "run")
 
-    told = train("whole", 8)
+    told, whole = train()
     assert f"data: cache {tmp_path / 'cache'}/train" in told
-    train("parts", 3)
-    train("parts", 8)
-    whole = losses(tmp_path / "whole")
     assert len(whole) == 8 + 2
-    parts = losses(tmp_path / "parts")
-    assert {key: parts[key] for key in whole} == whole
+    # As if it had been killed behind step 6: rows and checkpoint of the later ones are made anew.
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "8")
+    told, again = train()
+    assert "restored step 6" in told
+    assert again == whole
 
 
 def test_a_position_serves_another_number_of_processes(written, tmp_path):

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 
 from t5x_like import paths
@@ -13,6 +12,7 @@ from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, Order
 from t5x_like.data.cached.layout import Layout
 from t5x_like.data.cached.rows import Decoder
+from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
 
 # Of a bucket, rows take tens of milliseconds each: many batches are on their way at once.
@@ -196,21 +196,10 @@ class _Reader:
         layout = manifest.layout
         _refuse_other_layout(source, layout, spec)
         self._decode = Decoder(layout, manifest.dtypes, spec)
-        # With the number of rows in brackets, ArrayRecord opens no file before it is read.
-        files = [f"{paths.join(source.folder, shard.file)}[0:{shard.rows}]" for shard in manifest.shards]
-        self._records, self._folder = grain.sources.ArrayRecordDataSource(files), source.folder
-        # Many at once is a thread a file: worth it where each row is waited for.
-        self._together = not paths.is_local(source.cache_dir)
+        self._shards = Shards(source.folder, manifest.shards)
 
     def __call__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        try:
-            records = self._records.__getitems__(rows) if self._together else [self._records[row] for row in rows]
-        except (RuntimeError, OSError) as error:
-            raise ValueError(
-                f"rows of the cache {self._folder} cannot be read: {error}. If a file is damaged, "
-                "CachedSource.verify_checksums=True says which"
-            ) from error
-        return self._decode(records)
+        return self._decode(self._shards.read(rows))
 
 
 def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> None:
