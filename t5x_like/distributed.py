@@ -4,15 +4,17 @@ On TPU slices JAX finds the other processes by itself, under Slurm and Open MPI 
 either they are named by the flags --coordinator_address, --num_processes and --process_id, or by the variables below.
 """
 
+import contextlib
 import faulthandler
 import hashlib
 import os
+import re
 import secrets
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -33,6 +35,8 @@ STALL = "T5X_LIKE_STALL_SECONDS"
 STALL_SECONDS = 3600
 # How long the first process waits for the last one to come, and the last one for the first.
 ARRIVAL_SECONDS = 300
+# What errors of JAX have in common that come of another process's end.
+_BROKEN_OFF = re.compile("gloo|nccl|unavailable|coordination service|heartbeat|deadline_exceeded", re.IGNORECASE)
 # What JAX says where it has found no cluster to read addresses from.
 _ALONE = "coordinator_address should be defined"
 
@@ -180,6 +184,29 @@ def abandon(code: int, error: BaseException | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run has gone, or cannot be reached."""
+
+
+@contextlib.contextmanager
+def loss_explained() -> Iterator[None]:
+    """Turns what JAX says where a collective breaks off into an error that says so.
+
+    Raises:
+      ProcessLost: in the place of JAX's error.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not _BROKEN_OFF.search(str(error)):
+            raise
+        raise ProcessLost(
+            f"process {jax.process_index()} of {jax.process_count()} has lost another one, whose own output says why "
+            f"it left: {str(error).splitlines()[0][:300]}. Started again in all processes, the same command goes on "
+            "from the last checkpoint"
+        ) from error
 
 
 class Watchdog:

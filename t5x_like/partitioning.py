@@ -233,12 +233,7 @@ class Partitioner:
         rows_of: dict[int, set[int]] = {}
         for device, (rows,) in indices.items():
             rows_of.setdefault(device.process_index, set()).update(range(*rows.indices(parts)))
-        shares = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
-        if [row for share in shares for row in share] != list(range(parts)) or len({*map(len, shares)}) > 1:
-            raise ValueError(
-                f"the mesh {dict(self.mesh.shape)} spreads rows unevenly over {len(rows_of)} processes: {shares}. Let "
-                "the mesh axes that split `batch` come first, or give them sizes that the processes divide"
-            )
+        shares = _equal_shares(rows_of, parts)
         return shares.index(tuple(sorted(rows_of[jax.process_index()]))), len(shares)
 
     def put_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -331,6 +326,18 @@ def for_platform(config: Any, platform: str) -> Any:
     defaults = _PLATFORM_DEFAULTS["gpu" if platform in ("cuda", "rocm") else platform]
     unset = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     return dataclasses.replace(config, **unset)
+
+
+def _equal_shares(rows_of: Mapping[int, set[int]], parts: int) -> list[tuple[int, ...]]:
+    """The distinct sets of rows that processes hold, in order; together they are all rows, each as many as another."""
+    shares = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
+    if [row for share in shares for row in share] != list(range(parts)) or len({*map(len, shares)}) > 1:
+        raise ValueError(
+            f"the mesh spreads the {parts} parts of a batch unevenly over {len(rows_of)} processes, which hold the "
+            f"parts {shares}. Give the mesh axes 'data' and 'fsdp' sizes that divide by the number of processes, "
+            "or that divide it"
+        )
+    return shares
 
 
 def _placed(results: Any, layout: Any) -> Any:

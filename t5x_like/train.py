@@ -200,7 +200,8 @@ def train(
 
     current, stopped_by, ballot = start, None, None
     try:
-        with StopRequest() as stop, watchdog, progress, profile, debugging.memory_explained(program, microbatches):
+        explained = debugging.memory_explained(program, microbatches)
+        with explained, distributed.loss_explained(), StopRequest() as stop, watchdog, progress, profile:
             status.write("running", step=current)
             clock.start(feed.wait_seconds)
             while current < total_steps and not stopped_by:

@@ -1,0 +1,237 @@
+"""Several processes as one run, for real: two of them on this machine, each with two pretended devices."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import distributed, partitioning
+from t5x_like.checkpoints import Checkpoints
+from t5x_like.metrics import read_metrics
+from t5x_like.partitioning import Partitioner
+from t5x_like.run_folder import read_status
+
+pytestmark = pytest.mark.notf
+
+HERE = Path(__file__).parent
+MADE_UP = HERE / "processes"
+HEARTBEAT_SECONDS = 10
+
+
+def free_port():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+def start(folder, *flags, count=2, devices=2, **environment):
+    """Starts a run of `count` processes that share MODEL_DIR; their output goes to files beside it."""
+    command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", "--gin_file=made_up.gin"]
+    command += [f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={folder}", *flags]
+    joined = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
+        distributed.NUM_PROCESSES: str(count),
+        distributed.HEARTBEAT: str(HEARTBEAT_SECONDS),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # compiles in two thirds of the time
+    }
+    processes = []
+    for index in range(count):
+        with open(f"{folder}.{index}.log", "w") as log:
+            settings = os.environ | joined | {distributed.PROCESS_ID: str(index)} | environment
+            processes.append(
+                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings, cwd=folder.parent)
+            )
+    return processes
+
+
+def finish(processes, seconds=120):
+    try:
+        return [process.wait(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def output(folder, index):
+    return Path(f"{folder}.{index}.log").read_text()
+
+
+def wait_for_rows(folder, number, processes, seconds=120):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        if (folder / "metrics.jsonl").exists() and len(read_metrics(str(folder))) >= number:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {number} rows after {seconds} s:\n{output(folder, 0)[-2000:]}\n{output(folder, 1)[-2000:]}")
+
+
+def losses(folder):
+    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(folder))}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """What one process with four devices does with the same command, saved at steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    codes = finish(start(folder, count=1, devices=4))
+    assert codes == [0], output(folder, 0)[-3000:]
+    return folder
+
+
+def test_two_processes_do_what_one_does_and_go_on_from_its_checkpoint(one_process, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(one_process, folder)
+    shutil.rmtree(folder / "checkpoints" / "8")
+    # The second half by two processes, between which the mesh splits no rows but tensors.
+    mesh = ["--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}"]
+    codes = finish(start(folder, *mesh))
+    assert codes == [0, 0], output(folder, 1)[-3000:]
+    assert "restored step 4" in output(folder, 0) and "process 1 of 2" in output(folder, 1)
+    expected, found = losses(one_process), losses(folder)
+    assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations, each once
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
+    assert read_status(str(folder))["state"] == "finished"
+    # Both have written: the position of each, and arrays that a process of another mesh reads.
+    assert {entry.name for entry in (folder / "checkpoints" / "8" / "feed").iterdir()} >= {
+        "process_0_of_2.bin",
+        "process_1_of_2.bin",
+    }
+    assert restored_norm(folder, Partitioner(rules="fsdp", ici={"fsdp": 8})) == pytest.approx(
+        restored_norm(one_process, Partitioner(devices=jax.devices()[:1])), rel=2e-5
+    )
+
+
+def restored_norm(folder, partitioner):
+    """The norm over all parameters of the last checkpoint, read in this process onto any mesh."""
+    reader = Checkpoints(str(folder / "checkpoints"), read_only=True)
+    shapes = {name: shape for name, shape in reader.shapes(8).items() if name.startswith("params/")}
+    like = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    restored = reader.restore(8, like, partitioner)
+    reader.close()
+    assert len(restored) > 10
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf))) for leaf in restored.values())))
+
+
+def test_asked_by_one_all_save_after_the_same_step(tmp_path):
+    folder = tmp_path / "run"
+    processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
+    wait_for_rows(folder, 3, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(processes) == [75, 75], output(folder, 0)[-3000:]
+    status = read_status(str(folder))
+    assert status["state"] == "preempted"
+    assert Checkpoints(str(folder / "checkpoints"), read_only=True).steps() == [status["step"]]
+    assert max(step for step, _ in losses(folder)) == status["step"]
+
+
+def test_where_one_is_killed_the_other_leaves_and_says_why(tmp_path):
+    folder = tmp_path / "run"
+    processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000")
+    wait_for_rows(folder, 3, processes)
+    killed = time.monotonic()
+    processes[1].kill()
+    codes = finish(processes, seconds=3 * HEARTBEAT_SECONDS)
+    assert time.monotonic() - killed < 2 * HEARTBEAT_SECONDS
+    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2)
+    assert "has lost another one" in output(folder, 0) or "another task died" in output(folder, 0)
+
+
+def test_processes_that_were_told_different_things_refuse(tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import sys; from t5x_like import distributed; distributed.join();"
+        "import jax; distributed.agree(sys.argv[1] + (str(jax.process_index()) if sys.argv[2] == 'folder' else ''),"
+        "str(jax.process_index()) if sys.argv[2] == 'text' else '')"
+    )
+    for what, message in (("text", "processes [1] of 2 have another configuration"), ("folder", "do not see what")):
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
+            distributed.NUM_PROCESSES: "2",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(folder), what],
+                env=environment | {distributed.PROCESS_ID: str(index)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(2)
+        ]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+        assert [process.returncode for process in processes] == [1, 1]
+        assert all(message in error for error in errors), errors
+    assert not list(tmp_path.rglob(".shared-*"))
+
+
+@pytest.mark.parametrize(
+    "given, environment, message",
+    [
+        (("10.0.0.1:1", 2, None), {}, "missing --process_id"),
+        ((None, None, None), {distributed.NUM_PROCESSES: "2"}, "missing --coordinator_address, --process_id"),
+        (("10.0.0.1", 2, 0), {}, "no host:port"),
+        (("10.0.0.1:1", 2, 2), {}, "--process_id=2 is not one of 0 to 1"),
+        ((None, None, None), {distributed.PROCESS_ID: "one"}, "T5X_LIKE_PROCESS_ID=one is no number"),
+    ],
+)
+def test_what_does_not_name_the_processes_is_refused(given, environment, message, monkeypatch):
+    for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        distributed.join(*given)
+
+
+def test_on_the_cpu_a_process_that_was_told_nothing_stays_alone(monkeypatch):
+    for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.join() == 1
+    assert not jax.distributed.is_initialized()
+
+
+def test_a_process_that_waits_for_too_long_leaves_and_shows_where_it_stands():
+    code = (
+        "import time; from t5x_like import distributed\n"
+        "with distributed.Watchdog(1, enabled=True) as watchdog:\n"
+        "    for step in range(4): watchdog.beat(f'step {step}'); time.sleep(0.5)\n"
+        "    time.sleep(60)\n"
+    )
+    started = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.returncode == 1 and time.monotonic() - started < 50
+    assert "for step 3: another process hangs" in result.stderr
+    assert 'File "<string>", line 4' in result.stderr
+
+
+@pytest.mark.parametrize(
+    "rows_of, shares",
+    [
+        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
+        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # the order is that of the rows, not of the processes
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # two processes share the rows that they hold
+        ({0: {0}, 1: {0}}, [(0,)]),
+    ],
+)
+def test_processes_that_hold_the_same_rows_read_the_same_part(rows_of, shares):
+    assert partitioning._equal_shares(rows_of, len(set().union(*rows_of.values()))) == shares
+
+
+def test_rows_that_overlap_or_interleave_are_refused():
+    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
+        with pytest.raises(ValueError, match="unevenly over 2 processes"):
+            partitioning._equal_shares(rows_of, len(set().union(*rows_of.values())))
+
+
+def test_alone_a_process_reads_all_rows():
+    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_share == (0, 1)
