@@ -96,8 +96,8 @@ class _Votes:
 class _CloudNotice:
     """A thread that asks the machine's metadata server whether the machine is about to be taken."""
 
-    def __init__(self, ask: Callable[[str], None], poll_seconds: float = _POLL_SECONDS):
-        self._ask, self._seconds, self._ended = ask, poll_seconds, threading.Event()
+    def __init__(self, ask: Callable[[str], None]):
+        self._ask, self._seconds, self._ended = ask, _POLL_SECONDS, threading.Event()
         self._failed = False
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a proxy is another machine
         threading.Thread(target=self._run, name="cloud notice", daemon=True).start()
