@@ -7,7 +7,7 @@
 #
 #   --dry_run   print what would be run
 #
-# IMAGE is a name in a registry with a tag, such as us-docker.pkg.dev/my-project/images/t5x_like:first
+# IMAGE is a name in a registry with a tag, such as registry.example.com/images/t5x_like:first
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -38,7 +38,7 @@ while (($#)); do
 done
 [[ ${1:-} == -- ]] && shift
 [[ $image =~ ^[a-z0-9][a-z0-9./_:-]*:[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] ||
-  mistake "--image=$image: give a name in lower case and a tag, such as us-docker.pkg.dev/my-project/images/t5x_like:first"
+  mistake "--image=$image: give a name in lower case and a tag, such as registry.example.com/images/t5x_like:first"
 case "$extra" in
   tpu | cuda) ;;
   cpu) extra='' ;;

@@ -144,7 +144,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
     if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]([:@][A-Za-z0-9._:-]+)?", options.image or ""):
         raise slices.LaunchError(
             f"--image={options.image}: name the image that launch/docker.sh pushed, such as "
-            "us-docker.pkg.dev/my-project/images/t5x_like:first"
+            "registry.example.com/images/t5x_like:first"
         )
     shape = slices.parse_slice(options.type, options.topology)
     if options.num_slices < 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = "--image=us-docker.pkg.dev/my-project/images/t5x_like:first"
+IMAGE = "--image=registry.example.com/images/t5x_like:first"
 
 
 def docker(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:

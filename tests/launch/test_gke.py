@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
-IMAGE = "--image=us-docker.pkg.dev/my-project/images/t5x_like:first"
+IMAGE = "--image=registry.example.com/images/t5x_like:first"
 COMMAND = [
     "--",
     "t5x_like",
