@@ -78,6 +78,25 @@ def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
 
 @needs_compiler
 @pytest.mark.notf
+def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, capsys):
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
+    best = plan.plan(
+        loop=loop(partitioner),
+        make_program=program.make_program,
+        topology="v5e:2x2",
+        json_path=str(tmp_path / "plan.json"),
+        search_for=2,
+    )
+    searched = json.loads((tmp_path / "plan.json").read_text())["searched"]
+    assert len(searched) == 2 and all(one["fits"] for one in searched)
+    assert best.bound.seconds == min(one["step_seconds_bound"] for one in searched)
+    printed = capsys.readouterr().out
+    assert f"--gin.MICROBATCHES={best.microbatches} --gin.PARTITIONING={best.rules}" in printed
+    assert f"remat='{best.remat}'" in printed
+
+
+@needs_compiler
+@pytest.mark.notf
 def test_dtype_and_scan_follow_the_chips_that_are_planned_for():
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
     made = program.make_program(
