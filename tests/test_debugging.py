@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from t5x_like import debugging, optimizers, program, schedules
+from t5x_like import cli, debugging, optimizers, program, schedules
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
@@ -90,6 +91,43 @@ def test_a_batch_is_described_by_its_first_row():
     assert debugging.describe_batch(batch) == f"  tokens [8, 2] int32, split {split}: [0 1]"
 
 
+def test_only_the_first_batch_of_a_run_without_compilation_is_shown(caplog):
+    batch = Partitioner(devices=jax.devices()[:1]).put_batch({"tokens": np.zeros((2, 2), np.int32)})
+    with caplog.at_level("INFO", logger="absl"):
+        debugging.show_first(batch, first=True)
+        with jax.disable_jit():
+            debugging.show_first(batch, first=False)
+        assert not caplog.messages
+        with jax.disable_jit():
+            debugging.show_first(batch, first=True)
+    assert "tokens [2, 2] int32" in caplog.text
+
+
+def test_without_compilation_results_still_go_where_they_belong():
+    partitioner = Partitioner(rules="fsdp", ici={"fsdp": 8})
+    rows = NamedSharding(partitioner.mesh, PartitionSpec("fsdp"))
+    function = partitioner.jit(lambda x: ({"x": 2 * x}, x.sum()), out_shardings=({"x": rows}, None))
+    with jax.disable_jit():
+        tree, total = function(np.arange(8.0, dtype=np.float32))
+    assert tree["x"].sharding.is_equivalent_to(rows, 1) and float(total) == 28
+
+
+def test_the_flag_turns_compilation_off_and_looks_for_nans(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(cli, "_log", lambda level: None)
+    before = jax.config.jax_disable_jit, jax.config.jax_debug_nans
+    try:
+        cli.prepare(cli.parse(["train", "--debug"]))
+        assert jax.config.jax_disable_jit and jax.config.jax_debug_nans
+        assert os.environ["JAX_DISABLE_JIT"] == os.environ["JAX_DEBUG_NANS"] == "1"
+        with pytest.raises(FloatingPointError, match="nan"):
+            jax.numpy.log(jax.numpy.float32(-1))
+    finally:
+        jax.config.update("jax_disable_jit", before[0])
+        jax.config.update("jax_debug_nans", before[1])
+
+
+@pytest.mark.slow
 def test_a_run_without_compilation_shows_its_first_batch_and_leaves_a_trace(tmp_path):
     command = [*(sys.executable, "-m", "t5x_like", "train", "--debug", "--cpu_devices=1", "--profile_steps=1:1")]
     command += ["--gin_file=made_up.gin", f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={tmp_path}/run"]
