@@ -174,11 +174,15 @@ class Partitioner:
                 sizes = " x ".join(f"{axis}={self.mesh.shape[axis]}" for axis in free)
                 raise ValueError(
                     f"{name}: {logical}={shape[position]} does not divide by the {parts} parts of mesh axes {sizes} "
-                    f"(rules {self.rules_name}). Change the mesh or the size."
+                    f"(rules {self.rules_name}). Change the mesh or the size, or leave it whole with a mapping "
+                    f"without {logical!r} as PARTITIONING: {self._without(logical)}"
                 )
             taken.update(free)
             entries.append(free if len(free) > 1 else free[0] if free else None)
         return PartitionSpec(*entries)
+
+    def _without(self, logical: str) -> dict[str, Any]:
+        return {name: axes for name, axes in self.rules.items() if name != logical}
 
     def shardings(self, tree: Any) -> Any:
         """A tree like `tree` (of arrays or shapes) with the `NamedSharding` of every leaf, from its logical axes."""

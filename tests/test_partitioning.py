@@ -1,5 +1,6 @@
 """Meshes, rules, and errors with the numbers, on eight pretended devices."""
 
+import ast
 import dataclasses
 
 import jax
@@ -26,11 +27,20 @@ def test_one_axis_is_filled_in_with_what_is_left():
         ({"fsdp": -1, "tensor": 3}, "does not fit 8 cpu devices"),
         ({"fsdp": -1, "data": -1}, "only one mesh axis can be -1"),
         ({"model": 8}, r"names the mesh axes \['model'\]"),
+        ({"fsdp": -1, "tensor": 0}, "a mesh axis has a size of at least 1, or -1, not {'tensor': 0}"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(ici, message):
     with pytest.raises(ValueError, match=message):
         make_mesh(ici=ici)
+
+
+def test_slices_are_filled_in_too():
+    assert dict(make_mesh(ici={"fsdp": -1}, dcn={"data": -1}).shape)["fsdp"] == 8  # all of one slice
+    with pytest.raises(ValueError, match="dcn={'data': 2} multiplies to 2, but the devices belong to 1 slices"):
+        make_mesh(ici={"fsdp": -1}, dcn={"data": 2})
+    with pytest.raises(ValueError, match="dcn=.*only one mesh axis can be -1"):
+        make_mesh(dcn={"data": -1, "fsdp": -1})
 
 
 def test_a_mesh_axis_serves_one_dimension_only():
@@ -46,6 +56,38 @@ def test_what_does_not_divide_is_refused_with_the_numbers():
         partitioner.shardings({"w": nnx.Param(jnp.zeros((8, 6, 4)), axes=("embed", "heads", "kv"))})
     with pytest.raises(ValueError, match="batch=3 does not divide by the 2 parts"):
         partitioner.put_batch({"x": np.zeros((3, 4), np.int32)})
+
+
+def test_the_error_says_how_to_leave_a_dimension_whole():
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})
+    with pytest.raises(ValueError, match="without 'heads' as PARTITIONING: {'batch'") as raised:
+        partitioner.spec(("heads",), (6,), "w")
+    rules = ast.literal_eval(str(raised.value).rpartition("PARTITIONING: ")[2])
+    partitioner = Partitioner(rules=rules, ici={"fsdp": 2, "tensor": 4})
+    assert partitioner.spec(("vocab", "heads"), (8, 6)) == P("tensor", None)
+
+
+def test_tokens_are_split_along_length_and_what_has_another_length_is_whole():
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
+    shapes = {
+        "encoder_input_tokens": (8, 128),
+        "token_types": (8, 128),
+        "masked_targets": (8, 20),  # divides by 4, and still is no row of tokens
+        "next_sentence_label": (8, 1),
+    }
+    specs = partitioner.batch_specs(shapes)
+    assert [spec[1] for spec in specs.values()] == ["sequence", "sequence", None, None]
+    assert all(spec[0] == "fsdp" for spec in specs.values())
+    batch = partitioner.put_batch({name: np.zeros(shape, np.int32) for name, shape in shapes.items()})
+    assert batch["masked_targets"].sharding.shard_shape((8, 20)) == (4, 20)
+    with pytest.raises(ValueError, match="decoder_input_tokens: length=114 does not divide by the 4 parts"):
+        partitioner.batch_specs(shapes | {"decoder_input_tokens": (8, 114)})
+
+
+def test_activations_are_whole_along_a_length_that_does_not_divide():
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
+    assert partitioner.spec(("batch", "length", "embed"), (8, 18, 16)) == P("fsdp", None, None)
+    assert (partitioner.axis_size("length", 18), partitioner.axis_size("length", 16)) == (1, 4)
 
 
 def test_unknown_rules_are_refused():

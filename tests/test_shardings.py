@@ -1,0 +1,141 @@
+"""How every rule set lays out every family's run, as text that a review reads; and what must hold of each.
+
+`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/test_shardings.py` writes the texts anew.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import config, optimizers, parameters, program, step
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+
+GOLDENS = Path(__file__).parent / "goldens"
+# Family -> the files of a run of it. A new family is a line here, and a file that the environment variable writes.
+FAMILIES = {
+    "t5": ["models/t5_1_1/small.gin", "runs/pretrain.gin"],
+    "bert": ["models/bert/tiny.gin", "runs/bert.gin"],
+    "gpt": ["models/gpt2/tiny.gin", "runs/gpt.gin"],
+    "llama": ["models/llama2/tiny.gin", "runs/llama.gin"],
+    "bart": ["models/bart/base.gin", "runs/bart.gin"],
+}
+MESHES = {
+    "dp": {"data": 8},
+    "fsdp": {"fsdp": 8},
+    "fsdp_tp": {"fsdp": 4, "tensor": 2},
+    "fsdp_tp_sp": {"fsdp": 2, "sequence": 2, "tensor": 2},
+}
+VOCAB_MULTIPLE = 8  # GPT-2's 50,257 ids are an odd number
+SETTINGS = [("MIXTURE_OR_TASK_NAME", "any"), ("TRAIN_STEPS", "100000"), ("BATCH_SIZE", "16")]
+
+
+def make(family, rules):
+    """The program of a family's run on eight devices, as on TPU: layers in one array, vocabularies that divide."""
+    loaded = config.load("t5x_like.train.train", files=FAMILIES[family], bindings=SETTINGS, given=("run_config",))
+    arguments = config.taken(program.make_program, config.arguments(loaded.configured()))
+    model = arguments["model"]
+    vocab_size = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    model = dataclasses.replace(model, scan_layers=True, vocab_size=vocab_size)
+    partitioner = Partitioner(rules=rules, ici=MESHES[rules])
+    return program.make_program(**arguments | {"model": model, "partitioner": partitioner})
+
+
+def rows(made):
+    """Name -> (shape, layout) of all that stays on the devices, and of a batch."""
+    state, frozen = made.shapes
+    found = {}
+    for prefix, shapes, shardings in (("", state, made.shardings[0]), ("frozen/", frozen, made.shardings[1])):
+        layouts = parameters.named_leaves(shardings)
+        for name, leaf in parameters.named_leaves(shapes).items():
+            found[prefix + name] = (leaf.shape, layouts[name].spec)
+    specs = made.partitioner.batch_specs(made.batch_shapes)
+    return found | {f"batch/{name}": (shape, specs[name]) for name, shape in made.batch_shapes.items()}
+
+
+def listed(entries):
+    return "[" + " ".join("+".join(entry) if isinstance(entry, tuple) else str(entry or "-") for entry in entries) + "]"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param, {rules: make(request.param, rules) for rules in MESHES}
+
+
+def test_the_layouts_are_the_reviewed_ones(family):
+    name, made = family
+    of_rules = {rules: rows(one) for rules, one in made.items()}
+    table = [("array", "shape", *(f"{rules} {MESHES[rules]}".replace("'", "") for rules in MESHES))]
+    for array, (shape, _) in of_rules["dp"].items():
+        table.append((array, listed(shape), *(listed(found[array][1]) for found in of_rules.values())))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    text = "\n".join(lines) + "\n"
+    golden = GOLDENS / f"{name}_shardings.txt"
+    if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):
+        GOLDENS.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_optimizer_state_is_split_like_its_parameters(family):
+    for made in family[1].values():
+        state = made.shapes[0]
+        layouts, axes = parameters.named_leaves(made.shardings[0].params), parameters.logical_axes(state.params)
+        kept = parameters.named_leaves(made.shardings[0].opt_state)
+        kept_axes = parameters.logical_axes(state.opt_state)
+        matched = 0
+        for name, leaf in parameters.named_leaves(state.opt_state).items():
+            owner = next((owner for owner in layouts if name.endswith(owner)), None)
+            if owner is None or not leaf.shape:
+                continue
+            matched += 1
+            if kept_axes[name] == axes[owner]:  # a moment
+                assert kept[name].spec == layouts[owner].spec, name
+                continue
+            remaining = iter(axes[owner])  # a factored one has some of the dimensions, in their order
+            assert all(axis in remaining for axis in kept_axes[name]), (name, kept_axes[name], axes[owner])
+        assert matched >= len(layouts) / 2
+
+
+def test_a_layout_splits_all_that_is_large(family):
+    """Under `fsdp` no array of more than a hundredth of the parameters is whole on a device."""
+    made = family[1]["fsdp"]
+    total = parameters.count(made.shapes[0].params)
+    layouts = parameters.named_leaves(made.shardings[0])
+    whole = [
+        name
+        for name, leaf in parameters.named_leaves(made.shapes[0]).items()
+        if leaf.size > total / 100 and layouts[name].shard_shape(leaf.shape) == leaf.shape
+    ]
+    assert whole == []
+
+
+def test_gradients_are_split_like_their_parameters():
+    model = T5Config(
+        vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
+    )
+    objective = SequenceToSequence()
+    partitioner = Partitioner(rules="fsdp_tp", ici=MESHES["fsdp_tp"])
+    params = {"model": jax.eval_shape(model.make, jax.random.key(0)), "objective": {}}
+    params, frozen = optimizers.split(params, ())
+    layouts = partitioner.shardings(params)
+    lengths = objective.features.model_lengths({"inputs": 4, "targets": 4})
+    batch = partitioner.put_batch({name: np.ones((8, length), np.int32) for name, length in lengths.items()})
+
+    def gradients(params, batch):
+        normalize = step.normalizers(objective, batch, None)
+        return step.gradients(objective, params, frozen, batch, None, 1, normalize)[0]
+
+    placed = jax.tree.map(
+        lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), params, layouts
+    )
+    compiled = partitioner.jit(gradients).lower(placed, batch).compile()
+    wanted = parameters.named_leaves(layouts)
+    for name, layout in parameters.named_leaves(compiled.output_shardings).items():
+        assert layout.is_equivalent_to(wanted[name], len(parameters.named_leaves(params)[name].shape)), name
