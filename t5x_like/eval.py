@@ -36,7 +36,7 @@ def evaluate(
       checkpoint_path: a run folder, one of its checkpoints, or a Hugging Face folder.
       eval_steps: batches of the teacher-forced evaluation; None for all.
       generate: whether to compute the task's own metrics from greedy predictions and scores; by default, where it has
-        any.
+        any and one process runs.
       num_examples: examples of that generative evaluation; None for all.
       partitioner: mesh and rules; all devices by default.
       output_dir: where the metrics and every prediction are written as JSON; nowhere by default.
@@ -44,16 +44,19 @@ def evaluate(
     Returns:
       The metrics by name; the task's own as `<task>/<metric>`.
     """
+    alone = jax.process_count() == 1
+    if generate and not alone:
+        raise ValueError("generate=True: predictions are collected by one process; several compute the loss alone")
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
     params = initial.load_params(checkpoint_path, config, objective, partitioner)
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
 
-    if generate or (generate is None and data.has_metrics()):
+    if generate or (generate is None and alone and data.has_metrics()):
         results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
     for name, value in results.items():
         logging.info("%s = %s", name, value)
-    if output_dir:
+    if output_dir and jax.process_index() == 0:
         folder = epath.Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")

@@ -123,7 +123,8 @@ def restored_norm(folder, partitioner):
 
 def test_asked_by_one_all_save_after_the_same_step(tmp_path):
     folder = tmp_path / "run"
-    processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
+    mesh = ["--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}"]  # of two machines, one process each
+    processes = start(folder, *mesh, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
     wait_for_rows(folder, 3, processes)
     processes[1].send_signal(signal.SIGTERM)
     assert finish(processes) == [75, 75], output(folder, 0)[-3000:]
@@ -131,6 +132,7 @@ def test_asked_by_one_all_save_after_the_same_step(tmp_path):
     assert status["state"] == "preempted"
     assert Checkpoints(str(folder / "checkpoints"), read_only=True).steps() == [status["step"]]
     assert max(step for step, _ in losses(folder)) == status["step"]
+    assert "mesh {'data': 2, 'fsdp': 2}" in output(folder, 1)
 
 
 def test_where_one_is_killed_the_other_leaves_and_says_why(tmp_path):
