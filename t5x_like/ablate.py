@@ -92,14 +92,12 @@ def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") 
     """The cells as a markdown table: a line a row of the grid, the best value of each column in bold."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     larger = metric == "accuracy"
-    best = {
-        column: (max if larger else min)(cell.values[metric] for cell in cells if cell.column == column)
-        for column in columns
-    }
+    values = {column: [cell.values[metric] for cell in cells if cell.column == column] for column in columns}
+    best = {column: (max if larger else min)(each) for column, each in values.items() if len(each) > 1}
     lines = [
         f"## {title}",
         "",
-        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps; the best of each column in bold.",
+        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps; the best of several in a column in bold.",
         "",
         "| | parameters | " + " | ".join(columns) + " |",
         "|---|---|" + "---|" * len(columns),
@@ -111,7 +109,7 @@ def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") 
         for column in columns:
             value = of_row[column].values[metric] if column in of_row else None
             text = "" if value is None else f"{value:.3f}"
-            shown.append(f"**{text}**" if value is not None and value == best[column] else text)
+            shown.append(f"**{text}**" if value is not None and value == best.get(column) else text)
         lines.append(f"| {row} | {numbers} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 
