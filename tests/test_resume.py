@@ -14,6 +14,8 @@ from t5x_like.metrics import read_metrics
 from t5x_like.run_folder import read_status
 
 STEPS = 20
+# Of the slow test: how often the run is killed, and enough steps that it outlasts that.
+KILLS, LONG = 20, 400
 COMMAND = [
     *(sys.executable, "-m", "t5x_like", "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin"),
     "--gin.MIXTURE_OR_TASK_NAME=python_docs_span_corruption",
@@ -38,34 +40,56 @@ def start(model_dir, log, steps=STEPS):
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(), cwd=log.name + ".cwd")
 
 
-def rows(model_dir):
-    """(step, split) -> the numbers that do not depend on time."""
+def rows(model_dir, torn=False):
+    """(step, split) -> the numbers that do not depend on time; `torn`: the last line may be half-written."""
     timed = ("tokens_per_second", "seconds_per_step", "data_wait_fraction", "peak_memory_bytes")
-    parsed = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    parsed = [json.loads(line) for line in lines if line.endswith("\n") or not torn]
     found = [((row["step"], row["split"]), {k: v for k, v in row.items() if k not in timed}) for row in parsed]
     assert len(dict(found)) == len(found), "a (step, split) occurs twice"
     return dict(found)
 
 
-def run_to_the_end(model_dir, log_path, interrupt, *, times, rng):
-    """Runs until it finishes, sending a signal a random while after its first row, `times` times."""
+def half_written(model_dir):
+    """The checkpoints that are being written, or were when the run was killed."""
+    folder = model_dir / "checkpoints"
+    return [entry.name for entry in folder.iterdir() if "tmp" in entry.name] if folder.is_dir() else []
+
+
+def wait_for(condition, process):
+    while process.poll() is None and not condition():
+        time.sleep(0.002)
+
+
+def run_to_the_end(model_dir, log_path, interrupt, *, times, rng, steps=STEPS):
+    """Runs until it finishes, sending a signal `times` times, each a random while after the first row of a start.
+
+    Every other one is sent while a checkpoint is being written.
+
+    Returns:
+      For each signal the step that had been reached, and the checkpoints that it left half-written.
+    """
     os.makedirs(f"{log_path}.cwd", exist_ok=True)
-    interrupted = 0
+    sent = []
     while True:
         with open(log_path, "a") as log:
-            process = start(model_dir, log)
+            process = start(model_dir, log, steps)
             before = len(read_metrics(str(model_dir)))
-            if interrupted < times:
-                while process.poll() is None and len(read_metrics(str(model_dir))) <= before:
-                    time.sleep(0.01)
+            if len(sent) < times:
+                wait_for(lambda before=before: len(read_metrics(str(model_dir))) > before, process)
                 time.sleep(rng.uniform(0, 0.3))
+                if len(sent) % 2:
+                    wait_for(lambda: half_written(model_dir), process)
+                    time.sleep(rng.uniform(0, 0.02))
                 process.send_signal(interrupt)
-                interrupted += 1
             code = process.wait(timeout=300)
-        if (read_status(str(model_dir)) or {}).get("state") == "finished":
-            assert code == 0
-            return interrupted
+        finished = (read_status(str(model_dir)) or {}).get("state") == "finished"
+        if len(sent) < times:
+            sent.append((max(step for step, _ in rows(model_dir, torn=True)), half_written(model_dir)))
+        # Killed in its very last moments, a run has finished all the same.
         assert code in (0, -interrupt), open(log_path).read()[-3000:]
+        if finished:
+            return sent
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +106,8 @@ def test_the_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
 
 def test_killed_at_random_instants(uninterrupted, tmp_path):
     rng = random.Random()
-    interrupted = run_to_the_end(tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=rng)
-    assert interrupted >= 1
+    sent = run_to_the_end(tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=rng)
+    assert len(sent) >= 1
     assert rows(tmp_path / "run") == uninterrupted
 
 
@@ -103,7 +127,18 @@ def test_asked_to_stop_it_saves_and_goes_on_from_there(uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_ten_times(uninterrupted, tmp_path):
-    rng = random.Random(1)
-    run_to_the_end(tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=10, rng=rng)
-    assert rows(tmp_path / "run") == uninterrupted
+@pytest.mark.timeout(3600)
+def test_killed_twenty_times(tmp_path):
+    """The contract at length, with a line for each kill (`pytest -m slow -s tests/test_resume.py`)."""
+    run_to_the_end(tmp_path / "whole", str(tmp_path / "whole.log"), signal.SIGKILL, times=0, rng=None, steps=LONG)
+    sent = run_to_the_end(
+        tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=KILLS, rng=random.Random(1), steps=LONG
+    )
+    for number, (step, torn) in enumerate(sent, 1):
+        print(f"kill {number}: at step {step}, {'while it wrote ' + ', '.join(torn) if torn else 'between writes'}")
+    whole, resumed = rows(tmp_path / "whole"), rows(tmp_path / "run")
+    last = (LONG, "train")
+    print(f"final loss: never killed {whole[last]['loss']!r}, killed {KILLS} times {resumed[last]['loss']!r}")
+    assert len(sent) == KILLS and sent[-1][0] < LONG, "the run ended before all kills: make it longer"
+    assert sum(bool(torn) for _, torn in sent) >= KILLS // 4
+    assert resumed == whole
