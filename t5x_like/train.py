@@ -139,15 +139,16 @@ def train(
     # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
     start = keeper.latest() or 0
-    if start:
-        state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
-        _warn_of_other_versions(keeper.about(start), partitioner)
-    else:
-        state, frozen = program.init(jax.random.key(seed))
-        if initial_checkpoint_path:
-            state, frozen = initial.restore(
-                initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
-            )
+    with debugging.memory_explained(program, microbatches):
+        if start:
+            state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
+            _warn_of_other_versions(keeper.about(start), partitioner)
+        else:
+            state, frozen = program.init(jax.random.key(seed))
+            if initial_checkpoint_path:
+                state, frozen = initial.restore(
+                    initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
+                )
     if start >= total_steps:
         logging.info(
             "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and --gin.TRAIN_STEPS=%d "
