@@ -1,22 +1,55 @@
-"""Plans every size of T5 1.1 on slices of four generations of TPU and writes docs/plans.md's table; hours on two cores.
+"""Plans networks of three shapes on slices of four generations of TPU and writes docs/plans.md's tables.
 
 python benchmarks/plans.py FOLDER            # one JSON file a plan; what is there already is not planned again
-python benchmarks/plans.py FOLDER --table    # only the table of what is there
+python benchmarks/plans.py FOLDER --table    # only the tables of what is there
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
 
-# Model, rows of a batch, slices and how many microbatches each takes. The largest batch is 1.3 million tokens.
-PLANS = [
-    *(("base", 128, slice_) for slice_ in (("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1))),
-    *(("large", 256, slice_) for slice_ in (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1))),
-    *(("xl", 1024, slice_) for slice_ in (("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 2))),
-    *(("xxl", 2048, slice_) for slice_ in (("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 4))),
-]
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What is planned in all generations: gin files, rows of a batch, what differs from those files, slices.
+
+    Slices are paired with the number of microbatches that fits them.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    rows: int
+    slices: tuple[tuple[str, int], ...]
+    flags: tuple[str, ...] = ()
+
+
+def _t5(size, rows, *slices):
+    return Model(f"T5 1.1 {size}", (f"models/t5_1_1/{size}.gin", "runs/pretrain.gin"), rows, slices)
+
+
+# The largest batch is 1.3 million tokens.
+MODELS = (
+    Model(
+        "BERT large",
+        ("models/bert/large.gin", "runs/bert.gin"),
+        256,
+        (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+        ("--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 77}",),
+    ),
+    Model(
+        "GPT-2 XL",
+        ("models/gpt2/xl.gin", "runs/gpt.gin"),
+        512,
+        (("v4:4x4x4", 4), ("v5e:8x8", 8), ("v5p:4x4x4", 1), ("v6e:8x8", 4)),
+    ),
+    _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1)),
+    _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+    _t5("xl", 1024, ("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 2)),
+    _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 4)),
+)
 
 
 def main():
@@ -26,22 +59,22 @@ def main():
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
     found = []
-    for size, rows, (topology, microbatches) in PLANS:
-        file = arguments.folder / f"{size}_{topology.replace(':', '_')}.json"
-        if not file.exists() and not arguments.table:
-            subprocess.run(command(size, rows, topology, microbatches, file), check=False)
-        if file.exists():
-            found.append((size, rows, json.loads(file.read_text())))
+    for model in MODELS:
+        for topology, microbatches in model.slices:
+            file = arguments.folder / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
+            if not file.exists() and not arguments.table:
+                subprocess.run(command(model, topology, microbatches, file), check=False)
+            if file.exists():
+                found.append((model, json.loads(file.read_text())))
     print(table(found))
 
 
-def command(size, rows, topology, microbatches, file):
+def command(model, topology, microbatches, file):
     chip = topology.partition(":")[0]
-    files = (f"models/t5_1_1/{size}.gin", "runs/pretrain.gin", f"hardware/{chip}.gin")
     return [
         *(sys.executable, "-m", "t5x_like", "plan"),
-        *(f"--gin_file={name}" for name in files),
-        *(f"--gin.BATCH_SIZE={rows}", f"--gin.MICROBATCHES={microbatches}"),
+        *(f"--gin_file={name}" for name in (*model.files, f"hardware/{chip}.gin")),
+        *(f"--gin.BATCH_SIZE={model.rows}", f"--gin.MICROBATCHES={microbatches}", *model.flags),
         *(f"--topology={topology}", f"--json={file}"),
     ]
 
@@ -56,9 +89,9 @@ def table(plans):
     return "\n".join([_row(HEADER), _row(["---"] * len(HEADER)), *(_row(_cells(*plan)) for plan in plans)])
 
 
-def _cells(size, rows, plan):
+def _cells(model, plan):
     memory = f"{plan['hbm_bytes_per_chip'] / 2**30:.1f} / {plan['hbm_capacity_bytes'] / 2**30:.1f}"
-    known = (size, f"{rows:,}", plan["topology"], plan["microbatches"])
+    known = (model.name, f"{model.rows:,}", plan["topology"], plan["microbatches"])
     if not plan["fits"]:
         return (*known, f"{memory}: does not fit", *[""] * (len(HEADER) - len(known) - 1))
     sent = sum(count for axes in plan["collective_bytes"].values() for count in axes.values())

@@ -71,3 +71,50 @@ def test_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"T5X_LIKE_TEST_DATA={folder} is not a folder")
     return path.resolve()
+
+
+@pytest.fixture(scope="session")
+def write_cache():
+    """Writes a cache of made-up rows to a folder; needs no TensorFlow."""
+    return _write_cache
+
+
+def _write_cache(folder, *, lengths, shards, spec=None):
+    """The row number n, from 1 on, has the target n; its inputs are two items where n is odd, else one.
+
+    Args:
+      folder: of the split, not there yet.
+      lengths: task feature -> items.
+      shards: of each file its pass and its rows.
+      spec: what is read from it; an encoder's and a decoder's features by default.
+    """
+    import numpy as np
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    from t5x_like.data import batches, features
+    from t5x_like.data.cached import Layout, Manifest, Shard, manifest
+    from t5x_like.data.cached.rows import encode
+
+    spec = spec or features.ENCODER_DECODER
+    layout = Layout.of(spec, lengths, pack=False)
+    dtypes = ("<u2",) * len(layout.values)
+    written, number = [], 1
+    for index, (number_of_pass, rows) in enumerate(shards):
+        numbers = np.arange(number, number + rows)
+        tokens = {name: np.zeros((rows, length), np.int32) for name, length in lengths.items()}
+        if "inputs" in tokens:
+            tokens["inputs"][:, :2] = np.stack([numbers, numbers * (numbers % 2)], axis=1)
+        tokens["targets"][:, 0] = numbers
+        file = f"pass-{number_of_pass:03d}/{index}.array_record"
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        for record in encode(batches.from_arrays(layout.stored(spec), tokens), layout, dtypes):
+            writer.write(record)
+        writer.close()
+        digest = manifest.checksum(str(path))
+        written.append(Shard(file, number_of_pass, rows, rows, (rows, rows), path.stat().st_size, digest))
+        number += rows
+    settings = {"task": "a_task", "module": None, "task_arguments": None}
+    vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
+    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(folder))

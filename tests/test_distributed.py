@@ -32,9 +32,9 @@ def free_port():
         return opened.getsockname()[1]
 
 
-def start(folder, *flags, count=2, devices=2, **environment):
+def start(folder, *flags, gin_file="made_up.gin", count=2, devices=2, **environment):
     """Starts a run of `count` processes that share MODEL_DIR; their output goes to files beside it."""
-    command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", "--gin_file=made_up.gin"]
+    command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
     command += [f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={folder}", *flags]
     joined = {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -79,21 +79,36 @@ def losses(folder):
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    """What one process with four devices does with the same command, saved at steps 4 and 8."""
+def cache_dir(tmp_path_factory, write_cache):
+    folder = tmp_path_factory.mktemp("cache")
+    lengths = {"inputs": 6, "targets": 4}
+    write_cache(folder / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13)))  # of 64 rows read, 18 come again
+    write_cache(folder / "validation", lengths=lengths, shards=((0, 12),))
+    return folder
+
+
+def start_cached(folder, cache_dir, *flags, **settings):
+    return start(folder, f"--gin.CACHE_DIR={cache_dir}", *flags, gin_file="cached.gin", **settings)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, cache_dir):
+    """What one process with four devices makes of a cache, saved at steps 4 and 8."""
     folder = tmp_path_factory.mktemp("one") / "run"
-    codes = finish(start(folder, count=1, devices=4))
+    codes = finish(start_cached(folder, cache_dir, count=1, devices=4))
     assert codes == [0], output(folder, 0)[-3000:]
     return folder
 
 
-def test_two_processes_do_what_one_does_and_go_on_from_its_checkpoint(one_process, tmp_path):
+# Each process reads its half of every batch; or all of it, where the mesh splits tensors and no rows.
+@pytest.mark.parametrize(
+    "mesh", [(), ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")], ids=["rows", "tensors"]
+)
+def test_two_processes_do_what_one_does_and_go_on_from_its_checkpoint(one_process, cache_dir, tmp_path, mesh):
     folder = tmp_path / "run"
     shutil.copytree(one_process, folder)
     shutil.rmtree(folder / "checkpoints" / "8")
-    # The second half by two processes, between which the mesh splits no rows but tensors.
-    mesh = ["--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}"]
-    codes = finish(start(folder, *mesh))
+    codes = finish(start_cached(folder, cache_dir, *mesh))
     assert codes == [0, 0], output(folder, 1)[-3000:]
     assert "restored step 4" in output(folder, 0) and "process 1 of 2" in output(folder, 1)
     expected, found = losses(one_process), losses(folder)

@@ -8,12 +8,10 @@ import grain
 import numpy as np
 import pytest
 from absl import logging
-from array_record.python.array_record_module import ArrayRecordWriter
 
-from t5x_like.data import batches, features
-from t5x_like.data.cached import CachedSource, Layout, Manifest, Shard, manifest
+from t5x_like.data import features
+from t5x_like.data.cached import CachedSource
 from t5x_like.data.cached.iterator import Order, _seed
-from t5x_like.data.cached.rows import encode
 from t5x_like.data.feed import Feed
 
 pytestmark = pytest.mark.notf
@@ -23,38 +21,11 @@ SPEC = features.ENCODER_DECODER
 ROWS_OF_SHARDS = ((0, 7), (0, 6), (1, 13))  # (pass, rows)
 
 
-def write_cache(folder, *, spec=SPEC, lengths=LENGTHS, shards=ROWS_OF_SHARDS):
-    """A cache whose row number n, from 1 on, has the target n; the inputs are as long as n is odd or even."""
-    layout = Layout.of(spec, lengths, pack=False)
-    dtypes = ("<u2",) * len(layout.values)
-    written, number = [], 1
-    for index, (number_of_pass, rows) in enumerate(shards):
-        numbers = np.arange(number, number + rows)
-        tokens = {name: np.zeros((rows, length), np.int32) for name, length in lengths.items()}
-        if "inputs" in tokens:
-            tokens["inputs"][:, :2] = np.stack([numbers, numbers * (numbers % 2)], axis=1)
-        tokens["targets"][:, 0] = numbers
-        records = encode(batches.from_arrays(layout.stored(spec), tokens), layout, dtypes)
-        file = f"pass-{number_of_pass:03d}/{index}.array_record"
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer = ArrayRecordWriter(str(path), "group_size:1")
-        for record in records:
-            writer.write(record)
-        writer.close()
-        digest = manifest.checksum(str(path))
-        written.append(Shard(file, number_of_pass, rows, rows, (rows, rows), path.stat().st_size, digest))
-        number += rows
-    settings = {"task": "a_task", "module": None, "task_arguments": None}
-    vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
-    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(folder))
-
-
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory):
+def cache_dir(tmp_path_factory, write_cache):
     folder = tmp_path_factory.mktemp("cache")
-    write_cache(folder / "train")
-    write_cache(folder / "validation", shards=((0, 10),))
+    write_cache(folder / "train", lengths=LENGTHS, shards=ROWS_OF_SHARDS)
+    write_cache(folder / "validation", lengths=LENGTHS, shards=((0, 10),))
     return str(folder)
 
 
@@ -223,8 +194,8 @@ def test_what_the_loop_asks_is_answered(cache_dir):
     assert not source.has_metrics()
 
 
-def test_another_objective_of_the_same_layout_reads_the_cache(tmp_path):
-    write_cache(tmp_path / "train", spec=features.CAUSAL_LM, lengths={"targets": 4})
+def test_another_objective_of_the_same_layout_reads_the_cache(tmp_path, write_cache):
+    write_cache(tmp_path / "train", spec=features.CAUSAL_LM, lengths={"targets": 4}, shards=ROWS_OF_SHARDS)
     spec = dataclasses.replace(features.NEXT_TOKEN, bos_id=7)
     batch = next(make(tmp_path, shuffle=False).host_iterator(spec))
     assert batch["decoder_input_tokens"][:, 0].tolist() == [1, 2, 3, 4]
