@@ -42,6 +42,7 @@ def test_every_option_follows_a_reason(file):
     assert groups and all(lines[number - 1].lstrip().startswith("#") for number in groups)
 
 
+@pytest.mark.notf
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_compiler_knows_the_options(file):
