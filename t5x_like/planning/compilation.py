@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, parameters
@@ -105,10 +106,12 @@ def _no_cache():
     """Without JAX's cache of compiled programs: it cannot read back what was compiled for devices that are not here."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # whether there is one is asked once, when the first program is compiled
     try:
         yield
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
