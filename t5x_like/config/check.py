@@ -126,6 +126,8 @@ def _fits(value, allowed):
 def _hint(label, value, allowed):
     if isinstance(value, float) and int in allowed and value.is_integer():
         return f": write {int(value)}"
+    if value is None and str in allowed:
+        return f": give --gin.{label}=…"
     if str in allowed and not isinstance(value, str):
         return f": write --gin.{label}=\"'{value}'\" for the text"
     return ""

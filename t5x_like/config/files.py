@@ -36,7 +36,7 @@ COMMON = "common setting"
 # What a run was trained on, which other commands on that run take over.
 TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
-    *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "OBJECTIVE", "PACK"),
+    *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "OBJECTIVE", "PACK", "EVAL_DATA"),
 )
 # Ends a line of a stored configuration whose value is the default in the code.
 DEFAULT_MARK = "# default"
