@@ -51,7 +51,9 @@ def evaluate(
     if generate and not alone:
         raise ValueError("generate=True: predictions are collected by one process; several compute the loss alone")
     if generate and not data.has_metrics():
-        raise ValueError("generate=True: the data has no metrics of its own to compute from predictions (a cache never has)")
+        raise ValueError(
+            "generate=True: the data has no metrics of its own to compute from predictions (a cache never has)"
+        )
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
     params = initial.load_params(checkpoint_path, config, objective, partitioner)

@@ -1,4 +1,4 @@
-"""A run whose cache and folder are in a bucket, against a server on this machine that speaks Cloud Storage's protocol."""
+"""A run whose cache and folder are in a bucket, against a server here that speaks Cloud Storage's protocol."""
 
 import importlib.util
 import json
