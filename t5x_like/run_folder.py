@@ -18,7 +18,7 @@ CONFIG = "config.gin"
 MODEL_INFO = "model_info.txt"
 STATUS = "status.json"
 
-# Arguments of the training loop that may change when a run is resumed: where and how long it runs, what it prints and
+# What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it prints and
 # keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may not change.
 FREE = (
     "model_dir",
@@ -35,6 +35,8 @@ FREE = (
     "stop_after_skipped",
     "compiler_options",
     "at_end",
+    # Where a cache lies and how it is read: that it is the same one is part of the position in it.
+    *(f"t5x_like.data.cached.CachedSource.{name}" for name in ("cache_dir", "threads", "verify_checksums")),
 )
 
 

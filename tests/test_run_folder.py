@@ -11,20 +11,27 @@ from t5x_like import partitioning, paths, run_folder
 
 TEXT = """\
 from __gin__ import dynamic_registration
+import t5x_like.data.cached
 import toy
 
 t5x_like.train.train:
     model = @toy.Model()
+    data = @t5x_like.data.cached.CachedSource()
     total_steps = {steps}
     model_dir = {model_dir!r}
 
 toy.Model:
     dim = {dim}
+
+t5x_like.data.cached.CachedSource:
+    cache_dir = {cache_dir!r}
+    seed = {seed}
 """
+SETTINGS = {"steps": 10, "model_dir": "here", "dim": 8, "cache_dir": "a disk", "seed": 0}
 
 
-def run_config(steps=10, model_dir="here", dim=8, override=False):
-    return run_folder.RunConfig(TEXT.format(steps=steps, model_dir=model_dir, dim=dim), override)
+def run_config(override=False, **changes):
+    return run_folder.RunConfig(TEXT.format(**(SETTINGS | changes)), override)
 
 
 @pytest.fixture(params=["local", "store"])
@@ -66,7 +73,9 @@ def test_another_model_is_refused_with_what_differs(model_dir):
 
 def test_length_and_place_are_free_to_change(model_dir):
     start(model_dir, run_config())
-    run_folder.accept_config(model_dir, run_config(steps=99, model_dir="there"))
+    run_folder.accept_config(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
+    with pytest.raises(ValueError, match="CachedSource.seed: 0 → 1"):
+        run_folder.accept_config(model_dir, run_config(seed=1))
 
 
 def test_a_run_without_checkpoints_or_without_configuration_has_nothing_to_disagree_with(model_dir):
