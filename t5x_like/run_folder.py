@@ -18,8 +18,9 @@ CONFIG = "config.gin"
 MODEL_INFO = "model_info.txt"
 STATUS = "status.json"
 
-# What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it prints and
-# keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may not change.
+# What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
+# prints and keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may
+# not change.
 FREE = (
     "model_dir",
     "total_steps",
