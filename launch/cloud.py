@@ -36,8 +36,22 @@ STATES = {
 }
 
 
+# What gcloud says where another try would be answered alike: the question, who asks, or its own settings are wrong.
+PERMANENT = (
+    "PERMISSION_DENIED",
+    "INVALID_ARGUMENT",
+    "UNAUTHENTICATED",
+    "[project] is not currently set",
+    "active account selected",
+)
+
+
 class CommandFailed(RuntimeError):
     """A command that was called failed; the message holds what it said."""
+
+
+class Unanswered(CommandFailed):
+    """A call that may well be answered the next time: the service or the network was down, a token was not renewed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +185,8 @@ class Tpu:
         """Where it stands. It is ready when each of its slices is.
 
         Raises:
-          CommandFailed: gcloud could not say: no permission, no such project, no network.
+          Unanswered: gcloud could not say, and may be able to the next time.
+          CommandFailed: it will not be able to: no permission, no project, a wrong argument.
         """
         if self.queued:
             whole = self._describe(self.name, "queued-resources", "value(state.state)")
@@ -192,7 +207,7 @@ class Tpu:
         if result.returncode:
             if "NOT_FOUND" in result.stderr or "not found" in result.stderr:
                 return State(ABSENT, "absent")
-            raise CommandFailed(f"gcloud cannot describe {name}: {result.stderr.strip()}")
+            raise _failure(f"gcloud cannot describe {name}", result.stderr)
         word = result.stdout.strip()
         return State(STATES.get(word, PENDING), word)
 
@@ -204,8 +219,16 @@ class Tpu:
         )
 
     def delete(self) -> None:
-        """Deletes it with its VMs and their disks."""
-        self._gcloud("delete", self.name, *(["--force"] if self.queued else []), "--quiet")
+        """Deletes it with its VMs and their disks.
+
+        Raises:
+          Unanswered: it was refused, which is right where it is being deleted or gone already: `state` tells.
+          CommandFailed: it was refused, and would be again.
+        """
+        words = [self.name, *(["--force"] if self.queued else []), "--quiet"]
+        result = self._gcloud("delete", *words, capture=True, check=False)
+        if result.returncode:
+            raise _failure(f"gcloud did not delete {self.name}", result.stderr)
 
     def ssh(self, command: str, everywhere: bool = False, node: int = 0, worker: int = 0, **how):
         """Runs a command on one worker, or on all workers of all slices at once."""
@@ -263,6 +286,12 @@ class Tpu:
     def stop(self, grace: int, **how) -> None:
         """Asks every worker's job to save and leave, and kills it where it has not after so many seconds."""
         self.ssh(f"{SUPERVISE} stop --grace={grace}", everywhere=True, **how)
+
+
+def _failure(what: str, said: str) -> CommandFailed:
+    """The error for a failed call of gcloud, by what it said."""
+    kind = CommandFailed if any(word in said for word in PERMANENT) else Unanswered
+    return kind(f"{what}: {said.strip()}")
 
 
 def pack_code(shell: Shell, root: Path, archive: Path) -> None:

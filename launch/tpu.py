@@ -21,19 +21,36 @@ import sys
 import time
 
 import slices
-from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu
+from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu, Unanswered
 
 LONGEST_NAME = 50  # of the 63 characters of a VM's name; slices and workers add theirs
-UNREACHABLE_LIMIT = 10  # polls in a row at which a TPU that is ready does not answer
+UNREACHABLE_LIMIT = (
+    10  # polls in a row at which a TPU that is ready does not answer, or gcloud cannot say where it stands
+)
 LEFT_OVER_GRACE = 30  # seconds for a job whose first worker has lost it already
 MISTAKE = 2  # exit code of what a user can mend, here as in t5x_like
+
+
+def look(tpu: Tpu, poll_seconds: float) -> State:
+    """Where a TPU stands, asked again where gcloud cannot say for the moment.
+
+    Raises:
+      CommandFailed: it never will, or could not `UNREACHABLE_LIMIT` times in a row after the first.
+    """
+    for _ in range(UNREACHABLE_LIMIT):
+        try:
+            return tpu.state()
+        except Unanswered as error:
+            tpu.shell.note(f"{error}; asking again in {poll_seconds:g} s")
+            time.sleep(poll_seconds)
+    return tpu.state()
 
 
 def wait(tpu: Tpu, poll_seconds: float) -> State:
     """Waits until a TPU is ready or cannot become so, and says each change of its state."""
     said = None
     while True:
-        state = tpu.state()
+        state = look(tpu, poll_seconds)
         if state.detail != said:
             tpu.shell.note(f"{tpu.name}: {state.detail}")
             said = state.detail
@@ -42,11 +59,14 @@ def wait(tpu: Tpu, poll_seconds: float) -> State:
         time.sleep(poll_seconds)
 
 
-def create(tpu: Tpu, request: Request, poll_seconds: float) -> None:
-    """Creates a TPU and waits until it is ready.
+def create(tpu: Tpu, request: Request, poll_seconds: float) -> State:
+    """Creates a TPU and waits until it is ready, or taken away again before it was.
+
+    Returns:
+      Which of the two: its state is READY or LOST.
 
     Raises:
-      CommandFailed: it was refused, or taken away again before it was ready.
+      CommandFailed: it was refused, or somebody deleted it.
     """
     tpu.shell.note(
         f"creating {tpu.name}: {f'{request.num_slices} slices of ' if request.num_slices > 1 else ''}{request.slice}"
@@ -55,8 +75,9 @@ def create(tpu: Tpu, request: Request, poll_seconds: float) -> None:
     state = wait(tpu, poll_seconds)
     if state.kind == FAILED:
         raise CommandFailed(f"{tpu.name} was refused: {tpu.why_failed()}. `tpu.py delete` removes the request")
-    if state.kind != READY:
-        raise CommandFailed(f"{tpu.name} is {state.detail}")
+    if state.kind == ABSENT:
+        raise CommandFailed(f"{tpu.name} is absent: it was deleted while it was being made")
+    return state
 
 
 def set_up(tpu: Tpu, command: list[str], options: argparse.Namespace) -> None:
@@ -82,8 +103,7 @@ def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Name
     while True:
         state = wait(tpu, options.poll_seconds)
         if state.kind == ABSENT:
-            create(tpu, request, options.poll_seconds)
-            continue
+            state = create(tpu, request, options.poll_seconds)
         if state.kind in (LOST, FAILED):
             recreations += 1
             if recreations > options.max_recreations:
@@ -111,7 +131,7 @@ def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Name
                     tpu.stop(LEFT_OVER_GRACE, check=False)  # other workers may still wait for this one
                 set_up(tpu, command, options)
             except CommandFailed:
-                if tpu.state().kind == READY:
+                if look(tpu, options.poll_seconds).kind == READY:
                     raise
                 continue  # taken away meanwhile
             ours = True
@@ -123,16 +143,35 @@ def finish(tpu: Tpu, job: dict, options: argparse.Namespace) -> int:
     code = job["exit_code"]
     tpu.shell.note(f"{tpu.name}: " + ("the job is done" if code == 0 else f"the job has ended: {job['reason']}"))
     if code == 0 and options.delete_when_done:
-        tpu.delete()
+        remove(tpu, options.poll_seconds)
     else:
         tpu.shell.note(f"{tpu.name} is still there, and costs: `tpu.py delete {tpu.name} …` when it is not needed")
     return code
 
 
 def remove(tpu: Tpu, poll_seconds: float) -> None:
-    """Deletes a TPU and waits until it is gone: its name is free only then."""
-    tpu.delete()
-    while not tpu.shell.dry_run and tpu.state().kind != ABSENT:
+    """Deletes a TPU and waits until it is gone: its name is free only then.
+
+    Raises:
+      CommandFailed: that is not allowed, or was refused `UNREACHABLE_LIMIT` times in a row after the first.
+    """
+    accepted, refusals = False, 0
+    while True:
+        try:
+            if not accepted:
+                tpu.delete()
+                accepted = True
+        except Unanswered as error:
+            refusal = error
+        state = look(tpu, poll_seconds)
+        if state.kind == ABSENT:
+            return
+        accepted = accepted or state.detail.endswith("DELETING")  # by another call, or the cloud itself
+        if not accepted:
+            refusals += 1
+            if refusals > UNREACHABLE_LIMIT:
+                raise refusal
+            tpu.shell.note(f"{refusal}; asking again in {poll_seconds:g} s")
         time.sleep(poll_seconds)
 
 
@@ -294,7 +333,9 @@ def act(options: argparse.Namespace, command: list[str]) -> int:
     if options.action == "train":
         return (rehearse if options.dry_run else train)(tpu, request, command, options)
     if options.action == "create":
-        create(tpu, request, options.poll_seconds)
+        state = create(tpu, request, options.poll_seconds)
+        if state.kind != READY:
+            raise CommandFailed(f"{tpu.name} is {state.detail}")
     elif options.action == "wait":
         return 0 if wait(tpu, options.poll_seconds).kind == READY else 1
     elif options.action == "copy":

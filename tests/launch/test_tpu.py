@@ -9,6 +9,7 @@ SLICE = ["--topology=v5e:4x4", "--zone=us-west4-a"]
 ZONE = ["--zone=us-west4-a"]
 ACTIONS = ("create", "describe", "scp", "ssh", "delete")
 COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first", "--gin.NAME=two words"]
+DCN = "--gin.DCN={'data': 2}"
 QUICK = "--poll_seconds=0.01"
 
 
@@ -41,10 +42,68 @@ def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(
     assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
 
 
+def test_a_tpu_that_is_preempted_before_it_was_seen_ready_is_made_anew(cloud):
+    cloud.set(plan=[["PROVISIONING", "SUSPENDING"], ["PROVISIONING", "SUSPENDED"], ["ACTIVE"]], lives=[0])
+    result = cloud.tpu("train", "first", *SLICE, "--spot", "--max_recreations=2", QUICK, *COMMAND)
+    assert "first is SUSPENDING: making it anew (1 of 2)" in result.stderr
+    assert "first is SUSPENDED: making it anew (2 of 2)" in result.stderr
+    actions = cloud.actions()
+    assert actions.count("create") == 3 and actions.count("delete") == 2 and len(cloud.runs()) == 1
+
+
+def test_a_tpu_that_is_never_ready_is_given_up_in_the_end(cloud):
+    cloud.set(plan=[["SUSPENDING"]] * 3)
+    result = cloud.tpu("train", "first", *SLICE, "--max_recreations=1", QUICK, *COMMAND, code=1)
+    assert "first is SUSPENDING, after 1 recreations; giving up" in result.stderr
+    assert cloud.actions().count("create") == 2
+    # What was asked for as one step alone is not made again.
+    cloud.tpu("delete", "first", *ZONE)
+    assert "first is SUSPENDING" in cloud.tpu("create", "first", *SLICE, QUICK, code=1).stderr
+
+
+def test_the_watch_survives_failures_of_gcloud_and_sees_a_preemption_after_them(cloud):
+    hiccups = [
+        "",
+        "ERROR: 503 The service is currently unavailable",
+        "ERROR: There was a problem refreshing your tokens",
+    ]
+    cloud.set(plan=[["PROVISIONING", "SUSPENDING"], ["ACTIVE"]], lives=[0], hiccups={"describe": hiccups * 4})
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
+    assert "503 The service is currently unavailable; asking again in 0.01 s" in result.stderr
+    assert "first is SUSPENDING: making it anew (1 of 100)" in result.stderr and len(cloud.runs()) == 1
+
+
+def test_a_gcloud_that_never_answers_ends_the_watch(cloud):
+    cloud.set(hiccups={"describe": ["ERROR: 503"] * 20})
+    assert "gcloud cannot describe first" in cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1).stderr
+    assert cloud.actions() == ["describe"] * 11
+
+
+def test_a_tpu_that_is_being_deleted_already_is_waited_for(cloud):
+    doomed = {"states": ["SUSPENDED", "DELETING", "GONE"], "nodes": ["first"]}
+    refusal = "ERROR: FAILED_PRECONDITION: the resource is already being deleted"
+    cloud.set(resources={"first": doomed}, plan=[["ACTIVE"]], lives=[0], hiccups={"delete": [refusal] * 9})
+    cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
+    actions = cloud.actions()
+    assert actions[:6] == ["describe", "delete", "describe", "describe", "describe", "create"]
+
+
+def test_a_delete_that_fails_is_tried_again_unless_it_always_would(cloud):
+    taken = {"states": ["SUSPENDED"], "nodes": ["first"]}
+    cloud.set(resources={"first": taken}, plan=[["ACTIVE"]], lives=[0], hiccups={"delete": ["ERROR: 503"] * 2})
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
+    assert "gcloud did not delete first: ERROR: 503; asking again" in result.stderr
+    assert cloud.actions().count("delete") == 3
+    cloud.set(resources={"first": taken}, hiccups={"delete": ["ERROR: PERMISSION_DENIED"] * 2})
+    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
+    assert "gcloud did not delete first: ERROR: PERMISSION_DENIED" in result.stderr
+    assert cloud.actions().count("delete") == 1
+
+
 def test_a_slice_that_is_taken_from_an_active_resource_counts_as_preempted(cloud):
     taken = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
     cloud.set(plan=[["ACTIVE"]], lives=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": taken})
-    result = cloud.tpu("train", "first", *SLICE, "--num_slices=2", QUICK, *COMMAND)
+    result = cloud.tpu("train", "first", *SLICE, "--num_slices=2", QUICK, *COMMAND, DCN)
     assert "first: first-1 is PREEMPTED" in result.stderr
     assert cloud.actions()[:4] == ["describe", "describe", "describe", "delete"]
     assert sorted(home.rpartition("/")[2] for home, _, _ in cloud.runs()) == ["first-0-w0", "first-1-w0"]
@@ -71,7 +130,7 @@ def test_a_second_call_goes_on_where_the_first_was_cut_off(cloud):
     assert cloud.actions() == ["create", "describe", "describe"]
     cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND)
     actions = cloud.actions()
-    assert "create" not in actions and actions[-1] == "delete"
+    assert "create" not in actions and actions[-2:] == ["delete", "describe"]
     assert cloud.state()["resources"] == {}
 
 
@@ -153,7 +212,7 @@ def test_a_job_that_went_down_with_a_repaired_machine_is_started_again(cloud):
 
 def test_several_slices_are_one_request_and_one_start(cloud):
     result = cloud.tpu(
-        "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND
+        "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND, DCN
     )
     create = next(line for line in result.stdout.splitlines() if " create " in line)
     assert "--node-count=2 --node-prefix=big" in create and "--node-id" not in create
