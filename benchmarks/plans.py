@@ -1,4 +1,4 @@
-"""Plans networks of three shapes on slices of four generations of TPU and writes docs/plans.md's tables.
+"""Plans networks of three shapes on slices of five generations of TPU and writes docs/plans.md's tables.
 
 python benchmarks/plans.py FOLDER            # one JSON file a plan; what is there already is not planned again
 python benchmarks/plans.py FOLDER --table    # only the tables of what is there
@@ -36,7 +36,7 @@ MODELS = (
         "BERT large",
         ("models/bert/large.gin", "runs/bert.gin"),
         256,
-        (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+        (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
         ("--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 77}",),
     ),
     Model(
@@ -45,8 +45,8 @@ MODELS = (
         512,
         (("v4:4x4x4", 4), ("v5e:8x8", 8), ("v5p:4x4x4", 1), ("v6e:8x8", 4)),
     ),
-    _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1)),
-    _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+    _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1), ("tpu7x:2x2x1", 1)),
+    _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
     _t5("xl", 1024, ("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 2)),
     _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 4)),
 )

@@ -288,6 +288,8 @@ def run(arguments: Arguments) -> int:
         from t5x_like.run_folder import RunConfig
 
         given["run_config"] = RunConfig(resolved.text, arguments.override_config, arguments.profile_steps)
+    if "stood_in" in given:
+        given["stood_in"] = resolved.stood_in
     result = resolved.configured()(**given)
     if getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS):
         return PREEMPTED_EXIT_CODE
@@ -339,12 +341,13 @@ def find_run(arguments: Arguments) -> str | None:
 
 
 def _given(command: Command) -> dict:
-    """What the command line gives to the function beside its configuration, by name."""
+    """What the command line gives to the function beside its configuration: names, whose values come later."""
     import inspect
 
     from t5x_like.config.files import locate
 
-    return {"run_config": None} if "run_config" in inspect.signature(locate(command.function)[0]).parameters else {}
+    taken = inspect.signature(locate(command.function)[0]).parameters
+    return {name: None for name in ("run_config", "stood_in") if name in taken}
 
 
 def _log(level: str) -> None:

@@ -88,6 +88,11 @@ def make_mesh(
             "processes). Change DCN, or let an axis of it be -1"
         )
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
+    if devices[0].platform == "tpu" and slices == 1 and count_slices(devices) > 1:
+        raise ValueError(
+            f"the devices belong to {count_slices(devices)} slices, and no mesh axis is said to cross them: give "
+            "--gin.DCN=\"{'data': -1}\", or another axis that the network between slices is to carry"
+        )
     if slices > 1:
         grid = mesh_utils.create_hybrid_device_mesh(
             ici_sizes, dcn_sizes, devices, process_is_granule=_slice_of(devices[0]) is None
@@ -105,7 +110,10 @@ def count_slices(devices: Sequence[Any]) -> int:
 
 
 def _slice_of(device: Any) -> int | None:
-    return None if device.platform == "cpu" else getattr(device, "slice_index", None)
+    if device.platform == "cpu":
+        return None
+    # Devices that are only compiled for have none where there is a single slice.
+    return getattr(device, "slice_index", 0 if device.platform == "tpu" else None)
 
 
 def _filled(which: str, sizes: Mapping[str, int], total: int) -> list[int]:

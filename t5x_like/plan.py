@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from absl import logging
 
-from t5x_like import config, optimizers, parameters, paths
+from t5x_like import config, optimizers, parameters, partitioning, paths
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
@@ -23,6 +23,7 @@ def plan(
     price: float | None = None,
     json_path: str | None = None,
     search_for: int = 0,
+    stood_in: Collection[str] = (),
 ) -> report.Plan:
     """Compiles the very step that a run would take, for chips that are not here, and prints what it finds.
 
@@ -36,24 +37,30 @@ def plan(
       json_path: where to write the plan for machines.
       search_for: how many combinations of microbatches, remat and mesh to compile, the most promising of all; 0 to plan
         the run as it is configured.
+      stood_in: macros that nobody has set: of a run without `TRAIN_STEPS`, neither time nor cost is told.
 
     Returns:
       The `Plan`; of a search the fastest that fits.
 
     Raises:
       PlanError: the TPU compiler is not installed, or nothing that was searched fits.
-      ValueError: the batch or a parameter does not divide by the mesh, or there is no such slice.
+      ValueError: the batch or a parameter does not divide by the mesh, there is no such slice, or a negative number.
     """
+    if search_for < 0:
+        raise ValueError(f"--search={search_for}: give how many combinations to compile, at least 1")
+    if price is not None and price < 0:
+        raise ValueError(f"--price={price}: the price of a chip for an hour cannot be negative")
     # ---- the slice, and what the loop would run on it ----------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
     arguments = config.arguments(loop)
+    steps = None if "TRAIN_STEPS" in stood_in else arguments["total_steps"]
 
     # ---- its step, or the steps it might take, compiled --------------------------------------------------------------
     if search_for:
-        plans = _searched(arguments, make_program, slice_, search_for, price)
+        plans = _searched(arguments, make_program, slice_, search_for, steps, price)
     else:
         logging.info("compiling for %s: this takes minutes for large models", slice_)
-        plans = [_compiled(arguments, make_program, slice_, price)]
+        plans = [_compiled(arguments, make_program, slice_, steps, price)]
 
     # ---- what that means ---------------------------------------------------------------------------------------------
     best = plans[0]
@@ -67,7 +74,11 @@ def plan(
 
 
 def _compiled(
-    arguments: Mapping[str, Any], make_program: Callable[..., Program], slice_: Topology, price: float | None
+    arguments: Mapping[str, Any],
+    make_program: Callable[..., Program],
+    slice_: Topology,
+    steps: int | None,
+    price: float | None,
 ) -> report.Plan:
     program = make_program(**config.taken(make_program, arguments))
     features, shapes = arguments["objective"].features, program.batch_shapes
@@ -89,23 +100,25 @@ def _compiled(
         model_flops=program.config.train_flops(shapes) / mesh.size,
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],
-        total_steps=arguments["total_steps"],
+        total_steps=steps,
         compiled=compile_step(program, slice_.chip.hbm_bytes),
         price=price,
     )
 
 
-def _searched(arguments, make_program, slice_: Topology, number: int, price: float | None) -> list[report.Plan]:
+def _searched(arguments, make_program, slice_: Topology, number: int, steps, price) -> list[report.Plan]:
     """The plans of the most promising candidates that fit, the fastest first."""
     devices = list(arguments["partitioner"].mesh.devices.flat)
-    program = make_program(**config.taken(make_program, arguments))
+    # Shapes on one device, by which everything divides: the mesh and the microbatches are what is searched.
+    alone = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
+    program = make_program(**config.taken(make_program, alone))
     found = search.candidates(program, arguments["objective"], slice_)
     logging.info("%d combinations seem to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
     plans = []
     for candidate in found[:number]:
         logging.info("compiling %s", candidate)
         changed = candidate.arguments(arguments, slice_.slices, devices)
-        plans.append(_compiled(changed, make_program, slice_, price))
+        plans.append(_compiled(changed, make_program, slice_, steps, price))
     fitting = [one for one in plans if one.compiled.fits]
     if not fitting:
         raise topologies.PlanError(

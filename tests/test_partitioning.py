@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,12 @@ def test_slices_are_filled_in_too():
         make_mesh(ici={"fsdp": -1}, dcn={"data": 2})
     with pytest.raises(ValueError, match="dcn=.*only one mesh axis can be -1"):
         make_mesh(dcn={"data": -1, "fsdp": -1})
+
+
+def test_several_tpu_slices_need_an_axis_between_them():
+    of_two = [types.SimpleNamespace(platform="tpu", slice_index=number // 4) for number in range(8)]
+    with pytest.raises(ValueError, match="belong to 2 slices, and no mesh axis is said to cross them: give --gin.DCN"):
+        make_mesh(ici={"fsdp": -1}, devices=of_two)
 
 
 def test_a_mesh_axis_serves_one_dimension_only():

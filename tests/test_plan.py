@@ -81,7 +81,7 @@ def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
 def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     best = plan.plan(
-        loop=loop(partitioner),
+        loop=loop(partitioner, batch_size=2),  # that mesh has four parts; those that are searched have fewer
         make_program=program.make_program,
         topology="v5e:2x2",
         json_path=str(tmp_path / "plan.json"),
@@ -92,7 +92,7 @@ def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, caps
     assert best.bound.seconds == min(one["step_seconds_bound"] for one in searched)
     printed = capsys.readouterr().out
     assert f"--gin.MICROBATCHES={best.microbatches} --gin.PARTITIONING={best.rules}" in printed
-    assert f"remat='{best.remat}'" in printed
+    assert f"remat='{best.remat}'" in printed and printed.count("--gin.MICROBATCHES=") == 2
 
 
 @needs_compiler
@@ -122,6 +122,12 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
 def test_a_mesh_of_other_devices_is_refused():
     with pytest.raises(ValueError, match="mesh has 8 cpu devices, v5e:4x4 has 16: give its Partitioner"):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
+
+
+@pytest.mark.parametrize(("given", "message"), [({"search_for": -2}, "--search=-2"), ({"price": -3.0}, "--price=-3.0")])
+def test_negative_numbers_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:2x4", **given)
 
 
 def command(*arguments, cwd, **environment):

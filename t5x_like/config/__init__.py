@@ -42,11 +42,13 @@ class Resolved:
       root: import path of the command's function.
       text: everything it runs with, in gin; see `operative`.
       idle: the macros of `common` settings that it does not read.
+      stood_in: the macros that nobody has set, for which `stand_ins` gave a value.
     """
 
     root: str
     text: str
     idle: frozenset[str] = frozenset()
+    stood_in: frozenset[str] = frozenset()
 
     def configured(self) -> Callable[..., Any]:
         """The command's function with its arguments bound; the caller may give more by keyword.
@@ -111,11 +113,13 @@ def load(
         reader.read_binding(name, text, COMMON)
     for name, text in bindings:
         reader.read_binding(name, text)
+    stood_in = set()
     for name, text in (stand_ins or {}).items():
         setting = reader.statements.macros.get(name)
         if setting is not None and setting.value == REQUIRED:
+            stood_in.add(name)
             reader.statements.macros[name] = Setting(from_command_line(name, text), "stands in", SHIPPED)
     reached = walk(reader.statements, root)
     check(reader.statements, reached, given, root)
     idle = frozenset(name for name, _ in common if name not in reached.macros)
-    return Resolved(root, render(reader.statements, reached, root, given), idle)
+    return Resolved(root, render(reader.statements, reached, root, given), idle, frozenset(stood_in))

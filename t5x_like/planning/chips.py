@@ -22,7 +22,8 @@ class Chip:
       link_bandwidth: of one link to a neighbour, bytes/s in one direction.
       dimensions: of the torus that the links form.
       wrap: a side of the torus whose length is a multiple of this one is closed to a ring, so that both directions
-        serve a collective; an open side serves it in one direction at its ends.
+        serve a collective; an open side serves it in one direction at its ends. Of three sides, all are closed or none:
+        slices are closed by switches between whole cubes.
       dcn_bandwidth: to other slices, bytes/s in one direction.
       devices_per_chip: JAX devices that one physical chip is.
       config_name: what the compiler wants to be told about the chip, where there is a choice.
@@ -41,7 +42,11 @@ class Chip:
 
     def ici_bandwidth(self, sides: tuple[int, ...]) -> float:
         """Bytes/s that one device can send within a slice of this shape, over all its links."""
-        return sum(self.link_bandwidth * (2 if side % self.wrap == 0 else 1) for side in sides if side > 1)
+        closed = [side % self.wrap == 0 for side in sides]
+        if self.dimensions == 3:
+            closed = [all(closed)] * 3
+        links = sum(2 if ring else 1 for side, ring in zip(sides, closed, strict=True) if side > 1)
+        return links * self.link_bandwidth
 
 
 # A v4 chip has two cores that share their memory and act as one device ("megacore"), as a v5p has. A TPU7x chip is two

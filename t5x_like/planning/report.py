@@ -26,7 +26,7 @@ class Plan:
       model_flops: of a step on one device, without what is computed again.
       tokens: positions of a batch, over all devices.
       batch_rows: rows of it.
-      total_steps: steps of the whole run.
+      total_steps: steps of the whole run, where it is known.
       compiled: what the compiler says.
       price: of a chip, an hour, in the user's money; None for none.
     """
@@ -40,7 +40,7 @@ class Plan:
     model_flops: float
     tokens: int
     batch_rows: int
-    total_steps: int
+    total_steps: int | None
     compiled: CompiledStep
     price: float | None = None
 
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        return self.total_steps * self.bound.seconds if self.bound else None
+        return self.total_steps * self.bound.seconds if self.bound and self.total_steps else None
 
     @property
     def cost(self) -> float | None:
@@ -105,7 +105,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "tokens_per_second": plan.tokens_per_second,
         "mfu_at_bound": plan.mfu_at_bound,
         "total_steps": plan.total_steps,
-        "total_tokens": plan.tokens * plan.total_steps,
+        "total_tokens": plan.tokens * plan.total_steps if plan.total_steps else None,
         "run_seconds_bound": plan.run_seconds,
         "cost_bound": plan.cost,
         "compile_seconds": plan.compiled.seconds,
@@ -153,7 +153,7 @@ def ranking(plans: Sequence[Plan]) -> str:
             f"{_mesh(plan):<34}{plan.microbatches:>13}{plan.remat or '-':>7}{_gib(plan.compiled.memory.peak):>12}"
             f"{1e3 * limit.seconds:>10,.2f} ms{limit.by:>10}{100 * plan.mfu_at_bound:>6.1f} %"
         )
-    return "\n".join([*lines, "", f"the first: {settings(plans[0])}"])
+    return "\n".join([*lines, "", "configured, in this order, by", *(f"  {settings(plan)}" for plan in plans)])
 
 
 def settings(plan: Plan) -> str:
@@ -189,22 +189,30 @@ def _work_lines(plan: Plan, each: str) -> list[str]:
 def _speed_lines(plan: Plan) -> list[str]:
     limit = plan.bound
     parts = ", ".join(f"{name} {1e3 * seconds:,.2f}" for name, seconds in limit.parts.items() if seconds)
-    days = plan.run_seconds / SECONDS_A_DAY
     lines = [
         "at best (a roofline: everything at its full rate, all of it at once)",
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.by} (ms: {parts})"),
         _row("tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} a chip"),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
-        _row("run", f"{plan.total_steps:,} steps, {plan.tokens * plan.total_steps:,} tokens: {days:,.2f} days"),
     ]
+    if plan.run_seconds is None:
+        lines.append(_row("run", "give --gin.TRAIN_STEPS=… for its time, and --price=… for its cost"))
+        return lines
+    total, days = plan.tokens * plan.total_steps, plan.run_seconds / SECONDS_A_DAY
+    lines.append(_row("run", f"{plan.total_steps:,} steps, {total:,} tokens: {_number(days)} days"))
     if plan.cost is not None:
         hours = plan.topology.chips * plan.run_seconds / 3600
-        lines.append(_row("cost", f"{plan.cost:,.0f} ({hours:,.0f} chip-hours at {plan.price:g})"))
+        lines.append(_row("cost", f"{_number(plan.cost)} ({_number(hours)} chip-hours at {plan.price:g})"))
     return lines
 
 
 def _compiled_in(plan: Plan) -> str:
     return f"compiled in {plan.compiled.seconds:.0f} s; nothing was run"
+
+
+def _number(value: float) -> str:
+    """Two decimals, or two digits of what is smaller than one."""
+    return f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
 
 
 def _row(name: str, value: str) -> str:

@@ -112,6 +112,8 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     options: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
     if parsed.chip.config_name:
         options["chip_config_name"] = parsed.chip.config_name
+    if min(parsed.sides[:2]) < 2:  # a part of a host, which has 2x2 chips
+        options["chips_per_host_bounds"] = (*(min(side, 2) for side in parsed.sides[:2]), 1)
     try:
         return list(topologies.get_topology_desc(topology_name=topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:

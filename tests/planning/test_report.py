@@ -72,9 +72,19 @@ def test_text_states_the_numbers():
         "all-gather along fsdp             150,000.0 MB sent",
         "2,000.00 ms, bound by compute",
         "50.0 %",
-        "24 (16 chip-hours at 1.5)",
+        "24.00 (16.00 chip-hours at 1.5)",
     ):
         assert part in text, text
+
+
+def test_small_costs_keep_their_digits_and_a_run_of_unknown_length_has_none():
+    assert "cost                              0.0067 (0.0044 chip-hours at 1.5)" in report.text(
+        dataclasses.replace(PLAN, total_steps=1)
+    )
+    unknown = dataclasses.replace(PLAN, total_steps=None)
+    assert "give --gin.TRAIN_STEPS=…" in report.text(unknown) and "cost " not in report.text(unknown)
+    found = report.as_json(unknown)
+    assert found["total_tokens"] is found["run_seconds_bound"] is found["cost_bound"] is None
 
 
 def test_what_does_not_fit_says_so_and_what_to_do():

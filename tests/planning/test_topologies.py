@@ -42,6 +42,7 @@ def test_links_of_closed_sides_serve_both_directions():
     v5p, v5e = CHIPS["v5p"], CHIPS["v5e"]
     assert v5p.ici_bandwidth((4, 4, 8)) == 6 * v5p.link_bandwidth
     assert v5p.ici_bandwidth((2, 2, 1)) == 2 * v5p.link_bandwidth
+    assert v5p.ici_bandwidth((2, 2, 4)) == 3 * v5p.link_bandwidth  # no cube, so not closed along its side of 4
     assert v5e.ici_bandwidth((16, 16)) == 4 * v5e.link_bandwidth
     assert v5e.ici_bandwidth((4, 16)) == 3 * v5e.link_bandwidth
 
