@@ -10,7 +10,7 @@ import pytest
 from absl import logging
 
 from t5x_like.data import features
-from t5x_like.data.cached import CachedSource
+from t5x_like.data.cached import CachedSource, Shard, shards
 from t5x_like.data.cached.iterator import Order, _seed
 from t5x_like.data.feed import Feed
 
@@ -104,6 +104,16 @@ def test_repeating_rows_is_announced_once(cache_dir, caplog, monkeypatch):
     take(iterator, 4)
     assert len(caplog.records) == 1
     assert "read, in 6 batches: from here on they come again" in caplog.records[0]
+
+
+def test_a_position_behind_the_end_announces_it_too(cache_dir, caplog, monkeypatch):
+    monkeypatch.setattr(logging, "warning", lambda message, *values: caplog.records.append(message % values))
+    state = make(cache_dir).host_iterator(SPEC).state()
+    iterator = make(cache_dir).host_iterator(SPEC)
+    iterator.restore(state.replace(b'"batches": 0', b'"batches": 9'))
+    assert not caplog.records
+    take(iterator, 3)
+    assert len(caplog.records) == 1
 
 
 # ---- the position ----------------------------------------------------------------------------------------------------
@@ -295,5 +305,66 @@ def test_an_altered_row_is_never_read_as_data(copied):
         marked[place] ^= 0x55
     path.write_bytes(marked)
     iterator = make(copied, shuffle=False).host_iterator(SPEC)
-    with pytest.raises(ValueError, match="pass-000/0.array_record in the cache .*/train cannot be read: .*orrupt"):
+    with pytest.raises(shards.CacheReadError, match="pass-000/0.array_record .*/train is damaged: .*orrupt.*Copy that"):
         take(iterator, 2)
+
+
+# ---- a bucket that does not answer -----------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Stands for ArrayRecord's reader of a bucket: fails so many times, in each reader for good once it has."""
+
+    failures, made = [], 0
+
+    def __init__(self, path, *options, **more):
+        type(self).made += 1
+        self._broken = None
+
+    def read(self, rows):
+        if self._broken is None and self.failures:
+            self._broken = self.failures.pop(0)
+        if self._broken is not None:
+            raise self._broken
+        return [b"row %d" % row for row in rows]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """Makes a reader of files in a bucket of which the first reads fail, with the pauses that it makes."""
+    pauses = []
+
+    def make_reader(*failures, folder="gs://bucket/cache/train"):
+        monkeypatch.setattr(Flaky, "failures", list(failures))
+        monkeypatch.setattr(Flaky, "made", 0)
+        monkeypatch.setattr(shards, "ArrayRecordReader", Flaky)
+        monkeypatch.setattr(shards.time, "sleep", pauses.append)
+        return shards.Shards(folder, [Shard(f"pass-000/{n}", 0, 5, 5, (5,), 9, "") for n in range(2)]), pauses
+
+    return make_reader
+
+
+def test_a_read_that_fails_for_a_moment_is_repeated_with_a_new_reader(bucket):
+    reader, pauses = bucket(RuntimeError("503 UNAVAILABLE"), OSError("reset"))
+    assert reader.read([7, 1]) == [b"row 2", b"row 1"]
+    assert pauses == [0.5, 1.0]
+    assert Flaky.made == 4, "one for each file, and one in the place of each that failed"
+
+
+def test_a_bucket_that_stays_away_is_no_mistake_of_the_users(bucket):
+    reader, pauses = bucket(*[RuntimeError("503 UNAVAILABLE")] * 20)
+    with pytest.raises(
+        shards.CacheReadError, match="pass-000/0 in the cache gs://bucket.* 7 tries over 30 s: 503"
+    ) as e:
+        reader.read([0])
+    assert not isinstance(e.value, ValueError)
+    assert "opy" not in str(e.value), "there is nothing wrong with the files"
+    assert len(pauses) == 6
+    assert sum(pauses) <= 35
+
+
+def test_a_disk_is_not_asked_again(bucket):
+    reader, pauses = bucket(RuntimeError("open() failed: No such file"), folder="/cache/train")
+    with pytest.raises(shards.CacheReadError, match="cannot be read: open.. failed: No such file.*started again"):
+        reader.read([0])
+    assert not pauses

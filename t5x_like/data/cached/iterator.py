@@ -79,7 +79,7 @@ class CachedIterator:
         threads: how many batches are read at the same time; 0 reads each when it is asked for.
         """
         self._read, self._identity, self._threads = read, dict(identity), threads
-        self._without_repeating = batches_without_repeating
+        self._without_repeating, self._warned = batches_without_repeating, False
         self._go_to(0)
 
     def __iter__(self) -> "CachedIterator":
@@ -88,7 +88,8 @@ class CachedIterator:
     def __next__(self) -> dict[str, np.ndarray]:
         batch = next(self._iterator)
         self._batches += 1
-        if self._batches == self._without_repeating + 1:
+        if self._batches > self._without_repeating and not self._warned:
+            self._warned = True
             logging.warning(
                 "all rows of the cache have been read, in %d batches: from here on they come again, corrupted (masked) "
                 "as before. `t5x_like cache --passes=N` writes N passes that differ",
