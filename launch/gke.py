@@ -22,6 +22,7 @@ import shlex
 import subprocess
 import sys
 
+import jobs
 import slices
 
 LONGEST_NAME = 40  # of the 63 characters of a pod's name; JobSet adds the job, the index and a suffix
@@ -140,7 +141,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
         slices.check_name("--namespace", options.namespace, 63)
     if options.action not in ("apply", "print"):
         return None
-    slices.check_command(command, options.local_model_dir)
+    jobs.check_command(command, options.local_model_dir)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]([:@][A-Za-z0-9._:-]+)?", options.image or ""):
         raise slices.LaunchError(
             f"--image={options.image}: name the image that launch/docker.sh pushed, such as "
@@ -153,6 +154,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
         raise slices.LaunchError(
             f"--num_slices={options.num_slices}: GKE joins slices of several VMs only, and {shape} is one"
         )
+    jobs.check_slices(command, options.num_slices)
     return shape
 
 

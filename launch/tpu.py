@@ -20,6 +20,7 @@ import argparse
 import sys
 import time
 
+import jobs
 import slices
 from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu, Unanswered
 
@@ -194,7 +195,7 @@ def rehearse(tpu: Tpu, request: Request, command: list[str], options: argparse.N
 
 def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
     """Copies a run's folder out of its bucket; without its checkpoints unless they are asked for."""
-    slices.check_bucket("the folder to fetch", source)
+    jobs.check_bucket("the folder to fetch", source)
     shell.run("mkdir", "-p", target)
     exclude = [] if checkpoints else [r"--exclude=^checkpoints/.*"]
     shell.run("gcloud", "storage", "rsync", "--recursive", *exclude, source, target)
@@ -294,11 +295,12 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     if options.no_queue and options.num_slices > 1:
         raise slices.LaunchError(f"--num_slices={options.num_slices} needs the queue: leave --no_queue away")
     if options.action in ("train", "start"):
-        slices.check_command(command, options.local_model_dir)
+        jobs.check_command(command, options.local_model_dir)
+        jobs.check_slices(command, options.num_slices)
     elif command:
         raise slices.LaunchError(f"{options.action} runs no command, and {command[0]!r} stands after --")
     if getattr(options, "staging", None):
-        slices.check_bucket("--staging", options.staging)
+        jobs.check_bucket("--staging", options.staging)
     if options.action not in ("train", "create"):
         slices.check_zone(options.zone)
         return None

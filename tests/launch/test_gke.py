@@ -39,12 +39,12 @@ def gke(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedP
     return result
 
 
-def manifest(*words: str) -> dict:
-    return yaml.safe_load(gke("print", "first", IMAGE, *words, *COMMAND).stdout)
+def manifest(*words: str, more: tuple[str, ...] = ()) -> dict:
+    return yaml.safe_load(gke("print", "first", IMAGE, *words, *COMMAND, *more).stdout)
 
 
 def test_one_job_a_slice_and_one_pod_a_vm():
-    spec = manifest("--topology=v5e:4x4", "--num_slices=3")["spec"]
+    spec = manifest("--topology=v5e:4x4", "--num_slices=3", more=("--gin.DCN={'data': 3}",))["spec"]
     (replicated,) = spec["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert (replicated["replicas"], job["parallelism"], job["completions"]) == (3, 4, 4)
@@ -124,6 +124,7 @@ def test_every_word_comes_through_yaml_as_it_was(text):
         (["apply", "first", IMAGE, *COMMAND], "name the slice"),
         (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "slices of several VMs only"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
+        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--num_slices=2", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
     ],
 )

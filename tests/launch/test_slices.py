@@ -93,27 +93,3 @@ def test_names_that_a_cloud_refuses(name):
     with pytest.raises(slices.LaunchError, match="write lower-case letters"):
         slices.check_name("the TPU's name", name, 50)
     slices.check_name("the TPU's name", "a" * 50, 50)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "without --gin.MODEL_DIR"),
-        (["--gin.MODEL_DIR=runs/first"], "is on the machine's own disk"),
-        (["--gin.MODEL_DIR", "/mnt/x"], "is on the machine's own disk"),
-        (["--gin.MODEL_DIR=gs://my-bucket"], "write a folder in a bucket"),
-        (["--gin.MODEL_DIR=gs://b/x", "--gin.MODEL_DIR=runs"], "is on the machine's own disk"),
-    ],
-)
-def test_a_run_that_would_be_lost_with_its_machine_is_refused(arguments, message):
-    with pytest.raises(slices.LaunchError, match=message):
-        slices.check_command(["t5x_like", "train", *arguments])
-    slices.check_command(["t5x_like", "train", *arguments], local_model_dir=True)
-
-
-def test_commands_that_are_fine():
-    slices.check_command(["t5x_like", "train", "--gin.MODEL_DIR='gs://my-bucket/runs/first'"])
-    slices.check_command(["t5x_like", "train", "--gin.MODEL_DIR", "gs://my-bucket/runs/first"])
-    slices.check_command(["t5x_like", "eval"])
-    with pytest.raises(slices.LaunchError, match="begins with t5x_like, not 'python'"):
-        slices.check_command(["python", "train.py"])

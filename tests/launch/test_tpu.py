@@ -281,6 +281,7 @@ def test_fetch_leaves_checkpoints_behind_unless_asked(cloud, tmp_path):
             ["start", "first", *ZONE, "--", "t5x_like", "train", "--gin.MODEL_DIR=runs/x"],
             "is on the machine's own disk",
         ),
+        (["train", "first", *SLICE, "--num_slices=2", "--dry_run", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
         (["create", "first", *SLICE, "--spot", "--reserved"], "--spot and --reserved exclude each other"),
         (["create", "first", *SLICE, "--no_queue", "--num_slices=2"], "needs the queue"),
         (["create", "first", *SLICE, "--project=X"], "is no project id"),

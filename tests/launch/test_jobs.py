@@ -1,0 +1,78 @@
+"""launch/jobs.py: which commands are refused before a machine is asked for, and which are not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
+try:
+    import jobs
+finally:
+    sys.path.pop(0)
+
+SHIPPED = ["--gin_file=models/t5_1_1/base.gin", "--gin_file=runs/pretrain.gin"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        SHIPPED,
+        ["--gin_file", "runs/pretrain.gin"],
+        [*SHIPPED, "--gin.DCN=None"],
+        [*SHIPPED, "--gin.ICI={'data': 2}"],
+        [f"--gin_file={jobs.SHIPPED}/runs/pretrain.gin"],
+    ],
+)
+def test_training_on_several_slices_says_what_crosses_them(arguments):
+    with pytest.raises(jobs.LaunchError, match=r"--num_slices=3 .* Add --gin\.DCN=\"{'data': 3}\" to the command"):
+        jobs.check_slices(["t5x_like", "train", *arguments], 3)
+    jobs.check_slices(["t5x_like", "train", *arguments], 1)
+    jobs.check_slices(["t5x_like", "eval", *arguments], 3)
+
+
+def test_what_may_say_what_crosses_the_slices(tmp_path, monkeypatch):
+    for arguments in (
+        ["--gin.DCN={'data': 3}"],
+        ["--gin.DCN", "{'fsdp': -1}"],
+        ["--gin.Partitioner.dcn={'data': 3}"],
+        ["--gin_file=/home/me/wide.gin"],
+        ["--gin_file=gs://my-bucket/wide.gin"],
+        ["--gin_file=../wide.gin"],
+    ):
+        jobs.check_slices(["t5x_like", "train", *SHIPPED, *arguments], 3)
+    # Laid among the shipped ones, a file is the user's own by what it says.
+    monkeypatch.setattr(jobs, "SHIPPED", tmp_path)
+    for text, says in (
+        ("DCN = {'data': 3}\n", True),
+        ("X = 1\npartitioning.Partitioner:\n  dcn = {'data': 3}\n", True),
+        ("DCN = None\npartitioning.Partitioner:\n  dcn = %DCN\n", False),
+        ("# DCN = 3\n", False),
+    ):
+        (tmp_path / "wide.gin").write_text(text)
+        assert jobs._may_set_dcn("wide.gin") is says, text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "without --gin.MODEL_DIR"),
+        (["--gin.MODEL_DIR=runs/first"], "is on the machine's own disk"),
+        (["--gin.MODEL_DIR", "/mnt/x"], "is on the machine's own disk"),
+        (["--gin.MODEL_DIR=gs://my-bucket"], "write a folder in a bucket"),
+        (["--gin.MODEL_DIR=gs://b/x", "--gin.MODEL_DIR=runs"], "is on the machine's own disk"),
+    ],
+)
+def test_a_run_that_would_be_lost_with_its_machine_is_refused(arguments, message):
+    with pytest.raises(jobs.LaunchError, match=message):
+        jobs.check_command(["t5x_like", "train", *arguments])
+    jobs.check_command(["t5x_like", "train", *arguments], local_model_dir=True)
+
+
+def test_commands_that_are_fine():
+    jobs.check_command(["t5x_like", "train", "--gin.MODEL_DIR='gs://my-bucket/runs/first'"])
+    jobs.check_command(["t5x_like", "train", "--gin.MODEL_DIR", "gs://my-bucket/runs/first"])
+    jobs.check_command(["t5x_like", "eval"])
+    with pytest.raises(jobs.LaunchError, match="begins with t5x_like, not 'python'"):
+        jobs.check_command(["python", "train.py"])
