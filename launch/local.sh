@@ -159,7 +159,7 @@ fi
 if [[ $command == test ]]; then
   cd "$root"
   # One worker a core; a file stays with one worker, so that its tests share what they make. `-n 0` for one process.
-  set -- "$venv/bin/python" -m pytest -n auto --dist loadfile "$@"
+  set -- "$venv/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 else
   set -- "$venv/bin/t5x_like" "$command" "$@"
 fi

@@ -22,6 +22,9 @@ CORE = re.compile(
     r"|test_(parameters|partitioning|schedules|optimizers|step|checkpoints|imports))"
 )
 
+# Files that start many commands, or long ones: begun first, so that no worker is left alone with them at the end.
+LONG = ("test_readme", "test_resume", "test_distributed", "test_cache", "test_ablate", "test_train", "test_infer")
+
 # Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
@@ -55,7 +58,8 @@ sys.meta_path.insert(0, _ConfigureJax())
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests of the library itself as `core`, before -m chooses among the marks."""
+    """Marks the tests of the library itself as `core`, before -m chooses among the marks; puts `LONG` files first."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if CORE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
             item.add_marker("core")

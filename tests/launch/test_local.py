@@ -103,9 +103,9 @@ def test_the_tests_add_their_extra_once_and_run_in_the_repository(machine):
     machine.run("test", "-k", "a b")
     install, run = machine.did()
     assert f"--editable {machine.repository}[test] " in install
-    assert run == f"run pytest in {machine.repository}: -n auto --dist loadfile -k a b"
+    assert run == f"run pytest in {machine.repository}: -n auto --dist loadfile --no-loadscope-reorder -k a b"
     machine.run("test")
-    assert machine.did() == [f"run pytest in {machine.repository}: -n auto --dist loadfile"]
+    assert machine.did() == [f"run pytest in {machine.repository}: -n auto --dist loadfile --no-loadscope-reorder"]
     machine.run("train")
     assert machine.did() == [f"run t5x_like in {machine.elsewhere}: train"]
 
