@@ -246,6 +246,7 @@ def train(
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
     except BaseException as error:
+        error.run_had_begun = True  # so no mistake, which another start would repeat; see `cli`
         status.write("failed", step=current, reason=f"{type(error).__name__}: {error}")
         raise
     finally:
