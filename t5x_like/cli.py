@@ -234,10 +234,7 @@ def usage(name: str) -> str:
         ]
     if command.joins:
         flags += [
-            (
-                "--coordinator_address=…",
-                "host:port of process 0, where several processes run this as one",
-            ),
+            ("--coordinator_address=…", "host:port of process 0, where several processes run this as one"),
             ("--num_processes=N", "how many they are"),
             ("--process_id=N", "which this is, from 0 (TPU slices and Slurm say all three by themselves)"),
         ]
@@ -291,9 +288,8 @@ def run(arguments: Arguments) -> int:
     if "stood_in" in given:
         given["stood_in"] = resolved.stood_in
     result = resolved.configured()(**given)
-    if getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS):
-        return PREEMPTED_EXIT_CODE
-    return 0
+    preempted = getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS)
+    return PREEMPTED_EXIT_CODE if preempted else 0
 
 
 def prepare(arguments: Arguments) -> None:
@@ -381,10 +377,12 @@ def _log(level: str) -> None:
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error whose message is meant for the user, or None for one that needs its traceback.
 
-    A `ValueError` that this project raises says what was wrong with what it was given, a `ModuleNotFoundError` what to
-    install, a `RuntimeError` why a run cannot go on. The same from deeper down, or another kind, may be a defect.
+    A `ValueError` of this project says what was wrong with what it was given, a `ModuleNotFoundError` what to install,
+    a `RuntimeError` why a run cannot go on. From deeper down, or of another kind, it may be a defect. What ends a run
+    that had begun is no mistake (2): another start may succeed, as where a store was away.
     """
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+    begun = _had_begun(error)
+    if not begun and isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return 2
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
@@ -392,4 +390,10 @@ def _exit_code(error: Exception) -> int | None:
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
     if module.partition(".")[0] not in OWN_PACKAGES:
         return None
-    return 2 if isinstance(error, ValueError | ModuleNotFoundError) else 1 if isinstance(error, RuntimeError) else None
+    mistake = isinstance(error, ValueError | ModuleNotFoundError)
+    return 2 if mistake and not begun else 1 if mistake or isinstance(error, RuntimeError) else None
+
+
+def _had_begun(error: BaseException | None) -> bool:
+    # Also where the failure's end has failed: its status could not be written, or gin put an error around it.
+    return error is not None and (getattr(error, "run_had_begun", False) or _had_begun(error.__context__))

@@ -149,6 +149,36 @@ def test_which_errors_are_messages_for_the_user(module, kind, code):
     assert cli._exit_code(raised_in(module, kind)) == code
 
 
+@pytest.mark.parametrize(
+    ("module", "kind", "code"),
+    [
+        ("t5x_like.data.features", ValueError, 1),
+        ("t5x_like.data.cached.shards", RuntimeError, 1),
+        ("data_tasks.tasks", ModuleNotFoundError, 1),
+        ("fsspec.core", FileNotFoundError, None),
+        ("fsspec.core", PermissionError, None),
+        ("t5x_like.step", KeyError, None),
+    ],
+)
+def test_an_error_of_a_run_that_had_begun_is_no_mistake_of_the_users(module, kind, code):
+    error = raised_in(module, kind)
+    error.run_had_begun = True
+    assert cli._exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "code"), [("t5x_like.run_folder", ValueError, 1), ("fsspec.core", FileNotFoundError, None)]
+)
+def test_a_failure_that_cannot_be_written_down_is_still_one(module, kind, code):
+    failure = ConnectionResetError("the store is away")
+    failure.run_had_begun = True
+    try:
+        raise failure
+    except ConnectionResetError:
+        error = raised_in(module, kind)
+    assert cli._exit_code(error) == code
+
+
 # ---- taking the command line apart ----
 
 

@@ -180,8 +180,10 @@ def test_a_loss_that_is_never_finite_ends_the_run_with_advice(tmp_path):
             terms = super().terms(params, batch, dropout_key=dropout_key)
             return terms.replace(sums={"targets": terms.sums["targets"] * np.nan})
 
-    with pytest.raises(TrainingFailed, match="not finite for 3 steps in a row, up to step 3.*Lower the learning rate"):
+    message = "not finite for 3 steps in a row, up to step 3.*Lower the learning rate"
+    with pytest.raises(TrainingFailed, match=message) as failed:
         run(tmp_path, objective=Poisoned(), total_steps=20, stop_after_skipped=3, eval_data=None)
+    assert failed.value.run_had_begun
     assert read_status(str(tmp_path))["state"] == "failed"
 
 
