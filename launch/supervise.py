@@ -10,15 +10,18 @@
 What exit codes mean: 0 done; 2 a mistake of the user's, which another start would repeat; 75 preempted, start again (as
 often as it comes, unless --on_preempted=exit); anything else a crash, restarted --max_restarts times. A run that lasted
 --reset_after seconds has shown that it works: crashes are counted from there anew. SIGTERM and Ctrl-C are passed on,
-and end the supervision too.
+and end the supervision too. A supervisor that is killed takes its command with it, on Linux: what was left would write
+on beside the next start. `run`, `start` and `stop` end what was left all the same, as `stop` ends a job.
 
 Plain Python 3.10 and its standard library. `--job_dir` (default ~/t5x_like_job) holds the log and the state.
 """
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +31,10 @@ from pathlib import Path
 DONE, MISTAKE, PREEMPTED = 0, 2, 75  # exit codes of t5x_like
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
 POLL_SECONDS = 0.2
+MARK = (
+    "T5X_LIKE_JOB"  # in the environment of all processes of a job, by which they are known when their parents are gone
+)
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
 def describe_exit(code: int) -> str:
@@ -77,6 +84,65 @@ class Job:
         return True
 
 
+def processes(state: dict) -> list[int]:
+    """The numbers of a job's processes that are alive; none where there is no /proc to tell them from others."""
+    mark, found = f"{MARK}={state.get('mark')}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def end_left_over(state: dict, grace: float) -> str | None:
+    """Ends what a job without its supervisor has running still: asks it to save and leave, and kills it after a while.
+
+    Args:
+      state: of the job.
+      grace: in seconds.
+
+    Returns:
+      What became of it, `has left` or `was killed`; None where nothing was running.
+    """
+    left = processes(state)
+    if not left:
+        return None
+    signal_all([state["child"]] if state["child"] in left else left, signal.SIGTERM)
+    end = time.monotonic() + grace
+    while (left := processes(state)) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    if not left:
+        return "has left"
+    while left := processes(state):
+        signal_all(left, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    return "was killed"
+
+
+def signal_all(numbers: list[int], number: int) -> None:
+    """Sends a signal to processes, some of which may be gone."""
+    for process in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def dying_with_parent():
+    """What a child does before its command so that it does not outlive this process; None where this is not Linux.
+
+    It is killed, not asked: nobody is left to wait for it, and the next start of the job must find it gone.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def before_command():
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # killed before the line above
+            os._exit(1)
+
+    return before_command
+
+
 class Supervisor:
     """Runs a command until it is done, stopped, or has crashed too often."""
 
@@ -85,10 +151,14 @@ class Supervisor:
         self.child: subprocess.Popen | None = None
         self.stopping = False
         self.restarts = 0
+        self.mark = secrets.token_hex(8)
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        before = self.job.read()
+        if before["state"] == "lost" and (became := end_left_over(before, self.options.grace)):
+            self._say(f"the last job here was running without its supervisor, and {became}")
         offset = self.job.log.stat().st_size if self.job.log.exists() else 0
         crashes, reason = 0, None
         while True:
@@ -121,10 +191,12 @@ class Supervisor:
 
     def _run_once(self, offset: int, reason: str | None) -> tuple[int, float]:
         start = time.monotonic()
-        environment = {**os.environ, "T5X_LIKE_SUPERVISED": "1"}
+        environment = {**os.environ, "T5X_LIKE_SUPERVISED": "1", MARK: self.mark}
         try:
             # A session of its own: Ctrl-C reaches it through here alone, once, and stays a request to save and leave.
-            self.child = subprocess.Popen(self.command, env=environment, start_new_session=True)
+            self.child = subprocess.Popen(
+                self.command, env=environment, start_new_session=True, preexec_fn=dying_with_parent()
+            )
         except OSError as error:
             self._say(f"{self.command[0]} cannot be started: {error.strerror}")
             return MISTAKE, 0.0
@@ -139,6 +211,7 @@ class Supervisor:
             state=state,
             pid=os.getpid(),
             child=child,
+            mark=self.mark,
             restarts=self.restarts,
             reason=reason,
             log_offset=offset,
@@ -211,6 +284,9 @@ def follow(job: Job, lines: int) -> int:
 def stop(job: Job, grace: float) -> int:
     """Asks the job to save and leave, and kills it where it has not after `grace` seconds."""
     state = job.read()
+    if state["state"] == "lost" and (became := end_left_over(state, grace)):
+        print(f"supervise: the job was running without its supervisor, and {became}")
+        return 0 if became == "has left" else 1
     if state["state"] != "running":
         print(f"supervise: no job is running here (state: {state['state']})")
         return 0
@@ -222,8 +298,10 @@ def stop(job: Job, grace: float) -> int:
             return 0
         time.sleep(POLL_SECONDS)
     # Again: the child may be another one by now.
+    state = job.read()
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.read()["child"], signal.SIGKILL)
+        os.killpg(state["child"], signal.SIGKILL)
+    signal_all(processes(state), signal.SIGKILL)  # and those that made a group of their own
     print(f"supervise: killed after {grace:g} s: it had not left by itself")
     return 1
 

@@ -1,6 +1,7 @@
 """launch/supervise.py: what is started again and what is not, and what is said of it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,9 +44,26 @@ class Supervised:
         return json.loads(self.call("status").stdout)
 
     def until_up(self) -> None:
-        end = time.monotonic() + 20
-        while "up" not in (self.job / "log").read_text() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: "up" in (self.job / "log").read_text())
+
+    def kill_supervisor(self) -> None:
+        os.kill(self.state()["pid"], signal.SIGKILL)
+        until(lambda: self.state()["state"] == "lost")
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    """A process that has ended and that nobody has asked for is listed still, and has no command line."""
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 @pytest.fixture
@@ -137,6 +155,63 @@ def test_a_supervisor_that_was_killed_is_lost_and_can_be_followed_by_another(sup
     assert supervised.call("follow").returncode == 3
     assert supervised.state()["state"] == "lost"
     assert supervised.call("start", command="true").returncode == 0
+
+
+linux = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="parents and environments as Linux tells them"
+)
+# The trainer below another process, as under a wrapper: it is not the one that dies with the supervisor.
+WRAPPED = """bash -c "trap '$ON_TERM' TERM; echo \\$\\$ >trainer; echo up; while :; do sleep 0.05; done" & wait"""
+
+
+@linux
+def test_a_command_dies_with_its_supervisor(supervised):
+    supervised.call("start", command=PATIENT)
+    supervised.until_up()
+    child = supervised.state()["child"]
+    assert is_alive(child)
+    supervised.kill_supervisor()
+    until(lambda: not is_alive(child))
+    assert "saved" not in (supervised.job / "log").read_text()
+
+
+@linux
+@pytest.mark.parametrize(
+    ("on_term", "words", "code"),
+    [("echo saved; exit 75", "has left", 0), ("", "was killed", 1)],
+    ids=["asked", "killed"],
+)
+def test_what_a_killed_supervisor_left_running_is_ended(supervised, monkeypatch, on_term, words, code):
+    monkeypatch.setenv("ON_TERM", on_term)
+    for action in ("stop", "start"):
+        supervised.call("start", command=WRAPPED)
+        supervised.until_up()
+        trainer = int((supervised.folder / "trainer").read_text())
+        supervised.kill_supervisor()
+        assert is_alive(trainer)
+        if action == "stop":
+            result = supervised.call("stop", "--grace=0.3")
+            assert result.returncode == code and f"running without its supervisor, and {words}" in result.stdout
+            assert "no job is running here" in supervised.call("stop").stdout
+        else:
+            supervised.call("start", "--grace=0.3", command="echo beside: $(tr -d '\\0' </proc/$(cat trainer)/cmdline)")
+            supervised.call("follow")
+            log = (supervised.job / "log").read_text()
+            assert f"running without its supervisor, and {words}" in log and "beside:\n" in log
+        assert not is_alive(trainer)
+        (supervised.job / "log").write_text("")
+
+
+@linux
+def test_a_process_that_only_has_the_number_of_a_lost_child_is_left_alone(supervised):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        supervised.job.mkdir()
+        lost = {"state": "running", "pid": 99999999, "child": other.pid, "mark": "0123456789abcdef", "log_offset": 0}
+        (supervised.job / "state.json").write_text(json.dumps(lost))
+        assert "no job is running here (state: lost)" in supervised.call("stop").stdout
+        assert supervised.call("start", command="true").returncode == 0
+        assert other.poll() is None
+        other.kill()
 
 
 def test_a_command_that_does_not_exist_is_a_mistake(supervised):
