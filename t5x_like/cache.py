@@ -4,6 +4,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def cache(
     """Writes the data of a run into `cache_dir`, a folder a split; `data.cached.CachedSource` reads it.
 
     What is written depends on these arguments alone, not on `processes` nor on who writes. A command that was
-    interrupted goes on from its complete shards when repeated.
+    interrupted goes on from its complete shards when repeated; so does that of a cache that has lost files since.
 
     Args:
       data: the run's `SeqIOSource` of training data: task, lengths, packing and seed. Its order is not kept.
@@ -59,9 +60,11 @@ def cache(
     Raises:
       ModuleNotFoundError: TensorFlow and SeqIO, or for `beam` Apache Beam, are not installed.
       ValueError: the settings do not fit together, or a folder holds another cache.
+      RuntimeError: a shard could not be made, or did not arrive in the folder.
     """
     writer, console = _writer(), console or Console(file=sys.stderr, highlight=False)
     _check_place(cache_dir)
+    _check_beam(beam)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1:
         raise ValueError(f"PROCESSES={processes} must be at least 1")
@@ -94,9 +97,10 @@ def _write(plan, writer, processes: int, beam: Sequence[str] | None, console: Co
     left = [unit for unit in plan.units() if unit not in done]
     if done:
         logging.info("%s: going on behind %d complete shards of %d", plan.folder, len(done), len(plan.units()))
-    if beam is not None:
+    # Nothing is left where only the manifest is missing, or where no shard has an example, as `finish` will say.
+    if left and beam is not None:
         _with_beam(plan, left, beam)
-    else:
+    elif left:
         with _Shown(plan, done, console) as shown:
             if processes == 1 or len(left) == 1:
                 for unit in left:
@@ -117,7 +121,7 @@ def _with_processes(plan, units, processes: int, shown: "_Shown") -> None:
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     counters = context.Array("q", 2)
     with concurrent.futures.ProcessPoolExecutor(
-        min(processes, len(units)), mp_context=context, initializer=_count_in, initargs=(counters,)
+        min(processes, len(units)), mp_context=context, initializer=_start_worker, initargs=(counters,)
     ) as pool:
         left = {pool.submit(_work, plan, unit) for unit in units}
         try:
@@ -131,9 +135,16 @@ def _with_processes(plan, units, processes: int, shown: "_Shown") -> None:
             raise
 
 
-def _count_in(counters) -> None:
+def _start_worker(counters) -> None:
     global _counters
     _counters = counters
+    threading.Thread(target=_leave_with_parent, name="leave with parent", daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """Ends this worker when the command is gone, even by SIGKILL; it would wait for more work for good."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _work(plan, unit: tuple[int, int]) -> Shard:
@@ -244,3 +255,12 @@ def _check_place(cache_dir: str) -> None:
             f"CACHE_DIR={cache_dir}: ArrayRecord reads local paths and gs:// alone; write the cache to a disk or to "
             "gs://, and copy it from there"
         )
+
+
+def _check_beam(beam: Sequence[str] | None) -> None:
+    if beam is None or (isinstance(beam, list | tuple) and all(isinstance(option, str) for option in beam)):
+        return
+    raise ValueError(
+        f"BEAM={beam!r} is no list of a pipeline's options, such as --gin.BEAM=\"['--runner=DataflowRunner', …]\"; "
+        "leave it out to work on this machine"
+    )

@@ -7,7 +7,6 @@ A cache is a folder: `pass-000/00000-of-00008.array_record`, … and `manifest.j
 import dataclasses
 import hashlib
 import json
-import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -162,23 +161,31 @@ def check_files(folder: str, manifest: Manifest, *, checksums: bool = False) -> 
     Raises:
       ValueError: naming the file.
     """
-    filesystem, root = fsspec.core.url_to_fs(folder)
-    filesystem.invalidate_cache()
-    sizes = {name: about["size"] for name, about in filesystem.find(root, detail=True).items()}
+    there = sizes(folder)
     for shard in manifest.shards:
-        path = posixpath.join(root, shard.file)
-        if path not in sizes:
-            raise ValueError(f"the cache {folder} has lost {shard.file}: {_AGAIN}")
-        if sizes[path] != shard.size:
+        if shard.file not in there:
+            raise ValueError(f"the cache {folder} has lost {shard.file}: copy it again, or {_AGAIN}")
+        if there[shard.file] != shard.size:
             raise ValueError(
-                f"{shard.file} in the cache {folder} has {sizes[path]} bytes and had {shard.size} when it was "
-                f"written: {_AGAIN}"
+                f"{shard.file} in the cache {folder} has {there[shard.file]} bytes and had {shard.size} when it was "
+                f"written: copy it again, or {_AGAIN}"
             )
         if checksums and checksum(paths.join(folder, shard.file)) != shard.checksum:
-            raise ValueError(f"{shard.file} in the cache {folder} is not what was written (its checksum): {_AGAIN}")
+            raise ValueError(
+                f"{shard.file} in the cache {folder} is not what was written (its checksum): copy it again, or delete "
+                f"it and {_AGAIN}"
+            )
 
 
-_AGAIN = "copy the cache again, or delete the folder and write it again with `t5x_like cache`"
+_AGAIN = "repeat the `t5x_like cache` command that wrote the cache, which writes this file anew"
+
+
+def sizes(folder: str) -> dict[str, int]:
+    """Path below `folder` -> bytes, of all files, in one listing; nothing where there is no such folder."""
+    filesystem, root = fsspec.core.url_to_fs(folder)
+    filesystem.invalidate_cache()
+    found = filesystem.find(root, detail=True)
+    return {name.removeprefix(root).lstrip("/"): about["size"] for name, about in found.items()}
 
 
 def checksum(path: str) -> str:

@@ -7,8 +7,10 @@ import functools
 import hashlib
 import json
 import os
+import re
+import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -32,6 +34,8 @@ from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
 WRITER_OPTIONS = "group_size:1,uncompressed"
 _ROWS_AT_ONCE = 64
 _SAMPLED_IDS = 256
+_NAMED = 3  # files that a message names, of those that it counts
+_TEMPORARY = re.compile(r"\..+\.array_record\.(?P<host>.+)-(?P<process>\d+)\.tmp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +134,8 @@ class Plan:
     def begin(self) -> dict[tuple[int, int], Shard]:
         """Claims the folder, and says which shards an earlier, interrupted command has completed.
 
+        A shard counts whose note is there and whose file has the size that it says.
+
         Raises:
           ValueError: the folder holds another cache, complete or half-written.
         """
@@ -144,15 +150,22 @@ class Plan:
                 )
         else:
             paths.write_atomic(path, json.dumps(wanted, indent=1))
-        done = {}
+        _remove_left_behind(self.folder)
+        done, sizes = {}, manifests.sizes(self.folder)
         for unit in self.units():
-            note = self._note(unit)
-            if paths.exists(note):
-                done[unit] = Shard.from_json(json.loads(paths.read_text(note)))
+            if f"{UNFINISHED}/{_name(unit)}" not in sizes:
+                continue
+            shard = Shard.from_json(json.loads(paths.read_text(self._note(unit))))
+            if shard.rows and sizes.get(shard.file) != shard.size:
+                logging.warning("%s in %s is lost or cut off, and will be written again", shard.file, self.folder)
+                continue
+            done[unit] = shard
         return done
 
     def complete(self) -> Manifest | None:
         """The manifest where this very cache has been written before; None where there is none yet.
+
+        A cache that has lost files, or parts of them, becomes an unfinished one of which these are left to be written.
 
         Raises:
           ValueError: the folder holds another cache.
@@ -170,16 +183,40 @@ class Plan:
             raise ValueError(
                 f"{self.folder} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
             )
-        manifests.check_files(self.folder, manifest)
+        sizes = manifests.sizes(self.folder)
+        if lost := [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.size]:
+            self._reopen(manifest, lost)
+            return None
         return manifest
+
+    def _reopen(self, manifest: Manifest, lost: Sequence[str]) -> None:
+        """Leaves all but the lost files done, by notes as while they were written. The manifest goes last."""
+        logging.warning(
+            "%s was complete and has lost %d of its files, or parts of them (%s): they are written again",
+            *(self.folder, len(lost), ", ".join(lost[:_NAMED])),
+        )
+        written = {shard.file: shard for shard in manifest.shards}
+        paths.write_atomic(paths.join(self.folder, UNFINISHED, PLAN), json.dumps(self._to_json(), indent=1))
+        for unit in self.units():
+            file = self.file(unit)
+            if file not in lost:  # what the manifest does not name has no rows
+                self.note(unit, written.get(file) or Shard("", unit[0], 0, 0, (0,) * len(self.layout.tracks), 0, ""))
+        paths.remove(paths.join(self.folder, manifests.MANIFEST))
 
     def finish(self) -> Manifest:
         """Writes the manifest over all shards, which are complete.
 
         Raises:
+          RuntimeError: they are not.
           ValueError: there is no row in any of them.
         """
         done = self.begin()
+        if missing := [self.file(unit) for unit in self.units() if unit not in done]:
+            raise RuntimeError(
+                f"{len(missing)} of {len(self.units())} shards of {self.folder} did not arrive there, or not whole "
+                f"({', '.join(missing[:_NAMED])}{', …' if len(missing) > _NAMED else ''}): repeat the command, which "
+                "writes these alone. With BEAM, CACHE_DIR has to be a place that every worker writes to, such as gs://…"
+            )
         shards = tuple(done[unit] for unit in self.units())
         if not sum(shard.rows for shard in shards):
             raise ValueError(
@@ -214,8 +251,12 @@ class Plan:
         """Remembers that a shard is complete."""
         paths.write_atomic(self._note(unit), json.dumps(dataclasses.asdict(shard)))
 
+    def file(self, unit: tuple[int, int]) -> str:
+        """Where in the folder the rows of a pass and shard are."""
+        return f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{self.shards:05d}.array_record"
+
     def _note(self, unit: tuple[int, int]) -> str:
-        return paths.join(self.folder, UNFINISHED, f"{unit[0]:03d}-{unit[1]:05d}.json")
+        return paths.join(self.folder, UNFINISHED, _name(unit))
 
     def _to_json(self) -> Mapping[str, Any]:
         return {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
@@ -244,6 +285,11 @@ class Plan:
         return ds.with_options(options)
 
 
+def _name(unit: tuple[int, int]) -> str:
+    """Of a shard's note."""
+    return f"{unit[0]:03d}-{unit[1]:05d}.json"
+
+
 def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], None] | None = None) -> Shard:
     """Writes one file, whole or not at all.
 
@@ -252,7 +298,7 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
       unit: pass and shard.
       wrote: called with numbers of rows and tokens as they are written.
     """
-    file = f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{plan.shards:05d}.array_record"
+    file = plan.file(unit)
     target = paths.join(plan.folder, file)
     layout, dtypes = plan.layout, plan.dtypes()
     rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
@@ -295,11 +341,32 @@ def _local_file(target: str) -> Iterator[str]:
         return
     path = paths.local(target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # one name: a command killed here leaves nothing that piles up
+    # A name of this process alone: two that write the same file never write into one another's.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
         yield str(temporary)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_left_behind(folder: str) -> None:
+    """Removes what processes of this machine were writing when they were killed."""
+    if not paths.is_local(folder):
+        return
+    for path in paths.local(folder).glob("pass-*/.*.tmp"):
+        writer = _TEMPORARY.fullmatch(path.name)
+        if writer and writer["host"] == socket.gethostname() and not _is_alive(int(writer["process"])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _store(local: str, target: str) -> None:
