@@ -148,8 +148,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
             "registry.example.com/images/t5x_like:first"
         )
     shape = slices.parse_slice(options.type, options.topology)
-    if options.num_slices < 1:
-        raise slices.LaunchError(f"--num_slices={options.num_slices}: at least 1")
+    slices.check_least(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
     if options.num_slices > 1 and shape.vms == 1:
         raise slices.LaunchError(
             f"--num_slices={options.num_slices}: GKE joins slices of several VMs only, and {shape} is one"

@@ -284,6 +284,19 @@ def check_name(setting: str, name: str, longest: int) -> None:
         )
 
 
+def check_least(options, least: dict[str, int]) -> None:
+    """Refuses numbers that are too small.
+
+    Args:
+      options: of a command line.
+      least: what each option has to be at least; one that the action does not have is passed over.
+    """
+    for name, bound in least.items():
+        value = getattr(options, name, bound)
+        if value < bound:
+            raise LaunchError(f"--{name}={value}: at least {bound}")
+
+
 def check_zone(zone: str | None, generation: Generation | None = None, unlisted: bool = False) -> None:
     """Refuses a zone that is none, or that is not known to have the generation.
 

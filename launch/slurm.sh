@@ -25,6 +25,15 @@ usage() { sed -n '2,/^set /{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 check_number() { # check_number NAME VALUE
   [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || mistake "$1=$2: give a number of at least 1"
 }
+seconds() { # seconds TIME: what Slurm reads as minutes, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS
+  local days=0 rest="$1" first second third
+  [[ $rest != *-* ]] || days="${rest%%-*}" rest="${rest#*-}"
+  IFS=: read -r first second third <<<"$rest"
+  if [[ $1 != *-* && ! $third ]]; then # no hours
+    third="${second:-0}" second="$first" first=0
+  fi
+  printf '%s\n' $((((10#$days * 24 + 10#$first) * 60 + 10#${second:-0}) * 60 + 10#${third:-0}))
+}
 
 nodes=1 gpus=8 time=24:00:00 save=180 max_restarts=3 name=t5x_like dry_run=
 more=()
@@ -57,6 +66,10 @@ check_number --save_seconds "$save"
 [[ $max_restarts =~ ^[0-9]{1,5}$ ]] || mistake "--max_restarts=$max_restarts: give a number"
 [[ $name =~ ^[A-Za-z0-9._-]+$ ]] || mistake "--name=$name: give letters, digits, dots, hyphens and underscores"
 [[ $time =~ ^([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}$ ]] || mistake "--time=$time: write minutes, H:MM:SS or D-H:MM:SS"
+limit="$(seconds "$time")"
+# Slurm sets no limit at 0, and then never asks.
+((limit == 0 || save < limit)) || mistake \
+  "--save_seconds=$save is all of --time=$time ($limit s): it would be asked to save from the first second on; give less"
 if [[ ${2:-} == train && " $* " != *" --gin.MODEL_DIR"[=\ ]* ]]; then
   mistake "t5x_like train without --gin.MODEL_DIR=…: name a folder that all nodes share, so that the job can go on in it"
 fi

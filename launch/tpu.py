@@ -17,6 +17,8 @@ gcloud, and Python 3.10 or later without any package. The whole journey: docs/tp
 """
 
 import argparse
+import math
+import re
 import sys
 import time
 
@@ -29,6 +31,7 @@ UNREACHABLE_LIMIT = (
     10  # polls in a row at which a TPU that is ready does not answer, or gcloud cannot say where it stands
 )
 LEFT_OVER_GRACE = 30  # seconds for a job whose first worker has lost it already
+LEAST = {"num_slices": 1, **dict.fromkeys(("max_restarts", "max_recreations", "grace", "worker", "slice", "lines"), 0)}
 MISTAKE = 2  # exit code of what a user can mend, here as in t5x_like
 
 
@@ -290,8 +293,9 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     """
     slices.check_name("the TPU's name", options.name, LONGEST_NAME)
     slices.check_project(options.project)
-    if options.num_slices < 1:
-        raise slices.LaunchError(f"--num_slices={options.num_slices}: at least 1")
+    slices.check_least(options, LEAST)
+    if not 0 < getattr(options, "poll_seconds", 1) < math.inf:
+        raise slices.LaunchError(f"--poll_seconds={options.poll_seconds:g}: more than 0")
     if options.no_queue and options.num_slices > 1:
         raise slices.LaunchError(f"--num_slices={options.num_slices} needs the queue: leave --no_queue away")
     if options.action in ("train", "start"):
@@ -308,6 +312,8 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
     if options.spot and options.reserved:
         raise slices.LaunchError("--spot and --reserved exclude each other")
+    if options.valid_until and not re.fullmatch(r"([1-9][0-9]*[wdhms])+", options.valid_until):
+        raise slices.LaunchError(f"--valid_until={options.valid_until}: write how long, such as 6h, 30m or 1d12h")
     if options.no_queue and options.valid_until:
         raise slices.LaunchError(f"--valid_until={options.valid_until} is about the queue: leave --no_queue away")
     names = (

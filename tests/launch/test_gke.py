@@ -125,6 +125,11 @@ def test_every_word_comes_through_yaml_as_it_was(text):
         (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "slices of several VMs only"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--num_slices=2", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
+        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--grace=-3", *COMMAND], "--grace=-3: at least 0"),
+        (
+            ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],
+            "--max_restarts=-1: at least 0",
+        ),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
     ],
 )

@@ -82,6 +82,12 @@ def test_submits_one_process_a_gpu_that_is_asked_to_save_and_requeued():
     assert flags[flags.index(str(ROOT / "launch/slurm.sbatch")) + 1 :] == COMMAND[1:]
 
 
+@pytest.mark.parametrize("time", ["0", "4", "3:01", "0-1", "0:03:01"])
+def test_a_limit_that_leaves_time_to_train_is_taken(time):
+    result = submit(f"--time={time}", "--dry_run", *COMMAND)
+    assert result.returncode == 0, result.stderr
+
+
 def test_processes_are_told_of_the_coordinator_and_of_themselves(slurm):
     code, calls = batch(slurm)
     assert code == 0
@@ -114,6 +120,11 @@ def test_a_crash_is_tried_again_in_place(slurm):
         (["--nodes=0", *COMMAND], "--nodes=0: give a number"),
         (["--gpus_per_node=x", *COMMAND], "--gpus_per_node=x: give a number"),
         (["--time=tomorrow", *COMMAND], "--time=tomorrow: write"),
+        (["--time=00:02:00", "--save_seconds=600", *COMMAND], "is all of --time=00:02:00 (120 s)"),
+        (["--time=3", *COMMAND], "--save_seconds=180 is all of --time=3 (180 s)"),
+        (["--time=2:59", *COMMAND], "is all of --time=2:59 (179 s)"),
+        (["--time=0-00:03", *COMMAND], "is all of --time=0-00:03 (180 s)"),
+        (["--time=1-08:09:08", "--save_seconds=115748", *COMMAND], "(115748 s)"),
         (["--gpus=8", *COMMAND], "there is no option --gpus=8"),
         (["--", "python", "train.py"], "begins with t5x_like"),
         (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
