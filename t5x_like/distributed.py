@@ -30,7 +30,7 @@ PROCESS_ID = "T5X_LIKE_PROCESS_ID"
 HEARTBEAT = "T5X_LIKE_HEARTBEAT_SECONDS"
 HEARTBEAT_SECONDS = 60
 # A process that has waited for so long within one step leaves: another one hangs, though it still sends heartbeats. To
-# be longer than the longest compilation and the longest evaluation.
+# be longer than the longest compilation, restoring, and report at the end of a run.
 STALL = "T5X_LIKE_STALL_SECONDS"
 STALL_SECONDS = 3600
 # How long the first process waits for the last one to come, and the last one for the first.
@@ -192,7 +192,7 @@ class ProcessLost(RuntimeError):
 
 @contextlib.contextmanager
 def loss_explained() -> Iterator[None]:
-    """Turns what JAX says where a collective breaks off into an error that says so.
+    """Turns what JAX says where a collective breaks off, or cannot be set up, into an error that says so.
 
     Raises:
       ProcessLost: in the place of JAX's error.
@@ -203,9 +203,10 @@ def loss_explained() -> Iterator[None]:
         if jax.process_count() == 1 or not _BROKEN_OFF.search(str(error)):
             raise
         raise ProcessLost(
-            f"process {jax.process_index()} of {jax.process_count()} has lost another one, whose own output says why "
-            f"it left: {str(error).splitlines()[0][:300]}. Started again in all processes, the same command goes on "
-            "from the last checkpoint"
+            f"process {jax.process_index()} of {jax.process_count()} has lost another one, which has left, hangs, or "
+            "is too slow for the others to wait; its own output says which. JAX says: "
+            f"{str(error).splitlines()[0][:300]}. Started again in all processes, the same command goes on from the "
+            "last checkpoint"
         ) from error
 
 
@@ -223,17 +224,21 @@ class Watchdog:
           enabled: whether to watch; by default where there are several processes.
         """
         self._seconds = seconds or _seconds(STALL, STALL_SECONDS, os.environ)
-        self._enabled = jax.process_count() > 1 if enabled is None else enabled
+        # A process that has joined no others touches no device to count them: nothing has been checked yet.
+        several = jax.distributed.is_initialized() and jax.process_count() > 1
+        self._enabled = several if enabled is None else enabled
         self._ended = threading.Event()
-        self._beat, self._doing = time.monotonic(), "starting"
+        self._beat, self._doing = time.monotonic(), "the start"
 
     def __enter__(self) -> "Watchdog":
-        self.beat("starting")
+        self.beat("the start")
+        _watching.append(self)
         if self._enabled:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *exception) -> None:
+        _watching.remove(self)
         self._ended.set()
 
     def beat(self, doing: str) -> None:
@@ -245,10 +250,32 @@ class Watchdog:
             waited = time.monotonic() - self._beat
             if waited > self._seconds:
                 logging.error(
-                    "process %d of %d has waited %d s for %s: another process hangs, or its data does not come. It "
-                    "leaves now (%s sets how long to wait), as will the others; the same command goes on from the last "
-                    "checkpoint. Where its threads stand:",
+                    "process %d of %d has waited %d s for %s: another process hangs, or this one, or its data does not "
+                    "come. It leaves now (%s sets how long to wait), as will the others; the same command goes on from "
+                    "the last checkpoint. Where its threads stand:",
                     *(jax.process_index(), jax.process_count(), waited, self._doing, STALL),
                 )
                 faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
                 os._exit(1)
+
+
+_watching: list[Watchdog] = []
+
+
+def beat(doing: str) -> None:
+    """Says to whoever watches this process that there was progress, and what it does or waits for next."""
+    for watchdog in _watching:
+        watchdog.beat(doing)
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Bounds how long a command waits for the other processes, from its first line to its last; use it as a decorator.
+
+    Inside, `beat` says what is being done. Where another process goes, or hangs, this one leaves and says so.
+
+    Raises:
+      ProcessLost: in the place of JAX's error.
+    """
+    with loss_explained(), Watchdog():
+        yield

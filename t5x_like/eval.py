@@ -9,12 +9,13 @@ import jax
 from absl import logging
 from etils import epath
 
-from t5x_like import initial, partitioning
+from t5x_like import distributed, initial, partitioning
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.evaluation import Evaluator
 
 
+@distributed.bounded()
 def evaluate(
     *,
     model: Any,
@@ -46,6 +47,7 @@ def evaluate(
 
     Raises:
       ValueError: predictions are asked for, of several processes or of data without metrics of its own.
+      ProcessLost: another process of the run has gone.
     """
     alone = jax.process_count() == 1
     if generate and not alone:
@@ -56,6 +58,7 @@ def evaluate(
         )
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
+    distributed.beat(f"the parameters of {checkpoint_path}")
     params = initial.load_params(checkpoint_path, config, objective, partitioner)
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
 

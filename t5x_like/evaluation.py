@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like import partitioning, step
+from t5x_like import distributed, partitioning, step
 
 
 class Evaluator:
@@ -20,6 +20,7 @@ class Evaluator:
     def __call__(self, params: Any) -> dict[str, float]:
         """The metrics of `params`, each the ratio of its sums over all batches."""
         if self._host_batches is None:
+            distributed.beat("the rows of the evaluation")
             share, shares = self._partitioner.feed_share
             self._host_batches = list(
                 self._data.eval_batches(
@@ -29,7 +30,8 @@ class Evaluator:
             if not self._host_batches:
                 raise ValueError(f"the evaluation data {self._data} has no batch")
         totals: dict[str, np.ndarray] = {}
-        for host_batch in self._host_batches:
+        for number, host_batch in enumerate(self._host_batches, 1):
+            distributed.beat(f"batch {number} of {len(self._host_batches)} of the evaluation")
             pairs = jax.device_get(self._step(params, self._partitioner.put_batch(host_batch)))
             for name, pair in pairs.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)

@@ -42,6 +42,7 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
+@distributed.bounded()
 def train(
     *,
     model: Any,
@@ -102,6 +103,7 @@ def train(
 
     Raises:
       TrainingFailed: the loss stayed non-finite.
+      ProcessLost: another process of the run has gone.
       ValueError: what was asked for does not fit together; nothing has been written then.
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ def train(
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     run_folder.accept_config(model_dir, run_config)
+    distributed.beat("the others, to compare configurations and folders")
     distributed.agree(model_dir, run_config.text if run_config else "")
 
     # ---- data: it starts to flow while the model is being built ------------------------------------------------------
@@ -139,6 +142,7 @@ def train(
     # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
     start = keeper.latest() or 0
+    distributed.beat(f"the state of step {start}")
     with debugging.memory_explained(program, microbatches):
         if start:
             state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
@@ -169,7 +173,6 @@ def train(
     writer.rewind(start)
     progress = metrics.Progress(total_steps, start, enabled=is_main)
     status = run_folder.Status(model_dir, enabled=is_main)
-    watchdog = distributed.Watchdog()
     profile = debugging.Profile(model_dir, run_config.profile_steps if run_config and is_main else None)
     if is_main:
         run_folder.write_description(model_dir, info, run_config)
@@ -202,11 +205,12 @@ def train(
     current, stopped_by, ballot = start, None, None
     try:
         explained = debugging.memory_explained(program, microbatches)
-        with explained, distributed.loss_explained(), StopRequest() as stop, watchdog, progress, profile:
+        # Losses are explained here already, so that status.json and a supervisor's log say it too.
+        with explained, distributed.loss_explained(), StopRequest() as stop, progress, profile:
             status.write("running", step=current)
             clock.start(feed.wait_seconds)
             while current < total_steps and not stopped_by:
-                watchdog.beat(f"step {current + 1}")
+                distributed.beat(f"step {current + 1}")
                 batch = next(feed)
                 debugging.show_first(batch, current == start)
                 profile.before(current + 1)
@@ -229,19 +233,19 @@ def train(
                     pending = None
                     clock.pause()
                     if evaluates:
-                        watchdog.beat(f"the evaluation after step {current}")
+                        distributed.beat(f"the evaluation after step {current}")
                         results = evaluate(optimizers.merge(state.params, frozen))
                         writer.write(current, "validation", results)
                         progress.note(current, results)
                     if saves:
-                        watchdog.beat(f"the checkpoint of step {current}")
+                        distributed.beat(f"the checkpoint of step {current}")
                         writer.flush()  # rows up to this step are on disk before its checkpoint commits
                         saved = state.replace(params=optimizers.merge(state.params, frozen))
                         keeper.save(
                             current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None
                         )
                     clock.resume(feed.wait_seconds)
-            watchdog.beat("the last checkpoint")
+            distributed.beat("the last checkpoint")
             keeper.wait()
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
@@ -257,6 +261,7 @@ def train(
     # ---- what came of it --------------------------------------------------------------------------------------------
     params = optimizers.merge(state.params, frozen)
     if at_end is not None and current >= total_steps and not stopped_by:
+        distributed.beat("the report at the end")
         at_end(params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir)
     return TrainResult(model_dir, current, params, stopped_by if current < total_steps else None, results)
 

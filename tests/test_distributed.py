@@ -7,15 +7,19 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from t5x_like import distributed, partitioning
+from t5x_like import distributed, evaluation, initial, optimizers, partitioning, schedules, train
+from t5x_like import eval as eval_command
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.metrics import read_metrics
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.run_folder import read_status
 
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.notf
 HERE = Path(__file__).parent
 MADE_UP = HERE / "processes"
 HEARTBEAT_SECONDS = 10
+LENGTHS = {"inputs": 8, "targets": 8}
 
 
 def free_port():
@@ -150,15 +155,20 @@ def test_asked_by_one_all_save_after_the_same_step(tmp_path):
     assert "mesh {'data': 2, 'fsdp': 2}" in output(folder, 1)
 
 
-def test_where_one_is_killed_the_other_leaves_and_says_why(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_where_one_is_killed_or_stopped_the_other_leaves_and_says_why(tmp_path, number):
     folder = tmp_path / "run"
     processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000")
     wait_for_rows(folder, 3, processes)
-    killed = time.monotonic()
-    processes[1].kill()
-    codes = finish(processes, seconds=3 * HEARTBEAT_SECONDS)
-    assert time.monotonic() - killed < 2 * HEARTBEAT_SECONDS
-    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2)
+    ended = time.monotonic()
+    processes[1].send_signal(number)
+    try:
+        code = processes[0].wait(timeout=3 * HEARTBEAT_SECONDS)
+    finally:
+        processes[1].kill()  # also ends one that is stopped
+        finish(processes)
+    assert time.monotonic() - ended < 2 * HEARTBEAT_SECONDS
+    assert code not in (0, 2) and processes[1].returncode == -signal.SIGKILL
     assert "has lost another one" in output(folder, 0) or "another task died" in output(folder, 0)
 
 
@@ -229,6 +239,67 @@ def test_a_process_that_waits_for_too_long_leaves_and_shows_where_it_stands():
     assert result.returncode == 1 and time.monotonic() - started < 50
     assert "for step 3: another process hangs" in result.stderr
     assert 'File "<string>", line 4' in result.stderr
+
+
+# As gloo says that another process does not come to set a collective up.
+NO_PARTNER = (
+    "INTERNAL: Gloo context initialization failed: DEADLINE_EXCEEDED: Getting store key timed out after 30000ms"
+)
+
+
+def made_up_run():
+    """What `train` and `evaluate` take, of a network that is never computed."""
+    config = T5Config(
+        vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
+    )
+    data = types.SimpleNamespace(
+        batch_shapes=lambda spec: {name: (8, size) for name, size in spec.model_lengths(LENGTHS).items()},
+        check_vocabulary=lambda size: None,
+    )
+    return {"model": config, "objective": SequenceToSequence(), "data": data}
+
+
+def break_off(monkeypatch, module, name):
+    """Puts a collective that breaks off for want of another process in the place of a function."""
+    watched = []
+
+    def breaks_off(*_):
+        watched.extend(distributed._watching)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        raise jax.errors.JaxRuntimeError(NO_PARTNER)
+
+    monkeypatch.setattr(module, name, breaks_off)
+    return watched
+
+
+def test_training_is_bounded_before_the_processes_agree(monkeypatch, tmp_path):
+    watched = break_off(monkeypatch, distributed, "agree")
+    optimizer = optimizers.adamw(learning_rate=schedules.constant(0.1))
+    with pytest.raises(distributed.ProcessLost, match="has lost another one, which has left, hangs.*Gloo context init"):
+        train.train(**made_up_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
+    assert len(watched) == 1 and not distributed._watching
+
+
+def test_an_evaluation_is_bounded_while_it_restores(monkeypatch):
+    watched = break_off(monkeypatch, initial, "load_params")
+    with pytest.raises(distributed.ProcessLost, match="has lost another one"):
+        eval_command.evaluate(**made_up_run(), checkpoint_path="anywhere")
+    assert len(watched) == 1 and not distributed._watching
+
+
+def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
+    beats = []
+    monkeypatch.setattr(distributed.Watchdog, "beat", lambda watchdog, doing: beats.append(doing))
+    partitioner = types.SimpleNamespace(
+        jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_share=(0, 1)
+    )
+    data = types.SimpleNamespace(eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
+    evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
+    evaluate(None)
+    assert not beats  # nobody watches
+    with distributed.bounded():
+        assert evaluate(None) == {"loss": 3.0}
+    assert beats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
 
 
 @pytest.mark.parametrize(
