@@ -141,6 +141,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve),
             read_only=read_only,
+            save_interval_steps=0 if read_only else 1,  # 1 is Orbax's default, and warned about there
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )

@@ -42,6 +42,12 @@ def partitioner():
     return Partitioner(rules="fsdp", ici={"fsdp": -1})
 
 
+def test_the_options_of_a_reader_contradict_nothing(tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        Checkpoints(str(tmp_path), read_only=True).close()
+    assert not [line for line in caplog.messages if "CheckpointManagerOptions" in line]
+
+
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("read", [False, True])
 def test_restores_into_either_layout_and_another_mesh(tmp_path, partitioner, written, read):
