@@ -94,7 +94,11 @@ class _Votes:
 
 
 class _CloudNotice:
-    """A thread that asks the machine's metadata server whether the machine is about to be taken."""
+    """A thread that asks the machine's metadata server whether the machine is about to be taken.
+
+    A notice counts once, when it comes. One that stands already at the first look has been obeyed by an earlier start
+    of the run: a machine says an hour ahead that it is to be maintained, and until it goes a run can work on it.
+    """
 
     def __init__(self, ask: Callable[[str], None]):
         self._ask, self._seconds, self._ended = ask, _POLL_SECONDS, threading.Event()
@@ -107,12 +111,22 @@ class _CloudNotice:
         self._ended.set()
 
     def _run(self) -> None:
+        last: dict[str, str] = {}
         while not self._ended.is_set():
             for key, bad in _NOTICES.items():
-                if self._read(key) == bad:
+                value = self._read(key)
+                if value == bad and last.get(key, bad) != bad:
                     logging.warning("the cloud is about to take this machine (%s is %s): saving", key, bad)
                     self._ask(f"{key}={bad}")
                     return
+                if value == bad and key not in last:
+                    logging.warning(
+                        "the cloud said before this start already that it will take this machine (%s is %s): the run "
+                        "goes on until it is asked again, or SIGTERM comes",
+                        *(key, bad),
+                    )
+                if value is not None:
+                    last[key] = value
             self._ended.wait(self._seconds)
 
     def _read(self, key: str) -> str | None:

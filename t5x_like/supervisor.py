@@ -21,6 +21,8 @@ DONE, MISTAKE, PREEMPTED = 0, 2, 75
 # The pause before a restart: doubled with each crash, as the machine or the store may need time.
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 300.0
+# A run that was stopped before it has lasted so long is likely to be stopped for the same reason when it starts again.
+SHORT_RUN_SECONDS = 300.0
 # A run that has lasted so long has shown that it works: crashes are counted from there anew.
 GOOD_RUN_SECONDS = 3600.0
 
@@ -40,7 +42,8 @@ class Supervisor:
     """Runs a command until it is done, was stopped, or has crashed too often.
 
     Exit codes 0 (done) and 2 (a mistake of the user's, which another start would repeat) end it. 75 (preempted, though
-    this machine was not) starts the command again, as often as it comes. Anything else is a crash.
+    this machine was not) starts the command again, as often as it comes, after a pause that grows while the runs are
+    short: each writes a checkpoint, which would soon have pushed out the good ones. Anything else is a crash.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Supervisor:
           command: the program and its arguments.
           max_restarts: how many crashes in a row to start again after.
           model_dir: the run's folder, whose status says why the run has failed.
-          first_pause: seconds before the first restart.
+          first_pause: seconds before the first restart; later pauses are 2, 4, … times as long.
         """
         self._command, self._most, self._model_dir, self._first_pause = command, max_restarts, model_dir, first_pause
         self._child: subprocess.Popen | None = None
@@ -78,7 +81,8 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _run(self) -> int:
-        crashes, pause = 0, self._first_pause
+        crashes = 0
+        pause = preempted_pause = self._first_pause
         while True:
             started = time.monotonic()
             code = self._run_once()
@@ -87,8 +91,14 @@ class Supervisor:
             seconds = time.monotonic() - started
             why = f"{describe_exit(code)} after {seconds:.0f} s{self._reason()}"
             if code == PREEMPTED:
-                logging.warning("%s; starting again in %.0f s", why, self._first_pause)
-                self._asked.wait(self._first_pause)
+                if seconds >= SHORT_RUN_SECONDS:
+                    preempted_pause = self._first_pause
+                logging.warning(
+                    "%s; starting again in %.0f s (twice as long each time that it is stopped within %.0f s)",
+                    *(why, preempted_pause, SHORT_RUN_SECONDS),
+                )
+                self._asked.wait(preempted_pause)
+                preempted_pause = min(2 * preempted_pause, LONGEST_PAUSE_SECONDS)
             else:
                 if seconds >= GOOD_RUN_SECONDS:
                     crashes, pause = 0, self._first_pause

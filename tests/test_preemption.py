@@ -76,6 +76,26 @@ def test_the_notice_of_the_cloud_is_a_request(metadata, key, harmless, notice):
         assert wait_for(lambda: stop.requested) == f"{key}={notice}"
 
 
+def test_a_notice_that_stands_already_is_no_new_request(metadata, caplog):
+    metadata["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    with caplog.at_level("WARNING", logger="absl"), StopRequest() as stop:
+        assert wait_for(lambda: "the run goes on until" in caplog.text)
+        assert not wait_for(lambda: stop.requested, seconds=0.3)
+        assert caplog.text.count("the run goes on until") == 1
+        metadata["preempted"] = "TRUE"  # another notice counts
+        assert wait_for(lambda: stop.requested) == "preempted=TRUE"
+
+
+def test_a_notice_that_comes_anew_is_a_request(metadata):
+    metadata["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    with StopRequest() as stop:
+        assert not wait_for(lambda: stop.requested, seconds=0.3)
+        metadata["maintenance-event"] = "NONE"
+        assert not wait_for(lambda: stop.requested, seconds=0.3)
+        metadata["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+        assert wait_for(lambda: stop.requested) == "maintenance-event=TERMINATE_ON_HOST_MAINTENANCE"
+
+
 def test_a_machine_that_cannot_be_asked_is_told_of_once(monkeypatch, caplog):
     monkeypatch.setenv(preemption.METADATA_HOST, "127.0.0.1:1")
     monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.05)

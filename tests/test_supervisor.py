@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -51,7 +52,7 @@ def supervise(folder, codes, most=3, **options):
         ("1 -9 134 0", 0, 4),
         ("1 1 1 1 0", 1, 4),  # the fourth is one too many
         ("-9 -9 -9 -9", 137, 4),
-        ("75 75 75 75 75 0", 0, 6),  # preemptions are not counted
+        ("75 75 75 75 0", 0, 5),  # preemptions are not counted
     ],
 )
 def test_crashes_are_started_again_so_many_times(tmp_path, codes, expected, starts):
@@ -59,10 +60,22 @@ def test_crashes_are_started_again_so_many_times(tmp_path, codes, expected, star
     assert (code, len(moments)) == (expected, starts)
 
 
-def test_pauses_grow(tmp_path):
-    _, moments = supervise(tmp_path, "1 1 1 0")
+@pytest.mark.parametrize("codes", ["1 1 1 0", "75 75 75 0"])
+def test_pauses_grow(tmp_path, codes):
+    _, moments = supervise(tmp_path, codes)
     pauses = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
     assert all(pause >= PAUSE * 2**number for number, pause in enumerate(pauses))
+
+
+def test_a_run_that_has_lasted_is_started_again_soon(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "SHORT_RUN_SECONDS", 0.0)
+    waits = []
+    asked = types.SimpleNamespace(wait=waits.append, is_set=lambda: False)
+    monkeypatch.setattr(supervisor, "threading", types.SimpleNamespace(Event=lambda: asked))
+    with caplog.at_level("WARNING", logger="absl"):
+        supervise(tmp_path, "75 75 75 0")
+    assert waits == [PAUSE] * 3
+    assert "it was preempted after 0 s; starting again in" in caplog.messages[0]
 
 
 def test_it_says_why_each_time(tmp_path, caplog):
