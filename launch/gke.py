@@ -148,6 +148,12 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
             "registry.example.com/images/t5x_like:first"
         )
     shape = slices.parse_slice(options.type, options.topology)
+    ascending = slices.Slice(shape.generation, tuple(sorted(shape.sides)))
+    if shape.sides not in slices.BELOW_A_CUBE and shape != ascending:
+        raise slices.LaunchError(
+            f"--topology={options.topology}: no node has the label {shape.topology}, since GKE names the shorter "
+            f"sides first: write --topology={shape.generation.name}:{ascending.topology}"
+        )
     slices.check_least(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
     if options.num_slices > 1 and shape.vms == 1:
         raise slices.LaunchError(

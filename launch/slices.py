@@ -17,6 +17,7 @@ BELOW_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))  # of v4 and v5p; la
 CUBE_SIDE = 4
 CHIPS_PER_VM = 4  # of a slice of several VMs; a slice of up to 8 chips in two dimensions is one VM
 LARGEST_VM = 8
+PLANNED = "`t5x_like plan` takes more chips and shapes than can be launched"
 
 
 class LaunchError(ValueError):
@@ -227,7 +228,7 @@ def _generation(name: str, setting: str) -> Generation:
     for generation in GENERATIONS.values():
         if name in (generation.name, generation.type_prefix):
             return generation
-    raise LaunchError(f"{setting}: there is no TPU {name!r} here; there are {', '.join(GENERATIONS)}")
+    raise LaunchError(f"{setting}: there is no TPU {name!r} here; there are {', '.join(GENERATIONS)}. {PLANNED}")
 
 
 def _sides(generation: Generation, text: str, setting: str) -> tuple[int, ...]:
@@ -248,7 +249,7 @@ def _sides(generation: Generation, text: str, setting: str) -> tuple[int, ...]:
             if generation.dimensions == 3
             else ""
         )
-        raise LaunchError(f"{setting}: {generation.name} has no slice {text}; there are {shapes}{more}")
+        raise LaunchError(f"{setting}: {generation.name} has no slice {text}; there are {shapes}{more}. {PLANNED}")
     return sides
 
 

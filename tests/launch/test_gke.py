@@ -57,6 +57,12 @@ def test_one_job_a_slice_and_one_pod_a_vm():
     assert pod["hostNetwork"] is True
 
 
+@pytest.mark.parametrize("topology", ["v5p:4x4x8", "v4:2x2x1", "v5p:2x2x2", "v5e:4x8"])
+def test_the_topology_is_the_label_of_gkes_nodes(topology):
+    pod = manifest(f"--topology={topology}")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology.partition(":")[2]
+
+
 def test_the_command_reaches_the_container_word_by_word():
     pod = manifest("--type=v5litepod-8")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     container = pod["containers"][0]
@@ -125,6 +131,8 @@ def test_every_word_comes_through_yaml_as_it_was(text):
         (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "slices of several VMs only"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--num_slices=2", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
+        (["print", "first", IMAGE, "--topology=v5p:8x4x4", *COMMAND], "write --topology=v5p:4x4x8"),
+        (["apply", "first", IMAGE, "--type=v4-512", "--topology=16x4x4", *COMMAND], "write --topology=v4:4x4x16"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--grace=-3", *COMMAND], "--grace=-3: at least 0"),
         (
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from t5x_like import cli
+from t5x_like.metrics import _rows
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/tpu_vm.md").read_text()
 # Indented blocks; a line that ends with a backslash goes on in the next one.
@@ -42,6 +43,21 @@ def test_commands_to_t5x_like_are_understood_and_name_what_exists(words):
     arguments = cli.parse(words[1:])
     root = Path(__file__).resolve().parents[2]
     assert all((root / "gin_configs" / name).is_file() for name in arguments.gin_files)
+
+
+def test_what_is_planned_and_trained_takes_the_options_of_its_chip_and_the_length_of_the_run():
+    shaped = [words for words in COMMANDS if words[1] in ("plan", "train")]
+    assert len(shaped) == 3
+    for words in shaped:
+        chip = re.search(r"--topology=(\w+):", " ".join(words))[1]
+        assert f"--gin_file=hardware/{chip}.gin" in words and "--gin.TRAIN_STEPS=100000" in words, words
+
+
+def test_losses_are_where_the_page_says():
+    names = re.findall(r"`([0-9][^`]*\.jsonl)`", TEXT)
+    assert len(names) == 2 and all(map(_rows._OBJECT.match, names))
+    assert f"cat 'gs://my-bucket/runs/first/{_rows._FOLDER}/*.jsonl'" in TEXT
+    assert "runs/first/metrics.jsonl" not in TEXT
 
 
 def test_options_that_are_explained_exist(cloud):
