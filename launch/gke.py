@@ -27,6 +27,9 @@ import slices
 
 LONGEST_NAME = 40  # of the 63 characters of a pod's name; JobSet adds the job, the index and a suffix
 SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # as launch/Dockerfile lays it out
+# A lost peer costs the others a start each time that they look for it in vain, and its node may be gone for an hour
+# before the cluster gives it up: ten minutes without a sign of life, then as long as its pods are waited for.
+RESTARTS, PAUSE = 20, 60  # times; seconds before each. A start that waits for a peer takes five minutes more
 PREEMPTED_CODES = (75, 137, 143)  # asked to leave and saved; killed; asked to leave before it could listen
 JOB = "slice"
 
@@ -55,7 +58,10 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
     container = {
         "name": "t5x-like",
         "image": options.image,
-        "command": ["python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}", "--on_preempted=exit", "--"],
+        "command": [
+            *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}", f"--delay={PAUSE}"),
+            *("--on_preempted=exit", "--"),
+        ],
         "args": command,
         # Workers find each other on 8471, slices on 8080, and 8431 offers the runtime's metrics.
         "ports": [{"containerPort": port} for port in (8471, 8080, 8431)],
@@ -77,9 +83,11 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
         "parallelism": shape.vms,
         "completions": shape.vms,
         "backoffLimit": 0,
-        # A crash has been tried again in its pod: what leaves one otherwise would come again in a new pod.
+        # The first rule that fits decides. A pod that the cluster evicts starts all again, whatever its process said
+        # while its peers went too. A crash has been tried again in its pod: it would come again in a new one.
         "podFailurePolicy": {
             "rules": [
+                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": list(PREEMPTED_CODES)}},
             ]
         },
@@ -177,7 +185,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--spot", action="store_true", help="on a pool of spot nodes")
     made.add_argument("--namespace")
     made.add_argument("--service_account", help="of Kubernetes; it must be able to write the bucket")
-    made.add_argument("--max_restarts", type=int, default=3, help="of a pod's command after crashes (default: 3)")
+    made.add_argument(
+        "--max_restarts",
+        type=int,
+        default=RESTARTS,
+        help="of a pod's command after crashes, its peers' too (default: 20)",
+    )
     made.add_argument("--max_recreations", type=int, default=1000, help="of all pods after preemptions (default: 1000)")
     made.add_argument("--grace", type=int, default=120, help="seconds to save in before a pod is killed (default: 120)")
     made.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is a mounted file store")

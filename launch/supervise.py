@@ -10,8 +10,10 @@
 What exit codes mean: 0 done; 2 a mistake of the user's, which another start would repeat; 75 preempted, start again (as
 often as it comes, unless --on_preempted=exit); anything else a crash, restarted --max_restarts times. A run that lasted
 --reset_after seconds has shown that it works: crashes are counted from there anew. SIGTERM and Ctrl-C are passed on,
-and end the supervision too. A supervisor that is killed takes its command with it, on Linux: what was left would write
-on beside the next start. `run`, `start` and `stop` end what was left all the same, as `stop` ends a job.
+and end the supervision too: with --on_preempted=exit by code 75, unless the command ended with 0 or 2.
+
+A supervisor that is killed takes its command with it, on Linux: what was left would write on beside the next start.
+`run`, `start` and `stop` end what was left all the same, as `stop` ends a job.
 
 Plain Python 3.10 and its standard library. `--job_dir` (default ~/t5x_like_job) holds the log and the state.
 """
@@ -185,6 +187,8 @@ class Supervisor:
             if self.stopping:
                 break
         code = code if code >= 0 else 128 - code
+        if self.stopping and self.options.on_preempted == "exit" and code not in (DONE, MISTAKE):
+            code = PREEMPTED  # peers that left before it may have torn it down: that is part of being asked to leave
         self._say(f"the job has ended: {reason}" if code else "the job is done")
         self._record("finished", offset, reason, exit_code=code)
         return code

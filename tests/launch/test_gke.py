@@ -1,6 +1,7 @@
 """launch/gke.py: the manifest, by what Kubernetes does with each field, and what is refused before any call."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
+DISTRIBUTED = SCRIPT.parents[1] / "t5x_like/distributed.py"
 IMAGE = "--image=registry.example.com/images/t5x_like:first"
 COMMAND = [
     "--",
@@ -76,14 +78,25 @@ def test_the_command_reaches_the_container_word_by_word():
 def test_a_preemption_starts_all_again_and_a_failure_does_not():
     spec = manifest("--topology=v4:2x2x2", "--spot", "--max_recreations=7")["spec"]
     job = spec["replicatedJobs"][0]["template"]["spec"]
-    # Exit codes outside the list fail the job for good, those in it and lost nodes start the whole set again.
+    # Pods that the cluster evicts start the whole set again, whatever their exit code, as do those with a code in the
+    # list and lost nodes; other exit codes fail the job for good.
     assert job["podFailurePolicy"]["rules"] == [
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75, 137, 143]}}
+        {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75, 137, 143]}},
     ]
     assert spec["failurePolicy"]["maxRestarts"] == 7
     assert spec["failurePolicy"]["rules"] == [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
     assert job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+
+
+def test_a_lost_peer_does_not_use_up_the_restarts_before_its_node_is_given_up():
+    pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    words = dict(word[2:].split("=") for word in pod["containers"][0]["command"] if "=" in word)
+    arrival = int(re.search(r"^ARRIVAL_SECONDS = (\d+)", DISTRIBUTED.read_text(), re.MULTILINE)[1])
+    # Ten minutes until a node without a sign of life is repaired, and at most an hour until its pods are given up.
+    assert int(words["max_restarts"]) * (int(words["delay"]) + arrival) >= 70 * 60
+    assert int(words["max_restarts"]) * int(words["delay"]) >= 10 * 60  # also where each start fails at once
 
 
 def test_kubectl_is_given_the_manifest(tmp_path):

@@ -106,6 +106,29 @@ def test_under_another_supervisor_a_preemption_is_handed_on(supervised):
     assert supervised.lives("1 75 0", "--on_preempted=exit").returncode == 75
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "code"),
+    [
+        ("trap 'exit 1' TERM; echo up; while :; do sleep 0.05; done", ["--on_preempted=exit"], 75),
+        ("trap 'exit 1' TERM; echo up; while :; do sleep 0.05; done", [], 1),
+        ("trap 'exit 2' TERM; echo up; while :; do sleep 0.05; done", ["--on_preempted=exit"], 2),
+        ("echo up; exit 1", ["--on_preempted=exit", "--delay=60"], 75),  # asked while it waited to start again
+    ],
+    ids=["torn_down", "not_under_another", "mistake", "between_two_runs"],
+)
+def test_what_is_asked_to_leave_has_been_preempted(supervised, command, words, code):
+    process = subprocess.Popen(
+        supervised.words("run", *words, command=command), cwd=supervised.folder, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "up\n"
+    if "--delay=60" in words:
+        child = supervised.state()["child"]
+        until(lambda: not is_alive(child))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == code
+    process.stdout.close()
+
+
 def test_sigterm_is_passed_on_and_ends_the_supervision(supervised):
     process = subprocess.Popen(
         supervised.words("run", command=PATIENT), cwd=supervised.folder, stdout=subprocess.PIPE, text=True
