@@ -9,6 +9,7 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
 from t5x_like.program import make_program
 
 SIZES = dict(vocab_size=32, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4)
@@ -52,3 +53,16 @@ def test_networks_take_the_objectives_of_their_kind(model, objective):
 def test_other_objectives_are_refused(model, objective, message):
     with pytest.raises(ValueError, match=message):
         program(model, objective)
+
+
+def test_a_parameter_that_does_not_divide_is_called_as_in_model_info():
+    model = T5Config(**(SIZES | {"vocab_size": 33}), encoder_layers=1, decoder_layers=1)
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
+    with pytest.raises(ValueError, match=r"^model/\S+: vocab=33 does not divide by the 2 parts of mesh axes tensor=2"):
+        make_program(
+            model=model,
+            objective=SequenceToSequence(),
+            optimizer=optimizers.adamw(learning_rate=1e-3),
+            data=Lengths(),
+            partitioner=partitioner,
+        )
