@@ -51,11 +51,6 @@ if words[:2] == ["storage", "cp"]:
 if words[0] == "storage":
     sys.exit(0)
 group, action, name = words[2:5]
-if state["hiccups"].get(action):
-    said = state["hiccups"][action].pop(0)
-    keep()
-    if said:
-        fail(said)
 name = name if action != "scp" else words[5].partition(":")[0]
 resources = state["resources"]
 if action == "create":
@@ -72,10 +67,6 @@ owner = next((key for key, value in resources.items() if key == name or name in 
 if owner is None:
     fail(f"ERROR: (gcloud.compute.tpus.{{group}}.{{action}}) NOT_FOUND: Resource {{name}} was not found")
 resource = resources[owner]
-if resource["states"][0] == "GONE":
-    del resources[owner]
-    keep()
-    fail("ERROR: NOT_FOUND")
 if action == "describe":
     if "failedData" in flag("format"):
         sys.exit(print("no quota for these chips"))
@@ -157,7 +148,6 @@ class Cloud:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
         self.set(plan=[], lives=[], resources={}, queued=["first"], nodes={}, workers=1, broken="", no_ssh=False)
-        self.set(hiccups={})
 
     def add(self, name: str, text: str) -> None:
         path = self.folder / "bin" / name

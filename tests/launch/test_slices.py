@@ -1,15 +1,15 @@
 """launch/slices.py: shapes and names by the published tables, and what is refused with what is offered instead."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-SPEC = importlib.util.spec_from_file_location("slices", Path(__file__).resolve().parents[2] / "launch/slices.py")
-slices = importlib.util.module_from_spec(SPEC)
-sys.modules["slices"] = slices  # dataclasses look their module up
-SPEC.loader.exec_module(slices)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
+try:
+    import slices
+finally:
+    sys.path.pop(0)
 
 
 # Of cloud.google.com/tpu/docs/v4, v5e, v5p, v6e: accelerator type, topology, chips, VMs.

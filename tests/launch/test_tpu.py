@@ -42,64 +42,6 @@ def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(
     assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
 
 
-def test_a_tpu_that_is_preempted_before_it_was_seen_ready_is_made_anew(cloud):
-    cloud.set(plan=[["PROVISIONING", "SUSPENDING"], ["PROVISIONING", "SUSPENDED"], ["ACTIVE"]], lives=[0])
-    result = cloud.tpu("train", "first", *SLICE, "--spot", "--max_recreations=2", QUICK, *COMMAND)
-    assert "first is SUSPENDING: making it anew (1 of 2)" in result.stderr
-    assert "first is SUSPENDED: making it anew (2 of 2)" in result.stderr
-    actions = cloud.actions()
-    assert actions.count("create") == 3 and actions.count("delete") == 2 and len(cloud.runs()) == 1
-
-
-def test_a_tpu_that_is_never_ready_is_given_up_in_the_end(cloud):
-    cloud.set(plan=[["SUSPENDING"]] * 3)
-    result = cloud.tpu("train", "first", *SLICE, "--max_recreations=1", QUICK, *COMMAND, code=1)
-    assert "first is SUSPENDING, after 1 recreations; giving up" in result.stderr
-    assert cloud.actions().count("create") == 2
-    # What was asked for as one step alone is not made again.
-    cloud.tpu("delete", "first", *ZONE)
-    assert "first is SUSPENDING" in cloud.tpu("create", "first", *SLICE, QUICK, code=1).stderr
-
-
-def test_the_watch_survives_failures_of_gcloud_and_sees_a_preemption_after_them(cloud):
-    hiccups = [
-        "",
-        "ERROR: 503 The service is currently unavailable",
-        "ERROR: There was a problem refreshing your tokens",
-    ]
-    cloud.set(plan=[["PROVISIONING", "SUSPENDING"], ["ACTIVE"]], lives=[0], hiccups={"describe": hiccups * 4})
-    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
-    assert "503 The service is currently unavailable; asking again in 0.01 s" in result.stderr
-    assert "first is SUSPENDING: making it anew (1 of 100)" in result.stderr and len(cloud.runs()) == 1
-
-
-def test_a_gcloud_that_never_answers_ends_the_watch(cloud):
-    cloud.set(hiccups={"describe": ["ERROR: 503"] * 20})
-    assert "gcloud cannot describe first" in cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1).stderr
-    assert cloud.actions() == ["describe"] * 11
-
-
-def test_a_tpu_that_is_being_deleted_already_is_waited_for(cloud):
-    doomed = {"states": ["SUSPENDED", "DELETING", "GONE"], "nodes": ["first"]}
-    refusal = "ERROR: FAILED_PRECONDITION: the resource is already being deleted"
-    cloud.set(resources={"first": doomed}, plan=[["ACTIVE"]], lives=[0], hiccups={"delete": [refusal] * 9})
-    cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
-    actions = cloud.actions()
-    assert actions[:6] == ["describe", "delete", "describe", "describe", "describe", "create"]
-
-
-def test_a_delete_that_fails_is_tried_again_unless_it_always_would(cloud):
-    taken = {"states": ["SUSPENDED"], "nodes": ["first"]}
-    cloud.set(resources={"first": taken}, plan=[["ACTIVE"]], lives=[0], hiccups={"delete": ["ERROR: 503"] * 2})
-    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
-    assert "gcloud did not delete first: ERROR: 503; asking again" in result.stderr
-    assert cloud.actions().count("delete") == 3
-    cloud.set(resources={"first": taken}, hiccups={"delete": ["ERROR: PERMISSION_DENIED"] * 2})
-    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
-    assert "gcloud did not delete first: ERROR: PERMISSION_DENIED" in result.stderr
-    assert cloud.actions().count("delete") == 1
-
-
 def test_a_slice_that_is_taken_from_an_active_resource_counts_as_preempted(cloud):
     taken = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
     cloud.set(plan=[["ACTIVE"]], lives=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": taken})
@@ -264,44 +206,3 @@ def test_fetch_leaves_checkpoints_behind_unless_asked(cloud, tmp_path):
     ]
     cloud.tpu("fetch", "gs://my-bucket/runs/first", str(tmp_path / "first"), "--checkpoints")
     assert not any("exclude" in word for word in cloud.calls()[0])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "First", *SLICE, *COMMAND], "the TPU's name 'First': write lower-case letters"),
-        (["train", "first", "--zone=us-west4-a", *COMMAND], "name the slice: --topology=v5e:4x4"),
-        (["train", "first", "--topology=v5e:4x5", "--zone=us-west4-a", *COMMAND], "v5e has no slice 4x5"),
-        (["train", "first", "--topology=v5e:4x4", *COMMAND], "--zone is missing; v5e is in"),
-        (["train", "first", "--topology=v5e:4x4", "--zone=us-west4", *COMMAND], "is no zone (that is a region"),
-        (["train", "first", "--topology=v5e:4x4", "--zone=us-central2-b", *COMMAND], "not known to have v5e"),
-        (["train", "first", *SLICE], "say what to run"),
-        (["train", "first", *SLICE, "--", "t5x_like", "train"], "without --gin.MODEL_DIR=gs://"),
-        (
-            ["start", "first", *ZONE, "--", "t5x_like", "train", "--gin.MODEL_DIR=runs/x"],
-            "is on the machine's own disk",
-        ),
-        (["train", "first", *SLICE, "--num_slices=2", "--dry_run", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
-        (["create", "first", *SLICE, "--spot", "--reserved"], "--spot and --reserved exclude each other"),
-        (["create", "first", *SLICE, "--no_queue", "--num_slices=2"], "needs the queue"),
-        (
-            ["create", "first", *SLICE, "--valid_until=soon", "--dry_run"],
-            "--valid_until=soon: write how long, such as 6h",
-        ),
-        (["train", "first", *SLICE, "--poll_seconds=-1", "--dry_run", *COMMAND], "--poll_seconds=-1: more than 0"),
-        (["wait", "first", *ZONE, "--poll_seconds=nan"], "--poll_seconds=nan: more than 0"),
-        (["start", "first", *ZONE, "--max_restarts=-1", "--dry_run", *COMMAND], "--max_restarts=-1: at least 0"),
-        (["train", "first", *SLICE, "--max_recreations=-1", *COMMAND], "--max_recreations=-1: at least 0"),
-        (["stop", "first", *ZONE, "--grace=-5", "--dry_run"], "--grace=-5: at least 0"),
-        (["logs", "first", *ZONE, "--worker=-3", "--dry_run"], "--worker=-3: at least 0"),
-        (["logs", "first", *ZONE, "--slice=-1"], "--slice=-1: at least 0"),
-        (["create", "first", *SLICE, "--num_slices=0"], "--num_slices=0: at least 1"),
-        (["create", "first", *SLICE, "--project=X"], "is no project id"),
-        (["copy", "first", *ZONE, "--staging=/tmp/x"], "--staging=/tmp/x: write a folder in a bucket"),
-        (["fetch", "runs/first", "here"], "write a folder in a bucket"),
-    ],
-)
-def test_mistakes_are_refused_before_anything_is_called(cloud, words, message):
-    result = cloud.tpu(*words, code=2)
-    assert message in result.stderr
-    assert cloud.calls() == []
