@@ -50,6 +50,15 @@ class Supervised:
         os.kill(self.state()["pid"], signal.SIGKILL)
         until(lambda: self.state()["state"] == "lost")
 
+    def leave_running(self, command: str) -> int:
+        """Starts a command, kills its supervisor, and returns the process that is left of it."""
+        self.call("start", command=command)
+        self.until_up()
+        self.kill_supervisor()
+        trainer = int((self.folder / "trainer").read_text())
+        assert is_alive(trainer)
+        return trainer
+
 
 def until(condition) -> None:
     end = time.monotonic() + 20
@@ -199,30 +208,24 @@ def test_a_command_dies_with_its_supervisor(supervised):
 
 
 @linux
-@pytest.mark.parametrize(
-    ("on_term", "words", "code"),
-    [("echo saved; exit 75", "has left", 0), ("", "was killed", 1)],
-    ids=["asked", "killed"],
-)
-def test_what_a_killed_supervisor_left_running_is_ended(supervised, monkeypatch, on_term, words, code):
-    monkeypatch.setenv("ON_TERM", on_term)
-    for action in ("stop", "start"):
-        supervised.call("start", command=WRAPPED)
-        supervised.until_up()
-        trainer = int((supervised.folder / "trainer").read_text())
-        supervised.kill_supervisor()
-        assert is_alive(trainer)
-        if action == "stop":
-            result = supervised.call("stop", "--grace=0.3")
-            assert result.returncode == code and f"running without its supervisor, and {words}" in result.stdout
-            assert "no job is running here" in supervised.call("stop").stdout
-        else:
-            supervised.call("start", "--grace=0.3", command="echo beside: $(tr -d '\\0' </proc/$(cat trainer)/cmdline)")
-            supervised.call("follow")
-            log = (supervised.job / "log").read_text()
-            assert f"running without its supervisor, and {words}" in log and "beside:\n" in log
-        assert not is_alive(trainer)
-        (supervised.job / "log").write_text("")
+def test_stop_ends_what_a_killed_supervisor_left_running(supervised, monkeypatch):
+    monkeypatch.setenv("ON_TERM", "")
+    trainer = supervised.leave_running(WRAPPED)
+    result = supervised.call("stop", "--grace=0.3")
+    assert result.returncode == 1 and "the job was running without its supervisor, and was killed" in result.stdout
+    assert not is_alive(trainer)
+    assert "no job is running here (state: lost)" in supervised.call("stop").stdout
+
+
+@linux
+def test_a_start_ends_what_a_killed_supervisor_left_running_before_its_own(supervised, monkeypatch):
+    monkeypatch.setenv("ON_TERM", "echo saved; exit 75")
+    trainer = supervised.leave_running(WRAPPED)
+    supervised.call("start", command="echo beside: $(tr -d '\\0' <" + f"/proc/{trainer}/cmdline)")
+    assert supervised.call("follow").returncode == 0
+    log = (supervised.job / "log").read_text()
+    assert "the last job here was running without its supervisor, and has left" in log
+    assert log.index("saved\n") < log.index("beside:\n")
 
 
 @linux

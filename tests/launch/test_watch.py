@@ -48,6 +48,8 @@ class Scripted(cloud.Shell):
         elif action == "delete" and self.deletes:
             said = self.deletes.pop(0)
         failed = said.startswith("ERROR")
+        if failed and check:
+            raise cloud.CommandFailed(said)
         return subprocess.CompletedProcess(words, int(failed), "" if failed else said, said if failed else "")
 
 
