@@ -74,7 +74,7 @@ def test_a_resumed_run_replaces_the_rows_after_its_checkpoint(model_dir):
     assert metrics.read_metrics(model_dir) == []
 
 
-def test_three_incarnations_in_a_store_merge_into_one_record():
+def test_three_incarnations_in_a_store_merge_into_one_record(tmp_path):
     model_dir = f"memory://{uuid.uuid4().hex}/run"
     for after, last in ((0, 5), (4, 9), (2, 6)):
         writer = started(model_dir, after)
@@ -85,6 +85,9 @@ def test_three_incarnations_in_a_store_merge_into_one_record():
         (1, 0), (2, 0), (3, 2), (4, 2), (5, 2), (6, 2)
     ]  # fmt: skip
     assert len(paths.listdir(f"{model_dir}/metrics")) == 3
+    for name in paths.listdir(f"{model_dir}/metrics"):
+        paths.write_atomic(tmp_path / "metrics" / name, paths.read_text(f"{model_dir}/metrics/{name}"))
+    assert metrics.read_metrics(str(tmp_path)) == metrics.read_metrics(model_dir), "a copy on a disk reads the same"
 
 
 def test_a_torn_line_and_repeated_rows_are_dropped(tmp_path):

@@ -32,14 +32,14 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     """The rows of a run in the order they were written, each (step, split) once.
 
     Args:
-      model_dir: the run's folder, local or in a bucket.
+      model_dir: the run's folder, local, in a bucket, or a local copy of one that was in a bucket.
 
     Returns:
       A dictionary a row; what was not finite is NaN. A torn last line, which a killed run may leave, is left out.
     """
-    if paths.is_local(model_dir):
-        file = paths.join(model_dir, _FILE)
-        return _unique(_parse(paths.read_text(file))) if paths.exists(file) else []
+    file = paths.join(model_dir, _FILE)
+    if paths.is_local(model_dir) and paths.exists(file):
+        return _unique(_parse(paths.read_text(file)))
     folder = paths.join(model_dir, _FOLDER)
     rows: list[dict[str, Any]] = []
     for name in paths.listdir(folder):
@@ -80,7 +80,7 @@ class MetricsWriter:
         """Opens nothing yet.
 
         Args:
-          model_dir: the run's folder, local or in a bucket.
+          model_dir: the run's folder, local, in a bucket, or a local copy of one that was in a bucket.
           enabled: False on all processes but one: then every method does nothing.
           tensorboard: whether the same scalars go to TensorBoard event files in `model_dir/tensorboard`.
         """
