@@ -8,6 +8,7 @@ from typing import Any
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.planning import tracing
+from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
 from t5x_like.program import Program
 
@@ -16,7 +17,7 @@ TENSOR = (1, 2, 4, 8)
 # Gradients are float32; kernels are gathered, and their gradients summed, in bfloat16.
 GRADIENT_BYTES, SENT_BYTES = 4, 2
 # What a step holds beside what is counted: logits of a chunk with their gradient, a gathered layer, the program.
-SLACK_BYTES = 2 * 2**30
+SLACK_BYTES = 2 * GIB
 # The estimate leaves out what the compiler needs for scheduling: compiled steps took up to 5 GiB more.
 USED_AT_MOST = 0.9
 # From this many devices on, the compiler gathers along an axis that spans the slice by an all-reduce, which sends twice
@@ -43,6 +44,12 @@ class Candidate:
     bytes: float
     seconds: float
     serial_seconds: float
+
+    def __str__(self) -> str:
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.ici.items() if size > 1) or "one device"
+        remat = f", remat {self.remat}" if self.remat else ""
+        estimate = f"about {self.bytes / GIB:.1f} GiB and at best {1e3 * self.seconds:.1f} ms"
+        return f"{mesh}, microbatches {self.microbatches}{remat}: {estimate}"
 
     @property
     def rules(self) -> str:

@@ -77,7 +77,9 @@ def test_more_shards_take_less_memory_and_more_microbatches_less_still(planned):
 
 
 def test_a_candidate_changes_what_it_names_and_nothing_else(planned):
-    candidate = search.Candidate(2, "full", {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}, 0.0, 0.0, 0.0)
+    mesh = {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
+    candidate = search.Candidate(2, "full", mesh, 3 * 2**29, 0.25, 0.5)
+    assert str(candidate) == "data 4 x fsdp 2, microbatches 2, remat full: about 1.5 GiB and at best 250.0 ms"
     arguments = {"model": CONFIG, "seed": 3, "microbatches": 1, "partitioner": None}
     changed = candidate.arguments(arguments, 1, jax.devices())
     assert changed["model"] == dataclasses.replace(CONFIG, remat="full")
