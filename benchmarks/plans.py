@@ -1,7 +1,7 @@
-"""Plans networks of three shapes on slices of five generations of TPU and writes docs/plans.md's tables.
+"""Plans networks of three shapes on slices of five generations of TPU and prints the table of docs/plans.md.
 
 python benchmarks/plans.py FOLDER            # one JSON file a plan; what is there already is not planned again
-python benchmarks/plans.py FOLDER --table    # only the tables of what is there
+python benchmarks/plans.py FOLDER --table    # only the table of what is there
 """
 
 import argparse

@@ -33,9 +33,8 @@ from pathlib import Path
 DONE, MISTAKE, PREEMPTED = 0, 2, 75  # exit codes of t5x_like
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
 POLL_SECONDS = 0.2
-MARK = (
-    "T5X_LIKE_JOB"  # in the environment of all processes of a job, by which they are known when their parents are gone
-)
+# In the environment of all processes of a job, by which they are known when their parents are gone.
+MARK = "T5X_LIKE_JOB"
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 

@@ -27,9 +27,8 @@ import slices
 from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu, Unanswered
 
 LONGEST_NAME = 50  # of the 63 characters of a VM's name; slices and workers add theirs
-UNREACHABLE_LIMIT = (
-    10  # polls in a row at which a TPU that is ready does not answer, or gcloud cannot say where it stands
-)
+# Polls in a row at which a TPU that is ready does not answer, or gcloud cannot say where it stands.
+UNREACHABLE_LIMIT = 10
 LEFT_OVER_GRACE = 30  # seconds for a job whose first worker has lost it already
 LEAST = {"num_slices": 1, **dict.fromkeys(("max_restarts", "max_recreations", "grace", "worker", "slice", "lines"), 0)}
 MISTAKE = 2  # exit code of what a user can mend, here as in t5x_like

@@ -80,7 +80,7 @@ class MetricsWriter:
         """Opens nothing yet.
 
         Args:
-          model_dir: the run's folder, local, in a bucket, or a local copy of one that was in a bucket.
+          model_dir: the run's folder, local or in a bucket.
           enabled: False on all processes but one: then every method does nothing.
           tensorboard: whether the same scalars go to TensorBoard event files in `model_dir/tensorboard`.
         """

@@ -1,7 +1,7 @@
 """A plan as numbers, as JSON and as text."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like.planning.chips import GIB
@@ -117,7 +117,7 @@ def text(plan: Plan) -> str:
     memory, chip = plan.compiled.memory, plan.topology.chip
     each = "device" if chip.devices_per_chip > 1 else "chip"
     lines = [
-        f"{plan.topology}: {plan.topology.chips} chips, mesh {_mesh(plan)}, rules {plan.rules}",
+        f"{plan.topology}: {plan.topology.chips} chips, mesh {mesh_text(plan.mesh)}, rules {plan.rules}",
         f"{plan.parameters:,} parameters; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
         f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
         + (f"; remat {plan.remat}" if plan.remat else ""),
@@ -150,7 +150,8 @@ def ranking(plans: Sequence[Plan]) -> str:
     for plan in plans:
         limit = plan.bound
         lines.append(
-            f"{_mesh(plan):<34}{plan.microbatches:>13}{plan.remat or '-':>7}{_gib(plan.compiled.memory.peak):>12}"
+            f"{mesh_text(plan.mesh):<34}{plan.microbatches:>13}{plan.remat or '-':>7}"
+            f"{_gib(plan.compiled.memory.peak):>12}"
             f"{1e3 * limit.seconds:>10,.2f} ms{limit.by:>10}{100 * plan.mfu_at_bound:>6.1f} %"
         )
     return "\n".join([*lines, "", "configured, in this order, by", *(f"  {settings(plan)}" for plan in plans)])
@@ -166,8 +167,9 @@ def settings(plan: Plan) -> str:
     return " ".join(flags) + (f", and the model's remat='{plan.remat}'" if plan.remat else "")
 
 
-def _mesh(plan: Plan) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "one device"
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """The axes of a mesh that split something, with their sizes."""
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
 
 
 def _work_lines(plan: Plan, each: str) -> list[str]:

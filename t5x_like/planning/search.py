@@ -7,7 +7,7 @@ from typing import Any
 
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.layers.stacks import REMAT_POLICIES
-from t5x_like.planning import tracing
+from t5x_like.planning import report, tracing
 from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
 from t5x_like.program import Program
@@ -46,10 +46,9 @@ class Candidate:
     serial_seconds: float
 
     def __str__(self) -> str:
-        mesh = " x ".join(f"{axis} {size}" for axis, size in self.ici.items() if size > 1) or "one device"
         remat = f", remat {self.remat}" if self.remat else ""
         estimate = f"about {self.bytes / GIB:.1f} GiB and at best {1e3 * self.seconds:.1f} ms"
-        return f"{mesh}, microbatches {self.microbatches}{remat}: {estimate}"
+        return f"{report.mesh_text(self.ici)}, microbatches {self.microbatches}{remat}: {estimate}"
 
     @property
     def rules(self) -> str:
