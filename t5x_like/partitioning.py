@@ -20,6 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from t5x_like import parameters
+from t5x_like.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 LENGTH = "length"
@@ -66,6 +67,7 @@ def make_mesh(
       devices: the devices to use; the default is all of them.
 
     Raises:
+      UserError: JAX cannot lay the mesh out over these devices.
       ValueError: unknown axes, or sizes that do not multiply to the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
@@ -93,12 +95,20 @@ def make_mesh(
             f"the devices belong to {count_slices(devices)} slices, and no mesh axis is said to cross them: give "
             "--gin.DCN=\"{'data': -1}\", or another axis that the network between slices is to carry"
         )
-    if slices > 1:
-        grid = mesh_utils.create_hybrid_device_mesh(
-            ici_sizes, dcn_sizes, devices, process_is_granule=_slice_of(devices[0]) is None
-        )
-    else:
-        grid = mesh_utils.create_device_mesh(ici_sizes, devices, allow_split_physical_axes=True)
+    try:
+        # An axis of the torus may be split between two mesh axes: a slice of 4x4 holds fsdp=8 x tensor=2.
+        if slices > 1:
+            by_process = _slice_of(devices[0]) is None
+            grid = mesh_utils.create_hybrid_device_mesh(
+                ici_sizes, dcn_sizes, devices, process_is_granule=by_process, allow_split_physical_axes=True
+            )
+        else:
+            grid = mesh_utils.create_device_mesh(ici_sizes, devices, allow_split_physical_axes=True)
+    except (NotImplementedError, AssertionError) as error:
+        raise UserError(
+            f"ici={ici} dcn={dcn}: JAX cannot lay this mesh out over the {devices[0].platform} devices: {error}. "
+            "Choose other sizes, or a slice whose chips form a full cuboid."
+        ) from error
     return Mesh(grid, MESH_AXES, axis_types=axis_types)
 
 

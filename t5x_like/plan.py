@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 
 from t5x_like import config, optimizers, parameters, partitioning, paths
+from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
@@ -115,9 +116,15 @@ def _searched(arguments, make_program, slice_: Topology, number: int, steps, pri
     found = search.candidates(program, arguments["objective"], slice_)
     logging.info("%d combinations seem to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
     plans = []
-    for candidate in found[:number]:
+    for candidate in found:
+        if len(plans) == number:
+            break
+        try:
+            changed = candidate.arguments(arguments, slice_.slices, devices)
+        except UserError as error:
+            logging.warning("skipping %s: %s", candidate, error)
+            continue
         logging.info("compiling %s", candidate)
-        changed = candidate.arguments(arguments, slice_.slices, devices)
         plans.append(_compiled(changed, make_program, slice_, steps, price))
     fitting = [one for one in plans if one.compiled.fits]
     if not fitting:

@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
 import pytest
 
-from t5x_like import optimizers, plan, program, train
+from t5x_like import optimizers, partitioning, plan, program, train
+from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning import topologies
+from t5x_like.planning import search, topologies
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_compiler = pytest.mark.skipif(
@@ -93,6 +95,31 @@ def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, caps
     printed = capsys.readouterr().out
     assert f"--gin.MICROBATCHES={best.microbatches} --gin.PARTITIONING={best.rules}" in printed
     assert f"remat='{best.remat}'" in printed and printed.count("--gin.MICROBATCHES=") == 2
+
+
+def test_a_search_skips_what_cannot_be_built(monkeypatch):
+    def mesh(tensor):
+        return {"data": 8 // tensor, "fsdp": 1, "sequence": 1, "tensor": tensor}
+
+    def make_mesh(*, ici=None, **others):
+        if ici and ici["tensor"] == 2:
+            raise UserError("JAX cannot lay this mesh out")
+        return original(ici=ici, **others)
+
+    def compiled(arguments, *others):
+        seconds = float(arguments["partitioner"].mesh.shape["tensor"])
+        return types.SimpleNamespace(
+            compiled=types.SimpleNamespace(fits=True), bound=types.SimpleNamespace(seconds=seconds)
+        )
+
+    original = partitioning.make_mesh
+    found = [search.Candidate(1, None, mesh(tensor), 2**30, 0.1 * tensor, 0.1) for tensor in (2, 4, 1, 8)]
+    monkeypatch.setattr(search, "candidates", lambda *given: found)
+    monkeypatch.setattr(partitioning, "make_mesh", make_mesh)
+    monkeypatch.setattr(plan, "_compiled", compiled)
+    arguments = loop(Partitioner()).keywords
+    plans = plan._searched(arguments, program.make_program, topologies.parse("v5e:2x4"), 2, None, None)
+    assert [one.bound.seconds for one in plans] == [1.0, 4.0], "two that can be built, the fastest first"
 
 
 @needs_compiler

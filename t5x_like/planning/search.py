@@ -83,7 +83,7 @@ def candidates(program: Program, objective: Any, topology: Topology) -> list[Can
         config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
         embed = max((size for leaf in leaves for axis, size in leaf.dims if axis == "embed"), default=0)
         needs = tracing.row_needs(config, objective, program.shapes, program.batch_shapes, embed)
-        for ici in _meshes(topology, leaves):
+        for ici in meshes(topology, leaves):
             for microbatches in MICROBATCHES:
                 parts = ici["data"] * ici["fsdp"] * topology.slices
                 if rows % (parts * microbatches) == 0:
@@ -127,8 +127,16 @@ def _leaves(program: Program) -> list[_Leaf]:
     return leaves
 
 
-def _meshes(topology: Topology, leaves: list[_Leaf]) -> Iterator[dict[str, int]]:
-    """Meshes of data x fsdp x tensor over a slice by which every parameter divides."""
+def meshes(topology: Topology, leaves: list[_Leaf]) -> Iterator[dict[str, int]]:
+    """Meshes of data x fsdp x tensor over one slice that divide every parameter.
+
+    Args:
+      topology: the slices.
+      leaves: the parameters and the optimizer's state.
+
+    Yields:
+      Mesh axis -> size within the slice.
+    """
     devices = topology.num_devices // topology.slices
     for tensor in TENSOR:
         for fsdp in range(1, devices // tensor + 1):
