@@ -1,7 +1,8 @@
 """TPU chips as data: what each generation can compute, hold and send.
 
 Sources: cloud.google.com/tpu/docs, a page a generation (peak compute, memory bandwidth, "interchip interconnect
-bandwidth" a chip, which is divided here by the chip's links and directions), and the compiler itself for the memory
+bandwidth" a chip, which is divided here by the chip's links and directions, "data center network bandwidth" a chip;
+tests/planning/test_chips.py has the published numbers), and the compiler itself for the memory
 that it lets a program use, which it states when a program needs more ("exceeds available HBM").
 """
 
@@ -103,7 +104,7 @@ CHIPS = {
             link_bandwidth=100e9 / 2,
             dimensions=3,
             wrap=4,
-            dcn_bandwidth=12.5e9,
+            dcn_bandwidth=12.5e9 / 2,
             devices_per_chip=2,
         ),
     )

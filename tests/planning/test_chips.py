@@ -1,0 +1,68 @@
+"""The constants of each chip against what is published for one chip."""
+
+import dataclasses
+
+import pytest
+
+from t5x_like.planning.chips import CHIPS, GIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """One physical chip, as published.
+
+    Attributes:
+      tflops: dense bfloat16.
+      hbm_gib: physical memory; a program may use a little less.
+      hbm_gbps: GB/s.
+      ici_gbps: GB/s in one direction, over all links.
+      links: to neighbours.
+      dcn_gbit: Gbit/s in one direction.
+      devices: JAX devices.
+    """
+
+    tflops: float
+    hbm_gib: int
+    hbm_gbps: float
+    ici_gbps: float
+    links: int
+    dcn_gbit: float
+    devices: int = 1
+
+
+# Where the numbers are from:
+# - docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e, tpu7x (read in November 2026): compute, memory, ICI and DCN. ICI is
+#   published in both directions together (v5e 400, v5p 1200, v6e 800, tpu7x 1200 GB/s a chip); half of it is one direction.
+# - DCN of v5p is 50 and of v6e and tpu7x 100 Gbit/s a chip. v5e: 2 NICs of 100 Gbit/s for the 8 chips of a host. v4: NICs
+#   of 200 Gbit/s for the 4 chips of a host (jax-ml.github.io/scaling-book, "How to Think About TPUs").
+# - HBM bandwidth of v4 and v5e: "Introducing Cloud TPU v5p", cloud.google.com/blog, December 2023. The pages of v4, v5e
+#   and v6e round it (1200, 800 and 1600 GB/s); v6e's said 1640 at its release.
+PUBLISHED = {
+    "v4": Published(275, 32, 1228, 300, links=6, dcn_gbit=50),
+    "v5e": Published(197, 16, 819, 200, links=4, dcn_gbit=2 * 100 / 8),
+    "v5p": Published(459, 96, 2765, 600, links=6, dcn_gbit=50),
+    "v6e": Published(918, 32, 1640, 400, links=4, dcn_gbit=100),
+    "tpu7x": Published(2307, 192, 7380, 600, links=6, dcn_gbit=100, devices=2),
+}
+
+
+def test_every_chip_is_compared():
+    assert set(PUBLISHED) == set(CHIPS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_constants_are_those_of_one_device(name):
+    chip, published = CHIPS[name], PUBLISHED[name]
+    assert chip.devices_per_chip == published.devices
+    assert chip.peak_flops * published.devices == published.tflops * 1e12
+    assert chip.hbm_bandwidth * published.devices == published.hbm_gbps * 1e9
+    assert chip.link_bandwidth * published.links * published.devices == published.ici_gbps * 1e9
+    assert chip.dcn_bandwidth * published.devices == published.dcn_gbit * 1e9 / 8
+    # The runtime keeps a part of the memory for itself.
+    assert 0.95 < chip.hbm_bytes * published.devices / (published.hbm_gib * GIB) < 1
+
+
+def test_a_whole_torus_uses_every_link():
+    for name, published in PUBLISHED.items():
+        chip = CHIPS[name]
+        assert chip.ici_bandwidth((chip.wrap,) * chip.dimensions) == published.links * chip.link_bandwidth
