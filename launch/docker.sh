@@ -10,6 +10,8 @@
 # IMAGE is a name in a registry with a tag, such as registry.example.com/images/t5x_like:first
 set -euo pipefail
 
+# TPU and GPU machines are x86-64; without this, an Arm laptop would build an image for itself.
+platform=linux/amd64
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 mistake() {
   printf 'docker.sh: %s\n' "$*" >&2
@@ -48,12 +50,13 @@ esac
 
 case "$action" in
   build)
-    set -- env DOCKER_BUILDKIT=1 docker build --file "$root/launch/Dockerfile" --build-arg "EXTRA=$extra" --tag "$image" "$root"
+    set -- env DOCKER_BUILDKIT=1 docker build --file "$root/launch/Dockerfile" --platform "$platform" \
+      --build-arg "EXTRA=$extra" --tag "$image" "$root"
     ;;
   push) set -- docker push "$image" ;;
   run)
     (($#)) || mistake "say what to run: -- t5x_like train …"
-    options=(--rm --init --volume "$PWD/runs:/work/runs" --workdir /work)
+    options=(--rm --init --platform "$platform" --volume "$PWD/runs:/work/runs" --workdir /work)
     [[ $extra == cuda ]] && options+=(--gpus all --shm-size 8g)
     [[ $extra == tpu ]] && options+=(--privileged --net host)
     set -- docker run "${options[@]}" "$image" "$@"

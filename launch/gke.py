@@ -58,6 +58,7 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
     container = {
         "name": "t5x-like",
         "image": options.image,
+        "imagePullPolicy": "Always",  # a tag that was pushed again would be taken from the node's disk otherwise
         "command": [
             *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}", f"--delay={PAUSE}"),
             *("--on_preempted=exit", "--"),

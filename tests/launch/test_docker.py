@@ -29,6 +29,12 @@ def test_build_takes_the_checkout_and_an_extra(extra, argument):
     assert Path(words[words.index("--file") + 1]).is_file()
 
 
+@pytest.mark.parametrize(("action", "command"), [("build", ()), ("run", ("--", "t5x_like", "train"))])
+def test_images_are_for_x86_64_whatever_the_host_is(action, command, tmp_path):
+    words = dry_run(action, IMAGE, *command, cwd=tmp_path)
+    assert words[words.index("--platform") + 1] == "linux/amd64"
+
+
 def test_push_and_run(tmp_path):
     assert dry_run("push", IMAGE) == ["docker", "push", IMAGE.partition("=")[2]]
     words = dry_run("run", IMAGE, "--extra=cuda", "--", "t5x_like", "train", "--gin.NAME=two words", cwd=tmp_path)

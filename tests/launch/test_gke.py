@@ -75,6 +75,11 @@ def test_the_command_reaches_the_container_word_by_word():
     assert "hostNetwork" not in pod
 
 
+def test_a_tag_that_was_pushed_again_is_pulled_again():
+    pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["imagePullPolicy"] == "Always"
+
+
 def test_a_preemption_starts_all_again_and_a_failure_does_not():
     spec = manifest("--topology=v4:2x2x2", "--spot", "--max_recreations=7")["spec"]
     job = spec["replicatedJobs"][0]["template"]["spec"]
