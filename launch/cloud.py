@@ -263,11 +263,19 @@ class Tpu:
         """Makes the environment on every worker, or brings it up to date."""
         self.ssh(f"VENV=$HOME/{ENVIRONMENT} {CODE}/launch/install_worker.sh", everywhere=True)
 
-    def start(self, command: list[str], max_restarts: int) -> None:
-        """Starts a command on every worker under its supervisor, detached from here."""
+    def start(self, command: list[str], max_restarts: int, environment: dict[str, str]) -> None:
+        """Starts a command on every worker under its supervisor, detached from here.
+
+        Args:
+          command: what each worker runs.
+          max_restarts: after crashes.
+          environment: variables for the supervisor, which every start of the command inherits.
+        """
         words = shlex.join([f"--max_restarts={max_restarts}", "--", *command])
         path = f"PATH=$HOME/{ENVIRONMENT}/bin:$PATH"
-        self.ssh(f"cd {CODE} && {path} python3 launch/supervise.py start {words}", everywhere=True)
+        variables = shlex.join([f"{name}={value}" for name, value in environment.items()])
+        python = f"env {variables} python3" if variables else "python3"
+        self.ssh(f"cd {CODE} && {path} {python} launch/supervise.py start {words}", everywhere=True)
 
     def follow(self, node: int = 0, worker: int = 0, lines: int = 50) -> None:
         """Shows a worker's output until its job ends or the connection does; which of the two, `job` tells."""

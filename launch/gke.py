@@ -55,6 +55,7 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
         "cloud.google.com/gke-tpu-topology": shape.topology,
         **({spot: "true"} if options.spot else {}),
     }
+    variables = [{"name": name, "value": _literal(value)} for name, value in jobs.environment(options.env).items()]
     container = {
         "name": "t5x-like",
         "image": options.image,
@@ -63,7 +64,8 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
             *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}", f"--delay={PAUSE}"),
             *("--on_preempted=exit", "--"),
         ],
-        "args": command,
+        "args": [_literal(word) for word in command],
+        **({"env": variables} if variables else {}),
         # Workers find each other on 8471, slices on 8080, and 8431 offers the runtime's metrics.
         "ports": [{"containerPort": port} for port in (8471, 8080, 8431)],
         "resources": {"limits": {"google.com/tpu": shape.chips_per_vm}},
@@ -110,6 +112,11 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
             "replicatedJobs": [{"name": JOB, "replicas": options.num_slices, "template": {"spec": job}}],
         },
     }
+
+
+def _literal(text: str) -> str:
+    """Escapes text that Kubernetes would expand: it replaces `$(NAME)` by a variable and `$$` by `$`."""
+    return text.replace("$", "$$")
 
 
 def to_yaml(value, indent: int = 0) -> str:
@@ -169,6 +176,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
             f"--num_slices={options.num_slices}: GKE joins slices of several VMs only, and {shape} is one"
         )
     jobs.check_slices(command, options.num_slices)
+    jobs.environment(options.env)
     return shape
 
 
@@ -195,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max_recreations", type=int, default=1000, help="of all pods after preemptions (default: 1000)")
     made.add_argument("--grace", type=int, default=120, help="seconds to save in before a pod is killed (default: 120)")
     made.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is a mounted file store")
+    jobs.add_environment(made)
     made.add_argument("--dry_run", action="store_true", help="print the command instead of running it")
     return made
 

@@ -3,12 +3,15 @@
 Plain Python 3.10 and its standard library.
 """
 
+import argparse
 import re
 from pathlib import Path
 
 from slices import LaunchError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "gin_configs"
+# Variables that the launchers and launch/supervise.py set for a job themselves.
+OWN_VARIABLES = ("PATH", "T5X_LIKE_JOB", "T5X_LIKE_SUPERVISED")
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 
@@ -16,6 +19,43 @@ def check_bucket(setting: str, path: str) -> None:
     """Refuses what is no folder in a bucket."""
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]/[^/\s].*", path):
         raise LaunchError(f"{setting}={path}: write a folder in a bucket, such as gs://my-bucket/runs/first")
+
+
+def add_environment(made: argparse.ArgumentParser) -> None:
+    """Adds `--env` to a command line; see `environment`."""
+    made.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set an environment variable of the job on every worker; may be repeated. Not for secrets: it is shown in "
+        "process lists and dry runs",
+    )
+
+
+def environment(given: list[str]) -> dict[str, str]:
+    """The environment variables of a job.
+
+    Args:
+      given: `NAME=VALUE` of each `--env`.
+
+    Returns:
+      Name -> value, in the order given.
+
+    Raises:
+      LaunchError: a word is not of that form, a name is given twice, or the launcher sets the variable itself.
+    """
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise LaunchError(f"--env={word}: write NAME=VALUE, such as --env=JAX_TRACEBACK_FILTERING=off")
+        if name in found:
+            raise LaunchError(f"--env={word}: {name} is given twice. Remove one of them.")
+        if name in OWN_VARIABLES:
+            raise LaunchError(f"--env={word}: the launcher sets {name} itself. Remove it.")
+        found[name] = value
+    return found
 
 
 def values(command: list[str], flag: str) -> list[str]:

@@ -90,7 +90,7 @@ def set_up(tpu: Tpu, command: list[str], options: argparse.Namespace) -> None:
     tpu.shell.note("installing on all workers")
     tpu.install()
     tpu.shell.note("starting on all workers")
-    tpu.start(command, options.max_restarts)
+    tpu.start(command, options.max_restarts, jobs.environment(options.env))
 
 
 def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Namespace) -> int:
@@ -269,6 +269,7 @@ def _code(made: argparse.ArgumentParser) -> None:
 def _job(made: argparse.ArgumentParser) -> None:
     made.add_argument("--max_restarts", type=int, default=3, help="after crashes (default: 3)")
     made.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is a mounted file store")
+    jobs.add_environment(made)
 
 
 def _polling(made: argparse.ArgumentParser) -> None:
@@ -300,6 +301,7 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     if options.action in ("train", "start"):
         jobs.check_command(command, options.local_model_dir)
         jobs.check_slices(command, options.num_slices)
+        jobs.environment(options.env)
     elif command:
         raise slices.LaunchError(f"{options.action} runs no command, and {command[0]!r} stands after --")
     if getattr(options, "staging", None):
@@ -350,7 +352,7 @@ def act(options: argparse.Namespace, command: list[str]) -> int:
     elif options.action == "install":
         tpu.install()
     elif options.action == "start":
-        tpu.start(command, options.max_restarts)
+        tpu.start(command, options.max_restarts, jobs.environment(options.env))
     elif options.action == "status":
         state = tpu.state()
         print(f"{tpu.name}: {state.detail}")

@@ -116,6 +116,7 @@ import json, os, pathlib, signal, sys
 
 CLOUD = pathlib.Path(os.environ["CLOUD"])
 (CLOUD / "runs.jsonl").open("a").write(json.dumps([os.environ["HOME"], os.getcwd(), sys.argv[1:]]) + "\\n")
+(CLOUD / "environments.jsonl").open("a").write(json.dumps(dict(os.environ)) + "\\n")
 state = json.loads((CLOUD / "state.json").read_text())
 first = os.environ["HOME"].endswith(("first-w0", "first-0-w0"))  # the others do as they are told, and are done
 deed = state["lives"].pop(0) if first else 0
@@ -188,6 +189,10 @@ class Cloud:
     def runs(self) -> list:
         path = self.folder / "runs.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def environments(self) -> list[dict[str, str]]:
+        """The environment of each start of the command."""
+        return [json.loads(line) for line in (self.folder / "environments.jsonl").read_text().splitlines()]
 
     def home(self, name: str) -> Path:
         return self.folder / "homes" / name

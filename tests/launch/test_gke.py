@@ -75,6 +75,28 @@ def test_the_command_reaches_the_container_word_by_word():
     assert "hostNetwork" not in pod
 
 
+def test_environment_variables_reach_the_container_as_they_were_given():
+    given = ("--env=LIBTPU_INIT_ARGS=--a=true --b", "--env=QUOTED='$(HOSTNAME) $$x: #\"", "--env=EMPTY=")
+    pod = manifest("--topology=v5e:4x4", *given)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    # Kubernetes reads $$ as $, and would expand a $(NAME) that is not escaped.
+    assert pod["containers"][0]["env"] == [
+        {"name": "LIBTPU_INIT_ARGS", "value": "--a=true --b"},
+        {"name": "QUOTED", "value": "'$$(HOSTNAME) $$$$x: #\""},
+        {"name": "EMPTY", "value": ""},
+    ]
+    assert (
+        "env"
+        not in manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+            "containers"
+        ][0]
+    )
+
+
+def test_kubernetes_expands_nothing_in_the_command():
+    pod = manifest("--topology=v5e:4x4", more=("--gin.A=$(B)",))["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert pod["template"]["spec"]["containers"][0]["args"][-1] == "--gin.A=$$(B)"
+
+
 def test_a_tag_that_was_pushed_again_is_pulled_again():
     pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["imagePullPolicy"] == "Always"
@@ -156,6 +178,7 @@ def test_every_word_comes_through_yaml_as_it_was(text):
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],
             "--max_restarts=-1: at least 0",
         ),
+        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--env=A", *COMMAND], "--env=A: write NAME=VALUE"),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
     ],
 )

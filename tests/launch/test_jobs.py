@@ -76,3 +76,22 @@ def test_commands_that_are_fine():
     jobs.check_command(["t5x_like", "eval"])
     with pytest.raises(jobs.LaunchError, match="begins with t5x_like, not 'python'"):
         jobs.check_command(["python", "train.py"])
+
+
+def test_environment_variables_are_names_and_values():
+    assert jobs.environment(["A=1", "_b2=x=y z", "C="]) == {"A": "1", "_b2": "x=y z", "C": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["A"], "--env=A: write NAME=VALUE"),
+        (["=x"], "--env==x: write NAME=VALUE"),
+        (["A-B=1"], "--env=A-B=1: write NAME=VALUE"),
+        (["A=1", "A=2"], "--env=A=2: A is given twice"),
+        (["PATH=/x"], "--env=PATH=/x: the launcher sets PATH itself"),
+    ],
+)
+def test_environment_variables_that_cannot_be_set_are_refused(given, message):
+    with pytest.raises(jobs.LaunchError, match=message):
+        jobs.environment(given)

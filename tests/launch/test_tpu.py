@@ -42,6 +42,27 @@ def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(
     assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
 
 
+VARIABLES = {"LIBTPU_INIT_ARGS": "--xla_a=true --xla_b='x y'", "HF_HOME": '$HOME/a "b"; exit 9', "EMPTY": ""}
+
+
+def test_environment_variables_reach_every_start_of_the_command_as_they_were_given(cloud):
+    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], lives=["preempt", 0])
+    given = [f"--env={name}={value}" for name, value in VARIABLES.items()]
+    cloud.tpu("train", "first", *SLICE, QUICK, *given, *COMMAND)
+    found = [{name: one.get(name) for name in VARIABLES} for one in cloud.environments()]
+    assert found == [VARIABLES, VARIABLES]
+
+
+def test_a_dry_run_shows_environment_variables_in_each_start(cloud):
+    given = [f"--env={name}={value}" for name, value in VARIABLES.items()]
+    lines = cloud.tpu("train", "first", *SLICE, "--dry_run", *given, *COMMAND).stdout.splitlines()
+    starts = [shlex.split(line) for line in lines if "supervise.py start" in line]
+    assert len(starts) == 2, "the first start, and the one after a preemption"
+    for words in starts:
+        remote = shlex.split(next(word for word in words if word.startswith("--command=")).partition("=")[2])
+        assert [f"{name}={value}" for name, value in VARIABLES.items()] == remote[remote.index("env") + 1 :][:3]
+
+
 def test_a_slice_that_is_taken_from_an_active_resource_counts_as_preempted(cloud):
     taken = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
     cloud.set(plan=[["ACTIVE"]], lives=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": taken})

@@ -35,8 +35,8 @@ class Published:
 #   is published for both directions together (v5e 400, v5p 1200, v6e 800, tpu7x 1200 GB/s per chip); half is one way.
 # - DCN per chip: v5p 50 Gbit/s, v6e and tpu7x 100 Gbit/s. v5e: 2 NICs of 100 Gbit/s for the 8 chips of a host. v4:
 #   200 Gbit/s for the 4 chips of a host (jax-ml.github.io/scaling-book, "How to Think About TPUs").
-# - HBM bandwidth of v4 (1228) and v5p: "Introducing Cloud TPU v5p", Google Cloud's blog, December 2023; v5e (819) and v6e
-#   (1640): their pages at release. Today's pages round them: 1200 for v4, 800 for v5e, 1600 or 1638 for v6e.
+# - HBM bandwidth of v4 (1228) and v5p: "Introducing Cloud TPU v5p", Google Cloud's blog, December 2023; v5e (819) and
+#   v6e (1640): their pages at release. Today's pages round them: 1200 for v4, 800 for v5e, 1600 or 1638 for v6e.
 PUBLISHED = {
     "v4": Published(275, 32, 1228, 300, links=6, dcn_gbit=50),
     "v5e": Published(197, 16, 819, 200, links=4, dcn_gbit=2 * 100 / 8),
