@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from t5x_like.errors import UserError
+
 _DECLARED: dict[str, "Arguments"] = {}
 
 
@@ -44,14 +46,14 @@ def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
     """Sets arguments of every one of `tasks` that declares them; the others go back to their defaults.
 
     Raises:
-      ValueError: no task declares one of them, or a value is of another kind than its default; nothing is set then.
+      UserError: no task declares one of them, or a value is of another kind than its default; nothing is set then.
     """
     declared = {task: _DECLARED[task] for task in tasks if task in _DECLARED}
     known = sorted({name for arguments in declared.values() for name in arguments})
     for name, value in values.items():
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            raise ValueError(
+            raise UserError(
                 f"task_arguments: {', '.join(tasks)} has no argument {name!r}"
                 + (f"; did you mean {near[0]!r}? There are {', '.join(known)}" if near else "")
                 + ("" if near else f"; there are {', '.join(known)}" if known else ", nor any other")
@@ -69,4 +71,4 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
     """A default of None stands for a text that is not given."""
     kinds = (int, float) if isinstance(default, float) else (str, type(None)) if default is None else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"task_arguments: {name}={value!r} must be of type {kinds[0].__name__}")
+        raise UserError(f"task_arguments: {name}={value!r} must be of type {kinds[0].__name__}")

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from data_tasks import bart_noise, language_model, preprocessors
 from data_tasks.noise_masks import uniform_below
+from t5x_like.errors import UserError
 
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 """What the pieces of SentencePiece begin with that begin a word."""
@@ -38,9 +39,9 @@ class BartNoise:
     def __post_init__(self):
         for name in ("permute_sentences", "infill", "mask", "delete", "rotate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"BartNoise: {name}={getattr(self, name)} must be a fraction, 0 to 1")
+                raise UserError(f"BartNoise: {name}={getattr(self, name)} must be a fraction, 0 to 1")
         if self.mean_span_length <= 0:
-            raise ValueError(f"BartNoise: mean_span_length={self.mean_span_length} must be above 0 words")
+            raise UserError(f"BartNoise: mean_span_length={self.mean_span_length} must be above 0 words")
 
     def apply(self, tokens: tf.Tensor, counts: tf.Tensor, marks: "Marks", seed: tf.Tensor) -> bart_noise.Noised:
         """Noise on rows of text without special tokens.
@@ -102,10 +103,10 @@ class Marks:
           mask_id: by default the last id of the vocabulary, its first sentinel.
 
         Raises:
-          ValueError: there is neither a sentinel nor a `mask_id`.
+          UserError: there is neither a sentinel nor a `mask_id`.
         """
         if mask_id is None and not vocabulary.extra_ids:
-            raise ValueError(
+            raise UserError(
                 f"BART's noise needs an id for its mask: give mask_id, or a {type(vocabulary).__name__} with "
                 "extra_ids=1 or more"
             )
@@ -174,18 +175,18 @@ def bart(
       Where infilling made a full `inputs` longer than the text, its end is cut off.
 
     Raises:
-      ValueError: the lengths are too short, the vocabularies differ, or there is no id for the mask.
+      UserError: the lengths are too short, the vocabularies differ, or there is no id for the mask.
     """
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise ValueError(f"BART's noise needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"BART's noise needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise ValueError("BART's noise needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("BART's noise needs one vocabulary for 'inputs' and 'targets'")
     front = () if bos_id is None else (bos_id,)
     lengths = {name: sequence_length[name] for name in ("inputs", "targets")}
     length = min(lengths.values()) - len(front) - 1
     if length < 1:
-        raise ValueError(f"TASK_FEATURE_LENGTHS={lengths}: BART's noise needs room for a token, BOS and EOS")
+        raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: BART's noise needs room for a token, BOS and EOS")
     eos_id, marks = language_model.eos_of(vocabulary), Marks.of(vocabulary, mask_id)
 
     @seqio.map_over_dataset(num_seeds=1)

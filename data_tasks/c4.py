@@ -7,6 +7,7 @@ import seqio
 
 from data_tasks import arguments, vocabularies
 from data_tasks.span_corruption import add_span_corruption_task
+from t5x_like.errors import UserError
 
 TASK = "c4_v310_span_corruption"
 
@@ -32,7 +33,7 @@ class LateTfdsSource(seqio.DataSource):
         name, folder = self._values["tfds_name"], self._values["data_dir"]
         source = seqio.TfdsDataSource(name, tfds_data_dir=folder, splits=self.splits, read_only=True)
         if not source.tfds_dataset.info.splits:
-            raise FileNotFoundError(
+            raise UserError(
                 f"{name} has not been prepared by TFDS in {source.tfds_dataset.builder.data_dir}: give TFDS's "
                 "folder in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`"
             )

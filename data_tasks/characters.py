@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from data_tasks import arguments
 from data_tasks.documents import TRAIN, VALIDATION, Corpus
+from t5x_like import paths
+from t5x_like.errors import UserError
 
 TASK = "characters_causal_lm"
 EOS_ID, UNKNOWN_ID, FIRST_CHARACTER_ID = 1, 2, 3
@@ -107,7 +109,7 @@ class ContiguousSource(seqio.DataSource):
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
         corpus = self._read()
         if split not in corpus.splits:
-            raise ValueError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
+            raise UserError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
         index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         passes = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
         return passes.map(
@@ -142,10 +144,10 @@ def windows(
       Examples with `targets`, int32.
 
     Raises:
-      ValueError: there is no length of `targets`.
+      UserError: there is no length of `targets`.
     """
     if sequence_length is None or "targets" not in sequence_length:
-        raise ValueError(f"windows of characters need TASK_FEATURE_LENGTHS of 'targets', not {sequence_length}")
+        raise UserError(f"windows of characters need TASK_FEATURE_LENGTHS of 'targets', not {sequence_length}")
     length = tf.constant(sequence_length["targets"], tf.int64)
     vocabulary = output_features["targets"].vocabulary
     splits = {split: tf.constant(b"".join(documents)) for split, documents in read().splits.items()}
@@ -180,20 +182,20 @@ def read(path: str, validation_fraction: float = 0.1) -> Corpus:
       validation_fraction: how much of the characters is held out, at the end.
 
     Raises:
-      ValueError: no path was given, a split would be empty, or the file is not UTF-8.
-      FileNotFoundError: there is no such file.
+      UserError: no path was given, a split would be empty, or the file is not UTF-8.
+      UserError: there is no such file.
     """
     if not path:
-        raise ValueError("characters are read from one file: give task_arguments {'path': 'path/to/input.txt'}")
-    with fsspec.open(path, "rb") as file:
+        raise UserError("characters are read from one file: give task_arguments {'path': 'path/to/input.txt'}")
+    with paths.user_path("task_arguments path", path), fsspec.open(path, "rb") as file:
         raw = file.read()
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
     train = int(len(text) * (1 - validation_fraction))
     if not 0 < train < len(text):
-        raise ValueError(f"{path}: validation_fraction={validation_fraction} of {len(text)} characters leaves no split")
+        raise UserError(f"{path}: validation_fraction={validation_fraction} of {len(text)} characters leaves no split")
     splits = {TRAIN: [text[:train].encode()], VALIDATION: [text[train:].encode()]}
     return Corpus(name="characters", splits=splits, origin=path, skipped={})
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from data_tasks import language_model, noise_masks, preprocessors, token_encodings
 from data_tasks.token_encodings import Encoding, Ids, Rows
 from t5x_like.data import span_lengths
+from t5x_like.errors import UserError
 
 GRAMMAR = """lm, prefix_lm, all_permute, or <pattern>_<percent>_<inputs>_<targets>, where
   pattern  iid (each token by itself), span_N (random spans of N tokens on average), reg_N or reg_N-M (spans of N to M
@@ -200,17 +201,17 @@ def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
       random_roll: let random spans lie anywhere, the row's end included.
 
     Raises:
-      ValueError: the name does not follow the grammar, which the message gives, or a number in it is out of range.
+      UserError: the name does not follow the grammar, which the message gives, or a number in it is out of range.
     """
     if name == "all_permute":
         return Recipe(Iid(1.0), "p", "f", joined=False)
     parts = _NAME.fullmatch(name)
     if not parts:
-        raise ValueError(f"{name!r} is no denoising recipe. There are {GRAMMAR}")
+        raise UserError(f"{name!r} is no denoising recipe. There are {GRAMMAR}")
     pattern = _pattern(name, parts, random_roll)
     mixed = re.fullmatch(r"r(\d+)s(\d+)", parts["inputs"])
     if mixed and int(mixed[1]) + int(mixed[2]) != 100:
-        raise ValueError(f"{name!r}: {mixed[1]} and {mixed[2]} in {parts['inputs']!r} must add up to 100 percent")
+        raise UserError(f"{name!r}: {mixed[1]} and {mixed[2]} in {parts['inputs']!r} must add up to 100 percent")
     return Recipe(pattern, parts["inputs"], parts["targets"], joined=not isinstance(pattern, AfterPrefix))
 
 
@@ -218,18 +219,18 @@ def _pattern(name: str, parts: re.Match, random_roll: bool) -> Pattern:
     percent = int(parts["percent"])
     highest = 50 if parts["prefix"] else 99 if parts["span"] else 100
     if not 1 <= percent <= highest:
-        raise ValueError(f"{name!r}: {percent} percent of noise must be 1 to {highest} with this pattern")
+        raise UserError(f"{name!r}: {percent} percent of noise must be 1 to {highest} with this pattern")
     if random_roll and not parts["span"]:
-        raise ValueError(f"{name!r}: random_roll=True is for random spans, span_N_…, alone")
+        raise UserError(f"{name!r}: random_roll=True is for random spans, span_N_…, alone")
     density = percent / 100
     if parts["span"]:
         if float(parts["span"]) < 1:
-            raise ValueError(f"{name!r}: spans must have at least 1 token on average")
+            raise UserError(f"{name!r}: spans must have at least 1 token on average")
         return RandomSpans(density, float(parts["span"]), random_roll)
     if parts["least"]:
         least, most = int(parts["least"]), int(parts["most"] or parts["least"])
         if not 1 <= least <= most:
-            raise ValueError(f"{name!r}: spans of {least} to {most} tokens; the first must be at least 1, and no more")
+            raise UserError(f"{name!r}: spans of {least} to {most} tokens; the first must be at least 1, and no more")
         return RegularSpans(density, least, most)
     return AfterPrefix(density) if parts["prefix"] else Iid(density)
 
@@ -266,13 +267,13 @@ def denoise(
       Examples with `inputs` and `targets`, int32, each ending in EOS, padded with 0.
 
     Raises:
-      ValueError: the lengths are too short, the vocabularies differ, or there are too few sentinels.
+      UserError: the lengths are too short, the vocabularies differ, or there are too few sentinels.
     """
     vocabulary = output_features["targets"].vocabulary
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise ValueError(f"denoising needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"denoising needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     if output_features["inputs"].vocabulary != vocabulary:
-        raise ValueError("denoising needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("denoising needs one vocabulary for 'inputs' and 'targets'")
     front, eos_id, ids = tuple(in_front(vocabulary)), language_model.eos_of(vocabulary), Ids.of(vocabulary)
     inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
     sentinels = vocabulary.extra_ids - reserved_sentinels
@@ -303,7 +304,7 @@ def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentin
     """The tokens of the longest chunk whose inputs and targets fit, with EOS, and for which the sentinels suffice.
 
     Raises:
-      ValueError: not even two tokens do; the message gives the numbers.
+      UserError: not even two tokens do; the message gives the numbers.
     """
 
     def fits(length: int) -> bool:
@@ -313,7 +314,7 @@ def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentin
     length = 2
     if not fits(length):
         inputs, targets = recipe.lengths(length)
-        raise ValueError(
+        raise UserError(
             f"nothing fits this denoiser: two tokens of text need TASK_FEATURE_LENGTHS of at least inputs={inputs + 1} "
             f"and targets={targets + 1}, not {inputs_length} and {targets_length}, and {recipe.sentinels(length)} "
             f"sentinels of the vocabulary's {sentinels} (its extra_ids)"
@@ -343,7 +344,7 @@ def add_denoising_task(
       text_feature: the feature of the source that holds the text.
 
     Raises:
-      ValueError: there is no such recipe; the message gives the grammar.
+      UserError: there is no such recipe; the message gives the grammar.
     """
     features = ("targets",) if recipe == "lm" else ("inputs", "targets")
     return seqio.TaskRegistry.add(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
+from t5x_like.errors import UserError
+
 TRAIN, VALIDATION = "train", "validation"
 TEXT = "text"
 
@@ -52,7 +54,7 @@ class Corpus:
 def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dict[str, list[bytes]]:
     """Train and validation documents, told apart by a hash of the text alone: adding documents moves none."""
     if not 0 <= validation_fraction < 1:
-        raise ValueError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
+        raise UserError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
     splits: dict[str, list[bytes]] = {TRAIN: [], VALIDATION: []}
     for document in documents:
         fraction = int.from_bytes(hashlib.blake2b(document, digest_size=4).digest()) / 2**32
@@ -91,10 +93,10 @@ class DocumentSource(seqio.DataSource):
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
         corpus = self._read()
         if split not in corpus.splits:
-            raise ValueError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
+            raise UserError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
         documents = corpus.splits[split]
         if not documents:
-            raise ValueError(f"the split {split!r} is empty: {corpus.describe()}")
+            raise UserError(f"the split {split!r} is empty: {corpus.describe()}")
         indices = _shuffled(len(documents), seed) if shuffle else tf.data.Dataset.range(len(documents))
         if shard_info is not None and shard_info.num_shards > 1:
             indices = indices.shard(shard_info.num_shards, shard_info.index)

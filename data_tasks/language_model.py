@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from data_tasks import preprocessors
 from data_tasks.noise_masks import random_prefix_lengths
+from t5x_like.errors import UserError
 
 DOCUMENTS_PER_BATCH = 128
 
@@ -34,7 +35,7 @@ def full_lm(
       Examples with `targets`, int32; those of a short chunk are padded with 0.
 
     Raises:
-      ValueError: there is no length of `targets`, or no EOS.
+      UserError: there is no length of `targets`, or no EOS.
     """
     length = _length_of("a language model", sequence_length, ("targets",))["targets"]
     eos_id = eos_of(output_features["targets"].vocabulary)
@@ -69,15 +70,15 @@ def prefix_lm(
       each number as likely.
 
     Raises:
-      ValueError: a length is missing or below 2, the vocabularies differ, or there is no EOS.
+      UserError: a length is missing or below 2, the vocabularies differ, or there is no EOS.
     """
     lengths = _length_of("prefix LM", sequence_length, ("inputs", "targets"))
     length = min(lengths.values())
     if length < 2:
-        raise ValueError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs at least 2 tokens of each")
+        raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs at least 2 tokens of each")
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise ValueError("prefix LM needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("prefix LM needs one vocabulary for 'inputs' and 'targets'")
     eos_id = eos_of(vocabulary)
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -112,17 +113,17 @@ def eos_of(vocabulary: seqio.Vocabulary) -> int:
     """The EOS of a vocabulary.
 
     Raises:
-      ValueError: it has none.
+      UserError: it has none.
     """
     if vocabulary.eos_id is None:
-        raise ValueError(f"{type(vocabulary).__name__} has no EOS (eos_id is None), which ends each document here")
+        raise UserError(f"{type(vocabulary).__name__} has no EOS (eos_id is None), which ends each document here")
     return vocabulary.eos_id
 
 
 def _length_of(what: str, sequence_length: Mapping[str, int] | None, names: tuple[str, ...]) -> dict[str, int]:
     if sequence_length is None or not set(names) <= set(sequence_length):
         wanted = " and ".join(map(repr, names))
-        raise ValueError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, not {sequence_length}")
+        raise UserError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, not {sequence_length}")
     return {name: sequence_length[name] for name in names}
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5x_like.errors import UserError
+
 MASK_RATE = 0.15
 # Of the chosen tokens: so many become [MASK], so many stay, the others become random ones.
 MASKED, KEPT = 0.8, 0.1
@@ -52,7 +54,7 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
     lends its last sentinels: the last id is the mask, the one before it [CLS], the one before that [SEP].
 
     Raises:
-      ValueError: it has nothing of that.
+      UserError: it has nothing of that.
     """
     names = [f.name for f in dataclasses.fields(SpecialTokens)]
     if all(hasattr(vocabulary, f"{name}_id") for name in names):
@@ -63,7 +65,7 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
         if all(model.IdToPiece(index) == f"[{name.upper()}]" for name, index in ids.items()):
             return SpecialTokens(**ids)
     if vocabulary.extra_ids < len(names):
-        raise ValueError(
+        raise UserError(
             f"{type(vocabulary).__name__} has neither [CLS], [SEP] and [MASK] nor three sentinels to stand for them: "
             "make it with extra_ids=3 or more, or use another vocabulary"
         )
@@ -78,13 +80,13 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     (`▁`), and all that are no text.
 
     Raises:
-      ValueError: the vocabulary does not know its words.
+      UserError: the vocabulary does not know its words.
     """
     if hasattr(vocabulary, "word_starts"):
         return np.asarray(vocabulary.word_starts, bool)
     model = getattr(vocabulary, "tokenizer", None)
     if not hasattr(model, "IdToPiece"):
-        raise ValueError(
+        raise UserError(
             f"whole words cannot be masked: {type(vocabulary).__name__} does not say which pieces begin a word (a "
             "SentencePiece model does, and a vocabulary with the attribute `word_starts`)"
         )
@@ -181,7 +183,7 @@ class RobertaMasking:
 
     def check(self, length: int, max_predictions: int) -> None:
         if max_predictions < (most := math.ceil(self.rate * length)):
-            raise ValueError(
+            raise UserError(
                 f"TASK_FEATURE_LENGTHS: of {length} tokens of 'inputs' up to {most} are masked, but 'targets' has room "
                 f"for {max_predictions}: set targets to {most}"
             )
@@ -325,10 +327,10 @@ def mask_inputs(
       were: ascending, 0 after the last one.
 
     Raises:
-      ValueError: a length is missing or they do not fit together; the vocabulary has no special tokens.
+      UserError: a length is missing or they do not fit together; the vocabulary has no special tokens.
     """
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise ValueError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     length, max_predictions = sequence_length["inputs"], sequence_length["targets"]
     masking.check(length, max_predictions)
     vocabulary = output_features["inputs"].vocabulary

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from data_tasks import preprocessors
 from data_tasks.masked_lm import DUPLICATE, SpecialTokens, special_tokens
+from t5x_like.errors import UserError
 
 # How often BERT's data has each document, every time with other masks.
 DUPE_FACTOR = 10
@@ -21,7 +22,7 @@ def duplicates(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.dat
     It comes before the cache of a task, or its end: what repeats the data for the next epoch comes behind that.
     """
     if dupe_factor < 1:
-        raise ValueError(f"{dupe_factor=} must be at least 1")
+        raise UserError(f"{dupe_factor=} must be at least 1")
 
     def one(number):
         return ds.map(lambda example: example | {DUPLICATE: tf.cast(number, tf.int32)})
@@ -50,7 +51,7 @@ def single_documents(
       Examples with `inputs`, int32 `[length]`, 0 after the end, and the `duplicate` of their document.
 
     Raises:
-      ValueError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
+      UserError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
     """
     length = _length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
@@ -95,7 +96,7 @@ def full_sentences(
       Examples with `inputs`, int32 `[length]`, 0 after the end.
 
     Raises:
-      ValueError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
+      UserError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
     """
     length = _length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
@@ -110,9 +111,9 @@ def full_sentences(
 
 def _length(sequence_length: Mapping[str, int] | None) -> int:
     if sequence_length is None or "inputs" not in sequence_length:
-        raise ValueError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     if (length := sequence_length["inputs"]) <= _SPECIAL_TOKENS:
-        raise ValueError(
+        raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' holds {_SPECIAL_TOKENS} special tokens, so it "
             f"must be at least {_SPECIAL_TOKENS + 1}"
         )

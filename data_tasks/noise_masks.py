@@ -6,6 +6,7 @@ A row has `lengths[i]` tokens at its beginning and padding after them, which is 
 import tensorflow as tf
 
 from t5x_like.data import span_lengths
+from t5x_like.errors import UserError
 
 
 def uniform_below(limits: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -69,10 +70,10 @@ def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: fl
       int32 `[rows]`, each from 1 to its length - 1.
 
     Raises:
-      ValueError: `noise_density` is not above 0 and at most 0.5.
+      UserError: `noise_density` is not above 0 and at most 0.5.
     """
     if not 0 < noise_density <= 0.5:
-        raise ValueError(f"noise_density={noise_density} must be above 0 and at most 0.5 after a random prefix")
+        raise UserError(f"noise_density={noise_density} must be above 0 and at most 0.5 after a random prefix")
     most = lengths - 1
     least = tf.cast(tf.round((1 - 2 * noise_density) * tf.cast(most, tf.float64)), tf.int32)
     least = tf.clip_by_value(least, 1, tf.maximum(most, 1))

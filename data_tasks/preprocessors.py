@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from data_tasks.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
+from t5x_like.errors import UserError
 
 # A longer document is left out: one string is tokenised in one piece, in memory.
 MAX_DOCUMENT_BYTES = 1 << 24
@@ -32,13 +33,13 @@ def documents(
     """Keeps `text_feature` of every usable document, as `targets`. `t5x_like inspect` counts the others by reason.
 
     Raises:
-      ValueError: the examples have no such feature, or it is no text.
+      UserError: the examples have no such feature, or it is no text.
     """
     spec = ds.element_spec
     if text_feature not in spec:
-        raise ValueError(f"the documents have no feature {text_feature!r}, only {', '.join(map(repr, sorted(spec)))}")
+        raise UserError(f"the documents have no feature {text_feature!r}, only {', '.join(map(repr, sorted(spec)))}")
     if spec[text_feature].dtype != tf.string or spec[text_feature].shape.rank != 0:
-        raise ValueError(f"the feature {text_feature!r} must be one text a document, not {spec[text_feature]}")
+        raise UserError(f"the feature {text_feature!r} must be one text a document, not {spec[text_feature]}")
     ds = ds.map(lambda example: {"targets": example[text_feature]})
     return ds.filter(
         lambda example: tf.logical_not(tf.reduce_any(list(usable(example["targets"], max_document_bytes).values())))
@@ -77,13 +78,13 @@ def span_corruption(
       Examples with `inputs` and `targets`, int32, each ending in EOS; those of a short chunk are padded with 0.
 
     Raises:
-      ValueError: the lengths do not fit together or the vocabulary has too few sentinels.
+      UserError: the lengths do not fit together or the vocabulary has too few sentinels.
     """
     vocabulary = output_features["targets"].vocabulary
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise ValueError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     if output_features["inputs"].vocabulary != vocabulary:
-        raise ValueError("span corruption needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("span corruption needs one vocabulary for 'inputs' and 'targets'")
     lengths = span_lengths.check_fits(
         sequence_length["inputs"],
         sequence_length["targets"],

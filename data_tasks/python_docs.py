@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_tasks.documents import Corpus, split_by_hash
+from t5x_like.errors import UserError
 
 MODULES_FILE = Path(__file__).with_name("python_docs_modules.txt")
 VALIDATION_FRACTION = 0.05
@@ -41,13 +42,13 @@ def read(stdlib: str | None = None) -> Corpus:
       stdlib: the folder of the standard library's sources; this interpreter's by default.
 
     Raises:
-      FileNotFoundError: hardly any of the sources is there.
+      UserError: hardly any of the sources is there.
     """
     folder = Path(stdlib or sysconfig.get_paths()["stdlib"])
     paths = module_paths()
     present = [path for path in paths if (folder / path).is_file()]
     if len(present) < len(paths) // 2:
-        raise FileNotFoundError(
+        raise UserError(
             f"the corpus python_docs is read from the sources of the standard library, but {folder} has only "
             f"{len(present)} of {len(paths)} files. Install the full Python of your distribution (on Debian and Ubuntu "
             "the package libpython3-stdlib, on others python3-libs), or use another task"
@@ -68,7 +69,7 @@ def read(stdlib: str | None = None) -> Corpus:
 def _topics() -> Iterator[str]:
     """The language reference, in documents of some paragraphs each."""
     if importlib.util.find_spec("pydoc_data") is None:
-        raise FileNotFoundError("this Python has no pydoc_data.topics, which the corpus python_docs is read from")
+        raise UserError("this Python has no pydoc_data.topics, which the corpus python_docs is read from")
     from pydoc_data import topics
 
     for name in sorted(topics.topics):

@@ -12,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.masked_lm import SpecialTokens, special_tokens
+from t5x_like.errors import UserError
 
 SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
 SHORT_PAIR_PROBABILITY = 0.1
@@ -106,19 +107,19 @@ def sentence_pairs(
       end of the pair, and `next_sentence_label`, int32 `[1]`, 1 where the second half is a random one.
 
     Raises:
-      ValueError: `inputs` has no length, or too little of it; the vocabulary has no special tokens.
+      UserError: `inputs` has no length, or too little of it; the vocabulary has no special tokens.
     """
     if sequence_length is None or "inputs" not in sequence_length:
-        raise ValueError(f"sentence pairs need TASK_FEATURE_LENGTHS of 'inputs', not {sequence_length}")
+        raise UserError(f"sentence pairs need TASK_FEATURE_LENGTHS of 'inputs', not {sequence_length}")
     length = sequence_length["inputs"]
     most = length - SPECIAL_TOKENS_OF_A_PAIR
     if most < _SHORTEST_TARGET:
-        raise ValueError(
+        raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: a pair has three special tokens and at least one of each "
             f"half, so 'inputs' must be at least {SPECIAL_TOKENS_OF_A_PAIR + _SHORTEST_TARGET}"
         )
     if documents_per_batch < 2:
-        raise ValueError(f"{documents_per_batch=} must be at least 2: a random half comes from another document")
+        raise UserError(f"{documents_per_batch=} must be at least 2: a random half comes from another document")
     special = special or special_tokens(output_features["inputs"].vocabulary)
 
     @seqio.map_over_dataset(num_seeds=3)

@@ -17,6 +17,7 @@ from data_tasks.masked_lm import BertMasking, Masking, mask_inputs
 from data_tasks.masked_lm_tasks import PLACES, output_features
 from data_tasks.sentence_pairs import sentence_pairs
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.errors import UserError
 
 TEXT_FILES_TASK = "text_files_sentence_pairs"
 BERT_MASKING = BertMasking()
@@ -130,7 +131,7 @@ def documents_between_blank_lines(
 
 def _vocabulary_path() -> str:
     if _ARGUMENTS["vocabulary_path"] is None:
-        raise ValueError(
+        raise UserError(
             f"{TEXT_FILES_TASK} needs task_arguments {{'vocabulary_path': 'path/to/vocab.txt'}}, the WordPiece "
             "vocabulary of a BERT model (with 'lower_case': False for a cased one)"
         )

@@ -18,6 +18,7 @@ from data_tasks import arguments, vocabularies
 from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
 from data_tasks.span_corruption import add_span_corruption_task
 from data_tasks.vocabularies import LateSentencePieceVocabulary
+from t5x_like.errors import UserError
 
 TASK = "text_files_span_corruption"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -71,13 +72,13 @@ def read(
     """Reads the files of a pattern; see the task's arguments for what each one means.
 
     Raises:
-      ValueError: a setting or a file is not what it should be; the message names the file and the line.
-      FileNotFoundError: the pattern matches no file.
+      UserError: a setting or a file is not what it should be; the message names the file and the line.
+      UserError: the pattern matches no file.
     """
     if not pattern:
-        raise ValueError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or *.jsonl)")
+        raise UserError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or *.jsonl)")
     if lines_per_document < 1 or max_document_bytes < 16:
-        raise ValueError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
+        raise UserError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
     counts: Counter[str] = Counter()
 
     def documents(files: Iterable) -> list[bytes]:
@@ -88,7 +89,7 @@ def read(
                     found.append(document)
                     size += len(document)
             if size > max_corpus_bytes:
-                raise ValueError(
+                raise UserError(
                     f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
                     "all of which would be kept in memory: raise it, or prepare the corpus with TFDS"
                 )
@@ -111,16 +112,16 @@ def _files(pattern: str) -> list:
     """The files that a pattern matches, sorted by path.
 
     Raises:
-      FileNotFoundError: none does.
-      ValueError: one is neither text nor JSON lines.
+      UserError: none does.
+      UserError: one is neither text nor JSON lines.
     """
     filesystem, path = fsspec.url_to_fs(pattern)
     paths = sorted(found for found in filesystem.glob(path) if filesystem.isfile(found))
     if not paths:
-        raise FileNotFoundError(f"no file matches {pattern!r} (looked for {filesystem.unstrip_protocol(path)})")
+        raise UserError(f"no file matches {pattern!r} (looked for {filesystem.unstrip_protocol(path)})")
     for found in paths:
         if not _kind(found):
-            raise ValueError(f"{found}: only .txt and .jsonl files are read (and compressed, {' '.join(_COMPRESSED)})")
+            raise UserError(f"{found}: only .txt and .jsonl files are read (and compressed, {' '.join(_COMPRESSED)})")
     return [fsspec.core.OpenFile(filesystem, found, "rb", fsspec.utils.infer_compression(found)) for found in paths]
 
 
@@ -154,12 +155,12 @@ def _text_of(line: bytes, json_field: str, where: str) -> bytes:
     except UnicodeDecodeError:
         return line  # not UTF-8, thus counted and left out as any such document
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(record, dict) or json_field not in record:
         fields = sorted(record) if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise ValueError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
+        raise UserError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
     if not isinstance(record[json_field], str):
-        raise ValueError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not text")
+        raise UserError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not text")
     # A lone surrogate is legal in JSON and nothing in UTF-8.
     return record[json_field].encode("utf-8", errors="surrogatepass")
 

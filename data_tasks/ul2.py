@@ -14,6 +14,7 @@ import seqio
 
 from data_tasks import arguments, preprocessors
 from data_tasks.denoising import denoise, parse_recipe
+from t5x_like.errors import UserError
 
 # The recipes of each mode, with spans of 3 tokens, of 8 and of 64 on average. The S-denoiser takes out a quarter of the
 # text on average, all that follows a random prefix.
@@ -51,15 +52,15 @@ def add_ul2_mixture(
       text_feature: the feature of the source that holds the text.
 
     Raises:
-      ValueError: a mode has no id or there is no such mode, a rate is below 0, or there are too few extra ids.
+      UserError: a mode has no id or there is no such mode, a rate is below 0, or there are too few extra ids.
     """
     rates = {mode: 1.0 for mode in DENOISERS} | dict(rates or {})
     if set(rates) != set(DENOISERS) or min(rates.values()) < 0:
-        raise ValueError(f"{name}: rates={rates} must give numbers, none below 0, for {', '.join(DENOISERS)} alone")
+        raise UserError(f"{name}: rates={rates} must give numbers, none below 0, for {', '.join(DENOISERS)} alone")
     if mode_ids is not None and set(mode_ids) != set(DENOISERS):
-        raise ValueError(f"{name}: mode_ids={dict(mode_ids)} must give an id for each of {', '.join(DENOISERS)}")
+        raise UserError(f"{name}: mode_ids={dict(mode_ids)} must give an id for each of {', '.join(DENOISERS)}")
     if mode_ids is None and vocabulary.extra_ids <= len(DENOISERS):
-        raise ValueError(
+        raise UserError(
             f"{name}: {vocabulary.extra_ids} extra ids do not suffice for {len(DENOISERS)} modes and a sentinel: use a "
             "vocabulary with more extra_ids, or give mode_ids"
         )
@@ -98,5 +99,5 @@ def _in_front(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.
 
 def _rate(values: arguments.Arguments, argument: str, task: seqio.Task) -> float:
     if values[argument] < 0:
-        raise ValueError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be below 0")
+        raise UserError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be below 0")
     return values[argument]

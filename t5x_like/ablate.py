@@ -11,6 +11,7 @@ import jax
 from absl import logging
 
 from t5x_like import config, metrics, parameters, paths, run_folder
+from t5x_like.errors import RunFailed, UserError
 
 Grid = Mapping[str, Mapping[str, str]]
 
@@ -62,24 +63,24 @@ def ablate(
       The cells, row by row.
 
     Raises:
-      ValueError: the grid is empty, no cell reads a setting, or a run has no evaluation with this metric.
+      UserError: the grid is empty, no cell reads a setting, or a run has no evaluation with this metric.
       ConfigError: a cell's configuration is wrong; nothing has been trained then.
     """
     runs = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
     if not runs:
-        raise ValueError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
+        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
     resolved = []
     for row, column, file in runs:  # all of them first: a mistake in the last one costs no training
         folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
         resolved.append((folder, _resolve(file, folder, gin_files, settings or {})))
     if idle := sorted(frozenset.intersection(*(run.idle for _, run in resolved))):
-        raise ValueError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
+        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
     cells = []
     for number, ((row, column, _), (folder, run)) in enumerate(zip(runs, resolved, strict=True), 1):
         logging.info("%d/%d: %s, %s", number, len(runs), row, column)
         result = run.configured()(run_config=run_folder.RunConfig(run.text))
         if result.stopped_by:
-            raise RuntimeError(
+            raise RunFailed(
                 f"stopped by {result.stopped_by} in {row}, {column}; the same command goes on from step {result.step}"
             )
         cells.append(_read(row, column, folder, parameters.count(result.params), metric))
@@ -118,7 +119,7 @@ def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "A
     """Draws the curves of all cells, a panel a column, as a PNG.
 
     Raises:
-      ModuleNotFoundError: matplotlib is not installed; the message names the extra.
+      UserError: matplotlib is not installed; the message names the extra.
     """
     pyplot = _pyplot()
     columns = list(dict.fromkeys(cell.column for cell in cells))
@@ -152,7 +153,7 @@ def _read(row: str, column: str, folder: str, count: int, metric: str) -> Cell:
     rows = metrics.read_metrics(folder)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
     if not evaluations or metric not in evaluations[-1]:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no evaluation with the metric {metric!r}: set EVAL_PERIOD, or another metric "
             f"({', '.join(sorted(evaluations[-1])) if evaluations else 'it was never evaluated'})"
         )
@@ -177,7 +178,7 @@ def _write(cells, output_dir, metric, title):
     logging.info("%s\n%s", paths.join(output_dir, TABLE), text)
     try:
         plot(cells, paths.join(output_dir, PLOT), metric, title)
-    except ModuleNotFoundError as error:
+    except UserError as error:
         logging.warning("no plot: %s", error)
 
 
@@ -185,7 +186,7 @@ def _pyplot():
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 't5x_like[plot]'", name="matplotlib") from None
+        raise UserError("plots need matplotlib: pip install 't5x_like[plot]'") from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import paths
 from t5x_like.data.cached.manifest import Manifest, Shard
+from t5x_like.errors import UserError
 
 _POLL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -58,8 +59,8 @@ def cache(
       Split -> manifest.
 
     Raises:
-      ModuleNotFoundError: TensorFlow and SeqIO, or for `beam` Apache Beam, are not installed.
-      ValueError: the settings do not fit together, or a folder holds another cache.
+      UserError: TensorFlow and SeqIO, or for `beam` Apache Beam, are not installed.
+      UserError: the settings do not fit together, or a folder holds another cache.
       RuntimeError: a shard could not be made, or did not arrive in the folder.
     """
     writer, console = _writer(), console or Console(file=sys.stderr, highlight=False)
@@ -67,9 +68,9 @@ def cache(
     _check_beam(beam)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1:
-        raise ValueError(f"PROCESSES={processes} must be at least 1")
+        raise UserError(f"PROCESSES={processes} must be at least 1")
     if len(data.tasks) > 1 and examples is None:
-        raise ValueError(
+        raise UserError(
             f"{data.mixture_or_task_name} is a mixture of {len(data.tasks)} tasks, whose training data has no end: say "
             "how many examples to write with --examples=N"
         )
@@ -82,7 +83,7 @@ def cache(
         for source, settings in wanted
     ]
     if len({plan.folder for plan in plans}) < len(plans):
-        raise ValueError(f"training and evaluation data are both the split {data.split!r}: give eval_data=None")
+        raise UserError(f"training and evaluation data are both the split {data.split!r}: give eval_data=None")
     for plan in plans:
         plan.check()
     return {plan.source.split: _write(plan, writer, processes, beam, console) for plan in plans}
@@ -164,9 +165,8 @@ def _with_beam(plan, units, options: Sequence[str]) -> None:
         import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "BEAM needs Apache Beam: pip install 't5x_like[cache]', or leave BEAM out to work on this machine",
-            name=error.name,
+        raise UserError(
+            "BEAM needs Apache Beam: pip install 't5x_like[cache]', or leave BEAM out to work on this machine"
         ) from error
     with apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
@@ -241,17 +241,16 @@ def _writer():
     try:
         from t5x_like.data.cached import writer
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise UserError(
             f"writing a cache reads a SeqIO task, which needs TensorFlow, TFDS and SeqIO, and there is no "
-            f"{error.name!r} here: pip install seqio tensorflow tensorflow-text tensorflow-datasets",
-            name=error.name,
+            f"{error.name!r} here: pip install seqio tensorflow tensorflow-text tensorflow-datasets"
         ) from error
     return writer
 
 
 def _check_place(cache_dir: str) -> None:
     if not paths.is_local(cache_dir) and not cache_dir.startswith("gs://"):
-        raise ValueError(
+        raise UserError(
             f"CACHE_DIR={cache_dir}: ArrayRecord reads local paths and gs:// alone; write the cache to a disk or to "
             "gs://, and copy it from there"
         )
@@ -260,7 +259,7 @@ def _check_place(cache_dir: str) -> None:
 def _check_beam(beam: Sequence[str] | None) -> None:
     if beam is None or (isinstance(beam, list | tuple) and all(isinstance(option, str) for option in beam)):
         return
-    raise ValueError(
+    raise UserError(
         f"BEAM={beam!r} is no list of a pipeline's options, such as --gin.BEAM=\"['--runner=DataflowRunner', …]\"; "
         "leave it out to work on this machine"
     )

@@ -24,6 +24,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import parameters
+from t5x_like.errors import UserError
 
 _NATIVE_SCHEMES = ("", "file", "gs")
 
@@ -117,10 +118,10 @@ class Checkpoints:
         """Opens `directory`, a local path, `gs://…`, or any fsspec URL (mirrored in a local folder).
 
         Raises:
-          ValueError: `keep_latest` is not positive.
+          UserError: `keep_latest` is not positive.
         """
         if keep_latest < 1:
-            raise ValueError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
+            raise UserError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
         self._mirror = None if scheme in _NATIVE_SCHEMES else _Mirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -208,7 +209,7 @@ class Checkpoints:
           partitioner: where the arrays go.
 
         Raises:
-          ValueError: a tensor of `like` is missing in the checkpoint, or has another shape there.
+          UserError: a tensor of `like` is missing in the checkpoint, or has another shape there.
         """
         shapes = stacked_shapes(like, partitioner)
         return self._restore_stacked(step, shapes, like, partitioner, "")
@@ -256,19 +257,19 @@ class Checkpoints:
         stored = self.shapes(step)
         missing = sorted(set(wanted) - set(stored))
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {self.directory}/{step} has no tensor {missing[0]!r} ({len(missing)} of {len(wanted)} are "
                 "missing): it was written by another model or optimizer"
             )
         for name, leaf in wanted.items():
             if stored[name] != tuple(leaf.shape):
-                raise ValueError(
+                raise UserError(
                     f"checkpoint {self.directory}/{step}: {name} has shape {stored[name]}, this run's has {leaf.shape}"
                 )
 
     def _require(self, step):
         if step not in self.steps():
-            raise ValueError(f"there is no complete checkpoint {step} in {self.directory}; there are {self.steps()}")
+            raise UserError(f"there is no complete checkpoint {step} in {self.directory}; there are {self.steps()}")
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""
@@ -301,7 +302,7 @@ class _Mirror:
 
     def __init__(self, url: str):
         if jax.process_count() > 1:
-            raise ValueError(f"MODEL_DIR={url}: several processes can write local paths and gs:// only")
+            raise UserError(f"MODEL_DIR={url}: several processes can write local paths and gs:// only")
         self._filesystem, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         self._folder = tempfile.TemporaryDirectory(prefix="t5x_like_checkpoints_")

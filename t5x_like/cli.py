@@ -7,10 +7,12 @@ import dataclasses
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import t5x_like
 from t5x_like.commands import COMMANDS, Command
+from t5x_like.errors import RunFailed, UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Flags of every command that take a value, and those that are on or off.
@@ -24,10 +26,9 @@ LEAST = {"cpu_devices": 1, "num_processes": 1, "process_id": 0, "max_restarts": 
 # What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
 PREEMPTED_EXIT_CODE = 75
 SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
-OWN_PACKAGES = ("t5x_like", "data_tasks")
 
 
-class UsageError(Exception):
+class UsageError(UserError):
     """The command line cannot be understood."""
 
 
@@ -52,7 +53,7 @@ class Arguments:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code: 0, 1 for a failure, 2 for a mistake of the user's, 75 if preempted."""
+    """Runs a command and returns the exit code: 0, 1 for a failure, 2 for a user error, 75 if preempted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -75,15 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nt5x_like: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:
-        code = _exit_code(error)
-        if code is None or arguments.log_level == "debug":
-            _leave_others(1, error)
-            raise
-        message = str(error).split("\n  In call to configurable", 1)[0]  # gin's trail of calls
-        print(f"t5x_like {arguments.command}: {message}", file=sys.stderr)
+    except (UserError, RunFailed) as error:
+        code = 2 if isinstance(error, UserError) else 1
+        if arguments.log_level == "debug":
+            traceback.print_exception(error)
+        print(f"t5x_like {arguments.command}: {_without_gin_trail(error)}", file=sys.stderr)
         _leave_others(code)
         return code
+    except Exception as error:
+        _leave_others(1, error)
+        raise
+
+
+def _without_gin_trail(error: Exception) -> str:
+    """The message of an error without the calls that gin lists below it."""
+    return str(error).split("\n  In call to configurable", 1)[0]
 
 
 def _supervised(arguments: "Arguments", argv: Sequence[str]) -> int:
@@ -92,7 +99,7 @@ def _supervised(arguments: "Arguments", argv: Sequence[str]) -> int:
 
     model_dir = dict(arguments.bindings).get("MODEL_DIR", "")
     if not model_dir.strip("'\""):
-        raise ValueError("--max_restarts needs --gin.MODEL_DIR=…: without it each start would begin another run")
+        raise UserError("--max_restarts needs --gin.MODEL_DIR=…: without it each start would begin another run")
     _log(arguments.log_level)
     words = list(argv)
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--max_restarts")
@@ -317,7 +324,7 @@ def find_run(arguments: Arguments) -> str | None:
     """The folder of the run that MODEL_DIR or CHECKPOINT_PATH means, or None.
 
     Raises:
-      FileNotFoundError: MODEL_DIR names a folder without a stored configuration.
+      UserError: MODEL_DIR names a folder without a stored configuration.
     """
     from t5x_like import paths
     from t5x_like.config.values import from_command_line
@@ -332,7 +339,9 @@ def find_run(arguments: Arguments) -> str | None:
         if folder and paths.is_file(paths.join(folder, "config.gin")):
             return folder
     if model_dir:
-        raise FileNotFoundError(f"MODEL_DIR={model_dir} is no folder of a run: it has no config.gin")
+        raise UserError(
+            f"MODEL_DIR={model_dir} is not a run directory: config.gin not found. Give the directory of an existing run"
+        )
     return None
 
 
@@ -372,28 +381,3 @@ def _log(level: str) -> None:
         handler.addFilter(is_wanted)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     absl_logging.set_verbosity(level)
-
-
-def _exit_code(error: Exception) -> int | None:
-    """The exit code of an error whose message is meant for the user, or None for one that needs its traceback.
-
-    A `ValueError` of this project says what was wrong with what it was given, a `ModuleNotFoundError` what to install,
-    a `RuntimeError` why a run cannot go on. From deeper down, or of another kind, it may be a defect. What ends a run
-    that had begun is no mistake (2): another start may succeed, as where a store was away.
-    """
-    begun = _had_begun(error)
-    if not begun and isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
-        return 2
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
-    if module.partition(".")[0] not in OWN_PACKAGES:
-        return None
-    mistake = isinstance(error, ValueError | ModuleNotFoundError)
-    return 2 if mistake and not begun else 1 if mistake or isinstance(error, RuntimeError) else None
-
-
-def _had_begun(error: BaseException | None) -> bool:
-    # Also where the failure's end has failed: its status could not be written, or gin put an error around it.
-    return error is not None and (getattr(error, "run_had_begun", False) or _had_begun(error.__context__))

@@ -10,6 +10,7 @@ from absl import logging
 
 from t5x_like import initial, interop, parameters, partitioning, paths, run_folder
 from t5x_like.checkpoints import Checkpoints
+from t5x_like.errors import UserError
 
 _PARAMS = "params/"
 
@@ -30,11 +31,11 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
       `output_path`.
 
     Raises:
-      ValueError: the output exists, the network cannot be stored in the other format, or a tensor is missing,
+      UserError: the output exists, the network cannot be stored in the other format, or a tensor is missing,
         superfluous or of the wrong shape, by its name. Nothing has been written then.
     """
     if paths.exists(output_path) and paths.listdir(output_path):
-        raise ValueError(f"output_path={output_path!r} exists and is not empty: give a new folder")
+        raise UserError(f"output_path={output_path!r} exists and is not empty: give a new folder")
     if interop.is_huggingface(checkpoint_path):
         stored = interop.config_from_huggingface(checkpoint_path)
         leaves = interop.read(checkpoint_path, model or stored)
@@ -42,7 +43,7 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
         _write_run(leaves, config, checkpoint_path, output_path)
     else:
         if model is None:
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint_path} has no config.gin that describes its network, nor is it a Hugging Face folder with "
                 "config.json and safetensors: give the network with --gin_file=models/…"
             )
@@ -59,7 +60,7 @@ def _read_run(path: str) -> dict[str, Any]:
     try:
         step = reader.latest() if step is None else step
         if step is None:
-            raise ValueError(
+            raise UserError(
                 f"there is no complete checkpoint in {path}, nor a Hugging Face config.json with safetensors"
             )
         like = {

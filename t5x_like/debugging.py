@@ -14,6 +14,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import parameters, paths
+from t5x_like.errors import RunFailed
 from t5x_like.program import Program
 
 PROFILE = "profile"
@@ -23,7 +24,7 @@ _LISTED = 8
 _XLA_BUFFER = re.compile(r"Size: (?P<size>[\d.]+\w?)\n(?:\s*Operator: (?P<operator>.*)\n)?\s*Shape: (?P<shape>\S+)")
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemory(RunFailed):
     """The devices' memory does not hold the run; the message says what takes it and what to change."""
 
 

@@ -22,6 +22,7 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from t5x_like import paths
+from t5x_like.errors import RunFailed, UserError
 
 COORDINATOR = "T5X_LIKE_COORDINATOR"
 NUM_PROCESSES = "T5X_LIKE_NUM_PROCESSES"
@@ -63,7 +64,7 @@ def join(
       How many processes have joined.
 
     Raises:
-      ValueError: only some of the three were given, or numbers that do not fit.
+      UserError: only some of the three were given, or numbers that do not fit.
       RuntimeError: devices are in use already, or the others did not come in time.
     """
     given = _given(coordinator_address, num_processes, process_id, os.environ)
@@ -103,15 +104,15 @@ def _given(coordinator: str | None, count: int | None, index: int | None, enviro
     if len(missing) == len(values):
         return {}
     if missing:
-        raise ValueError(
+        raise UserError(
             f"several processes need all of --coordinator_address, --num_processes and --process_id (or {COORDINATOR}, "
             f"{NUM_PROCESSES}, {PROCESS_ID}): missing {', '.join('--' + name for name in missing)}"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"--coordinator_address={coordinator} is no host:port, such as 10.0.0.1:1234")
+        raise UserError(f"--coordinator_address={coordinator} is no host:port, such as 10.0.0.1:1234")
     if not 0 <= index < count:
-        raise ValueError(f"--process_id={index} is not one of 0 to {count - 1}, as --num_processes={count}")
+        raise UserError(f"--process_id={index} is not one of 0 to {count - 1}, as --num_processes={count}")
     return values
 
 
@@ -120,14 +121,14 @@ def _number(flag: str, variable: str, value: int | None, environment: Mapping[st
     if value is not None or text is None:
         return value
     if not text.isdigit():
-        raise ValueError(f"{variable}={text} is no number (the same as --{flag})")
+        raise UserError(f"{variable}={text} is no number (the same as --{flag})")
     return int(text)
 
 
 def _seconds(variable: str, default: int, environment: Mapping[str, str]) -> int:
     text = environment.get(variable) or str(default)
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{variable}={text}: give whole seconds, at least 1")
+        raise UserError(f"{variable}={text}: give whole seconds, at least 1")
     return int(text)
 
 
@@ -139,14 +140,14 @@ def agree(model_dir: str, configuration: str) -> None:
       configuration: the resolved configuration, as text.
 
     Raises:
-      ValueError: in every process, with the processes that differ.
+      UserError: in every process, with the processes that differ.
     """
     if jax.process_count() == 1:
         return
     told = np.frombuffer(hashlib.sha256(configuration.encode()).digest()[:4], np.uint32)
     everyone = multihost_utils.process_allgather(told).ravel()
     if odd := [process for process, told in enumerate(everyone) if told != everyone[0]]:
-        raise ValueError(
+        raise UserError(
             f"processes {odd} of {len(everyone)} have another configuration than process 0: start the same command "
             "with the same gin files in all of them"
         )
@@ -161,7 +162,7 @@ def agree(model_dir: str, configuration: str) -> None:
         if jax.process_index() == 0:
             paths.remove(probe)
     if blind := [process for process, sees in enumerate(seen.ravel()) if not sees]:
-        raise ValueError(
+        raise UserError(
             f"MODEL_DIR={model_dir}: processes {blind} of {len(everyone)} do not see what process 0 writes there. Give "
             "a bucket (gs://…) or a folder that all machines share"
         )
@@ -186,7 +187,7 @@ def abandon(code: int, error: BaseException | None = None) -> None:
     os._exit(code)
 
 
-class ProcessLost(RuntimeError):
+class ProcessLost(RunFailed):
     """Another process of the run has gone, or cannot be reached."""
 
 

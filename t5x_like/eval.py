@@ -12,6 +12,7 @@ from etils import epath
 from t5x_like import distributed, initial, partitioning
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
+from t5x_like.errors import UserError
 from t5x_like.evaluation import Evaluator
 
 
@@ -46,14 +47,14 @@ def evaluate(
       The metrics by name; the task's own as `<task>/<metric>`.
 
     Raises:
-      ValueError: predictions are asked for, of several processes or of data without metrics of its own.
+      UserError: predictions are asked for, of several processes or of data without metrics of its own.
       ProcessLost: another process of the run has gone.
     """
     alone = jax.process_count() == 1
     if generate and not alone:
-        raise ValueError("generate=True: predictions are collected by one process; several compute the loss alone")
+        raise UserError("generate=True: predictions are collected by one process; several compute the loss alone")
     if generate and not data.has_metrics():
-        raise ValueError(
+        raise UserError(
             "generate=True: the data has no metrics of its own to compute from predictions (a cache never has)"
         )
     partitioner = partitioner or partitioning.Partitioner()

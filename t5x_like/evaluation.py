@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from t5x_like import distributed, partitioning, step
+from t5x_like.errors import UserError
 
 
 class Evaluator:
@@ -28,7 +29,7 @@ class Evaluator:
                 )
             )
             if not self._host_batches:
-                raise ValueError(f"the evaluation data {self._data} has no batch")
+                raise UserError(f"the evaluation data {self._data} has no batch")
         totals: dict[str, np.ndarray] = {}
         for number, host_batch in enumerate(self._host_batches, 1):
             distributed.beat(f"batch {number} of {len(self._host_batches)} of the evaluation")

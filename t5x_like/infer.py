@@ -13,10 +13,11 @@ import numpy as np
 from absl import logging
 from rich.progress import Progress
 
-from t5x_like import initial, partitioning
+from t5x_like import initial, partitioning, paths
 from t5x_like.data import batches, features
 from t5x_like.decoding.greedy import EOS_ID, greedy
 from t5x_like.decoding.score import score
+from t5x_like.errors import UserError
 
 _BATCHES_A_PART = 16
 
@@ -60,15 +61,15 @@ def infer(
       `output_path`.
 
     Raises:
-      ValueError: a line that is not what it should be, with its number; or a half-finished output of another command.
+      UserError: a line that is not what it should be, with its number; or a half-finished output of another command.
     """
     if mode not in ("predict", "score"):
-        raise ValueError(f"mode={mode!r}: give 'predict' or 'score'")
+        raise UserError(f"mode={mode!r}: give 'predict' or 'score'")
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     if missing := {"inputs", "targets"} - set(lengths):
-        raise ValueError(f"TASK_FEATURE_LENGTHS={lengths} lacks {sorted(missing)}")
+        raise UserError(f"TASK_FEATURE_LENGTHS={lengths} lacks {sorted(missing)}")
     if os.path.abspath(input_path) == os.path.abspath(output_path):
-        raise ValueError(f"input_path and output_path are both {input_path!r}")
+        raise UserError(f"input_path and output_path are both {input_path!r}")
     layout = Layout.of(features.ENCODER_DECODER if objective is None else objective.features)
     records = list(read_records(input_path))
     codec = Codec(data.vocabularies() if data is not None else None, lengths, layout, eos_id)
@@ -127,11 +128,11 @@ class Layout:
         """That of a spec.
 
         Raises:
-          ValueError: there is no decoder to predict tokens.
+          UserError: there is no decoder to predict tokens.
         """
         roles = {feature.name: feature.role for feature in spec.features}
         if "decoder_input_tokens" not in roles:
-            raise ValueError(
+            raise UserError(
                 f"the objective reads {', '.join(roles)}: there is no decoder, which infer needs to predict or score"
             )
         return cls(
@@ -213,23 +214,23 @@ class Codec:
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
         example = {name: self._ids(number, record, name) for name in wanted}
         if not (self._layout.encoder or self._layout.bos or example["inputs"]):
-            raise ValueError(f"line {number}: 'inputs' is empty, and this objective has no BOS to go on from")
+            raise UserError(f"line {number}: 'inputs' is empty, and this objective has no BOS to go on from")
         return example
 
     def _ids(self, number, record, name) -> list[int]:
         if name not in record:
-            raise ValueError(f"line {number} has no {name!r}, only {sorted(record)}")
+            raise UserError(f"line {number} has no {name!r}, only {sorted(record)}")
         value, length = record[name], self._lengths[name]
         ended = name == "targets" or self._layout.text_to_text
         if isinstance(value, str):
             if self._vocabularies is None:
-                raise ValueError(
+                raise UserError(
                     f"line {number}: {name!r} is text; give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids"
                 )
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
             value = list(vocabulary.encode(value)) + [self.eos_id] * ended
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
-            raise ValueError(f"line {number}: {name!r} must be text or a list of token ids, not {value!r:.80}")
+            raise UserError(f"line {number}: {name!r} must be text or a list of token ids, not {value!r:.80}")
         if len(value) > length:
             self.cut += 1
             # A text is continued from its end.
@@ -253,10 +254,10 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
     """The records of a text or JSONL file.
 
     Raises:
-      ValueError: a line of a `.jsonl` file is not a JSON object; an empty file.
+      UserError: a line of a `.jsonl` file is not a JSON object; an empty file.
     """
     empty = True
-    with fsspec.open(path, "rt", encoding="utf-8") as lines:
+    with paths.user_path("INPUT_PATH", path), fsspec.open(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             empty = False
             if not path.endswith(".jsonl"):
@@ -265,12 +266,12 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number} is not JSON: {error}") from error
+                raise UserError(f"{path}:{number} is not JSON: {error}") from error
             if not isinstance(record, dict):
-                raise ValueError(f"{path}:{number} must be an object with 'inputs', not {line.strip()!r:.80}")
+                raise UserError(f"{path}:{number} must be an object with 'inputs', not {line.strip()!r:.80}")
             yield record
     if empty:
-        raise ValueError(f"{path} is empty")
+        raise UserError(f"{path} is empty")
 
 
 class PartFiles:
@@ -279,12 +280,13 @@ class PartFiles:
     def __init__(self, output_path: str, fingerprint: str):
         self._filesystem, self._path = fsspec.core.url_to_fs(output_path)
         self._folder = f"{self._path}.parts"
-        self._filesystem.makedirs(self._folder, exist_ok=True)
+        with paths.user_path("OUTPUT_PATH", output_path):
+            self._filesystem.makedirs(self._folder, exist_ok=True)
         stamp = f"{self._folder}/command"
         if not self._filesystem.exists(stamp):
             self._write(stamp, fingerprint)
         elif (stored := self._filesystem.cat_file(stamp).decode()) != fingerprint:
-            raise ValueError(
+            raise UserError(
                 f"{self._folder} holds the unfinished output of another command: {stored}. This one is {fingerprint}. "
                 "Delete it, or give another output_path."
             )

@@ -10,6 +10,7 @@ from etils import epath
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.checkpoints import Checkpoints
+from t5x_like.errors import UserError
 
 
 def restore(
@@ -32,14 +33,14 @@ def restore(
         checkpoint's; a name replaced by the empty string stays freshly initialised.
 
     Raises:
-      ValueError: a tensor is there in another shape, or nothing matches.
+      UserError: a tensor is there in another shape, or nothing matches.
     """
     params = optimizers.merge(state.params, frozen)
     fresh = parameters.stack(parameters.named_leaves(params["model"]))
     wanted = {name: _renamed(name, mapping) for name in fresh}
     found = _read(path, fresh, wanted, "model", config, partitioner)
     if not found:
-        raise ValueError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
+        raise UserError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
     _report(path, fresh, found)
     model = partitioner.jit(
         lambda leaves: parameters.unstack(leaves, params["model"]), out_shardings=partitioner.shardings(params["model"])
@@ -57,7 +58,7 @@ def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dic
       objective: whose heads are read too.
 
     Raises:
-      ValueError: a tensor is missing there, or has another shape.
+      UserError: a tensor is missing there, or has another shape.
     """
     network = load_model(path, config, partitioner)
     like = partitioner.trace(objective.init, jax.random.key(0), network)
@@ -73,7 +74,7 @@ def load_model(path: str, config: Any, partitioner: Any) -> Any:
       partitioner: where the arrays go.
 
     Raises:
-      ValueError: a tensor is missing there, or has another shape.
+      UserError: a tensor is missing there, or has another shape.
     """
     return _load(path, partitioner.trace(config.make, jax.random.key(0)), "model", config, partitioner)
 
@@ -82,7 +83,7 @@ def _load(path, like, root, config, partitioner):
     fresh = parameters.stack(parameters.named_leaves(like))
     found = _read(path, fresh, {name: name for name in fresh}, root, config, partitioner) if fresh else {}
     if missing := sorted(set(fresh) - set(found)):
-        raise ValueError(
+        raise UserError(
             f"{path} lacks {len(missing)} of the {len(fresh)} tensors of this {root}, such as {missing[0]!r}"
         )
     return partitioner.jit(lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like))(
@@ -113,7 +114,7 @@ def _read(path, fresh, wanted, root, config, partitioner) -> dict[str, Any]:
     try:
         step = reader.latest() if step is None else step
         if step is None:
-            raise ValueError(f"there is no complete checkpoint in {folder}")
+            raise UserError(f"there is no complete checkpoint in {folder}")
         shapes = _below(f"params/{root}/", reader.shapes(step))
         _check_shapes(path, fresh, wanted, shapes)
         present = {name: other for name, other in wanted.items() if other in shapes}
@@ -131,7 +132,7 @@ def _below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
 def _check_shapes(path, fresh, wanted, shapes):
     for name, other in wanted.items():
         if other in shapes and shapes[other] != tuple(fresh[name].shape):
-            raise ValueError(
+            raise UserError(
                 f"{path}: {other} has shape {shapes[other]}, this model's {name} has {tuple(fresh[name].shape)}"
             )
 

@@ -67,31 +67,31 @@ def make_mesh(
       devices: the devices to use; the default is all of them.
 
     Raises:
-      UserError: JAX cannot lay the mesh out over these devices.
-      ValueError: unknown axes, or sizes that do not multiply to the number of devices.
+      UserError: unknown axes, sizes that do not multiply to the number of devices, or JAX cannot lay the mesh out over
+        these devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     ici, dcn = dict(ici or {"data": -1}), dict(dcn or {})
     for which, sizes in (("ici", ici), ("dcn", dcn)):
         if unknown := sorted(set(sizes) - set(MESH_AXES)):
-            raise ValueError(f"{which} names the mesh axes {unknown}; there are {list(MESH_AXES)}")
+            raise UserError(f"{which} names the mesh axes {unknown}; there are {list(MESH_AXES)}")
     dcn_sizes = _filled("dcn", dcn, count_slices(devices) if -1 in dcn.values() else math.prod(dcn.values()))
     slices = math.prod(dcn_sizes)
     ici_sizes = _filled("ici", ici, len(devices) // slices if len(devices) % slices == 0 else 0)
     if math.prod(ici_sizes) * slices != len(devices):
         known = math.prod(size for size in (*ici.values(), *dcn.values()) if size != -1)
-        raise ValueError(
+        raise UserError(
             f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: "
             f"the sizes multiply to {known}. Change the mesh, or use --cpu_devices=N to pretend N devices."
         )
     if slices > 1 and slices != count_slices(devices):
-        raise ValueError(
+        raise UserError(
             f"dcn={dcn} multiplies to {slices}, but the devices belong to {count_slices(devices)} slices (on CPU, "
             "processes). Change DCN, or let an axis of it be -1"
         )
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if devices[0].platform == "tpu" and slices == 1 and count_slices(devices) > 1:
-        raise ValueError(
+        raise UserError(
             f"the devices belong to {count_slices(devices)} slices, and no mesh axis is said to cross them: give "
             "--gin.DCN=\"{'data': -1}\", or another axis that the network between slices is to carry"
         )
@@ -130,9 +130,9 @@ def _filled(which: str, sizes: Mapping[str, int], total: int) -> list[int]:
     """The size of every mesh axis; -1 stands for what the others leave of `total`, where they divide it."""
     wanted = [sizes.get(axis, 1) for axis in MESH_AXES]
     if wanted.count(-1) > 1:
-        raise ValueError(f"{which}={dict(sizes)}: only one mesh axis can be -1 (fill in what is left)")
+        raise UserError(f"{which}={dict(sizes)}: only one mesh axis can be -1 (fill in what is left)")
     if bad := {axis: size for axis, size in sizes.items() if size < 1 and size != -1}:
-        raise ValueError(f"{which}={dict(sizes)}: a mesh axis has a size of at least 1, or -1, not {bad}")
+        raise UserError(f"{which}={dict(sizes)}: a mesh axis has a size of at least 1, or -1, not {bad}")
     known = math.prod(size for size in wanted if size != -1)
     return [max(total // known, 1) if size == -1 else size for size in wanted]
 
@@ -150,12 +150,12 @@ class Partitioner:
     ):
         """Makes the mesh (see `make_mesh`) and binds `rules`: the name of a rule set, or a mapping of one's own."""
         if isinstance(rules, str) and rules not in RULE_SETS:
-            raise ValueError(f"there is no rule set {rules!r}; there are {sorted(RULE_SETS)}, or give a mapping")
+            raise UserError(f"there is no rule set {rules!r}; there are {sorted(RULE_SETS)}, or give a mapping")
         self.rules_name = rules if isinstance(rules, str) else "custom"
         self.rules: Rules = RULE_SETS[rules] if isinstance(rules, str) else dict(rules)
         for logical, axes in self.rules.items():
             if unknown := set(_as_tuple(axes)) - set(MESH_AXES):
-                raise ValueError(f"rule {logical!r} names the mesh axes {sorted(unknown)}; there are {list(MESH_AXES)}")
+                raise UserError(f"rule {logical!r} names the mesh axes {sorted(unknown)}; there are {list(MESH_AXES)}")
         self.mesh = make_mesh(ici=ici, dcn=dcn, devices=devices)
 
     @property
@@ -177,7 +177,7 @@ class Partitioner:
         positions of a row. That the lengths of tokens divide is checked of batches (`batch_specs`).
 
         Raises:
-          ValueError: another dimension of `shape` does not divide by the mesh axes that it is split over.
+          UserError: another dimension of `shape` does not divide by the mesh axes that it is split over.
         """
         taken: set[str] = set()
         entries: list[Any] = []
@@ -190,7 +190,7 @@ class Partitioner:
                     entries.append(None)
                     continue
                 sizes = " x ".join(f"{axis}={self.mesh.shape[axis]}" for axis in free)
-                raise ValueError(
+                raise UserError(
                     f"{name}: {logical}={shape[position]} does not divide by the {parts} parts of mesh axes {sizes} "
                     f"(rules {self.rules_name}). Change the mesh or the size, or leave it whole with a mapping "
                     f"without {logical!r} as PARTITIONING: {self._without(logical)}"
@@ -224,7 +224,7 @@ class Partitioner:
           shapes: model feature -> `(rows, length, …)` over all processes.
 
         Raises:
-          ValueError: the rows, or the length of an input, do not divide by the mesh.
+          UserError: the rows, or the length of an input, do not divide by the mesh.
         """
         inputs = [name for name in shapes if name.endswith(INPUT_TOKENS)] or list(shapes)
         lengths = {shapes[name][1] for name in inputs if len(shapes[name]) > 1}
@@ -234,7 +234,7 @@ class Partitioner:
             axes = ("batch", second, *(None,) * len(shape))[: len(shape)]
             specs[name] = self.spec(axes, shape, name)
             if second and (parts := self.axis_size(LENGTH)) != self.axis_size(LENGTH, shape[1]):
-                raise ValueError(
+                raise UserError(
                     f"{name}: length={shape[1]} does not divide by the {parts} parts that the rules "
                     f"{self.rules_name!r} split it into. Change TASK_FEATURE_LENGTHS or the mesh axis 'sequence'."
                 )
@@ -248,7 +248,7 @@ class Partitioner:
         part. Parts are counted in the order of the rows, so that the batch is the same however devices are arranged.
 
         Raises:
-          ValueError: the rows of a process would not be one part of equal size.
+          UserError: the rows of a process would not be one part of equal size.
         """
         parts = self.axis_size("batch")
         indices = NamedSharding(self.mesh, self.spec(("batch",))).devices_indices_map((parts,))
@@ -354,7 +354,7 @@ def _equal_shares(rows_of: Mapping[int, set[int]], parts: int) -> list[tuple[int
     """The distinct sets of rows that processes hold, in order; together they are all rows, each as many as another."""
     shares = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if [row for share in shares for row in share] != list(range(parts)) or len({*map(len, shares)}) > 1:
-        raise ValueError(
+        raise UserError(
             f"the mesh spreads the {parts} parts of a batch unevenly over {len(rows_of)} processes, which hold the "
             f"parts {shares}. Give the mesh axes 'data' and 'fsdp' sizes that divide by the number of processes, "
             "or that divide it"

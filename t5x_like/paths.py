@@ -4,8 +4,12 @@ The few operations that a run folder needs, the same for both kinds. Writing is 
 middle, sees the old contents or the new ones. Nothing here needs TensorFlow.
 """
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
+
+from t5x_like.errors import UserError
 
 
 def is_local(path: str | os.PathLike) -> bool:
@@ -91,6 +95,48 @@ def remove(path: str | os.PathLike) -> None:
     elif exists(path):
         filesystem, inner = _open_store(path)
         filesystem.rm_file(inner)
+
+
+@contextlib.contextmanager
+def user_path(setting: str, path: str | os.PathLike) -> Iterator[None]:
+    """Explains why a path that the user gave cannot be opened. To be used where the path is opened first.
+
+    Errors of a store or a network stay as they are: another try may succeed.
+
+    Args:
+      setting: what the user set, such as `INPUT_PATH`.
+      path: its value.
+
+    Raises:
+      UserError: the path does not exist, is of the wrong kind, or access is denied.
+    """
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        reason = (error.strerror or str(error) or type(error).__name__).lower()
+        at = f" ({error.filename})" if error.filename and str(error.filename) != os.fspath(path) else ""
+        raise UserError(f"{setting}={os.fspath(path)}: {reason}{at}. Check the path and its permissions") from error
+
+
+def check_writable(setting: str, folder: str | os.PathLike) -> None:
+    """Refuses a local directory that cannot be created or written to. Creates nothing; URLs are not checked.
+
+    Args:
+      setting: what the user set, such as `MODEL_DIR`.
+      folder: its value; the directory or its parents need not exist.
+
+    Raises:
+      UserError: a parent is a file, or is not writable.
+    """
+    if not is_local(folder):
+        return
+    existing = local(folder).absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not a directory. Give another path")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not writable. Give another path")
 
 
 def sync_folder(folder: pathlib.Path) -> None:

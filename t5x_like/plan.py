@@ -45,12 +45,12 @@ def plan(
 
     Raises:
       PlanError: the TPU compiler is not installed, or nothing that was searched fits.
-      ValueError: the batch or a parameter does not divide by the mesh, there is no such slice, or a negative number.
+      UserError: the batch or a parameter does not divide by the mesh, there is no such slice, or a negative number.
     """
     if search_for < 0:
-        raise ValueError(f"--search={search_for}: give how many combinations to compile, at least 1")
+        raise UserError(f"--search={search_for}: give how many combinations to compile, at least 1")
     if price is not None and price < 0:
-        raise ValueError(f"--price={price}: the price of a chip for an hour cannot be negative")
+        raise UserError(f"--price={price}: the price of a chip for an hour cannot be negative")
     # ---- the slice, and what the loop would run on it ----------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
     arguments = config.arguments(loop)
@@ -87,7 +87,7 @@ def _compiled(
     state, frozen = program.shapes
     mesh = program.partitioner.mesh
     if (mesh.size, program.partitioner.platform) != (slice_.num_devices, "tpu"):
-        raise ValueError(
+        raise UserError(
             f"the loop's mesh has {mesh.size} {program.partitioner.platform} devices, {slice_} has "
             f"{slice_.num_devices}: give its Partitioner devices=topologies.devices(…) of this topology"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from t5x_like import optimizers, partitioning, step
+from t5x_like.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def make_program(
     """Puts together what `train.train` runs; the arguments are that function's.
 
     Raises:
-      ValueError: the batch or a parameter does not divide by the mesh.
+      UserError: the batch or a parameter does not divide by the mesh.
     """
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
@@ -117,7 +118,7 @@ def _check_inputs(config, objective, batch_shapes):
         if not ignored:
             return
         problem = f"it does not read {ignored[0]!r}"
-    raise ValueError(
+    raise UserError(
         f"{type(config).__name__} is no network for {type(objective).__name__}, whose features are {', '.join(batch)}: "
         f"{problem}. Give an objective of its kind: a file of objectives/ after the run's, or a run file made for the "
         "family, such as runs/bert.gin or runs/gpt.gin"
@@ -128,7 +129,7 @@ def _check_batch(shapes, microbatches, partitioner):
     rows = next(iter(shapes.values()))[0]
     parts = partitioner.axis_size("batch")
     if rows % (parts * microbatches):
-        raise ValueError(
+        raise UserError(
             f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
             f"times {microbatches} microbatches"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from t5x_like import parameters, paths
+from t5x_like.errors import UserError
 
 RUNS = "runs"
 CONFIG = "config.gin"
@@ -60,14 +61,18 @@ def resolve(model_dir: str | None) -> str:
     """The folder of a run: `model_dir` as an absolute path or URL, or a new `./runs/<number>`.
 
     Raises:
-      ValueError: no folder is named and several processes would have to agree on one.
+      UserError: the folder is not writable, or none is named and several processes would have to agree on one.
     """
     if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-        raise ValueError(f"MODEL_DIR={model_dir!r} is a {type(model_dir).__name__}; give a path or URL as text")
+        raise UserError(f"MODEL_DIR={model_dir!r} is a {type(model_dir).__name__}; give a path or URL as text")
     if model_dir:
-        return str(paths.local(model_dir).absolute()) if paths.is_local(model_dir) else os.fspath(model_dir).rstrip("/")
+        if not paths.is_local(model_dir):
+            return os.fspath(model_dir).rstrip("/")
+        paths.check_writable("MODEL_DIR", model_dir)
+        return str(paths.local(model_dir).absolute())
     if jax.process_count() > 1:
-        raise ValueError("give MODEL_DIR: all processes of a run write to one folder")
+        raise UserError("give MODEL_DIR: all processes of a run write to one folder")
+    paths.check_writable("MODEL_DIR", RUNS)
     root = pathlib.Path(RUNS).absolute()
     root.mkdir(exist_ok=True)
     number = max((int(entry.name) for entry in root.iterdir() if entry.name.isdigit()), default=0) + 1
@@ -87,7 +92,7 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
     A folder without checkpoints has nothing to disagree with. Free to change is what `FREE` names.
 
     Raises:
-      ValueError: the stored configuration differs, with the differences; not with `run_config.override`.
+      UserError: the stored configuration differs, with the differences; not with `run_config.override`.
     """
     stored = paths.join(model_dir, CONFIG)
     if run_config is None or not _has_checkpoints(model_dir) or not paths.exists(stored):
@@ -96,7 +101,7 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
 
     differences = config.differences(paths.read_text(stored), run_config.text, free=FREE)
     if differences and not run_config.override:
-        raise ValueError(
+        raise UserError(
             f"{model_dir} was trained with another configuration (stored → now):\n"
             + "\n".join(f"  {line}" for line in differences)
             + "\nGive another MODEL_DIR, or the stored values, or accept the difference with --override_config."

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
+
 Step = Int[Array, ""] | int
 Schedule = Callable[[Step], Float[Array, ""]]
 
@@ -45,7 +47,7 @@ def rsqrt(base: float = 1.0, *, warmup_steps: int = 10_000, floor: float = 0.0) 
     """
     _check(base, warmup_steps, floor)
     if warmup_steps < 1:
-        raise ValueError(
+        raise UserError(
             f"rsqrt divides by sqrt(max(step, warmup_steps)); warmup_steps={warmup_steps} must be at least 1"
         )
     return _schedule(lambda step: base / jnp.sqrt(jnp.maximum(step, warmup_steps)), floor)
@@ -110,7 +112,7 @@ def wsd(
     decay_steps = max(1, total_steps // 10) if decay_steps is None else decay_steps
     _check_span(warmup_steps, total_steps)
     if not 0 < decay_steps <= total_steps - warmup_steps:
-        raise ValueError(
+        raise UserError(
             f"decay_steps={decay_steps} must lie between 1 and total_steps - warmup_steps = "
             f"{total_steps} - {warmup_steps} = {total_steps - warmup_steps}"
         )
@@ -160,7 +162,7 @@ def factors(
       The schedule.
 
     Raises:
-      ValueError: a factor is unknown.
+      UserError: a factor is unknown.
     """
     known = {
         "constant": lambda s: base_learning_rate,
@@ -180,7 +182,7 @@ def factors(
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the factors are {', '.join(known)}"
-            raise ValueError(f"unknown factor {name!r} in the schedule {factors!r}; {hint}")
+            raise UserError(f"unknown factor {name!r} in the schedule {factors!r}; {hint}")
 
     def learning_rate(step):
         since = jnp.maximum(0, step - step_offset)
@@ -202,16 +204,16 @@ def _warmup(step, warmup_steps: int):
 
 def _check(peak: float, warmup_steps: int, floor: float):
     if not 0.0 <= floor <= peak:
-        raise ValueError(
+        raise UserError(
             f"a schedule needs 0 <= floor <= its highest learning rate, but floor={floor} and that is {peak}"
         )
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps={warmup_steps} must not be negative")
+        raise UserError(f"warmup_steps={warmup_steps} must not be negative")
 
 
 def _check_span(warmup_steps: int, total_steps: int):
     if warmup_steps >= total_steps:
-        raise ValueError(
+        raise UserError(
             f"warmup_steps={warmup_steps} leaves nothing of total_steps={total_steps}: "
             "set WARMUP_STEPS below TRAIN_STEPS, or use a schedule that does not decay (constant, rsqrt)"
         )

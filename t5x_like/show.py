@@ -17,6 +17,7 @@ from t5x_like.data import features
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.span_lengths import span_lengths
 from t5x_like.data.token_text import joined_name, piece, rows_as_text
+from t5x_like.errors import UserError
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 # Lengths where none are given: small rows, and what their kind then needs. BERT masks 20 of 128 tokens at most.
@@ -88,8 +89,8 @@ def inspect(
       The numbers that were printed.
 
     Raises:
-      ModuleNotFoundError: TensorFlow and SeqIO are not installed; or `module` cannot be found.
-      ValueError: the name is not registered, or its settings do not fit together.
+      UserError: TensorFlow and SeqIO are not installed; or `module` cannot be found.
+      UserError: the name is not registered, or its settings do not fit together.
     """
     source_class = _seqio_source()
     console = console or Console()
@@ -128,10 +129,9 @@ def _seqio_source():
     try:
         from t5x_like.data.seqio_feed import SeqIOSource
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise UserError(
             f"reading a SeqIO task needs TensorFlow, TFDS and SeqIO, and there is no {error.name!r} here: "
-            "pip install seqio tensorflow tensorflow-text tensorflow-datasets",
-            name=error.name,
+            "pip install seqio tensorflow tensorflow-text tensorflow-datasets"
         ) from error
     return SeqIOSource
 

@@ -14,6 +14,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from t5x_like import optimizers, partitioning
+from t5x_like.errors import UserError
 
 Scalar = Float[Array, ""]
 LossNormalization = Literal["NUM_REAL_TARGET_TOKENS"] | float | None
@@ -60,12 +61,12 @@ def split_batch(batch: Mapping[str, Array], microbatches: int) -> dict[str, Arra
     """`[batch, …]` features as `[microbatches, batch / microbatches, …]`, every device keeping its own rows.
 
     Raises:
-      ValueError: the batch does not divide into that many microbatches over the devices.
+      UserError: the batch does not divide into that many microbatches over the devices.
     """
     size = next(iter(batch.values())).shape[0]
     shards = partitioning.batch_shards()
     if size % (microbatches * shards):
-        raise ValueError(
+        raise UserError(
             f"BATCH_SIZE={size} does not divide into {microbatches} microbatches over {shards} data-parallel parts: "
             f"it must be a multiple of {microbatches * shards}"
         )
@@ -93,7 +94,7 @@ def normalizers(objective: Any, batch: Mapping[str, Array], factor: LossNormaliz
     if factor is None:
         return {name: jnp.ones((), jnp.float32) for name in weights}
     if isinstance(factor, str) or factor <= 0:
-        raise ValueError(
+        raise UserError(
             f"LOSS_NORMALIZING_FACTOR={factor!r}: give 'NUM_REAL_TARGET_TOKENS', a positive number, or None for a sum"
         )
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
@@ -169,7 +170,7 @@ def make_train_step(
     features `count_tokens`.
     """
     if microbatches < 1:
-        raise ValueError(f"microbatches={microbatches} must be at least 1")
+        raise UserError(f"microbatches={microbatches} must be at least 1")
 
     def train_step(state: TrainState, frozen: Any, batch: Mapping[str, Array]):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step) if dropout else None

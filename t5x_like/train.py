@@ -14,12 +14,13 @@ import t5x_like
 from t5x_like import debugging, distributed, initial, metrics, optimizers, partitioning, run_folder, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.evaluation import Evaluator
 from t5x_like.preemption import StopRequest
 from t5x_like.program import make_program
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(RunFailed):
     """Training cannot go on; the message says why and what to do."""
 
 
@@ -104,7 +105,7 @@ def train(
     Raises:
       TrainingFailed: the loss stayed non-finite.
       ProcessLost: another process of the run has gone.
-      ValueError: what was asked for does not fit together; nothing has been written then.
+      UserError: what was asked for does not fit together; nothing has been written then.
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
     started = time.monotonic()
@@ -250,7 +251,6 @@ def train(
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
     except BaseException as error:
-        error.run_had_begun = True  # so no mistake, which another start would repeat; see `cli`
         status.write("failed", step=current, reason=f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -288,7 +288,7 @@ def _check_periods(total_steps, log_period, eval_period, save_period):
         ("SAVE_PERIOD", save_period),
     ):
         if period is not None and period < 1:
-            raise ValueError(f"{name}={period} must be at least 1 (None for never)")
+            raise UserError(f"{name}={period} must be at least 1 (None for never)")
 
 
 def _describe(partitioner):

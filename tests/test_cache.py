@@ -20,6 +20,7 @@ from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, manifest, writer
 from t5x_like.data.cached.rows import Decoder
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -201,7 +202,7 @@ def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "write_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "cut")
-    with pytest.raises(FileNotFoundError, match="half-written .1 shards are complete"):
+    with pytest.raises(UserError, match="half-written .1 shards are complete"):
         CachedSource(cache_dir=str(tmp_path / "cut"), batch_size=2).describe()
     with pytest.raises(ValueError, match="half-written cache of other settings .seed: 3 there, 4 here"):
         write(tmp_path / "cut", data=make(seed=4))
@@ -276,7 +277,7 @@ def test_processes_write_the_same_bytes(tmp_path):
 
 def test_beam_writes_the_same_bytes(tmp_path):
     if importlib.util.find_spec("apache_beam") is None:
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 't5x_like\[cache\]'"):
+        with pytest.raises(UserError, match=r"pip install 't5x_like\[cache\]'"):
             write(tmp_path, beam=[])
         pytest.skip("Apache Beam is not installed: pip install 't5x_like[cache]'")
     (alone,) = write(tmp_path / "one").values()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From low to high: a module imports its own level and those below. What is not named here is a command or belongs to
 # one: it may import everything, and only its like may import it.
 LEVELS = (
-    {"parameters", "partitioning", "paths", "schedules"},
+    {"errors", "parameters", "partitioning", "paths", "schedules"},
     {"data", "optimizers", "step", "checkpoints", "metrics"},
     {"kernels"},
     {"layers"},

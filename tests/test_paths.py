@@ -6,6 +6,7 @@ import uuid
 import pytest
 
 from t5x_like import paths
+from t5x_like.errors import UserError
 
 
 @pytest.fixture(params=["local", "file", "store"])
@@ -54,3 +55,29 @@ def test_home_is_expanded(monkeypatch):
 def test_which_paths_are_local():
     assert paths.is_local("runs/1") and paths.is_local("file:///runs/1")
     assert not paths.is_local("gs://bucket/runs") and not paths.is_local("memory://runs")
+
+
+@pytest.mark.parametrize("name", ["missing", "", "file/below"])
+def test_a_path_of_the_user_that_cannot_be_opened_is_a_user_error(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / name
+    with pytest.raises(UserError, match=f"INPUT_PATH={path}: (no such file|is a directory|not a directory)"):
+        with paths.user_path("INPUT_PATH", path):
+            path.read_text()
+
+
+def test_an_unreachable_store_is_not_a_user_error():
+    with pytest.raises(ConnectionResetError), paths.user_path("INPUT_PATH", "gs://bucket/x"):
+        raise ConnectionResetError
+
+
+def test_a_folder_is_checked_for_writing_without_being_created(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    paths.check_writable("MODEL_DIR", tmp_path / "a" / "b")
+    paths.check_writable("MODEL_DIR", "gs://bucket/run")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(UserError, match=f"MODEL_DIR={tmp_path}/file/run: {tmp_path}/file is not a directory"):
+        paths.check_writable("MODEL_DIR", tmp_path / "file" / "run")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
+        paths.check_writable("MODEL_DIR", tmp_path / "a")

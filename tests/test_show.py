@@ -12,6 +12,7 @@ from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like import show
 from t5x_like.data import features
+from t5x_like.errors import UserError
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 
@@ -204,5 +205,5 @@ def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
         if name == "tensorflow" or name.startswith("t5x_like."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match="no 'tensorflow' here: pip install seqio tensorflow"):
+    with pytest.raises(UserError, match="no 'tensorflow' here: pip install seqio tensorflow"):
         show.inspect("python_docs_span_corruption")

@@ -6,6 +6,8 @@ from pathlib import Path
 import seqio
 import tensorflow as tf
 
+from t5x_like.errors import UserError
+
 SENTINELS = 100
 """Extra ids at the end of a vocabulary; the first sentinel of an example is the last id, as in T5."""
 
@@ -35,7 +37,7 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
         try:
             return super()._model_context()
         except tf.errors.OpError as error:
-            raise FileNotFoundError(
+            raise UserError(
                 f"no SentencePiece model can be read at {self._path()!r}: give the path of one in task_arguments "
                 f"{{'vocabulary_path': …}} ({error.message})"
             ) from error

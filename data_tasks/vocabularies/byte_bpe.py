@@ -14,6 +14,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5x_like.errors import UserError
+
 END_OF_TEXT = "<|endoftext|>"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 # Between RoBERTa's pieces and its <mask> are three that nothing is encoded as, made up to round off the number of ids.
@@ -71,8 +73,8 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         """What each id stands for, bytes of UTF-8; a character may be divided among several pieces.
 
         Raises:
-          FileNotFoundError: there is no such file.
-          ValueError: the files do not belong together.
+          UserError: there is no such file.
+          UserError: the files do not belong together.
         """
         return _read(*self.files).pieces
 
@@ -120,7 +122,7 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         """RoBERTa's <mask>.
 
         Raises:
-          ValueError: the order is GPT-2's, which has none.
+          UserError: the order is GPT-2's, which has none.
         """
         return self._id("<mask>")
 
@@ -131,9 +133,7 @@ class ByteBPEVocabulary(seqio.Vocabulary):
     def _id(self, piece: str) -> int:
         ids = _read(*self.files).special_ids
         if piece not in ids:
-            raise ValueError(
-                f"GPT-2's vocabulary has no {piece}, only {', '.join(ids)}: RoBERTa's needs `roberta_dict`"
-            )
+            raise UserError(f"GPT-2's vocabulary has no {piece}, only {', '.join(ids)}: RoBERTa's needs `roberta_dict`")
         return ids[piece]
 
     def _encode(self, s: str) -> list[int]:
@@ -240,9 +240,9 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
     ids: dict[str, int] = json.loads(_text(encoder_json))
     names = sorted(ids, key=ids.get)
     if [ids[name] for name in names] != list(range(len(ids))):
-        raise ValueError(f"the ids in {encoder_json!r} are not 0 … {len(ids) - 1}, each once")
+        raise UserError(f"the ids in {encoder_json!r} are not 0 … {len(ids) - 1}, each once")
     if END_OF_TEXT not in ids:
-        raise ValueError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is no vocabulary of GPT-2's kind")
+        raise UserError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is no vocabulary of GPT-2's kind")
     order, special = np.arange(len(ids), dtype=np.int32), {END_OF_TEXT: ids[END_OF_TEXT]}
     letters = _byte_letters()
     spelt = {letter: byte for byte, letter in letters.items()}
@@ -255,7 +255,7 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
         table = np.array([[order[ids[a]], order[ids[b]], order[ids[a + b]]] for a, b in merges], np.int64)
         byte_ids = np.array([order[ids[letters[byte]]] for byte in range(256)], np.int32)
     except (KeyError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"{vocab_bpe!r} and {encoder_json!r} do not belong together: a merge or a byte is no piece ({error})"
         ) from error
     pairs = table[:, 0] * len(pieces) + table[:, 1]
@@ -275,7 +275,7 @@ def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[byte
     listed = [line.split(" ")[0] for line in _text(path).split("\n") if line]
     old = [int(number) for number in listed if number.isdigit()]
     if sorted(old) != list(range(len(gpt2_pieces))):
-        raise ValueError(f"{path!r} does not list each of the {len(gpt2_pieces)} ids of the vocabulary once")
+        raise UserError(f"{path!r} does not list each of the {len(gpt2_pieces)} ids of the vocabulary once")
     order = np.empty(len(old), np.int32)
     order[old] = len(ROBERTA_SPECIAL) + np.arange(len(old))
     fillers = [f"<filler{number}>" for number in range(ROBERTA_FILLERS)]
@@ -299,5 +299,5 @@ def _text(path: str) -> str:
     try:
         with fsspec.open(path, "rb") as file:
             return file.read().decode("utf-8")
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no file of a byte-level BPE vocabulary at {path!r}") from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"there is no file of a byte-level BPE vocabulary at {path!r}") from error

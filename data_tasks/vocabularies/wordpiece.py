@@ -10,6 +10,8 @@ import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from t5x_like.errors import UserError
+
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"
 """What a piece begins with that goes on with the word of the piece before it."""
@@ -83,8 +85,8 @@ class WordPieceVocabulary(seqio.Vocabulary):
         """All pieces in the order of their ids.
 
         Raises:
-          FileNotFoundError: there is no such file.
-          ValueError: it is no BERT vocabulary.
+          UserError: there is no such file.
+          UserError: it is no BERT vocabulary.
         """
         return _read(self.vocab_file).pieces
 
@@ -171,20 +173,20 @@ def _read(path: str) -> _Pieces:
     try:
         with fsspec.open(path, "rb") as file:
             lines = file.read().decode("utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no WordPiece vocabulary at {path!r}: give the path of one") from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"there is no WordPiece vocabulary at {path!r}: give the path of one") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path!r} is no text in UTF-8, so it is no WordPiece vocabulary: {error}") from error
+        raise UserError(f"{path!r} is no text in UTF-8, so it is no WordPiece vocabulary: {error}") from error
     # Not splitlines(): some pieces are characters that it takes for the end of a line.
     pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     special = {piece: pieces.index(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece in pieces}
     if missing := [piece for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece not in special]:
-        raise ValueError(f"{path!r} is no WordPiece vocabulary of BERT: it has no line {', '.join(missing)}")
+        raise UserError(f"{path!r} is no WordPiece vocabulary of BERT: it has no line {', '.join(missing)}")
     if special[PAD] != 0:
-        raise ValueError(f"{path!r} has {PAD} in line {special[PAD] + 1}; batches are padded with 0, its first line")
+        raise UserError(f"{path!r} has {PAD} in line {special[PAD] + 1}; batches are padded with 0, its first line")
     if len(set(pieces)) != len(pieces) or "" in pieces:
         wrong = next(piece for piece in pieces if piece == "" or pieces.count(piece) > 1)
-        raise ValueError(f"{path!r} has an empty line or the same piece twice ({wrong!r}): an id must mean one piece")
+        raise UserError(f"{path!r} has an empty line or the same piece twice ({wrong!r}): an id must mean one piece")
     return _Pieces(pieces, special)
 
 

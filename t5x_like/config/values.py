@@ -10,6 +10,8 @@ from typing import Any
 
 from gin import config_parser
 
+from t5x_like.errors import UserError
+
 LINE_LENGTH = 120
 # Spellings of other languages that would otherwise become text.
 _PYTHON_SPELLING = {"true": "True", "false": "False", "none": "None", "null": "None", "nil": "None"}
@@ -17,7 +19,7 @@ _PYTHON_SPELLING = {"true": "True", "false": "False", "none": "None", "null": "N
 _MEANT_AS_GIN = "@%([{'\""
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """What was asked for cannot be run; the message says where it was set and what to do."""
 
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
+from t5x_like.errors import UserError
+
 Role = Literal[
     "tokens",
     "shifted",
@@ -168,18 +170,18 @@ class FeatureSpec:
         """The lengths in tokens of the task features that are read.
 
         Raises:
-          ValueError: a length is missing or not a positive whole number.
+          UserError: a length is missing or not a positive whole number.
         """
         given, fixed = dict(task_feature_lengths), self.fixed_lengths
         needed = [name for name in self.task_features if self.lead(name) == name and name not in fixed]
         if missing := [name for name in needed if name not in given]:
-            raise ValueError(
+            raise UserError(
                 f"TASK_FEATURE_LENGTHS={given} has no length for {', '.join(map(repr, missing))}; this objective reads "
                 f"{', '.join(map(repr, needed))}"
             )
         for name in needed:
             if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < 1:
-                raise ValueError(
+                raise UserError(
                     f"TASK_FEATURE_LENGTHS={given}: the length of {name!r} must be a whole number of tokens, at least 1"
                 )
         return {name: fixed.get(name) or given[self.lead(name)] for name in self.task_features}
@@ -293,10 +295,10 @@ def named(name: str) -> FeatureSpec:
     """The spec of that name, such as `PREFIX_LM`.
 
     Raises:
-      ValueError: there is none.
+      UserError: there is none.
     """
     if name not in SPECS:
-        raise ValueError(f"there is no feature spec {name!r}; there are {', '.join(SPECS)}")
+        raise UserError(f"there is no feature spec {name!r}; there are {', '.join(SPECS)}")
     return SPECS[name]
 
 
@@ -307,12 +309,12 @@ def for_task(task_features: Collection[str]) -> FeatureSpec:
       task_features: the names of the task's features.
 
     Raises:
-      ValueError: none reads a task with these features.
+      UserError: none reads a task with these features.
     """
     for spec in _BY_TASK:
         if set(spec.task_features) <= set(task_features):
             return spec
-    raise ValueError(
+    raise UserError(
         f"a task with the features {', '.join(map(repr, task_features)) or 'none'} is read by no objective: give it "
         "`targets`, or `inputs` and `targets`"
     )

@@ -6,6 +6,8 @@ then are, and how many sentinels it takes (Raffel et al. 2020, section 3.1.4; T5
 
 import dataclasses
 
+from t5x_like.errors import UserError
+
 NOISE_DENSITY = 0.15
 MEAN_NOISE_SPAN_LENGTH = 3.0
 
@@ -39,11 +41,11 @@ def noise_counts(
     At least one token is noise and one is not; there are never more spans than tokens on either side.
 
     Raises:
-      ValueError: `length` is below 2, or a rate is out of range.
+      UserError: `length` is below 2, or a rate is out of range.
     """
     _check_rates(noise_density, mean_noise_span_length)
     if length < 2:
-        raise ValueError(f"{length} tokens cannot be corrupted: it takes one that is noise and one that is not")
+        raise UserError(f"{length} tokens cannot be corrupted: it takes one that is noise and one that is not")
     noise = min(max(round(length * noise_density), 1), length - 1)
     return noise, min(max(round(noise / mean_noise_span_length), 1), noise, length - noise)
 
@@ -56,11 +58,11 @@ def span_lengths(
     """The largest chunk whose corrupted inputs fit `inputs_length` tokens: 512 -> 568 raw, 114 targets, 28 spans.
 
     Raises:
-      ValueError: nothing fits, or a rate is out of range.
+      UserError: nothing fits, or a rate is out of range.
     """
     raw = 2
     if corrupted_lengths(raw, noise_density, mean_noise_span_length).inputs > inputs_length:
-        raise ValueError(
+        raise UserError(
             f"TASK_FEATURE_LENGTHS inputs={inputs_length}: span corruption needs at least 3 (a token, a sentinel, EOS)"
         )
     raw = max(raw, inputs_length // 2)
@@ -100,20 +102,20 @@ def check_fits(
       mean_noise_span_length: tokens of a span, on average.
 
     Raises:
-      ValueError: with the numbers and what to change.
+      UserError: with the numbers and what to change.
     """
     lengths = span_lengths(inputs_length, noise_density, mean_noise_span_length)
     what = f"inputs={inputs_length} at noise_density={noise_density}, mean_noise_span_length={mean_noise_span_length}"
     if lengths.spans > sentinels:
         longest = _longest_inputs(lengths.raw, sentinels, noise_density, mean_noise_span_length)
-        raise ValueError(
+        raise UserError(
             f"TASK_FEATURE_LENGTHS {what} makes {lengths.spans} noise spans in {lengths.raw} tokens, but the "
             f"vocabulary has {sentinels} sentinels (extra_ids={sentinels}): the rest would be ordinary tokens. "
             + (f"Set inputs to at most {longest} in TASK_FEATURE_LENGTHS, " if longest else "")
             + f"raise mean_noise_span_length, or use a vocabulary with extra_ids={lengths.spans} or more"
         )
     if lengths.targets > targets_length:
-        raise ValueError(
+        raise UserError(
             f"TASK_FEATURE_LENGTHS {what} makes targets of {lengths.targets} tokens, but targets={targets_length}: set "
             f"targets to {lengths.targets} in TASK_FEATURE_LENGTHS (more is only padding), or shorten inputs"
         )
@@ -131,6 +133,6 @@ def _longest_inputs(raw: int, sentinels: int, noise_density: float, mean_noise_s
 
 def _check_rates(noise_density: float, mean_noise_span_length: float) -> None:
     if not 0 < noise_density < 1:
-        raise ValueError(f"noise_density={noise_density} must lie between 0 and 1")
+        raise UserError(f"noise_density={noise_density} must lie between 0 and 1")
     if mean_noise_span_length < 1:
-        raise ValueError(f"mean_noise_span_length={mean_noise_span_length} must be at least 1 token")
+        raise UserError(f"mean_noise_span_length={mean_noise_span_length} must be at least 1 token")

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from t5x_like import parameters, paths
+from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files, tables
 
 # What may differ from a stored configuration: none of it changes what the parameters mean. The vocabulary is left to
@@ -36,7 +37,7 @@ def config_from_huggingface(path: str) -> Any:
     """The configuration that a folder's config.json describes; `dtype` and layout are left to the platform.
 
     Raises:
-      ValueError: there is no such family, or it has something that there is none of here.
+      UserError: there is no such family, or it has something that there is none of here.
     """
     described = json.loads(paths.read_text(paths.join(path, "config.json")))
     return _family_of_type(described.get("model_type"), path).config_from(described, path)
@@ -50,7 +51,7 @@ def from_huggingface(path: str, **changes: Any) -> tuple[Any, Any]:
       **changes: fields of the configuration to set, such as `scan_layers=True` or `dropout_rate=0.1`.
 
     Raises:
-      ValueError: a tensor is missing, superfluous or of the wrong shape, or there is no such family.
+      UserError: a tensor is missing, superfluous or of the wrong shape, or there is no such family.
     """
     config = dataclasses.replace(config_from_huggingface(path), **changes)
     leaves = read(path, config)
@@ -67,18 +68,18 @@ def read(path: str, config: Any) -> dict[str, np.ndarray]:
       config: the network's configuration, whatever layout; what the folder says must agree with it but for `FREE`.
 
     Raises:
-      ValueError: another family, another architecture, or a tensor missing, superfluous or of the wrong shape.
+      UserError: another family, another architecture, or a tensor missing, superfluous or of the wrong shape.
     """
     stored = config_from_huggingface(path)
     if type(stored) is not type(config):
-        raise ValueError(f"{path} holds a {type(stored).__name__}, but the model here is a {type(config).__name__}")
+        raise UserError(f"{path} holds a {type(stored).__name__}, but the model here is a {type(config).__name__}")
     differences = [
         f"{field.name}: {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
         for field in dataclasses.fields(stored)
         if field.name not in FREE and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differences:
-        raise ValueError(f"{path} holds another network than the one configured: " + "; ".join(differences))
+        raise UserError(f"{path} holds another network than the one configured: " + "; ".join(differences))
     return tables.read(path, _family_of(config), dataclasses.replace(config, vocab_size=stored.vocab_size))
 
 
@@ -91,7 +92,7 @@ def to_huggingface(params: Mapping[str, Any], config: Any, path: str) -> None:
       path: local folder or bucket; made where it is missing.
 
     Raises:
-      ValueError: transformers has no such network, or no place for a head; nothing has been written then.
+      UserError: transformers has no such network, or no place for a head; nothing has been written then.
     """
     leaves = parameters.stack(parameters.named_leaves(params))
     family = _family_of(config)
@@ -108,7 +109,7 @@ def tensors_to_huggingface(params: Mapping[str, Any], config: Any) -> dict[str, 
 def _family_of_type(model_type: str | None, path: str) -> tables.Family:
     known = {name: family for family in families() for name in family.model_types}
     if model_type not in known:
-        raise ValueError(f"{path}/config.json has model_type {model_type!r}; there are {', '.join(sorted(known))}")
+        raise UserError(f"{path}/config.json has model_type {model_type!r}; there are {', '.join(sorted(known))}")
     return known[model_type]
 
 
@@ -116,4 +117,4 @@ def _family_of(config: Any) -> tables.Family:
     for family in families():
         if family.config_class is type(config):
             return family
-    raise ValueError(f"there is no mapping to transformers for a {type(config).__name__}")
+    raise UserError(f"there is no mapping to transformers for a {type(config).__name__}")

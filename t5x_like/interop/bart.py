@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.bart import BartConfig
 
@@ -53,28 +54,28 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> BartCon
       where: its folder, for messages.
 
     Raises:
-      ValueError: it does not say what is needed, or describes a variant that there is none of here.
+      UserError: it does not say what is needed, or describes a variant that there is none of here.
     """
     described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
     if missing := sorted(theirs for theirs in (*_NAMES.values(), *_ALIKE) if theirs not in described):
-        raise ValueError(f"{where}/config.json does not say {', '.join(missing)}")
+        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
     for name, only in (_FIXED | _FIXED_OF_OLD_FILES).items():
         if described.get(name, only) != only:
-            raise ValueError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
+            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
     for decoder, encoder in _ALIKE.items():
         if described[decoder] != described[encoder]:
-            raise ValueError(
+            raise UserError(
                 f"{where}/config.json has {encoder} {described[encoder]} and {decoder} {described[decoder]}; here both "
                 "stacks have the same"
             )
     activation, size = described["activation_function"], described["d_model"]
     heads = described["encoder_attention_heads"]
     if activation not in _ACTIVATIONS:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has activation_function {activation!r}; there are {', '.join(_ACTIVATIONS)}"
         )
     if size % heads:
-        raise ValueError(f"{where}/config.json has d_model {size}, which {heads} heads do not divide")
+        raise UserError(f"{where}/config.json has d_model {size}, which {heads} heads do not divide")
     return BartConfig(
         head_dim=size // heads,
         position_offset=_POSITION_OFFSET,
@@ -88,19 +89,19 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
     """The contents of a config.json, with the special tokens of BART's own vocabulary.
 
     Raises:
-      ValueError: transformers has no such network.
+      UserError: transformers has no such network.
     """
     names = {(ours,): theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.activations not in names:
-        raise ValueError(f"transformers' BART has no block with activations {config.activations}")
+        raise UserError(f"transformers' BART has no block with activations {config.activations}")
     if config.num_heads * config.head_dim != config.embed_dim:
-        raise ValueError(
+        raise UserError(
             f"transformers' BART has heads of embed_dim / num_heads = {config.embed_dim} / {config.num_heads}, not of "
             f"head_dim={config.head_dim}"
         )
     for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
         if getattr(config, name) != only:
-            raise ValueError(f"transformers' BART has {name}={only} alone, not {getattr(config, name)}")
+            raise UserError(f"transformers' BART has {name}={only} alone, not {getattr(config, name)}")
     described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     return {
         "architectures": ["BartForConditionalGeneration"],

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.interop.tables import OBJECTIVE, Family, Row, dense, norm
 from t5x_like.models.bert import BertConfig
 
@@ -71,19 +72,19 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> BertCon
       where: its folder, for messages.
 
     Raises:
-      ValueError: it does not say what is needed, or describes a variant that there is none of here.
+      UserError: it does not say what is needed, or describes a variant that there is none of here.
     """
     described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
     if missing := sorted(theirs for theirs in _NAMES.values() if theirs not in described):
-        raise ValueError(f"{where}/config.json does not say {', '.join(missing)}")
+        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
     for name, only in _FIXED.items():
         if described.get(name, only) != only:
-            raise ValueError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
+            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
     activation, heads = described["hidden_act"], described["num_attention_heads"]
     if activation not in _ACTIVATIONS:
-        raise ValueError(f"{where}/config.json has hidden_act {activation!r}; there are {', '.join(_ACTIVATIONS)}")
+        raise UserError(f"{where}/config.json has hidden_act {activation!r}; there are {', '.join(_ACTIVATIONS)}")
     if described["hidden_size"] % heads:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has hidden_size {described['hidden_size']}, which {heads} heads do not divide"
         )
     if "RobertaForMaskedLM" in described.get("architectures", ()):
@@ -108,25 +109,25 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
       heads: stored names of the heads' tensors.
 
     Raises:
-      ValueError: transformers has no such network, or none with these heads.
+      UserError: transformers has no such network, or none with these heads.
     """
     names = {(ours,): theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     if config.activations not in names:
-        raise ValueError(f"transformers' BERT has no block with activations {config.activations}")
+        raise UserError(f"transformers' BERT has no block with activations {config.activations}")
     if config.num_heads * config.head_dim != config.embed_dim:
-        raise ValueError(
+        raise UserError(
             f"transformers' BERT has heads of embed_dim / num_heads = {config.embed_dim} / {config.num_heads}, not of "
             f"head_dim={config.head_dim}"
         )
     kind = _model_type(config)
     if kind == "roberta" and config.padding_id != config.position_offset - 1:
-        raise ValueError(
+        raise UserError(
             f"transformers counts RoBERTa's positions from the padding token's id + 1: position_offset="
             f"{config.position_offset} needs padding_id={config.position_offset - 1}, not {config.padding_id}"
         )
     present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
     if present not in _ARCHITECTURES[kind]:
-        raise ValueError(f"transformers has no {kind} network with the heads {', '.join(present)}")
+        raise UserError(f"transformers has no {kind} network with the heads {', '.join(present)}")
     if _ARCHITECTURES[kind][present] == "RobertaForMaskedLM":
         _check_head(config.activations[0], f"the network has activations {config.activations}")
     special = {"bos_token_id": 0, "eos_token_id": 2} if kind == "roberta" else {}
@@ -145,7 +146,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
 
 def _check_head(activation: str, found: str) -> None:
     if activation != "gelu_exact":
-        raise ValueError(
+        raise UserError(
             f"{found}, but transformers' masked-LM head of RoBERTa has the exact GELU whatever that says; the one here "
             "has the network's activation"
         )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.gpt import GPTConfig
 
@@ -59,20 +60,20 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> GPTConf
       where: its folder, for messages.
 
     Raises:
-      ValueError: it has an activation, a kind of attention or a width that there is none of here.
+      UserError: it has an activation, a kind of attention or a width that there is none of here.
     """
     kind = described["model_type"]
     described = _DEFAULTS | _DEFAULTS_OF[kind] | {name: value for name, value in described.items() if value is not None}
     for name, only in _FIXED.items():
         if described.get(name, only) != only:
-            raise ValueError(f"{where}/config.json has {name} {described[name]!r}; there is only {only}")
+            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only}")
     if described["n_embd"] % described["n_head"]:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has n_embd {described['n_embd']}, which n_head {described['n_head']} does not divide"
         )
     activation, known = described[_ACTIVATION_FIELD[kind]], _ACTIVATIONS[kind]
     if activation not in known:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has {_ACTIVATION_FIELD[kind]} {activation!r}; there are {', '.join(known)}"
         )
     return GPTConfig(
@@ -89,7 +90,7 @@ def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[
     """The contents of a config.json.
 
     Raises:
-      ValueError: transformers has no such network.
+      UserError: transformers has no such network.
     """
     kind = _kind(config)
     named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS[kind].items())}
@@ -103,7 +104,7 @@ def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[
     elif kind == "openai-gpt" and config.mlp_dim != 4 * config.embed_dim:
         wrong = f"mlp_dim={config.mlp_dim} that is not four times embed_dim={config.embed_dim}"
     if wrong:
-        raise ValueError(f"transformers' {kind} has no {wrong}")
+        raise UserError(f"transformers' {kind} has no {wrong}")
     return {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.llama import LlamaConfig
 
@@ -62,7 +63,7 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> LlamaCo
       where: its folder, for messages.
 
     Raises:
-      ValueError: it has scaled rotations, an activation or a mixture of windows that there is none of here.
+      UserError: it has scaled rotations, an activation or a mixture of windows that there is none of here.
     """
     kind = described["model_type"]
     mistral = kind == "mistral"
@@ -76,9 +77,9 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> LlamaCo
     if mistral:
         described |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
     if len(set(described.get("layer_types", ()))) > 1:
-        raise ValueError(f"{where}/config.json has layer_types {described['layer_types']}; there is one for all layers")
+        raise UserError(f"{where}/config.json has layer_types {described['layer_types']}; there is one for all layers")
     if described["hidden_act"] not in _ACTIVATIONS:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has hidden_act {described['hidden_act']!r}; there are {', '.join(_ACTIVATIONS)}"
         )
     return LlamaConfig(
@@ -94,7 +95,7 @@ def _rotations(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     for field in (found, described.get("rope_scaling") or {}):
         kind = field.get("rope_type", field.get("type", "default"))
         if kind != "default":
-            raise ValueError(
+            raise UserError(
                 f"{where}/config.json scales its rotations by {kind!r} ({field}); there are only those that are not "
                 "scaled, as in Llama 1 to 3 and Mistral (Llama 3.1 and later scale them)"
             )
@@ -105,7 +106,7 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
     """The contents of a config.json: Mistral's where attention has a window, Llama's where it has none.
 
     Raises:
-      ValueError: transformers has no such network.
+      UserError: transformers has no such network.
     """
     named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     mistral = config.attention_windows != (None,)
@@ -118,7 +119,7 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
     elif mistral and (config.attention_bias or config.mlp_bias):
         wrong = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
     if wrong:
-        raise ValueError(f"transformers' {kind} has no {wrong}")
+        raise UserError(f"transformers' {kind} has no {wrong}")
     described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     if mistral:
         described |= {"sliding_window": config.attention_windows[0]}

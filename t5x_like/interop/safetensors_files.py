@@ -17,6 +17,7 @@ import numpy as np
 import safetensors.numpy
 
 from t5x_like import paths
+from t5x_like.errors import UserError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -40,8 +41,8 @@ class Tensors(Mapping[str, np.ndarray]):
           folder: local folder or bucket with `model.safetensors`, or an index and its shards.
 
         Raises:
-          FileNotFoundError: the folder holds no safetensors, or a shard is missing.
-          ValueError: a file is no safetensors file, or ends before its tensors do.
+          UserError: the folder holds no safetensors, or a shard is missing.
+          UserError: a file is no safetensors file, or ends before its tensors do.
         """
         self._folder = folder
         self._entries: dict[str, tuple[str, int, dict[str, Any]]] = {}
@@ -51,7 +52,7 @@ class Tensors(Mapping[str, np.ndarray]):
                 self._entries[name] = (file, start, entry)
         if paths.is_file(paths.join(folder, INDEX)):
             if missing := sorted(set(_weight_map(folder)) - set(self._entries)):
-                raise ValueError(f"{folder}/{INDEX} names {missing[0]!r}, which is in none of its files")
+                raise UserError(f"{folder}/{INDEX} names {missing[0]!r}, which is in none of its files")
         self.shapes = {name: tuple(entry["shape"]) for name, (_, _, entry) in self._entries.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -107,13 +108,13 @@ def _files(folder: str) -> list[str]:
     if INDEX in present:
         files = sorted(set(_weight_map(folder).values()))
         if missing := [file for file in files if file not in present]:
-            raise FileNotFoundError(f"{folder} lacks {missing[0]}, which {INDEX} names ({len(files)} files in all)")
+            raise UserError(f"{folder} lacks {missing[0]}, which {INDEX} names ({len(files)} files in all)")
         return files
     if SINGLE in present:
         return [SINGLE]
     pickled = [name for name in present if name.endswith((".bin", ".pt", ".ckpt"))]
     hint = f" ({pickled[0]} is pickled and never read; save it again with safe_serialization=True)" if pickled else ""
-    raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint}")
+    raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint}")
 
 
 def _header(path: str | os.PathLike) -> tuple[int, dict[str, Any]]:
@@ -130,12 +131,12 @@ def _header(path: str | os.PathLike) -> tuple[int, dict[str, Any]]:
             header.pop("__metadata__", None)
             tensors = {name: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{path} ({size} bytes) is no safetensors file, or not all of one") from None
+            raise UserError(f"{path} ({size} bytes) is no safetensors file, or not all of one") from None
     for name, (dtype, shape, first, last) in tensors.items():
         if start + last > size:
-            raise ValueError(f"{path} is truncated: tensor {name!r} ends at byte {start + last}, the file at {size}")
+            raise UserError(f"{path} is truncated: tensor {name!r} ends at byte {start + last}, the file at {size}")
         if dtype not in _DTYPES:
-            raise ValueError(f"{path}: tensor {name!r} has dtype {dtype}; there are {', '.join(_DTYPES)}")
+            raise UserError(f"{path}: tensor {name!r} has dtype {dtype}; there are {', '.join(_DTYPES)}")
         if last - first != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-            raise ValueError(f"{path}: tensor {name!r} of {dtype} {shape} does not take {last - first} bytes")
+            raise UserError(f"{path}: tensor {name!r} of {dtype} {shape} does not take {last - first} bytes")
     return start, header

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.t5 import T5Config
 
@@ -50,15 +51,15 @@ def config_from_huggingface(described: Mapping[str, Any], where: str) -> T5Confi
       where: its folder, for messages.
 
     Raises:
-      ValueError: it does not say what a T5 needs, or has a feed-forward block that there is none of here.
+      UserError: it does not say what a T5 needs, or has a feed-forward block that there is none of here.
     """
     described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
     described.setdefault("num_decoder_layers", described.get("num_layers"))
     if missing := sorted(theirs for theirs in _NAMES.values() if described.get(theirs) is None):
-        raise ValueError(f"{where}/config.json does not say {', '.join(missing)}")
+        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
     activations = _ACTIVATIONS.get(described["feed_forward_proj"])
     if activations is None:
-        raise ValueError(
+        raise UserError(
             f"{where}/config.json has feed_forward_proj {described['feed_forward_proj']!r}; "
             f"there are {', '.join(_ACTIVATIONS)}"
         )
@@ -69,11 +70,11 @@ def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[s
     """The contents of a config.json.
 
     Raises:
-      ValueError: transformers has no such feed-forward block.
+      UserError: transformers has no such feed-forward block.
     """
     names = {activations: name for name, activations in reversed(_ACTIVATIONS.items())}
     if config.activations not in names:
-        raise ValueError(f"transformers' T5 has no block with activations {config.activations}")
+        raise UserError(f"transformers' T5 has no block with activations {config.activations}")
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",

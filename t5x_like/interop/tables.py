@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from t5x_like import parameters
+from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
 
 MODEL, OBJECTIVE = "model/", "objective/"
@@ -116,7 +117,7 @@ def read(folder: str, family: Family, config: Any) -> dict[str, np.ndarray]:
       config: the network's configuration.
 
     Raises:
-      ValueError: a tensor is missing or of the wrong shape, or one is there that nothing has a place for.
+      UserError: a tensor is missing or of the wrong shape, or one is there that nothing has a place for.
     """
     source = _Source(folder, family)
     leaves: dict[str, np.ndarray] = {}
@@ -140,11 +141,11 @@ def write(family: Family, config: Any, leaves: Mapping[str, Any]) -> dict[str, n
     """Their tensors, float32, from ours by stored names; also those of a tree like a network, such as its gradient.
 
     Raises:
-      ValueError: a tensor has no place in theirs.
+      UserError: a tensor has no place in theirs.
     """
     rows = {row.ours: row for row in family.table(config)}
     if unknown := sorted(set(leaves) - set(rows)):
-        raise ValueError(f"transformers' {family.model_types[0]} has no place for {unknown[0]!r}")
+        raise UserError(f"transformers' {family.model_types[0]} has no place for {unknown[0]!r}")
     parts: dict[str, dict[int, np.ndarray]] = {}
     whole: dict[str, Row] = {}
     for name, leaf in leaves.items():
@@ -197,7 +198,7 @@ class _Source:
         actual, expected = self._find(name), row.shape(shape)
         if actual is None or self._tensors.shapes[actual] != expected:
             found = "is missing" if actual is None else f"has shape {self._tensors.shapes[actual]}"
-            raise ValueError(
+            raise UserError(
                 f"{self._folder}: tensor {actual or name!r} {found}; {row.ours} {shape} needs it in shape {expected}"
             )
         self._used.add(actual)
@@ -210,7 +211,7 @@ class _Source:
             if found is None or found in self._used:
                 continue
             if not np.array_equal(self._tensors[found], self._tensors[other]):
-                raise ValueError(
+                raise UserError(
                     f"{self._folder}: {found!r} differs from {other!r}, with which this network ties it; "
                     "there is no place for logits of their own"
                 )
@@ -218,7 +219,7 @@ class _Source:
         for spelt, name in self._actual.items():
             if self._family.zeros.fullmatch(spelt):
                 if np.any(self._tensors[name]):
-                    raise ValueError(
+                    raise UserError(
                         f"{self._folder}: {name!r} is not 0 everywhere; this {self._family.config_class.__name__} has "
                         "no place for it, and would compute something else"
                     )
@@ -227,7 +228,7 @@ class _Source:
             name for spelt, name in self._actual.items() if name not in self._used and not self._ignored(spelt)
         ]
         if strangers:
-            raise ValueError(
+            raise UserError(
                 f"{self._folder} has {len(strangers)} tensors that this {self._family.config_class.__name__} has no "
                 f"place for, such as {strangers[0]!r}"
             )

@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.captures import Captures
@@ -57,7 +58,7 @@ class TransformerLayer(nnx.Module):
         dropout: of each block's output before it is added.
         """
         if norm_position not in ("pre", "post"):
-            raise ValueError(f"norm_position={norm_position!r} must be 'pre' or 'post'")
+            raise UserError(f"norm_position={norm_position!r} must be 'pre' or 'post'")
         for name, block in blocks.items():
             setattr(self, name, block)
             setattr(self, f"{name}_norm", make_norm())

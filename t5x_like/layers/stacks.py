@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import PRODUCT
 from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
@@ -72,7 +73,7 @@ def run(
     functions = [functions] if callable(functions) else list(functions)
     period = len(functions)
     if number % period:
-        raise ValueError(f"{number} layers cannot take turns in groups of {period}: give a multiple of {period}")
+        raise UserError(f"{number} layers cannot take turns in groups of {period}: give a multiple of {period}")
     keys = None if dropout_key is None else jax.random.split(dropout_key, number)
     if not is_scanned(layers):
         outs = []

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import initializers
@@ -74,7 +75,7 @@ class BartConfig:
         checks.activations(self)
         checks.computation(self)
         if self.position_offset < 0:
-            raise ValueError(f"BartConfig.position_offset={self.position_offset} must not be negative")
+            raise UserError(f"BartConfig.position_offset={self.position_offset} must not be negative")
 
     @property
     def compute_dtype(self) -> str:
@@ -202,7 +203,7 @@ class Bart(EncoderDecoder):
         """The normalised sum of tokens and positions, which count along the row where the batch has none.
 
         Raises:
-          ValueError: rows are longer than the table of positions.
+          UserError: rows are longer than the table of positions.
         """
         checks.row_length(self.config, tokens.shape[1])
         return layer(self.token_embedder(tokens), row_positions(*tokens.shape, positions))
@@ -234,7 +235,7 @@ class Bart(EncoderDecoder):
         """As every encoder-decoder's.
 
         Raises:
-          ValueError: there are fewer positions than `max_length`.
+          UserError: there are fewer positions than `max_length`.
         """
         checks.row_length(self.config, max_length)
         return super().init_cache(batch_size, max_length, encoded)

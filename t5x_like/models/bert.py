@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
@@ -81,7 +82,7 @@ class BertConfig:
         for name in ("position_offset", "padding_id"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"BertConfig.{name}={value!r} must be a whole number of at least 0")
+                raise UserError(f"BertConfig.{name}={value!r} must be a whole number of at least 0")
 
     @property
     def compute_dtype(self) -> str:
@@ -201,7 +202,7 @@ class Bert(nnx.Module):
             not all 0, `token_types`.
 
         Raises:
-          ValueError: rows are longer than the table of positions.
+          UserError: rows are longer than the table of positions.
         """
         tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
         checks.row_length(self.config, tokens.shape[1])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx, struct
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
@@ -162,18 +163,18 @@ def check_layers(config: Any) -> None:
     """Refuses windows that no layers can take turns with; turns the list that gin hands over into a tuple.
 
     Raises:
-      ValueError: a window is no whole number of at least 1, or their number does not divide `num_layers`.
+      UserError: a window is no whole number of at least 1, or their number does not divide `num_layers`.
     """
     object.__setattr__(config, "attention_windows", tuple(config.attention_windows))
     windows, name = config.attention_windows, type(config).__name__
     for window in windows:
         if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-            raise ValueError(
+            raise UserError(
                 f"{name}.attention_windows={windows}: {window!r} must be a whole number of positions, at least 1, or "
                 "None for no window"
             )
     if not windows or config.num_layers % len(windows):
-        raise ValueError(
+        raise UserError(
             f"{name}.attention_windows={windows} are taken in turns, so their number must divide "
             f"num_layers={config.num_layers}"
         )

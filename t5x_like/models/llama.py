@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import jax
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import embeddings, initializers, stacks
 from t5x_like.layers.attention import MultiHeadAttention
@@ -80,7 +81,7 @@ class LlamaConfig:
         checks.computation(self)
         decoder.check_layers(self)
         if self.head_dim % 2:
-            raise ValueError(f"LlamaConfig.head_dim={self.head_dim} must be even: rotations turn pairs of entries")
+            raise UserError(f"LlamaConfig.head_dim={self.head_dim} must be even: rotations turn pairs of entries")
 
     @property
     def compute_dtype(self) -> str:

@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import embeddings, initializers, stacks
@@ -68,9 +69,9 @@ class T5Config:
         checks.activations(self)
         checks.computation(self)
         if self.relpos_buckets % 2 or self.relpos_buckets < 4:
-            raise ValueError(f"T5Config.relpos_buckets={self.relpos_buckets} must be even and at least 4")
+            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets} must be even and at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
-            raise ValueError(
+            raise UserError(
                 f"T5Config.relpos_max_distance={self.relpos_max_distance} must exceed the {self.relpos_buckets // 2} "
                 f"distances that have a bucket of their own (half of relpos_buckets={self.relpos_buckets})"
             )

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import embeddings
@@ -28,7 +29,7 @@ class SharedT5Config(T5Config):
     def __post_init__(self):
         super().__post_init__()
         if self.encoder_layers != self.decoder_layers:
-            raise ValueError(
+            raise UserError(
                 f"SharedT5Config.encoder_layers={self.encoder_layers} must equal decoder_layers={self.decoder_layers}: "
                 "they are the same layers"
             )

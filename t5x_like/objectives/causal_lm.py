@@ -3,6 +3,7 @@
 import dataclasses
 
 from t5x_like.data import features
+from t5x_like.errors import UserError
 from t5x_like.objectives.token_prediction import TokenPrediction
 
 
@@ -20,7 +21,7 @@ class CausalLM(TokenPrediction):
         """
         super().__init__(z_loss=z_loss, label_smoothing=label_smoothing)
         if bos_id is not None and bos_id < 0:
-            raise ValueError(f"bos_id={bos_id} must be a token id, or None for no BOS")
+            raise UserError(f"bos_id={bos_id} must be a token id, or None for no BOS")
         self.features = (
             features.NEXT_TOKEN if bos_id is None else dataclasses.replace(features.CAUSAL_LM, bos_id=bos_id)
         )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.terms import Batch, Objective, Scalar, Terms
 
@@ -32,18 +33,18 @@ class Joint:
         coefficients: of terms by name, where they are not the parts' own; 0 leaves a term out of the gradient.
 
         Raises:
-          ValueError: there are no parts, parts share a term or read the same feature differently, or a coefficient is
+          UserError: there are no parts, parts share a term or read the same feature differently, or a coefficient is
             of no term.
         """
         if not parts:
-            raise ValueError("a joint objective needs at least one part")
+            raise UserError("a joint objective needs at least one part")
         self.parts = tuple(parts)
         self.features = joined_features([part.features for part in parts])
         terms = collections.Counter(name for part in parts for name in part.coefficients)
         _refuse_repeated("term", terms)
         own = {name: value for part in parts for name, value in part.coefficients.items()}
         if unknown := sorted(set(coefficients or {}) - set(own)):
-            raise ValueError(f"coefficients={dict(coefficients)} names {unknown[0]!r}; terms are {', '.join(own)}")
+            raise UserError(f"coefficients={dict(coefficients)} names {unknown[0]!r}; terms are {', '.join(own)}")
         self.coefficients = own | dict(coefficients or {})
 
     def init(self, key: jax.Array, model: Any) -> dict[str, Any]:
@@ -70,14 +71,14 @@ def joined_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     """What reads all that each spec reads, packable where all of them are.
 
     Raises:
-      ValueError: two specs declare a feature of one name in different ways, or shift in different BOS.
+      UserError: two specs declare a feature of one name in different ways, or shift in different BOS.
     """
     model_features = dict.fromkeys(feature for spec in specs for feature in spec.features)
     extraordinary = dict.fromkeys(feature for spec in specs for feature in spec.extraordinary)
     for kind, found in (("model feature", model_features), ("task feature", extraordinary)):
         _refuse_repeated(kind, collections.Counter(feature.name for feature in found))
     if len({spec.bos_id for spec in specs}) > 1:
-        raise ValueError(f"the parts' inputs begin with different bos_id: {[spec.bos_id for spec in specs]}")
+        raise UserError(f"the parts' inputs begin with different bos_id: {[spec.bos_id for spec in specs]}")
     return dataclasses.replace(
         specs[0],
         features=tuple(model_features),
@@ -93,4 +94,4 @@ def _union(kind: str, mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _refuse_repeated(kind: str, names: collections.Counter) -> None:
     if repeated := [name for name, times in names.items() if times > 1]:
-        raise ValueError(f"parts of a joint objective disagree over, or share, the {kind} {repeated[0]!r}")
+        raise UserError(f"parts of a joint objective disagree over, or share, the {kind} {repeated[0]!r}")

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.data import features
+from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import cross_entropy
 from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS
@@ -83,7 +84,7 @@ class MaskedLM:
         z_loss: factor of log(Z)^2, which keeps logits near normalised.
         """
         if z_loss < 0:
-            raise ValueError(f"z_loss={z_loss} must be >= 0")
+            raise UserError(f"z_loss={z_loss} must be >= 0")
         self.z_loss = z_loss
 
     def init(self, key: jax.Array, model: Any) -> dict[str, MaskedLMHead]:

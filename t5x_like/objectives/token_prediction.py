@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import cross_entropy
 from t5x_like.objectives.terms import Batch, Scalar, Terms
 
@@ -27,7 +28,7 @@ class TokenPrediction:
         label_smoothing: probability spread over the other tokens, in [0, 1).
         """
         if z_loss < 0 or not 0 <= label_smoothing < 1:
-            raise ValueError(f"z_loss={z_loss} must be >= 0 and label_smoothing={label_smoothing} in [0, 1)")
+            raise UserError(f"z_loss={z_loss} must be >= 0 and label_smoothing={label_smoothing} in [0, 1)")
         self.z_loss, self.label_smoothing = z_loss, label_smoothing
 
     def init(self, key: jax.Array, model: Any) -> dict:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from t5x_like import parameters
+from t5x_like.errors import UserError
 from t5x_like.parameters import LAYERS, Tree
 
 Factor = float | tuple[float, ...]
@@ -42,14 +43,14 @@ class ParameterGroup:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(
+            raise UserError(
                 f"the pattern {self.pattern!r} of a parameter group is no regular expression: {error}"
             ) from error
         for field in ("learning_rate_factor", "weight_decay_factor"):
             value = getattr(self, field)
             value = float(value) if np.ndim(value) == 0 else tuple(float(number) for number in value)
             if np.min(value) < 0:
-                raise ValueError(f"{field}={value} of the parameter group {self.pattern!r} must not be negative")
+                raise UserError(f"{field}={value} of the parameter group {self.pattern!r} must not be negative")
             object.__setattr__(self, field, value)
 
     def __str__(self):
@@ -96,7 +97,7 @@ def leaves(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:
     """The leaves of `params` by name, each with the group that claims it.
 
     Raises:
-      ValueError: a group claims no parameter, or has a vector of factors where there is no stack of that many layers.
+      UserError: a group claims no parameter, or has a vector of factors where there is no stack of that many layers.
     """
     claimed = _claim_all(params, groups)
     _check_claims(list(claimed.values()), groups)
@@ -108,7 +109,7 @@ def trainable_leaves(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str
     """`leaves` of what `split` calls trainable.
 
     Raises:
-      ValueError: a parameter belongs to a group that freezes; besides, the errors of `leaves`.
+      UserError: a parameter belongs to a group that freezes; besides, the errors of `leaves`.
     """
     for name, leaf in _claim_all(params, groups).items():
         if leaf.group.freeze:
@@ -133,12 +134,12 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
       `(trainable, frozen)`.
 
     Raises:
-      ValueError: a group claims no parameter, or all parameters are frozen.
+      UserError: a group claims no parameter, or all parameters are frozen.
     """
     claimed = leaves(params, groups)
     if claimed and all(leaf.group.freeze for leaf in claimed.values()):
         named = ", ".join(map(str, groups))
-        raise ValueError(f"the parameter groups {named} freeze every parameter: nothing is left to train")
+        raise UserError(f"the parameter groups {named} freeze every parameter: nothing is left to train")
     trainable = parameters.map_named(lambda name, array: None if claimed[name].group.freeze else array, params)
     frozen = parameters.map_named(lambda name, array: array if claimed[name].group.freeze else None, params)
     return trainable, frozen
@@ -178,13 +179,13 @@ def _check_claims(claimed: list[Leaf], groups: Sequence[ParameterGroup]):
             continue
         shadowing = sorted({str(leaf.group) for leaf in claimed if group.matches(leaf)})
         if shadowing:
-            raise ValueError(
+            raise UserError(
                 f"the parameter group {group} claims nothing: all it matches goes to the earlier {', '.join(shadowing)}"
             )
         near = _nearest(group.pattern, sorted({leaf.stored_name for leaf in claimed}))
         axes = sorted({axis for leaf in claimed for axis in leaf.all_axes if axis})
         known_axes = f"; the logical axes are {', '.join(axes)}" if group.axis else ""
-        raise ValueError(
+        raise UserError(
             f"the parameter group {group} matches no parameter; the nearest names are {', '.join(near)}{known_axes} "
             "(names hold no layer's index: give one factor a layer instead)"
         )
@@ -201,7 +202,7 @@ def _check_vectors(claimed: list[Leaf]):
             layers = leaf.layers if leaf.layers is not None else unrolled.get(leaf.stored_name)
             if isinstance(value, tuple) and layers != len(value):
                 found = "is in no stack of layers" if layers is None else f"is a stack of {layers} layers"
-                raise ValueError(
+                raise UserError(
                     f"{field} of the parameter group {leaf.group} has {len(value)} numbers, one a layer, but "
                     f"{leaf.stored_name} {found}: narrow the group with its pattern, or with axis={LAYERS!r}"
                 )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t5x_like.errors import UserError
 from t5x_like.optimizers._groups import ParameterGroup
 from t5x_like.parameters import Tree
 from t5x_like.schedules import Schedule
@@ -56,7 +57,7 @@ def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[A
       at it before using them.
     """
     if not max_norm > 0:
-        raise ValueError(f"max_norm={max_norm} must be positive; to train without clipping, do not clip")
+        raise UserError(f"max_norm={max_norm} must be positive; to train without clipping, do not clip")
     norm = global_norm(gradients)
     scale = jnp.minimum(1.0, max_norm / norm)
     return jax.tree.map(lambda leaf: (leaf.astype(jnp.float32) * scale).astype(leaf.dtype), gradients), norm

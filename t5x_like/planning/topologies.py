@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from t5x_like.errors import UserError
 from t5x_like.planning.chips import CHIPS, Chip
 
 # What tells libtpu that it is not on a TPU host: no question to a cloud's metadata server, none about other hosts, no
@@ -22,7 +23,7 @@ _WITHOUT_A_TPU = {
 _WRITTEN = re.compile(r"^(?P<chip>[a-z0-9]+):(?P<sides>\d+(x\d+)*)$")
 
 
-class PlanError(RuntimeError):
+class PlanError(UserError):
     """A plan cannot be made on this host; the message says what is missing."""
 
 
@@ -64,24 +65,22 @@ def parse(topology: str, num_slices: int = 1) -> Topology:
     """The topology written as `v5p:8x8x8`: generation, then the slice's sides in chips.
 
     Raises:
-      ValueError: it is written otherwise, or there is no such chip.
+      UserError: it is written otherwise, or there is no such chip.
     """
     match = _WRITTEN.match(topology) if isinstance(topology, str) else None
     if match is None:
-        raise ValueError(
-            f"--topology={topology!r}: write a chip and the sides of a slice, such as v5e:4x8 or v5p:8x8x8"
-        )
+        raise UserError(f"--topology={topology!r}: write a chip and the sides of a slice, such as v5e:4x8 or v5p:8x8x8")
     if match["chip"] not in CHIPS:
-        raise ValueError(f"--topology={topology}: there is no chip {match['chip']!r}; there are {', '.join(CHIPS)}")
+        raise UserError(f"--topology={topology}: there is no chip {match['chip']!r}; there are {', '.join(CHIPS)}")
     chip, sides = CHIPS[match["chip"]], tuple(int(side) for side in match["sides"].split("x"))
     if len(sides) != chip.dimensions or 0 in sides:
         example = "4x4x8" if chip.dimensions == 3 else "4x8"
-        raise ValueError(
+        raise UserError(
             f"--topology={topology}: a slice of {chip.name} has {chip.dimensions} sides of at least 1, such as "
             f"{chip.name}:{example}"
         )
     if num_slices < 1:
-        raise ValueError(f"--num_slices={num_slices} must be at least 1")
+        raise UserError(f"--num_slices={num_slices} must be at least 1")
     return Topology(chip, sides, num_slices)
 
 
@@ -96,7 +95,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
 
     Raises:
       PlanError: the compiler is not installed.
-      ValueError: there is no such topology.
+      UserError: there is no such topology.
     """
     parsed = parse(topology, num_slices)
     if importlib.util.find_spec("libtpu") is None:
@@ -117,4 +116,4 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     try:
         return list(topologies.get_topology_desc(topology_name=topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"--topology={topology}: the compiler knows no such slice: {error}") from error
+        raise UserError(f"--topology={topology}: the compiler knows no such slice: {error}") from error

@@ -13,6 +13,7 @@ from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, Shard, shards
 from t5x_like.data.cached.iterator import Order, _seed
 from t5x_like.data.feed import Feed
+from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
 
@@ -237,7 +238,7 @@ def copied(cache_dir, tmp_path):
 
 
 def test_what_is_no_cache_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no cache in .*/train .*`t5x_like cache`"):
+    with pytest.raises(UserError, match="there is no cache in .*/train .*`t5x_like cache`"):
         make(tmp_path).describe()
     with pytest.raises(ValueError, match="memory://x: rows are read from local paths and gs:// alone"):
         make("memory://x").describe()
@@ -248,7 +249,7 @@ def test_a_half_written_cache_is_refused(copied):
     (copied / "train" / "unfinished").mkdir()
     for name in ("plan.json", "000-00000.json"):
         (copied / "train" / "unfinished" / name).write_text("{}")
-    with pytest.raises(FileNotFoundError, match="/train is half-written .1 shards are complete"):
+    with pytest.raises(UserError, match="/train is half-written .1 shards are complete"):
         make(copied).host_iterator(SPEC)
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from t5x_like import cache as command
 from t5x_like.data import batches, features
 from t5x_like.data.cached import CachedSource, manifest, writer
+from t5x_like.errors import UserError
 
 SPEC = features.ENCODER_DECODER
 LENGTHS = {"inputs": 6, "targets": 4}
@@ -141,7 +142,7 @@ def test_a_cache_that_is_being_written_anew_is_not_read(plan, monkeypatch):
     monkeypatch.setattr(writer, "write_shard", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write(plan)
-    with pytest.raises(FileNotFoundError, match="half-written .3 shards are complete"):
+    with pytest.raises(UserError, match="half-written .3 shards are complete"):
         CachedSource(cache_dir=str(Path(plan.folder).parent), batch_size=1).describe()
 
 

@@ -14,6 +14,7 @@ from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like.data.features import ENCODER_DECODER, FeatureSpec, ModelFeature
 from t5x_like.data.feed import Feed
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.errors import UserError
 
 LENGTHS = {"inputs": 32, "targets": 14}
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
@@ -337,7 +338,7 @@ def test_a_users_module_is_found_in_the_working_directory(tmp_path, monkeypatch)
         assert make(mixture_or_task_name="feed_mine", module=module).tasks[0].name == "feed_mine"
     finally:
         seqio.TaskRegistry.remove("feed_mine")
-    with pytest.raises(ModuleNotFoundError, match="MIXTURE_OR_TASK_MODULE='my_taks' cannot be imported"):
+    with pytest.raises(UserError, match="MIXTURE_OR_TASK_MODULE='my_taks' cannot be imported"):
         _ = make(module=["my_taks"]).provider
     with pytest.raises(ModuleNotFoundError, match="^No module named 'no_such_module'"):
         _ = make(module=f"{module}_broken").provider

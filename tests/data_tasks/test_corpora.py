@@ -15,6 +15,7 @@ import data_tasks  # noqa: F401  registers the tasks
 from data_tasks import arguments, c4, documents, python_docs, text_files, vocabularies
 from t5x_like.data.features import ENCODER_DECODER
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,7 +81,7 @@ def test_modules_are_read_and_not_imported(tmp_path, monkeypatch):
 
 
 def test_a_python_without_sources_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has only 0 of .* files. Install the full Python"):
+    with pytest.raises(UserError, match=f"{tmp_path} has only 0 of .* files. Install the full Python"):
         python_docs.read(str(tmp_path))
 
 
@@ -241,7 +242,7 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, conten
 
 
 def test_a_pattern_without_files_and_too_much_text(folder):
-    with pytest.raises(FileNotFoundError, match="no file matches .*nothing"):
+    with pytest.raises(UserError, match="no file matches .*nothing"):
         text_files.read(pattern=f"{folder}/nothing-*.txt")
     with pytest.raises(ValueError, match="more than max_corpus_bytes=10 bytes"):
         text_files.read(pattern=f"{folder}/*.txt", max_corpus_bytes=10)
@@ -261,7 +262,7 @@ def test_the_task_reads_what_its_arguments_say(folder):
     assert shown.startswith("one") and "<extra_id_0>" in shown
     assert "documents 1 train, 0 validation" in source.describe()[1]
     other = SeqIOSource(mixture_or_task_name=text_files.TASK, task_arguments={"pattern": f"{folder}/*.md"}, **settings)
-    with pytest.raises(FileNotFoundError, match="no file matches"):
+    with pytest.raises(UserError, match="no file matches"):
         other.host_iterator(ENCODER_DECODER)
 
 
@@ -317,12 +318,10 @@ def test_c4_from_tfds_with_the_public_vocabulary(test_data):
 
 def test_c4_that_is_not_there_is_named_and_not_downloaded(tmp_path):
     shipped = str(vocabularies.PYTHON_DOCS_MODEL)
-    with pytest.raises(FileNotFoundError, match="c4/en:3.1.0 has not been prepared by TFDS in .*data_dir"):
+    with pytest.raises(UserError, match="c4/en:3.1.0 has not been prepared by TFDS in .*data_dir"):
         c4_source(data_dir=str(tmp_path), vocabulary_path=shipped).host_iterator(ENCODER_DECODER)
     source = c4_source(vocabulary_path=str(tmp_path / "none.model"))
-    with pytest.raises(
-        FileNotFoundError, match="no SentencePiece model can be read at '.*none.model'.*vocabulary_path"
-    ):
+    with pytest.raises(UserError, match="no SentencePiece model can be read at '.*none.model'.*vocabulary_path"):
         source.check_vocabulary(32128)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import data_tasks  # noqa: F401  registers the tasks
 from data_tasks import characters, language_model, preprocessors
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.errors import UserError
 
 # ---- whole text ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +210,7 @@ def test_tiny_shakespeare_has_65_characters_and_nanogpts_split(test_data):
 def test_a_missing_path_and_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="task_arguments {'path'"):
         characters.read("")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UserError):
         characters.read(str(tmp_path / "none.txt"))
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from data_tasks.vocabularies import byte_bpe, wordpiece
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = [
@@ -124,7 +125,7 @@ def test_the_path_may_be_given_late(tmp_path, small):
     paths = {}
     late = WordPieceVocabulary(lambda: paths["now"], lambda: paths["lower"])
     paths.update(now=str(tmp_path / "none.txt"), lower=True)
-    with pytest.raises(FileNotFoundError, match=r"no WordPiece vocabulary at '.*none.txt'"):
+    with pytest.raises(UserError, match=r"no WordPiece vocabulary at '.*none.txt'"):
         _ = late.vocab_size
     paths.update(now=small.vocab_file)
     assert late == small and late.encode("wanted") == [8, 9]
@@ -284,7 +285,7 @@ def test_files_that_do_not_belong_together_are_refused(tiny, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             _ = ByteBPEVocabulary(*files).vocab_size
-    with pytest.raises(FileNotFoundError, match="none.json"):
+    with pytest.raises(UserError, match="none.json"):
         _ = ByteBPEVocabulary(str(tmp_path / "none.json"), merges).vocab_size
 
 

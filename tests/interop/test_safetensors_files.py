@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 from t5x_like import paths
+from t5x_like.errors import UserError
 from t5x_like.interop.safetensors_files import INDEX, SINGLE, Tensors, write
 
 TENSORS = {
@@ -57,7 +58,7 @@ def test_shards_hold_at_most_their_size_and_are_read_through_the_index(tmp_path)
 def test_a_missing_shard_is_named(tmp_path):
     write(str(tmp_path), {f"t{i}": np.zeros(10, np.float32) for i in range(3)}, shard_bytes=40)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="lacks model-00002-of-00003.safetensors"):
+    with pytest.raises(UserError, match="lacks model-00002-of-00003.safetensors"):
         Tensors(str(tmp_path))
 
 
@@ -123,5 +124,5 @@ def test_tensors_that_make_no_sense_are_named(tmp_path, entry, message):
 
 def test_pickles_are_never_read(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
-    with pytest.raises(FileNotFoundError, match="pytorch_model.bin is pickled and never read"):
+    with pytest.raises(UserError, match="pytorch_model.bin is pickled and never read"):
         Tensors(str(tmp_path))

@@ -13,6 +13,8 @@ import numpy as np
 from absl import logging
 from grain.experimental import index_shuffle
 
+from t5x_like.errors import UserError
+
 _MAGIC = b"t5x_like cached position 1\n"
 # Grain shuffles indices of 32 bits; the rounds are those of its own `shuffle`.
 MOST_ROWS_TO_SHUFFLE = 2**32
@@ -33,14 +35,14 @@ class Order:
         seed: of that order.
 
         Raises:
-          ValueError: there is no row, or a pass is too large to be shuffled.
+          UserError: there is no row, or a pass is too large to be shuffled.
         """
         self._ends = list(itertools.accumulate(rows_of_passes))
         self.rows = self._ends[-1] if self._ends else 0
         if not self.rows:
-            raise ValueError("a cache without rows cannot be read")
+            raise UserError("a cache without rows cannot be read")
         if shuffle and max(rows_of_passes) > MOST_ROWS_TO_SHUFFLE:
-            raise ValueError(
+            raise UserError(
                 f"a pass of {max(rows_of_passes):,} rows is too large to be shuffled: {MOST_ROWS_TO_SHUFFLE:,} at most"
             )
         self._shuffle, self._seeds = shuffle, [_seed(seed, number) for number in range(len(self._ends))]
@@ -109,15 +111,15 @@ class CachedIterator:
         """Goes to a position that `state()` gave on any number of processes, at once.
 
         Raises:
-          ValueError: it is a position in other data; the message says in what they differ.
+          UserError: it is a position in other data; the message says in what they differ.
         """
         if not state.startswith(_MAGIC):
-            raise ValueError(f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a cache")
+            raise UserError(f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a cache")
         stored = json.loads(state[len(_MAGIC) :])
         there = stored["identity"]
         if differ := [name for name in self._identity if there.get(name) != self._identity[name]]:
             changes = "; ".join(f"{name} was {there.get(name)}, is {self._identity[name]}" for name in differ)
-            raise ValueError(f"the data cannot go on from the saved position: {changes}")
+            raise UserError(f"the data cannot go on from the saved position: {changes}")
         self._go_to(stored["batches"])
 
     def _go_to(self, batches: int) -> None:

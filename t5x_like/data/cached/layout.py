@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +50,10 @@ class Layout:
         """The layout of rows that an objective with this spec reads.
 
         Raises:
-          ValueError: a length is missing, or `pack` although the spec is not packable.
+          UserError: a length is missing, or `pack` although the spec is not packable.
         """
         if pack and not spec.packable:
-            raise ValueError("PACK=True, but examples of this objective cannot share a row: set PACK to False")
+            raise UserError("PACK=True, but examples of this objective cannot share a row: set PACK to False")
         lengths, tracks = spec.task_lengths(task_feature_lengths), spec.tracks
         values = {}
         for feature in spec.features:

@@ -14,6 +14,7 @@ import fsspec
 
 from t5x_like import paths
 from t5x_like.data.cached.layout import Layout
+from t5x_like.errors import UserError
 
 FORMAT = "t5x_like cache 1"
 MANIFEST = "manifest.json"
@@ -115,18 +116,18 @@ def read(folder: str) -> Manifest:
     """The manifest of the cache in `folder`.
 
     Raises:
-      FileNotFoundError: there is no cache, or one that is still being written or was never finished.
-      ValueError: the manifest is damaged or of another format.
+      UserError: there is no cache, it is still being written or was never finished, or its manifest is damaged or of
+        another format.
     """
     path = paths.join(folder, MANIFEST)
     if not paths.exists(path):
         done = [name for name in paths.listdir(paths.join(folder, UNFINISHED)) if name != PLAN]
         if done or paths.exists(paths.join(folder, UNFINISHED, PLAN)):
-            raise FileNotFoundError(
+            raise UserError(
                 f"the cache {folder} is half-written ({len(done)} shards are complete, the manifest is missing): "
                 "repeat the `t5x_like cache` command that was writing it, which goes on from there"
             )
-        raise FileNotFoundError(f"there is no cache in {folder} (no {MANIFEST}): write one with `t5x_like cache`")
+        raise UserError(f"there is no cache in {folder} (no {MANIFEST}): write one with `t5x_like cache`")
     try:
         stored = json.loads(paths.read_text(path))
         if stored["format"] != FORMAT:
@@ -143,7 +144,7 @@ def read(folder: str) -> Manifest:
         if manifest.fingerprint != stored["fingerprint"]:
             raise ValueError(f"its contents hash to {manifest.fingerprint}, not to {stored['fingerprint']}")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no manifest of a cache, or a damaged one: {error}") from error
+        raise UserError(f"{path} is no manifest of a cache, or a damaged one: {error}") from error
     return manifest
 
 
@@ -159,19 +160,19 @@ def check_files(folder: str, manifest: Manifest, *, checksums: bool = False) -> 
       checksums: whether to read every file and compare its hash too.
 
     Raises:
-      ValueError: naming the file.
+      UserError: naming the file.
     """
     there = sizes(folder)
     for shard in manifest.shards:
         if shard.file not in there:
-            raise ValueError(f"the cache {folder} has lost {shard.file}: copy it again, or {_AGAIN}")
+            raise UserError(f"the cache {folder} has lost {shard.file}: copy it again, or {_AGAIN}")
         if there[shard.file] != shard.size:
-            raise ValueError(
+            raise UserError(
                 f"{shard.file} in the cache {folder} has {there[shard.file]} bytes and had {shard.size} when it was "
                 f"written: copy it again, or {_AGAIN}"
             )
         if checksums and checksum(paths.join(folder, shard.file)) != shard.checksum:
-            raise ValueError(
+            raise UserError(
                 f"{shard.file} in the cache {folder} is not what was written (its checksum): copy it again, or delete "
                 f"it and {_AGAIN}"
             )

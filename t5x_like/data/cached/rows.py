@@ -13,6 +13,7 @@ from jaxtyping import Int32
 
 from t5x_like.data.cached.layout import Layout, value_key
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import RunFailed, UserError
 
 NARROW, WIDE = "<u2", "<i4"
 NARROW_IDS = 2**16
@@ -39,12 +40,12 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
       One record a row.
 
     Raises:
-      ValueError: an id does not fit the width that its vocabulary promised.
+      UserError: an id does not fit the width that its vocabulary promised.
     """
     values = [stored[f"value {index}"] for index in range(len(layout.values))]
     for value, array, dtype in zip(layout.values, values, dtypes, strict=True):
         if array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
-            raise ValueError(
+            raise UserError(
                 f"{'+'.join(value.sources)!r} holds the id {array.max() if array.min() >= 0 else array.min()}, which "
                 "its vocabulary does not have: its vocab_size is too small, or a preprocessor makes wrong ids"
             )
@@ -87,7 +88,7 @@ class Decoder:
         """The model features of these rows.
 
         Raises:
-          ValueError: a record is not of this layout.
+          UserError: a record is not of this layout.
         """
         examples, counts, flat = self._parse(records)
         tracks = [_Track(examples, counts[index], room) for index, room in enumerate(self._room)]
@@ -124,7 +125,7 @@ class Decoder:
                 if offset != len(record) or any(map(operator.gt, totals, self._room)):
                     raise ValueError(f"it has {len(record)} bytes, and its counts ask for {offset}")
         except ValueError as error:
-            raise ValueError(f"a cached row is not of the layout that its manifest says: {error}") from error
+            raise RunFailed(f"a cached row is not of the layout that its manifest says: {error}") from error
         return (
             np.asarray(examples, np.int32),
             np.concatenate(counts, axis=1).astype(np.int32),

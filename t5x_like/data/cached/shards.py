@@ -11,6 +11,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from t5x_like import paths
 from t5x_like.data.cached.manifest import Shard
+from t5x_like.errors import RunFailed
 
 # Of a disk, each row is read alone, without reading on behind it; of a bucket, all rows of a call at the same time.
 _FROM_DISK = "readahead_buffer_size:0,max_parallelism:0"
@@ -22,8 +23,8 @@ _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _DAMAGED = re.compile("corrupt|mismatch|should be at least|out of bound", re.IGNORECASE)
 
 
-class CacheReadError(RuntimeError):
-    """Rows are damaged or could not be had, which no setting of a run brings about: no `ValueError`."""
+class CacheReadError(RunFailed):
+    """Rows of a cache are damaged or cannot be read."""
 
 
 class Shards:

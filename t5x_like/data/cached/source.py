@@ -14,6 +14,7 @@ from t5x_like.data.cached.layout import Layout
 from t5x_like.data.cached.rows import Decoder
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 
 # Of a bucket, rows take tens of milliseconds each: many batches are on their way at once.
 THREADS_FOR_A_BUCKET = 16
@@ -53,7 +54,7 @@ class CachedSource:
 
     def __post_init__(self):
         if self.batch_size < 1:
-            raise ValueError(f"BATCH_SIZE={self.batch_size} must be at least 1")
+            raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
 
     @property
     def folder(self) -> str:
@@ -65,17 +66,17 @@ class CachedSource:
         """What the cache is, once it has been found to be whole.
 
         Raises:
-          FileNotFoundError: there is none, or it is half-written.
-          ValueError: it is damaged, of another task, or where ArrayRecord cannot read.
+          UserError: there is none, or it is half-written.
+          UserError: it is damaged, of another task, or where ArrayRecord cannot read.
         """
         if not paths.is_local(self.cache_dir) and not self.cache_dir.startswith("gs://"):
-            raise ValueError(
+            raise UserError(
                 f"CACHE_DIR={self.cache_dir}: rows are read from local paths and gs:// alone; copy the cache there"
             )
         manifest = manifests.read(self.folder)
         task = manifest.settings["task"]
         if self.mixture_or_task_name not in (None, task):
-            raise ValueError(f"the cache {self.folder} is of {task}, not of {self.mixture_or_task_name}")
+            raise UserError(f"the cache {self.folder} is of {task}, not of {self.mixture_or_task_name}")
         manifests.check_files(self.folder, manifest, checksums=self.verify_checksums)
         return manifest
 
@@ -113,11 +114,11 @@ class CachedSource:
         """Refuses a cache with more token ids than a model has embeddings.
 
         Raises:
-          ValueError: with both numbers.
+          UserError: with both numbers.
         """
         for name, about in self.manifest.vocabularies.items():
             if about["ids"] > embeddings:
-                raise ValueError(
+                raise UserError(
                     f"the vocabulary of {name!r} in the cache {self.folder} has {about['ids']} ids (sentinels "
                     f"included), the model {embeddings} embeddings: give the model vocab_size={about['ids']} or more"
                 )
@@ -183,7 +184,7 @@ class CachedSource:
     def _rows(self, process_index: int, process_count: int) -> range:
         """The rows of each batch that are this process's."""
         if self.batch_size % process_count:
-            raise ValueError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
+            raise UserError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
         rows = self.batch_size // process_count
         return range(process_index * rows, (process_index + 1) * rows)
 
@@ -209,7 +210,7 @@ def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec
         pack=layout.pack if source.pack is None else source.pack,
     )
     if found := layout.differences(wanted):
-        raise ValueError(
+        raise UserError(
             f"the cache {source.folder} was written for another run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
             "PACK to what it has, or write another with `t5x_like cache` and the gin files of this run"
         )

@@ -28,6 +28,7 @@ from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
 from t5x_like.data.cached.rows import dtype_of, encode
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.errors import RunFailed, UserError
 
 # Rows are read one by one, so each is a block of its own. Compressed, one of 626 tokens would be a fifth smaller, and
 # take half as long again to read.
@@ -63,9 +64,9 @@ class Plan:
     def __post_init__(self):
         for name, value in (("PASSES", self.passes), ("NUM_SHARDS", self.shards), ("EXAMPLES", self.examples)):
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+                raise UserError(f"{name}={value} must be at least 1")
         if self.examples is not None and self.passes > 1:
-            raise ValueError(f"give PASSES={self.passes} or EXAMPLES={self.examples}, not both")
+            raise UserError(f"give PASSES={self.passes} or EXAMPLES={self.examples}, not both")
 
     @property
     def layout(self) -> Layout:
@@ -114,11 +115,11 @@ class Plan:
         """Refuses what cannot be written, before anything is.
 
         Raises:
-          ValueError: task, split, objective and settings do not fit together.
+          UserError: task, split, objective and settings do not fit together.
         """
         source, features = self.source, self.source.provider.output_features
         if missing := [name for name in self.spec.task_features if name not in features]:
-            raise ValueError(
+            raise UserError(
                 f"{source.mixture_or_task_name} has the features {', '.join(map(repr, features))}; this objective also "
                 f"reads {', '.join(map(repr, missing))}"
             )
@@ -137,14 +138,14 @@ class Plan:
         A shard counts whose note is there and whose file has the size that it says.
 
         Raises:
-          ValueError: the folder holds another cache, complete or half-written.
+          UserError: the folder holds another cache, complete or half-written.
         """
         wanted = self._to_json()
         path = paths.join(self.folder, UNFINISHED, PLAN)
         if paths.exists(path):
             stored = json.loads(paths.read_text(path))
             if found := [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]:
-                raise ValueError(
+                raise UserError(
                     f"{self.folder} is a half-written cache of other settings ({'; '.join(found)}): delete it, or give "
                     "another CACHE_DIR"
                 )
@@ -168,7 +169,7 @@ class Plan:
         A cache that has lost files, or parts of them, becomes an unfinished one of which these are left to be written.
 
         Raises:
-          ValueError: the folder holds another cache.
+          UserError: the folder holds another cache.
         """
         if not paths.exists(paths.join(self.folder, manifests.MANIFEST)):
             return None
@@ -180,7 +181,7 @@ class Plan:
         }
         wanted = self._to_json()
         if found := [line for part in stored for line in manifests.differences(stored[part], wanted[part])]:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
             )
         sizes = manifests.sizes(self.folder)
@@ -208,18 +209,18 @@ class Plan:
 
         Raises:
           RuntimeError: they are not.
-          ValueError: there is no row in any of them.
+          UserError: there is no row in any of them.
         """
         done = self.begin()
         if missing := [self.file(unit) for unit in self.units() if unit not in done]:
-            raise RuntimeError(
+            raise RunFailed(
                 f"{len(missing)} of {len(self.units())} shards of {self.folder} did not arrive there, or not whole "
                 f"({', '.join(missing[:_NAMED])}{', …' if len(missing) > _NAMED else ''}): repeat the command, which "
                 "writes these alone. With BEAM, CACHE_DIR has to be a place that every worker writes to, such as gs://…"
             )
         shards = tuple(done[unit] for unit in self.units())
         if not sum(shard.rows for shard in shards):
-            raise ValueError(
+            raise UserError(
                 f"{self.source.mixture_or_task_name}, split {self.source.split!r}, gives no example: there is nothing "
                 "to cache. `t5x_like inspect` shows what becomes of its documents"
             )
@@ -327,7 +328,7 @@ def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
     try:
         yield from plan.dataset(unit).as_numpy_iterator()
     except tf.errors.OpError as error:
-        raise RuntimeError(
+        raise RunFailed(
             f"{plan.source.mixture_or_task_name} failed in pass {unit[0]}, shard {unit[1]}: {error.message}"
         ) from error
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.seqio_feed import devices  # noqa: F401 (before TensorFlow computes)
+from t5x_like.errors import UserError
 
 PAD_WINDOW = 64
 
@@ -30,10 +31,10 @@ class SpecConverter(seqio.FeatureConverter):
           pack: whether examples share rows.
 
         Raises:
-          ValueError: `pack` although the spec is not packable.
+          UserError: `pack` although the spec is not packable.
         """
         if pack and not spec.packable:
-            raise ValueError("pack=True, but examples of this objective cannot share a row: set pack=False")
+            raise UserError("pack=True, but examples of this objective cannot share a row: set pack=False")
         self.spec = spec
         # What the parent class checks datasets against.
         self.TASK_FEATURES = {name: self.FeatureSpec(dtype=tf.int32) for name in spec.task_features}

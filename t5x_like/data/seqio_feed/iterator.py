@@ -15,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from t5x_like.errors import UserError
+
 _MAGIC = b"t5x_like seqio position 1\n"
 _PROGRESS_SECONDS = 5.0
 
@@ -95,7 +97,7 @@ class SeqIOIterator:
         """Goes to a position that `state()` gave, in this process or another one.
 
         Raises:
-          ValueError: it is a position in another pipeline; the message says in what they differ.
+          UserError: it is a position in another pipeline; the message says in what they differ.
         """
         position = _Position.from_bytes(state)
         self._refuse_other(position.identity)
@@ -147,7 +149,7 @@ class SeqIOIterator:
         why = ""
         if "process_count" in differ:
             why = " A live SeqIO pipeline is divided among the processes and can go on only with as many as before."
-        raise ValueError(f"the data cannot go on from the saved position: {changes}.{why}")
+        raise UserError(f"the data cannot go on from the saved position: {changes}.{why}")
 
     def _replay(self, batches: int) -> None:
         started = told = time.monotonic()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import seqio
@@ -56,15 +57,15 @@ class SeqIOSource:
 
     def __post_init__(self):
         if self.batch_size < 1:
-            raise ValueError(f"BATCH_SIZE={self.batch_size} must be at least 1")
+            raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
 
     @property
     def provider(self) -> "seqio.Task | seqio.Mixture":
         """The task or mixture itself.
 
         Raises:
-          ValueError: no such name; the message lists the nearest ones. Or one without this split.
-          ModuleNotFoundError: `module` cannot be found; or TensorFlow or SeqIO is not installed.
+          UserError: no such name; the message lists the nearest ones. Or one without this split.
+          UserError: `module` cannot be found; or TensorFlow or SeqIO is not installed.
         """
         import_modules(self.module)
         provider = find_provider(self.mixture_or_task_name)
@@ -113,11 +114,11 @@ class SeqIOSource:
         """Refuses a vocabulary with more ids than a model has embeddings.
 
         Raises:
-          ValueError: with both numbers.
+          UserError: with both numbers.
         """
         for name, vocabulary in self.vocabularies().items():
             if vocabulary.vocab_size > embeddings:
-                raise ValueError(
+                raise UserError(
                     f"the vocabulary of {name!r} in {self.mixture_or_task_name} has {vocabulary.vocab_size} ids "
                     f"(sentinels included), the model {embeddings} embeddings: give the model "
                     f"vocab_size={vocabulary.vocab_size} or more"
@@ -132,7 +133,7 @@ class SeqIOSource:
           process_count: how many read the data together; each reads its own shard of it.
 
         Raises:
-          ValueError: lengths, vocabulary, batch size and task do not fit together.
+          UserError: lengths, vocabulary, batch size and task do not fit together.
         """
         rows = self._rows(process_count)
         provider = self.provider
@@ -196,7 +197,7 @@ class SeqIOSource:
         if self.use_cached:
             for task in self._tasks(provider):
                 if not task.supports_caching or task.cache_dir is None:
-                    raise ValueError(
+                    raise UserError(
                         f"USE_CACHED_TASKS=True, but there is no cache of {task.name!r}: set it to False, or write "
                         "one with seqio's cache_tasks_main and name its folder with seqio.add_global_cache_dirs"
                     )
@@ -217,7 +218,7 @@ class SeqIOSource:
 
         lengths = spec.task_lengths(self.task_feature_lengths)
         if missing := [name for name in lengths if name not in provider.output_features]:
-            raise ValueError(
+            raise UserError(
                 f"{self.mixture_or_task_name} has the features {', '.join(map(repr, provider.output_features))}; this "
                 f"objective also reads {', '.join(map(repr, missing))}"
             )
@@ -227,11 +228,11 @@ class SeqIOSource:
         with_split = [task for task in self._tasks(provider) if self.split in task.splits]
         if not with_split:
             splits = sorted({split for task in self._tasks(provider) for split in task.splits})
-            raise ValueError(f"{self.mixture_or_task_name} has no split {self.split!r}; it has {', '.join(splits)}")
+            raise UserError(f"{self.mixture_or_task_name} has no split {self.split!r}; it has {', '.join(splits)}")
 
     def _rows(self, process_count: int) -> int:
         if self.batch_size % process_count:
-            raise ValueError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
+            raise UserError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
         return self.batch_size // process_count
 
     def _corpus(self) -> str:
@@ -244,7 +245,7 @@ def import_modules(module: str | Sequence[str] | None) -> None:
     """Registers the shipped tasks and the user's, whose modules are looked for in the working directory too.
 
     Raises:
-      ModuleNotFoundError: a module does not exist; or TensorFlow, TFDS or SeqIO is not installed.
+      UserError: a module does not exist; or TensorFlow, TFDS or SeqIO is not installed.
     """
     _load_tensorflow()
     modules = [module] if isinstance(module, str) else list(module or ())
@@ -256,10 +257,9 @@ def import_modules(module: str | Sequence[str] | None) -> None:
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
                 raise  # the module is there and imports something that is not
-            raise ModuleNotFoundError(
+            raise UserError(
                 f"MIXTURE_OR_TASK_MODULE={name!r} cannot be imported: there is no module {error.name!r} in {folder} "
-                "nor on the Python path. Give a dotted name such as my_tasks or my_package.tasks",
-                name=error.name,
+                "nor on the Python path. Give a dotted name such as my_tasks or my_package.tasks"
             ) from error
 
 
@@ -269,11 +269,10 @@ def _load_tensorflow() -> None:
 
         from t5x_like.data.seqio_feed import devices  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise UserError(
             f"reading a SeqIO task needs TensorFlow, TFDS and SeqIO, and there is no {error.name!r} here: pip install "
             "seqio tensorflow tensorflow-text tensorflow-datasets. Training from a cache needs none of them: see "
-            "data/cached.gin",
-            name=error.name,
+            "data/cached.gin"
         ) from error
 
 
@@ -281,14 +280,14 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
     """The task or mixture of that name.
 
     Raises:
-      ValueError: there is none; the message lists the nearest names.
+      UserError: there is none; the message lists the nearest names.
     """
     import seqio
 
     names = [*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or sorted(names)[:20]
-        raise ValueError(
+        raise UserError(
             f"MIXTURE_OR_TASK_NAME={name!r} is not registered; the nearest names are {', '.join(near)}. If it is "
             "yours, name the module that registers it in MIXTURE_OR_TASK_MODULE"
         )
