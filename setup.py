@@ -18,6 +18,7 @@ CORE = [
     "array_record>=0.8.1",
     # epath reaches gs:// through gcsfs where TensorFlow is not installed, so a bucket works on every host of a slice.
     "etils[epath,epath-gcs]>=1.13",
+    "filelock>=3.12",  # JAX bounds its compilation cache under such a lock
     # A flax works with the jax of its time: 0.12.8, the last one for Python 3.11, fails to import with jax 0.11.
     'flax>=0.12.8; python_version < "3.12"',
     'flax>=0.12.12; python_version >= "3.12"',

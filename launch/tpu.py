@@ -196,11 +196,11 @@ def rehearse(tpu: Tpu, request: Request, command: list[str], options: argparse.N
 
 
 def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
-    """Copies a run's folder out of its bucket; without its checkpoints unless they are asked for."""
+    """Copies a run's folder out of its bucket, without compiled programs; its checkpoints only where asked for."""
     jobs.check_bucket("the folder to fetch", source)
     shell.run("mkdir", "-p", target)
-    exclude = [] if checkpoints else [r"--exclude=^checkpoints/.*"]
-    shell.run("gcloud", "storage", "rsync", "--recursive", *exclude, source, target)
+    left = "compilation_cache" if checkpoints else "(checkpoints|compilation_cache)"
+    shell.run("gcloud", "storage", "rsync", "--recursive", f"--exclude=^{left}/.*", source, target)
 
 
 def parser() -> argparse.ArgumentParser:

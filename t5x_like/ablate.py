@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import config, metrics, parameters, paths, run_folder
+from t5x_like import compilation_cache, config, metrics, parameters, paths, run_folder
 from t5x_like.errors import RunFailed, UserError
 
 Grid = Mapping[str, Mapping[str, str]]
@@ -146,6 +146,7 @@ def _resolve(file, folder, gin_files, settings):
         bindings=[("MODEL_DIR", repr(folder))],
         common=[(name, repr(value)) for name, value in settings.items()],
         given=("run_config",),
+        process=(compilation_cache.MACRO,),  # the cells share this process and its cache
     )
 
 

@@ -3,17 +3,21 @@
 Nothing heavy is imported before a command is sure to run, so `--help` and a mistyped flag are answered at once.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import t5x_like
 from t5x_like.commands import COMMANDS, Command
 from t5x_like.errors import RunFailed, UserError
 
+# Macros that the command line itself reads: where compiled programs are kept is no part of a run's configuration.
+PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Flags of every command that take a value, and those that are on or off.
 VALUE_FLAGS = ("gin_file", "gin_search_paths", "cpu_devices", "log_level")
@@ -282,6 +286,7 @@ def run(arguments: Arguments) -> int:
             run_folder=run_folder,
             given=given,
             stand_ins=command.stand_ins,
+            process=PROCESS_MACROS if command.compiles else (),
         )
     except config.ConfigError as error:
         if command.needs_run and run_folder is None:
@@ -294,9 +299,19 @@ def run(arguments: Arguments) -> int:
         given["run_config"] = RunConfig(resolved.text, arguments.override_config, arguments.profile_steps)
     if "stood_in" in given:
         given["stood_in"] = resolved.stood_in
-    result = resolved.configured()(**given)
+    with _compilation_cache(resolved.macros, run_folder) if command.compiles else contextlib.nullcontext():
+        result = resolved.configured()(**given)
     preempted = getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS)
     return PREEMPTED_EXIT_CODE if preempted else 0
+
+
+def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> contextlib.AbstractContextManager:
+    """The persistent compilation cache for a command, by its macros and the folder of the run that it is about."""
+    from t5x_like import compilation_cache
+
+    folders = (run_folder, macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
+    folder = next((folder for folder in folders if isinstance(folder, str) and folder), None)
+    return compilation_cache.persistent(compilation_cache.choose_directory(macros, folder))
 
 
 def prepare(arguments: Arguments) -> None:

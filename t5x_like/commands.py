@@ -23,6 +23,7 @@ class Command:
       first_file: a gin file of the command's own, read before those of the run that it is about.
       stand_ins: values for macros that such a run needs and this command can do without.
       joins: whether several processes run it as one.
+      compiles: whether it keeps its compiled programs for the next start; see `compilation_cache`.
     """
 
     function: str
@@ -35,6 +36,7 @@ class Command:
     first_file: str | None = None
     stand_ins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     joins: bool = False
+    compiles: bool = False
 
 
 COMMANDS = {
@@ -43,6 +45,7 @@ COMMANDS = {
         "pretrain or fine-tune; without arguments, the quickstart",
         "runs/quickstart.gin",
         joins=True,
+        compiles=True,
     ),
     "eval": Command(
         "t5x_like.eval.evaluate",
@@ -50,6 +53,7 @@ COMMANDS = {
         "runs/eval.gin",
         needs_run=True,
         joins=True,
+        compiles=True,
     ),
     "infer": Command(
         "t5x_like.infer.infer",
@@ -61,6 +65,7 @@ COMMANDS = {
             "mode": ("MODE", "predict or score"),
         },
         needs_run=True,
+        compiles=True,
     ),
     "inspect": Command(
         "t5x_like.show.inspect",
@@ -87,6 +92,7 @@ COMMANDS = {
         "runs/ablate.gin",
         flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
         joins=True,
+        compiles=True,
     ),
     "cache": Command(
         "t5x_like.cache.cache",
@@ -100,6 +106,7 @@ COMMANDS = {
         },
         first_file="runs/cache.gin",
         stand_ins={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
+        compiles=True,
     ),
     "plan": Command(
         "t5x_like.plan.plan",
@@ -115,5 +122,6 @@ COMMANDS = {
         alone={"search": "4"},
         first_file="runs/plan.gin",
         stand_ins={"MIXTURE_OR_TASK_NAME": "any", "TRAIN_STEPS": "1000000"},
+        compiles=True,
     ),
 }

@@ -11,7 +11,17 @@ import jax
 from absl import logging
 
 import t5x_like
-from t5x_like import debugging, distributed, initial, metrics, optimizers, partitioning, run_folder, step
+from t5x_like import (
+    compilation_cache,
+    debugging,
+    distributed,
+    initial,
+    metrics,
+    optimizers,
+    partitioning,
+    run_folder,
+    step,
+)
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data.feed import Feed
 from t5x_like.errors import RunFailed, UserError
@@ -222,6 +232,7 @@ def train(
                 if current == start + 1:
                     jax.block_until_ready(state.step)
                     logging.info("first step done %.0f s after the start", time.monotonic() - started)
+                    compilation_cache.log_use()
                 if pending:
                     log(pending)
                 pending = (current, pairs)

@@ -43,12 +43,14 @@ class Resolved:
       text: everything it runs with, in gin; see `operative`.
       idle: the macros of `common` settings that it does not read.
       stood_in: the macros that nobody has set, for which `stand_ins` gave a value.
+      macros: every macro that was read with its value, those of the process too.
     """
 
     root: str
     text: str
     idle: frozenset[str] = frozenset()
     stood_in: frozenset[str] = frozenset()
+    macros: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def configured(self) -> Callable[..., Any]:
         """The command's function with its arguments bound; the caller may give more by keyword.
@@ -78,6 +80,7 @@ def load(
     run_folder: str | None = None,
     given: Collection[str] = (),
     stand_ins: Mapping[str, str] | None = None,
+    process: Collection[str] = (),
 ) -> Resolved:
     """Reads and checks the configuration of a command.
 
@@ -95,6 +98,7 @@ def load(
         file alone, so that the mesh of another machine, say, does not come along.
       given: parameters of `root` that its caller will give.
       stand_ins: values of macros that a run needs and this command can do without, for those that nobody has set.
+      process: macros about this process and not about what it computes; they do not become part of the text.
 
     Returns:
       The `Resolved` configuration; nothing has been built.
@@ -119,7 +123,10 @@ def load(
         if setting is not None and setting.value == REQUIRED:
             stood_in.add(name)
             reader.statements.macros[name] = Setting(from_command_line(name, text), "stands in", SHIPPED)
+    macros = {name: setting.value for name, setting in reader.statements.macros.items()}
+    for name in process:
+        reader.statements.macros.pop(name, None)
     reached = walk(reader.statements, root)
     check(reader.statements, reached, given, root)
     idle = frozenset(name for name, _ in common if name not in reached.macros)
-    return Resolved(root, render(reader.statements, reached, root, given), idle, frozenset(stood_in))
+    return Resolved(root, render(reader.statements, reached, root, given), idle, frozenset(stood_in), macros)

@@ -220,10 +220,10 @@ def test_fetch_leaves_checkpoints_behind_unless_asked(cloud, tmp_path):
             "storage",
             "rsync",
             "--recursive",
-            "--exclude=^checkpoints/.*",
+            "--exclude=^(checkpoints|compilation_cache)/.*",
             "gs://my-bucket/runs/first",
             f"{tmp_path}/first",
         ]
     ]
     cloud.tpu("fetch", "gs://my-bucket/runs/first", str(tmp_path / "first"), "--checkpoints")
-    assert not any("exclude" in word for word in cloud.calls()[0])
+    assert "--exclude=^compilation_cache/.*" in cloud.calls()[0]
