@@ -4,11 +4,11 @@ On disk every stack of layers is one `[layers, …]` array, whatever the layout 
 checkpoint written by an unrolled CPU run restores into a scanned TPU run, on another mesh too.
 
 A step directory holds the items `state` (arrays by nested name), `feed` (the data position, one file a process) and
-`about` (JSON: what was written, by which versions). It appears under its final name only when complete.
+`about` (JSON: what was written, by which versions), each with the checksums of its files (see `checkpoint_items`). It
+appears under its final name only when complete.
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import tempfile
@@ -18,51 +18,26 @@ from typing import Any
 import fsspec
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
-from t5x_like import parameters
-from t5x_like.errors import UserError
+from t5x_like import checkpoint_items as items
+from t5x_like import checksums, parameters
+from t5x_like.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.errors import RunFailed, UserError
 
 _NATIVE_SCHEMES = ("", "file", "gs")
+ITEMS = ("state", "feed", "about")
+# Orbax looks for files by patterns that start with the whole path, and takes a backslash for a separator.
+_PATTERN_CHARACTERS = "*?[\\"
 
 
-class FeedHandler(ocp.CheckpointHandler):
-    """Stores the opaque data position of each process in a file of its own."""
-
-    def save(self, directory: epath.Path, args: "FeedSave"):
-        (directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin").write_bytes(args.position)
-
-    def restore(self, directory: epath.Path, args: "FeedRestore | None" = None) -> bytes:
-        """This process's position; where another number of processes wrote it, the first one's.
-
-        That means the same to all where data is read in one order, as from a cache. A live feed knows which process
-        wrote it, and refuses.
-        """
-        path = directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin"
-        if not path.exists():
-            path = min(directory.glob("process_0_of_*.bin"), default=path)
-        return path.read_bytes()
-
-    def finalize(self, directory: epath.Path):
-        pass
-
-    def close(self):
-        pass
-
-
-@ocp.args.register_with_handler(FeedHandler, for_save=True)
-@dataclasses.dataclass
-class FeedSave(ocp.args.CheckpointArgs):
-    position: bytes
-
-
-@ocp.args.register_with_handler(FeedHandler, for_restore=True)
-@dataclasses.dataclass
-class FeedRestore(ocp.args.CheckpointArgs):
-    pass
+class DamagedCheckpoint(UserError):
+    """A file of a checkpoint differs from what was written."""
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,22 +54,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= _flatten(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return leaves
-
-
-def stacked_shapes(like: Any, partitioner: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """The stacked leaves of `like` (arrays or shapes) as shapes with the sharding that they restore to."""
-    axes = parameters.logical_axes(like)
-    unrolled = parameters.named_leaves(like)
-    shapes = parameters.stack({name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in unrolled.items()})
-    by_stored_name = {parameters.stored_name(name)[0]: axes[name] for name in unrolled}
-    sharded = {}
-    for name, shape in shapes.items():
-        logical = by_stored_name[name]
-        if len(logical) < len(shape.shape):
-            logical = (parameters.LAYERS, *logical)
-        sharding = jax.sharding.NamedSharding(partitioner.mesh, partitioner.spec(logical, shape.shape, name))
-        sharded[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-    return sharded
 
 
 class Checkpoints:
@@ -118,14 +77,18 @@ class Checkpoints:
         """Opens `directory`, a local path, `gs://…`, or any fsspec URL (mirrored in a local folder).
 
         Raises:
-          UserError: `keep_latest` is not positive.
+          UserError: Orbax cannot write below a path like `directory`, or `keep_latest` is not positive.
         """
+        if not read_only:
+            _check_path(directory)
         if keep_latest < 1:
             raise UserError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
         self._mirror = None if scheme in _NATIVE_SCHEMES else _Mirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._uploading: concurrent.futures.Future | None = None
+        self._verified: set[tuple[int, str]] = set()
+        self._has_read_back = False
         self._best_metric = best_metric
         preserve: list[Any] = [policies.LatestN(keep_latest)]
         if keep_every:
@@ -141,8 +104,7 @@ class Checkpoints:
             )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve),
-            read_only=read_only,
-            save_interval_steps=0 if read_only else 1,  # 1 is Orbax's default, and warned about there
+            # Orbax's own `read_only` logs a warning for every folder; without these two, reading changes nothing.
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
@@ -150,7 +112,7 @@ class Checkpoints:
         if "://" not in str(root):
             root = epath.Path(os.path.abspath(root))
         self.directory = root
-        handlers = {"state": ocp.PyTreeCheckpointHandler(), "feed": FeedHandler(), "about": ocp.JsonCheckpointHandler()}
+        handlers = {"state": items.StateHandler(), "feed": items.FeedHandler(), "about": items.AboutHandler()}
         self._manager = ocp.CheckpointManager(root, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
@@ -186,15 +148,32 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(_nest(leaves)),
-                feed=FeedSave(feed),
-                about=ocp.args.JsonSave(dict(about or {})),
+                state=items.StateSave(_nest(leaves)),
+                feed=items.FeedSave(feed),
+                about=items.AboutSave(dict(about or {})),
             ),
             metrics=None if metrics is None else dict(metrics),
             force=True,
         )
+        if not self._has_read_back:
+            self._manager.wait_until_finished()
+            self._read_back(step, leaves)
+            self._has_read_back = True
         if self._mirror:
             self._uploading = self._uploader.submit(self._upload)
+
+    def _read_back(self, step, leaves):
+        """Shows with the first checkpoint that this directory's checkpoints can be read, by one small array."""
+        name = min(leaves, key=lambda name: leaves[name].size)
+        leaf = leaves[name]
+        try:
+            self.verify(step)
+            self._read(step, {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)})
+        except Exception as error:
+            raise RunFailed(
+                f"checkpoint {self.directory}/{step} was written but cannot be read: {error}. Check the storage, or "
+                "give another MODEL_DIR"
+            ) from error
 
     def _upload(self):
         self._manager.wait_until_finished()
@@ -209,46 +188,99 @@ class Checkpoints:
           partitioner: where the arrays go.
 
         Raises:
+          DamagedCheckpoint: a file does not match its checksum.
           UserError: a tensor of `like` is missing in the checkpoint, or has another shape there.
         """
-        shapes = stacked_shapes(like, partitioner)
-        return self._restore_stacked(step, shapes, like, partitioner, "")
+        stacked = self.read(step, stacked_shapes(like, partitioner))
+        return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
 
-    def restore_part(self, step: int, like: Any, partitioner: Any, prefix: str) -> Any:
-        """The subtree named `prefix`, such as `params/model`, of checkpoint `step`; otherwise as `restore`."""
-        shapes = {f"{prefix}/{name}": leaf for name, leaf in stacked_shapes(like, partitioner).items()}
-        return self._restore_stacked(step, shapes, like, partitioner, prefix + "/")
-
-    def _restore_stacked(self, step, shapes, like, partitioner, prefix):
-        self._require(step)
+    def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Some arrays of checkpoint `step` by stored name, as `shapes` with shardings says; raises as `restore`."""
         self._check(step, shapes)
+        return self._read(step, shapes)
+
+    def _read(self, step, shapes):
         restore_args = {
             name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
             for name, leaf in shapes.items()
         }
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeRestore(item=_nest(shapes), restore_args=_nest(restore_args), partial_restore=True)
-            ),
-        )
-        leaves = {name.removeprefix(prefix): leaf for name, leaf in _flatten(restored["state"]).items()}
-        unstack = functools.partial(parameters.unstack, like=like)
-        return partitioner.jit(lambda arrays: unstack(arrays), out_shardings=partitioner.shardings(like))(leaves)
+        state = items.StateRestore(item=_nest(shapes), restore_args=_nest(restore_args), partial_restore=True)
+        return _flatten(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"])
+
+    def verify(self, step: int, *names: str) -> None:
+        """Compares the files of checkpoint `step` with their checksums; several processes divide the work.
+
+        Args:
+          step: one of `steps()`.
+          *names: of the items to verify; all by default.
+
+        Raises:
+          DamagedCheckpoint: in every process, naming a file where this process has found it.
+        """
+        self._require(step)
+        for name in names or ITEMS:
+            if (step, name) not in self._verified:
+                self._verify(step, name)
+                self._verified.add((step, name))
+
+    def _verify(self, step, name):
+        damage, count = "", jax.process_count()
+        try:
+            if not checksums.verify(self.directory / str(step) / name, jax.process_index(), count) and name == "state":
+                logging.info("checkpoint %s/%d has no checksums: its files are not verified", self.directory, step)
+        except checksums.DamagedFile as error:
+            damage = str(error)
+        if count > 1:
+            finders = np.flatnonzero(multihost_utils.process_allgather(np.array([bool(damage)])).ravel())
+            if len(finders) and not damage:
+                damage = f"the message of process {finders[0]} names a file"
+        if damage:
+            raise DamagedCheckpoint(
+                f"checkpoint {self.directory}/{step} is damaged: {damage}. Restore the file from a copy, or use an "
+                f"earlier checkpoint (there are {self.steps()}); `t5x_like train --restore=previous` resumes from the "
+                "newest intact one"
+            )
+
+    def drop_damaged(self) -> None:
+        """Deletes the newest checkpoints if they are damaged, down to the newest intact one.
+
+        Raises:
+          DamagedCheckpoint: every checkpoint is damaged; nothing has been deleted.
+        """
+        damaged: list[int] = []
+        for step in reversed(self.steps()):
+            try:
+                self.verify(step)
+                break
+            except DamagedCheckpoint as error:
+                logging.warning("%s", error)
+                damaged.append(step)
+                last = error
+        else:
+            if damaged:
+                raise last
+        for step in damaged:
+            self.delete(step)
+
+    def delete(self, step: int) -> None:
+        """Deletes checkpoint `step`; called by all processes of a run."""
+        logging.warning("deleting checkpoint %s/%d", self.directory, step)
+        self.wait()
+        self._manager.delete(step)
 
     def restore_feed(self, step: int) -> bytes:
         """The data position of this process at `step`."""
-        self._require(step)
-        return self._manager.restore(step, args=ocp.args.Composite(feed=FeedRestore()))["feed"]
+        self.verify(step, "feed")
+        return self._manager.restore(step, args=ocp.args.Composite(feed=items.FeedRestore()))["feed"]
 
     def about(self, step: int) -> dict[str, Any]:
         """What `save` was told about this checkpoint."""
-        self._require(step)
-        return self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        self.verify(step, "about")
+        return self._manager.restore(step, args=ocp.args.Composite(about=items.AboutRestore()))["about"]
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """The shape of every stored tensor by (stacked) name."""
-        self._require(step)
+        self.verify(step, "state")
         metadata = self._manager.item_metadata(step)["state"]
         tree = getattr(metadata, "tree", metadata)
         return {name: tuple(leaf.shape) for name, leaf in _flatten(tree).items()}
@@ -283,6 +315,18 @@ class Checkpoints:
         self._manager.close()
         if self._mirror:
             self._mirror.close()
+
+
+def _check_path(directory: str) -> None:
+    try:
+        directory.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"directory {directory!r}: the path is not valid UTF-8. Rename it") from None
+    if found := [character for character in _PATTERN_CHARACTERS if character in directory]:
+        raise UserError(
+            f"directory {directory!r}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
+            "Rename it, or give another MODEL_DIR or output path"
+        )
 
 
 def _detached(leaves: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ VALUE_FLAGS = ("gin_file", "gin_search_paths", "cpu_devices", "log_level")
 SWITCHES = ("override_config", "debug")
 # Flags of the commands that several processes run as one, and of training.
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id")
-TRAIN_FLAGS = ("max_restarts", "profile_steps")
+TRAIN_FLAGS = ("max_restarts", "profile_steps", "restore")
+RESTORE = ("latest", "previous")
 # Flags whose value is a number, and the least that it can be.
 LEAST = {"cpu_devices": 1, "num_processes": 1, "process_id": 0, "max_restarts": 0}
 # What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
@@ -53,6 +54,7 @@ class Arguments:
     process_id: int | None = None
     max_restarts: int | None = None
     profile_steps: tuple[int, int] | None = None
+    restore: str = RESTORE[0]
     help: bool = False
 
 
@@ -181,6 +183,10 @@ def _take(arguments: Arguments, command: Command, flag: str, value: str) -> None
         if not value.isdigit() or int(value) < LEAST[flag]:
             raise UsageError(f"--{flag}={value}: give how many, at least {LEAST[flag]}")
         setattr(arguments, flag, int(value))
+    elif flag == "restore":
+        if value not in RESTORE:
+            raise UsageError(f"--restore={value}: give one of {', '.join(RESTORE)}")
+        arguments.restore = value
     elif flag == "profile_steps":
         arguments.profile_steps = _steps(value)
     else:
@@ -241,6 +247,10 @@ def usage(name: str) -> str:
         flags += [
             ("--override_config", "go on with a run although its stored configuration differs"),
             ("--max_restarts=N", "start again after a crash, so many times in a row"),
+            (
+                "--restore=previous",
+                "delete damaged newest checkpoints and resume from the newest intact one",
+            ),
             ("--profile_steps=A:B", "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"),
         ]
     if command.joins:
@@ -296,7 +306,9 @@ def run(arguments: Arguments) -> int:
     if "run_config" in given:
         from t5x_like.run_folder import RunConfig
 
-        given["run_config"] = RunConfig(resolved.text, arguments.override_config, arguments.profile_steps)
+        given["run_config"] = RunConfig(
+            resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore
+        )
     if "stood_in" in given:
         given["stood_in"] = resolved.stood_in
     with _compilation_cache(resolved.macros, run_folder) if command.compiles else contextlib.nullcontext():

@@ -63,12 +63,13 @@ def _read_run(path: str) -> dict[str, Any]:
             raise UserError(
                 f"there is no complete checkpoint in {path}, nor a Hugging Face config.json with safetensors"
             )
-        like = {
-            name.removeprefix(_PARAMS): jax.ShapeDtypeStruct(shape, jnp.float32)
+        sharding = partitioning.Partitioner(rules="dp").replicated
+        shapes = {
+            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
             for name, shape in reader.shapes(step).items()
             if name.startswith(_PARAMS)
         }
-        return reader.restore_part(step, like, partitioning.Partitioner(rules="dp"), _PARAMS.rstrip("/"))
+        return {name.removeprefix(_PARAMS): leaf for name, leaf in reader.read(step, shapes).items()}
     finally:
         reader.close()
 

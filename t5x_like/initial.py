@@ -1,16 +1,20 @@
 """Starting from somebody else's parameters: INITIAL_CHECKPOINT_PATH."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
-from etils import epath
 
 from t5x_like import interop, optimizers, parameters
+from t5x_like.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.errors import UserError
+
+MODEL, PARAMS = "model/", "params/"
 
 
 def restore(
@@ -21,7 +25,10 @@ def restore(
     partitioner: Any,
     mapping: Sequence[tuple[str, str]] = (),
 ) -> tuple[Any, Any]:
-    """`(state, frozen)` with the model parameters found at `path`; step, optimizer and data position stay fresh.
+    """`(state, frozen)` with the parameters found at `path`; step, optimizer and data position stay fresh.
+
+    The heads of the objective are restored too, where name and shape agree. A head of another shape, such as a
+    classifier of another task, stays freshly initialised, and so do parameters that `path` lacks; both are logged.
 
     Args:
       path: a run folder, its `checkpoints` folder, one step's folder in it, or a Hugging Face folder with safetensors.
@@ -29,25 +36,29 @@ def restore(
       frozen: the frozen part of the parameters.
       config: the model's configuration, which a Hugging Face folder must agree with.
       partitioner: where the arrays go.
-      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model to give the
-        checkpoint's; a name replaced by the empty string stays freshly initialised.
+      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model and its heads (without
+        the leading `model/` or `objective/`) to give the checkpoint's; a name replaced by the empty string stays
+        freshly initialised.
 
     Raises:
-      UserError: a tensor is there in another shape, or nothing matches.
+      UserError: a tensor of the model is there in another shape, or nothing of the model matches.
     """
     params = optimizers.merge(state.params, frozen)
-    fresh = parameters.stack(parameters.named_leaves(params["model"]))
-    wanted = {name: _renamed(name, mapping) for name in fresh}
-    found = _read(path, fresh, wanted, "model", config, partitioner)
-    if not found:
-        raise UserError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
-    _report(path, fresh, found)
-    model = partitioner.jit(
-        lambda leaves: parameters.unstack(leaves, params["model"]), out_shardings=partitioner.shardings(params["model"])
-    )(fresh | found)
-    merged = params | {"model": model}
-    trainable = _select(state.params, merged)
-    return state.replace(params=trainable), _select(frozen, merged)
+    shapes = stacked_shapes(params, partitioner)
+    wanted = {name: _renamed(name, mapping) for name in shapes}
+    with _open(path, config, partitioner) as (stored, read):
+        same = {name: other for name, other in wanted.items() if stored.get(other) == shapes[name].shape}
+        other_shape = [name for name, other in wanted.items() if other in stored and name not in same]
+        _refuse(path, shapes, wanted, stored, [name for name in other_shape if name.startswith(MODEL)])
+        if not any(name.startswith(MODEL) for name in same):
+            raise UserError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
+        leaves = read({other: shapes[name] for name, other in same.items()})
+        found = {name: leaves[other] for name, other in same.items()}
+    _report(path, shapes, same, stored, other_shape)
+    shardings = parameters.named_leaves(partitioner.shardings(params))
+    placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in same})
+    merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
+    return state.replace(params=_select(state.params, merged)), _select(frozen, merged)
 
 
 def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dict[str, Any]:
@@ -60,9 +71,9 @@ def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dic
     Raises:
       UserError: a tensor is missing there, or has another shape.
     """
-    network = load_model(path, config, partitioner)
-    like = partitioner.trace(objective.init, jax.random.key(0), network)
-    return {"model": network, "objective": _load(path, like, "objective", config, partitioner)}
+    network = partitioner.trace(config.make, jax.random.key(0))
+    heads = partitioner.trace(objective.init, jax.random.key(0), network)
+    return _load(path, {"model": network, "objective": heads}, config, partitioner)
 
 
 def load_model(path: str, config: Any, partitioner: Any) -> Any:
@@ -76,19 +87,22 @@ def load_model(path: str, config: Any, partitioner: Any) -> Any:
     Raises:
       UserError: a tensor is missing there, or has another shape.
     """
-    return _load(path, partitioner.trace(config.make, jax.random.key(0)), "model", config, partitioner)
+    return _load(path, {"model": partitioner.trace(config.make, jax.random.key(0))}, config, partitioner)["model"]
 
 
-def _load(path, like, root, config, partitioner):
-    fresh = parameters.stack(parameters.named_leaves(like))
-    found = _read(path, fresh, {name: name for name in fresh}, root, config, partitioner) if fresh else {}
-    if missing := sorted(set(fresh) - set(found)):
-        raise UserError(
-            f"{path} lacks {len(missing)} of the {len(fresh)} tensors of this {root}, such as {missing[0]!r}"
-        )
-    return partitioner.jit(lambda leaves: parameters.unstack(leaves, like), out_shardings=partitioner.shardings(like))(
-        found
-    )
+def _load(path, like, config, partitioner):
+    shapes = stacked_shapes(like, partitioner)
+    with _open(path, config, partitioner) as (stored, read):
+        for root in like:
+            own = [name for name in shapes if name.startswith(f"{root}/")]
+            if missing := sorted(set(own) - set(stored)):
+                raise UserError(
+                    f"{path} lacks {len(missing)} of the {len(own)} tensors of this {root}, such as {missing[0]!r}"
+                )
+        other_shape = [name for name in shapes if stored[name] != shapes[name].shape]
+        _refuse(path, shapes, dict(zip(shapes, shapes, strict=True)), stored, other_shape)
+        leaves = read(shapes)
+    return parameters.rebuild(like, lay_out(leaves, parameters.named_leaves(partitioner.shardings(like))))
 
 
 def _select(like: Any, params: Any) -> Any:
@@ -97,44 +111,51 @@ def _select(like: Any, params: Any) -> Any:
 
 
 def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
+    root, _, name = name.partition("/")
     for pattern, replacement in mapping:
         name = re.sub(pattern, replacement, name)
-    return name
+    return f"{root}/{name}"
 
 
-def _read(path, fresh, wanted, root, config, partitioner) -> dict[str, Any]:
-    """The tensors of `path` below `root` (`model` or `objective`) by the stacked names that they have here."""
-    folder = epath.Path(path)
+@contextlib.contextmanager
+def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
+    """The shapes of the parameters at `path` by stored name, and a function that reads those of given shapes."""
     if interop.is_huggingface(path):
-        stored = _below(f"{root}/", interop.read(path, config))
-        _check_shapes(path, fresh, wanted, {name: tuple(leaf.shape) for name, leaf in stored.items()})
-        return {name: stored[other] for name, other in wanted.items() if other in stored}
+        leaves = interop.read(path, config)
+        yield (
+            {name: leaf.shape for name, leaf in leaves.items()},
+            lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
+        )
+        return
     directory, step = locate(path)
     reader = Checkpoints(directory, read_only=True)
     try:
         step = reader.latest() if step is None else step
         if step is None:
-            raise UserError(f"there is no complete checkpoint in {folder}")
-        shapes = _below(f"params/{root}/", reader.shapes(step))
-        _check_shapes(path, fresh, wanted, shapes)
-        present = {name: other for name, other in wanted.items() if other in shapes}
-        like = {other: jax.ShapeDtypeStruct(fresh[name].shape, fresh[name].dtype) for name, other in present.items()}
-        restored = reader.restore_part(step, like, partitioner, f"params/{root}") if like else {}
-        return {name: restored[other] for name, other in present.items()}
+            raise UserError(f"there is no complete checkpoint in {path}")
+        yield (
+            _below(PARAMS, reader.shapes(step)),
+            lambda wanted: _below(PARAMS, reader.read(step, {PARAMS + name: shape for name, shape in wanted.items()})),
+        )
     finally:
         reader.close()
+
+
+def _put(leaf: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.make_array_from_callback(
+        shape.shape, shape.sharding, lambda index: np.asarray(leaf[index], shape.dtype), dtype=shape.dtype
+    )
 
 
 def _below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
 
 
-def _check_shapes(path, fresh, wanted, shapes):
-    for name, other in wanted.items():
-        if other in shapes and shapes[other] != tuple(fresh[name].shape):
-            raise UserError(
-                f"{path}: {other} has shape {shapes[other]}, this model's {name} has {tuple(fresh[name].shape)}"
-            )
+def _refuse(path, shapes, wanted, stored, other_shape):
+    for name in other_shape:
+        raise UserError(
+            f"{path}: {wanted[name]} has shape {stored[wanted[name]]}, this model's {name} has {shapes[name].shape}"
+        )
 
 
 def locate(path: str) -> tuple[str, int | None]:
@@ -151,7 +172,14 @@ def locate(path: str) -> tuple[str, int | None]:
     return f"{folder}/checkpoints", None
 
 
-def _report(path, fresh, found):
-    initialised = sorted(set(fresh) - set(found))
-    logging.info("%s: restored %d tensors: %s", path, len(found), ", ".join(sorted(found)))
-    logging.info("%s: freshly initialised %d tensors: %s", path, len(initialised), ", ".join(initialised) or "none")
+def _report(path, shapes, present, stored, other_shape):
+    for name in other_shape:
+        logging.warning(
+            "%s: %s has another shape there than here, %s: freshly initialised", path, name, shapes[name].shape
+        )
+    for label, names in (
+        ("restored", present),
+        ("freshly initialised", set(shapes) - set(present)),
+        ("ignored", set(stored) - set(present.values())),
+    ):
+        logging.info("%s: %s %d tensors: %s", path, label, len(names), ", ".join(sorted(names)) or "none")

@@ -50,11 +50,13 @@ class RunConfig:
       text: as gin reads it again; written to `MODEL_DIR/config.gin`.
       override: whether a run whose stored configuration differs is continued all the same.
       profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
+      restore: `"latest"`, or `"previous"` to delete damaged checkpoints newer than the newest intact one first.
     """
 
     text: str
     override: bool = False
     profile_steps: tuple[int, int] | None = None
+    restore: str = "latest"
 
 
 def resolve(model_dir: str | None) -> str:
@@ -106,6 +108,31 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
             + "\n".join(f"  {line}" for line in differences)
             + "\nGive another MODEL_DIR, or the stored values, or accept the difference with --override_config."
         )
+
+
+def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> int:
+    """The step to resume from; 0 for a new run.
+
+    Args:
+      keeper: the `Checkpoints` of the run.
+      model_dir: the run's folder, for the message.
+      run_config: whether damaged checkpoints may be deleted.
+
+    Raises:
+      UserError: the newest checkpoint is damaged, or holds parameters alone, as `t5x_like convert` writes them.
+    """
+    if run_config is not None and run_config.restore == "previous":
+        keeper.drop_damaged()
+    newest = keeper.latest()
+    if newest is None:
+        return 0
+    if "step" not in keeper.shapes(newest):
+        raise UserError(
+            f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "
+            "state or data position (as `t5x_like convert` writes). Give a new MODEL_DIR, and start from these "
+            f"parameters with --gin.INITIAL_CHECKPOINT_PATH={model_dir}"
+        )
+    return newest
 
 
 def _has_checkpoints(model_dir: str) -> bool:

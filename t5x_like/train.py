@@ -1,6 +1,7 @@
 """The first training loop: pretrain or fine-tune a model on an objective. A scroll, in the order data flows."""
 
 import dataclasses
+import math
 import os
 import platform
 import time
@@ -101,8 +102,8 @@ def train(
         otherwise).
       eval_steps: batches an evaluation reads at most.
       checkpoints: makes the `Checkpoints` of a directory.
-      initial_checkpoint_path: a run folder, a checkpoint, or a Hugging Face folder whose model parameters to start
-        from.
+      initial_checkpoint_path: a run folder, a checkpoint, or a Hugging Face folder whose model parameters, and heads
+        where they match, to start from.
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into the checkpoint's.
       stop_after_skipped: how many non-finite updates in a row end the run.
       compiler_options: XLA's, for the step, such as those in `gin_configs/hardware`.
@@ -152,7 +153,7 @@ def train(
 
     # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
-    start = keeper.latest() or 0
+    start = run_folder.resume_step(keeper, model_dir, run_config)
     distributed.beat(f"the state of step {start}")
     with debugging.memory_explained(program, microbatches):
         if start:
@@ -196,7 +197,10 @@ def train(
     pending: tuple[int, Any] | None = None
 
     def log(pending):
-        """Fetches a step's metrics, one step late so that the device never waits for the host."""
+        """Fetches a step's metrics, one step late so that the device never waits for the host.
+
+        Returns whether the state after that step is worth saving: the update was finite, and so are the parameters.
+        """
         number, pairs = pending
         values = {
             name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
@@ -205,13 +209,14 @@ def train(
         if values["skipped_in_a_row"] >= stop_after_skipped:
             raise TrainingFailed(
                 f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step "
-                f"{number}. Lower the learning rate, clip gradients (max_grad_norm), or look at the data; the last "
-                f"checkpoint is {keeper.latest()}"
+                f"{number}. Lower the learning rate, clip gradients (max_grad_norm), or look at the data; "
+                + _last_healthy(keeper, last_finite=number - int(values["skipped_in_a_row"]))
             )
         if number == 1 or number % log_period == 0 or number == total_steps:
             row = _row(values, clock)
             writer.write(number, "train", row)
             progress.update(number, row)
+        return values["skipped_in_a_row"] == 0 and math.isfinite(values["param_norm"])
 
     current, stopped_by, ballot = start, None, None
     try:
@@ -241,7 +246,7 @@ def train(
                 evaluates = eval_data is not None and eval_period and (done or current % eval_period == 0)
                 saves = save_period and (done or stopped_by or current % save_period == 0)
                 if evaluates or saves or stopped_by or done:
-                    log(pending)
+                    healthy = log(pending)
                     pending = None
                     clock.pause()
                     if evaluates:
@@ -249,12 +254,22 @@ def train(
                         results = evaluate(optimizers.merge(state.params, frozen))
                         writer.write(current, "validation", results)
                         progress.note(current, results)
-                    if saves:
+                    if saves and not healthy:
+                        logging.warning(
+                            "checkpoint %d is not saved: its last update or its parameters are not finite; the newest "
+                            "checkpoint is %s",
+                            *(current, keeper.latest()),
+                        )
+                    elif saves:
                         distributed.beat(f"the checkpoint of step {current}")
                         writer.flush()  # rows up to this step are on disk before its checkpoint commits
                         saved = state.replace(params=optimizers.merge(state.params, frozen))
                         keeper.save(
-                            current, saved, feed=feed.state(), about=_about(partitioner), metrics=results or None
+                            current,
+                            saved,
+                            feed=feed.state(),
+                            about=_about(partitioner),
+                            metrics=results if evaluates else None,
                         )
                     clock.resume(feed.wait_seconds)
             distributed.beat("the last checkpoint")
@@ -284,6 +299,24 @@ def _restore(keeper, last, shapes, optimizer, partitioner):
     trainable, frozen = optimizers.split(restored.params, optimizer.groups)
     logging.info("restored step %d", last)
     return restored.replace(params=trainable), frozen
+
+
+def _last_healthy(keeper, last_finite):
+    """Says which checkpoint to resume from, after deleting the one whose every next step was not finite.
+
+    Such a checkpoint, saved after the step `last_finite`, has finite parameters that already give a loss that is not:
+    resuming from it would only repeat the failure. It is kept where it is the only one.
+    """
+    keeper.wait()
+    steps = keeper.steps()
+    if not steps:
+        return "no checkpoint has been saved yet"
+    healthy = max((step for step in steps if step < last_finite), default=None)
+    if healthy is None:
+        return f"the only checkpoint is {steps[-1]}, and no finite step has followed it"
+    if steps[-1] > healthy:
+        keeper.delete(steps[-1])
+    return f"the last healthy checkpoint is {healthy}, which the same command resumes from"
 
 
 def _row(values: Mapping[str, float], clock: metrics.Throughput) -> dict[str, float]:

@@ -1,0 +1,64 @@
+"""Between a checkpoint's stacked arrays and the layout of a run, in no more memory than the result needs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from t5x_like import parameters
+
+
+def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The arrays `shardings` names, from stacked ones; holds no more memory than these and one stack.
+
+    Args:
+      stacked: arrays by stored name. Emptied on the way: each stack is freed once it is unrolled.
+      shardings: by name, in either layout.
+
+    Returns:
+      Arrays by the names of `shardings`. One that is stored as it is wanted is passed on, not copied.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in shardings:
+        groups.setdefault(parameters.stored_name(name)[0], []).append(name)
+    placed = {}
+    for stored, names in groups.items():
+        leaf = stacked.pop(stored)
+        if names == [stored]:
+            placed[stored] = jax.device_put(leaf, shardings[stored])
+            continue
+        names.sort(key=lambda name: parameters.stored_name(name)[1])
+        wanted = [shardings[name] for name in names]
+        # The second placement is for runs with jit disabled, which ignore out_shardings.
+        layers = jax.block_until_ready(jax.device_put(unroll_program(wanted)(leaf), wanted))
+        placed |= dict(zip(names, layers, strict=True))
+    return placed
+
+
+def unroll_program(shardings: list[Any]) -> Any:
+    """The jitted function that splits one stack `[layers, …]` into its layers; it can be lowered from a shape.
+
+    Args:
+      shardings: one per layer.
+    """
+    return jax.jit(_layers, out_shardings=shardings)
+
+
+def _layers(stack):
+    return [stack[index] for index in range(stack.shape[0])]
+
+
+def stacked_shapes(like: Any, partitioner: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """The stacked leaves of `like` (arrays or shapes) as shapes with the sharding that they restore to."""
+    axes = parameters.logical_axes(like)
+    unrolled = parameters.named_leaves(like)
+    shapes = parameters.stack({name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in unrolled.items()})
+    by_stored_name = {parameters.stored_name(name)[0]: axes[name] for name in unrolled}
+    sharded = {}
+    for name, shape in shapes.items():
+        logical = by_stored_name[name]
+        if len(logical) < len(shape.shape):
+            logical = (parameters.LAYERS, *logical)
+        sharding = jax.sharding.NamedSharding(partitioner.mesh, partitioner.spec(logical, shape.shape, name))
+        sharded[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+    return sharded
