@@ -52,18 +52,23 @@ def verify(folder: epath.Path, share: int = 0, shares: int = 1) -> bool:
         return False
     expected = _read(folder, MANIFEST)
     for name in filter(_is_part, list(expected)):
+        _check_size(folder / name, expected[name])
         _compare(folder, name, expected[name])
         expected |= _read(folder, name)
     for name, entry in sorted(expected.items()):
-        if not (folder / name).exists():
-            raise DamagedFile(f"{folder / name} is missing")
-        if (size := (folder / name).stat().length) != entry["bytes"]:
-            raise DamagedFile(f"{folder / name} has {size} bytes instead of {entry['bytes']}")
+        _check_size(folder / name, entry)
     mine = sorted(expected)[share::shares]
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(lambda name: _compare(folder, name, expected[name]), mine):
             pass
     return True
+
+
+def _check_size(path: epath.Path, entry: Mapping) -> None:
+    if not path.exists():
+        raise DamagedFile(f"{path} is missing")
+    if (size := path.stat().length) != entry["bytes"]:
+        raise DamagedFile(f"{path} has {size} bytes instead of {entry['bytes']}")
 
 
 def _compare(folder: epath.Path, name: str, entry: Mapping) -> None:

@@ -19,8 +19,9 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
     """Writes a checkpoint in the other format: a Hugging Face folder as a run folder, a run as a Hugging Face folder.
 
     A run folder written here holds one checkpoint, of step 0, with the network and the heads that the Hugging Face
-    folder has, and a config.gin that describes the network: INITIAL_CHECKPOINT_PATH, CHECKPOINT_PATH and MODEL_DIR of
-    the other commands take it. Numbers stay as they are: float32, or what float16 and bfloat16 are in float32.
+    folder has, and a config.gin that describes the network. INITIAL_CHECKPOINT_PATH of `train`, and CHECKPOINT_PATH
+    and MODEL_DIR of the commands that read a run, take it. Numbers stay as they are: float32, or what float16 and
+    bfloat16 are in float32.
 
     Args:
       checkpoint_path: a Hugging Face folder with safetensors, or a run folder or one of its checkpoints.

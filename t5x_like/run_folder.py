@@ -126,6 +126,7 @@ def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> in
     newest = keeper.latest()
     if newest is None:
         return 0
+    keeper.verify(newest)
     if "step" not in keeper.shapes(newest):
         raise UserError(
             f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "

@@ -181,6 +181,7 @@ def test_flags_take_values_with_and_without_an_equals_sign():
             "--gin_search_paths=one,gs://two",
             "--log_level=warning",
             "--override_config",
+            "--restore=previous",
         ]
     )
     assert arguments == cli.Arguments(
@@ -190,6 +191,7 @@ def test_flags_take_values_with_and_without_an_equals_sign():
         search_paths=["one", "gs://two"],
         log_level="warning",
         override_config=True,
+        restore="previous",
     )
 
 
@@ -235,6 +237,8 @@ def test_run_files_set_what_flags_and_arguments_stand_for():
         ("train --cpu_devices=0", "at least 1"),
         ("train --log_level=loud", "give one of debug, info, warning, error"),
         ("train --override_config=maybe", "give True or False"),
+        ("train --restore=oldest", "--restore=oldest: give one of latest, previous"),
+        ("eval --restore=previous", "there is no flag --restore"),
     ],
 )
 def test_what_is_not_understood_is_named_with_the_nearest(line, message, capsys):

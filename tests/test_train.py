@@ -186,6 +186,42 @@ def test_a_loss_that_is_never_finite_ends_the_run_with_advice(tmp_path):
     assert read_status(str(tmp_path))["state"] == "failed"
 
 
+def test_results_belong_to_the_checkpoint_that_was_evaluated(tmp_path):
+    class Recorder(Checkpoints):
+        metrics = {}
+
+        def save(self, step, tree, *, metrics=None, **kwargs):
+            self.metrics[step] = metrics
+
+    run(tmp_path, checkpoints=Recorder, eval_period=2, save_period=1, total_steps=4, eval_steps=1)
+    assert [step for step, metrics in Recorder.metrics.items() if metrics] == [2, 4]
+
+
+def test_a_diverged_run_keeps_its_last_healthy_checkpoint(tmp_path, caplog):
+    """The fourth update is huge: the parameters saved after it are finite, but no later loss is."""
+    optimizer = optimizers.adamw(learning_rate=lambda step: jax.numpy.where(step == 3, 1e15, 1e-3))
+    arguments = dict(optimizer=optimizer, total_steps=20, stop_after_skipped=3, save_period=2, eval_data=None)
+    with pytest.raises(TrainingFailed, match="the last healthy checkpoint is 2, which the same command resumes from"):
+        run(tmp_path, **arguments)
+    assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [2]
+    assert "checkpoint 6 is not saved" in caplog.text
+
+
+@dataclasses.dataclass
+class Damaging(Copying):
+    """Batches after the second have weights that are not finite."""
+
+    def make(self, seed):
+        batch = super().make(seed)
+        return batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * (np.nan if 2 < seed < 10_000 else 1)}
+
+
+def test_the_last_step_is_not_saved_in_a_streak_of_skipped_updates(tmp_path, caplog):
+    run(tmp_path, data=Damaging(), save_period=2, total_steps=3, eval_data=None)
+    assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [2]
+    assert "checkpoint 3 is not saved" in caplog.text and "the newest checkpoint is 2" in caplog.text
+
+
 def test_starts_from_another_run_with_fresh_optimizer_and_step(tmp_path):
     first = run(tmp_path / "first")
     second = run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), total_steps=1, eval_data=None)
