@@ -101,7 +101,10 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
         return
     from t5x_like import config  # gin is needed only where a configuration is given
 
-    differences = config.differences(paths.read_text(stored), run_config.text, free=FREE)
+    text = paths.read_text(stored)
+    if "train.train" not in text:  # it describes a model alone
+        raise _not_a_run(model_dir)
+    differences = config.differences(text, run_config.text, free=FREE)
     if differences and not run_config.override:
         raise UserError(
             f"{model_dir} was trained with another configuration (stored → now):\n"
@@ -128,12 +131,16 @@ def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> in
         return 0
     keeper.verify(newest)
     if "step" not in keeper.shapes(newest):
-        raise UserError(
-            f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "
-            "state or data position (as `t5x_like convert` writes). Give a new MODEL_DIR, and start from these "
-            f"parameters with --gin.INITIAL_CHECKPOINT_PATH={model_dir}"
-        )
+        raise _not_a_run(model_dir)
     return newest
+
+
+def _not_a_run(model_dir: str) -> UserError:
+    return UserError(
+        f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "
+        "state or data position (as `t5x_like convert` writes). Give a new MODEL_DIR, and start from these parameters "
+        f"with --gin.INITIAL_CHECKPOINT_PATH={model_dir}"
+    )
 
 
 def _has_checkpoints(model_dir: str) -> bool:

@@ -152,3 +152,10 @@ def test_a_folder_of_parameters_is_not_a_run(tmp_path, step):
     keeper = save(tmp_path, step, {"params": {"model": jnp.ones(2)}})
     with pytest.raises(UserError, match="--gin.INITIAL_CHECKPOINT_PATH="):
         run_folder.resume_step(keeper, str(tmp_path), None)
+
+
+def test_a_converted_folder_is_refused_before_its_configuration_is_compared(tmp_path):
+    save(tmp_path, 0, {"params": {"model": jnp.ones(2)}}).close()
+    (tmp_path / "config.gin").write_text("MODEL = @t5.T5Config()\n")
+    with pytest.raises(UserError, match="is not a run that can be resumed"):
+        run_folder.accept_config(str(tmp_path), run_folder.RunConfig("TRAIN_STEPS = 1\n"))
