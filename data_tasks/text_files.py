@@ -10,9 +10,10 @@ as in the file. The files are read into memory once, by every process.
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import fsspec
+import seqio
 
 from data_tasks import arguments, vocabularies
 from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
@@ -43,19 +44,27 @@ _DEFAULTS = dict(
 )
 
 
-def declare(task: str) -> tuple[DocumentSource, LateSentencePieceVocabulary]:
+def declare(
+    task: str, make_vocabulary: Callable[[Callable[[], str | None]], seqio.Vocabulary] | None = None
+) -> tuple[DocumentSource, seqio.Vocabulary]:
     """Lets the user of `task` name files and vocabulary in `task_arguments`; gives the source and the vocabulary.
 
     Args:
       task: the name that the task will be registered under.
+      make_vocabulary: makes the vocabulary of a function that says `vocabulary_path`, None where it is not given; by
+        default a SentencePiece model, the shipped one where none is named.
     """
     values = arguments.declare(task, **_DEFAULTS)
 
     def current() -> Corpus:
         return read(**{name: value for name, value in values.items() if name != "vocabulary_path"})
 
-    vocabulary = LateSentencePieceVocabulary(lambda: values["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL))
-    return DocumentSource(current), vocabulary
+    make_vocabulary = make_vocabulary or _sentencepiece
+    return DocumentSource(current), make_vocabulary(lambda: values["vocabulary_path"])
+
+
+def _sentencepiece(path: Callable[[], str | None]) -> LateSentencePieceVocabulary:
+    return LateSentencePieceVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL))
 
 
 @functools.lru_cache(maxsize=2)
@@ -81,13 +90,17 @@ def read(
         raise UserError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
     counts: Counter[str] = Counter()
 
-    def documents(files: Iterable) -> list[bytes]:
+    def all_of(chosen: Sequence) -> list[bytes]:
         found, size = [], 0
-        for file in files:
-            for raw in _records(file, json_field, lines_per_document):
-                for document in _usable(raw, max_document_bytes, counts):
-                    found.append(document)
-                    size += len(document)
+        for document in documents(
+            chosen,
+            json_field=json_field,
+            lines_per_document=lines_per_document,
+            max_document_bytes=max_document_bytes,
+            counts=counts,
+        ):
+            found.append(document)
+            size += len(document)
             if size > max_corpus_bytes:
                 raise UserError(
                     f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
@@ -95,20 +108,50 @@ def read(
                 )
         return found
 
-    files = _files(pattern)
+    chosen = files(pattern)
     if validation_pattern:
-        held_out = _files(validation_pattern)
+        held_out = files(validation_pattern)
         paths = {file.path for file in held_out}
-        files = [file for file in files if file.path not in paths]
-        splits = {TRAIN: documents(files), VALIDATION: documents(held_out)}
-        files += held_out
+        chosen = [file for file in chosen if file.path not in paths]
+        splits = {TRAIN: all_of(chosen), VALIDATION: all_of(held_out)}
+        chosen += held_out
     else:
-        splits = split_by_hash(documents(files), validation_fraction)
-    origin = f"{len(files)} files of {pattern}" + (f" and {validation_pattern}" if validation_pattern else "")
+        splits = split_by_hash(all_of(chosen), validation_fraction)
+    origin = f"{len(chosen)} files of {pattern}" + (f" and {validation_pattern}" if validation_pattern else "")
     return Corpus(name="text_files", splits=splits, origin=origin, skipped=dict(counts))
 
 
-def _files(pattern: str) -> list:
+def documents(
+    chosen: Iterable,
+    *,
+    json_field: str = "text",
+    lines_per_document: int = 64,
+    max_document_bytes: int = 1 << 20,
+    counts: Counter[str],
+) -> Iterator[bytes]:
+    """The documents of files, one after the other, in UTF-8.
+
+    Args:
+      chosen: see `files`.
+      json_field: of a .jsonl record, the field that holds the text.
+      lines_per_document: of a .txt file.
+      max_document_bytes: a longer document is cut into several.
+      counts: reason -> how many documents were left out for it; counted here.
+
+    Raises:
+      UserError: a file is not what it should be; the message names the file and the line.
+    """
+    for file in chosen:
+        for raw in _records(file, json_field, lines_per_document):
+            yield from _usable(raw, max_document_bytes, counts)
+
+
+def size_of(chosen: Iterable) -> int:
+    """Bytes of files as they are stored; see `files`."""
+    return sum(file.fs.size(file.path) or 0 for file in chosen)
+
+
+def files(pattern: str) -> list:
     """The files that a pattern matches, sorted by path.
 
     Raises:

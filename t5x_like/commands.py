@@ -75,6 +75,20 @@ COMMANDS = {
         flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
     ),
+    "vocabulary": Command(
+        "t5x_like.vocabulary.vocabulary",
+        "learn a vocabulary from text files",
+        "runs/vocabulary.gin",
+        flags={
+            "pattern": ("PATTERN", "the .txt and .jsonl files to learn from, such as 'books/*.txt'"),
+            "kind": ("KIND", "sentencepiece (T5; the default), wordpiece (BERT) or byte_bpe (GPT-2)"),
+            "size": ("SIZE", "pieces, special ones included (default: 32000)"),
+            "output": ("OUTPUT_PATH", "the folder to write to (default: vocabulary/KIND)"),
+            "lower_case": ("LOWER_CASE", "of wordpiece: remove case and accents (default: True)"),
+            "overwrite": ("OVERWRITE", "replace a vocabulary that is there already"),
+        },
+        alone={"overwrite": "True"},
+    ),
     "convert": Command(
         "t5x_like.convert.convert",
         "weights from and to Hugging Face folders",

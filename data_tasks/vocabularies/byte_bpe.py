@@ -17,6 +17,8 @@ import tensorflow as tf
 from t5x_like.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+# How transformers names the two files of a vocabulary in a folder.
+VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 # Between RoBERTa's pieces and its <mask> are three that nothing is encoded as, made up to round off the number of ids.
 ROBERTA_FILLERS = 3

@@ -25,22 +25,26 @@ PIECES = 1024 - SENTINELS
 _RULES = "2581\t20\n"
 
 
-def train(documents: Iterable[str], pieces: int = PIECES) -> bytes:
+def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1) -> bytes:
     """A serialised SentencePiece model for T5: pad 0, EOS 1, unknown 2, and every text survives the way there and back.
 
     Args:
       documents: text to learn from.
       pieces: how many, special ones and the 256 bytes included.
+      threads: of the trainer; another number may give another model.
+
+    Raises:
+      RuntimeError: SentencePiece cannot make so many or so few pieces of this text.
     """
     model = io.BytesIO()
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write(_RULES)
         rules.flush()
-        _train(iter(documents), model, pieces, rules.name)
+        _train(iter(documents), model, pieces, rules.name, threads)
     return model.getvalue()
 
 
-def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str) -> None:
+def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str, threads: int) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=documents,
         model_writer=model,
@@ -59,7 +63,7 @@ def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str)
         user_defined_symbols=["\n"],
         split_digits=True,
         max_sentence_length=1 << 20,
-        num_threads=1,
+        num_threads=threads,
         minloglevel=2,
     )
 

@@ -35,6 +35,7 @@ RUNS = {
         [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
     ),
     "inspect": ("inspect", ["runs/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+    "vocabulary": ("vocabulary", ["runs/vocabulary.gin"], [("PATTERN", "books/*.txt")]),
     "cache": (
         "cache",
         ["runs/cache.gin", "runs/pretrain.gin"],

@@ -1,0 +1,53 @@
+"""docs/own_text.md: its commands resolve, and its tables name every task over text files with every argument."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import seqio
+
+import data_tasks  # noqa: F401  registers the tasks
+from data_tasks import arguments
+from t5x_like import cli, config
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs/own_text.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line)[1:]
+    for line in re.sub(r"\\\n\s*", "", TEXT).splitlines()
+    if line.startswith("    t5x_like") and "…" not in line
+]
+TASKS = sorted(name for name in seqio.TaskRegistry.names() if name.startswith("text_files_"))
+
+
+def test_each_family_is_taken_from_its_vocabulary_to_an_evaluation():
+    found = [words[0] for words in COMMANDS]
+    assert [found.count(name) for name in ("vocabulary", "inspect", "train", "eval")] == [3] * 4
+    assert found.count("infer") == 2
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_resolve(words):
+    parsed = cli.parse(words)
+    command = cli.COMMANDS[parsed.command]
+    if command.needs_run and parsed.command != "inspect":  # their configuration is that of the run before them
+        return
+    config.load(
+        command.function,
+        files=parsed.gin_files or [command.run_file],
+        bindings=parsed.bindings,
+        given=("run_config",) if parsed.command == "train" else (),
+    )
+    values = dict(parsed.bindings)
+    if "TASK_ARGUMENTS" in values:
+        task = values["MIXTURE_OR_TASK_NAME"]
+        arguments.update([task], ast.literal_eval(values["TASK_ARGUMENTS"]))
+        arguments.update([task], {})
+
+
+def test_every_task_and_argument_is_named():
+    assert set(re.findall(r"^\| `(text_files_\w+)` \|", TEXT, re.MULTILINE)) == set(TASKS)
+    table = TEXT.partition("`TASK_ARGUMENTS` is a dictionary of")[2]
+    named = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert named == {name for task in TASKS for name in arguments.names(task)}

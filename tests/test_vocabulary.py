@@ -1,0 +1,178 @@
+"""`t5x_like vocabulary`: what it writes is what the tasks over text files read."""
+
+import json
+import random
+
+import pytest
+import seqio
+
+import data_tasks  # noqa: F401  registers the tasks
+from data_tasks import arguments
+from data_tasks.vocabularies import own
+from t5x_like import cli, config
+from t5x_like.errors import UserError
+from t5x_like.vocabulary import vocabulary
+
+TEXT = "The naïve café — Zwölf Boxkämpfer, 2026!\n\tdon't  stop\n"
+# Kind -> task, its text after encoding and decoding, and the gin files and settings of a tiny model.
+KINDS = {
+    "sentencepiece": ("text_files_span_corruption", TEXT, ["models/t5_1_1/tiny.gin", "runs/pretrain.gin"], "T5Config"),
+    "wordpiece": (
+        "text_files_sentence_pairs",
+        "the naive cafe — zwolf boxkampfer , 2026 ! don ' t stop",
+        ["models/bert/tiny.gin", "runs/bert.gin"],
+        "BertConfig",
+    ),
+    "byte_bpe": ("text_files_causal_lm_byte_bpe", TEXT, ["models/gpt2/tiny.gin", "runs/gpt.gin"], "GPTConfig"),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with text in both kinds of files: words that follow no order, and every character of `TEXT`."""
+    folder = tmp_path_factory.mktemp("texts")
+    rng = random.Random(0)
+    syllables = ["ba", "lo", "mi", "tur", "ne", "sha", "gri", "pol", "ven", "ock"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(400)]
+    lines = [" ".join(rng.choices(words, k=8)) + ".\n" for _ in range(600)]
+    (folder / "a.txt").write_text("".join(lines[:300]) + TEXT * 3, encoding="utf-8")
+    records = [json.dumps({"text": line}) for line in lines[300:]]
+    (folder / "b.jsonl").write_text("\n".join(records), encoding="utf-8")
+    return folder
+
+
+def of_task(task, path):
+    """The vocabulary of a task's targets whose `vocabulary_path` is `path`."""
+    arguments.update([task], {"pattern": "none", "vocabulary_path": path})
+    return seqio.TaskRegistry.get(task).output_features["targets"].vocabulary
+
+
+@pytest.fixture(autouse=True)
+def no_arguments_left():
+    yield
+    for task, *_ in KINDS.values():
+        arguments.update([task], {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_serves_its_task_and_a_tiny_model(kind, texts, tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    task, expected, files, model = KINDS[kind]
+    folder = str(tmp_path / "out")
+    path = vocabulary(pattern=f"{texts}/*", kind=kind, size=400, output=folder)
+    found = of_task(task, path)
+    assert found.vocab_size == 400 + found.extra_ids
+    assert found.decode(found.encode(TEXT)) == expected
+    printed = capsys.readouterr().out
+    assert task in printed and path in printed and f"vocab_size = {found.vocab_size} or more" in printed
+    bindings = [
+        ("MIXTURE_OR_TASK_NAME", task),
+        ("TASK_ARGUMENTS", repr({"pattern": f"{texts}/*.txt", "vocabulary_path": path})),
+        (f"{model}.vocab_size", "512"),
+        ("TRAIN_STEPS", "2"),
+    ]
+    config.load("t5x_like.train.train", files=files, bindings=bindings, given=("run_config",))
+
+
+def test_special_tokens_are_where_each_family_wants_them(texts, tmp_path):
+    pytest.importorskip("tokenizers")
+    found = {
+        kind: of_task(task, vocabulary(pattern=f"{texts}/a.txt", kind=kind, size=400, output=str(tmp_path / kind)))
+        for kind, (task, *_) in KINDS.items()
+    }
+    t5, bert, gpt2 = found["sentencepiece"], found["wordpiece"], found["byte_bpe"]
+    assert (t5.pad_id, t5.eos_id, t5.unk_id, t5.extra_ids) == (0, 1, 2, 100)
+    assert t5.decode([t5.vocab_size - 1]) == "<extra_id_0>"
+    assert bert.pieces[:5] == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert gpt2.eos_id == gpt2.bos_id == 399 and gpt2.decode([399]) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe"])
+def test_the_same_text_gives_the_same_vocabulary(kind):
+    pytest.importorskip("tokenizers")
+    rng = random.Random(1)
+    documents = ["".join(rng.choices("abcdefgh ", k=200)) for _ in range(50)]
+    assert own.KINDS[kind](documents, 300) == own.KINDS[kind](documents, 300)
+
+
+@pytest.mark.parity
+def test_transformers_reads_what_is_written(texts, tmp_path):
+    pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    for kind, tokenizer in (("wordpiece", transformers.BertTokenizer), ("byte_bpe", transformers.GPT2Tokenizer)):
+        folder = tmp_path / kind
+        path = vocabulary(pattern=f"{texts}/*.txt", kind=kind, size=400, output=str(folder))
+        files = [path] if kind == "wordpiece" else [f"{path}/vocab.json", f"{path}/merges.txt"]
+        reference = tokenizer(*files)
+        ids = reference.convert_tokens_to_ids(reference.tokenize(TEXT))
+        assert of_task(KINDS[kind][0], path).encode(TEXT) == ids
+
+
+def test_a_cased_vocabulary_keeps_the_case(texts, tmp_path):
+    pytest.importorskip("tokenizers")
+    path = vocabulary(
+        pattern=f"{texts}/*.txt", kind="wordpiece", size=400, output=str(tmp_path / "cased"), lower_case=False
+    )
+    pieces = (tmp_path / "cased" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert path.endswith("vocab.txt") and {"T", "Z", "ï"} <= set(pieces)
+
+
+def test_of_more_text_an_even_sample_is_read(texts, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: seen.extend(documents) or {"a.model": b"x"})
+    vocabulary(pattern=f"{texts}/*", size=400, output=str(tmp_path / "out"), max_bytes=8_000)
+    size = sum(len(document.encode()) for document in seen)
+    assert 2_000 < size < 16_000
+    assert any(len(document) < 200 for document in seen), "records of the second file too"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pattern": "nothing/*.txt"}, "no file matches 'nothing"),
+        ({"kind": "bpe"}, "KIND=bpe: unknown kind of vocabulary. Give one of sentencepiece, wordpiece, byte_bpe"),
+        ({"size": 0}, "SIZE=0"),
+        ({"size": 400_000}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
+        ({"size": 400_000, "kind": "wordpiece"}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
+        ({"size": 400_000, "kind": "byte_bpe"}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
+        ({"size": 260}, r"SIZE=260: too small. The characters of this text need \d+ pieces at least"),
+        ({"size": 20, "kind": "wordpiece"}, r"SIZE=20: too small. The characters of this text need \d+ pieces"),
+        ({"size": 256, "kind": "byte_bpe"}, "SIZE=256: too small. The characters of this text need 257 pieces"),
+        ({"lower_case": True}, "lower_case=True: a SentencePiece vocabulary keeps the case"),
+    ],
+)
+def test_what_cannot_be_learnt_is_a_user_error(changed, message, texts, tmp_path):
+    if changed.get("kind") in ("wordpiece", "byte_bpe"):
+        pytest.importorskip("tokenizers")
+    with pytest.raises(UserError, match=message):
+        vocabulary(**({"pattern": f"{texts}/*.txt", "size": 400, "output": str(tmp_path / "out")} | changed))
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_what_is_there_is_not_replaced_without_being_told(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: {"sentencepiece.model": b"new"})
+    (tmp_path / "sentencepiece.model").write_bytes(b"old")
+    with pytest.raises(UserError, match=r"holds sentencepiece.model already.*--overwrite"):
+        vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path))
+    assert (tmp_path / "sentencepiece.model").read_bytes() == b"old"
+    vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path), overwrite=True)
+    assert (tmp_path / "sentencepiece.model").read_bytes() == b"new"
+
+
+def test_an_output_that_is_a_file_is_refused_before_the_text_is_read(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="OUTPUT_PATH=.*file/x: cannot be made"):
+        vocabulary(pattern="nothing/*.txt", output=str(tmp_path / "file" / "x"))
+
+
+def test_a_task_without_its_vocabulary_says_how_to_make_one():
+    task = "text_files_causal_lm_byte_bpe"
+    arguments.update([task], {"pattern": "none"})
+    with pytest.raises(UserError, match="needs task_arguments {'vocabulary_path'.*--kind=byte_bpe"):
+        _ = seqio.TaskRegistry.get(task).output_features["targets"].vocabulary.vocab_size
+
+
+def test_the_command_takes_its_flags():
+    parsed = cli.parse(["vocabulary", "--pattern=books/*.txt", "--kind=wordpiece", "--size=9", "--overwrite"])
+    resolved = config.load("t5x_like.vocabulary.vocabulary", files=["runs/vocabulary.gin"], bindings=parsed.bindings)
+    assert (resolved.macros["KIND"], resolved.macros["SIZE"], resolved.macros["OVERWRITE"]) == ("wordpiece", 9, True)
