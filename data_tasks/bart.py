@@ -171,7 +171,7 @@ def bart(
       documents_per_batch: how many documents are worked on at once.
 
     Returns:
-      Examples with `inputs`, which has the noise, and `targets`, the text: int32, each ending in EOS, padded with 0.
+      Examples with `inputs`, which has the noise, and `targets`, the text: int32, each ending in EOS.
       Where infilling made a full `inputs` longer than the text, its end is cut off.
 
     Raises:
@@ -187,7 +187,8 @@ def bart(
     length = min(lengths.values()) - len(front) - 1
     if length < 1:
         raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: BART's noise needs room for a token, BOS and EOS")
-    eos_id, marks = language_model.eos_of(vocabulary), Marks.of(vocabulary, mask_id)
+    language_model.eos_of(vocabulary)
+    marks = Marks.of(vocabulary, mask_id)
 
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(batch, seed):
@@ -197,7 +198,7 @@ def bart(
         def whole(name):
             text = tf.RaggedTensor.from_tensor(sides[name][0], lengths=sides[name][1])
             text = tf.concat([tf.tile([front], [text.nrows(), 1]), text], axis=1) if front else text
-            return preprocessors.ended(text, lengths[name], eos_id)
+            return preprocessors.ended(text, lengths[name], vocabulary)
 
         return {name: whole(name) for name in sides}
 

@@ -264,7 +264,7 @@ def denoise(
       documents_per_batch: how many documents are worked on at once.
 
     Returns:
-      Examples with `inputs` and `targets`, int32, each ending in EOS, padded with 0.
+      Examples with `inputs` and `targets`, int32, each ending in EOS.
 
     Raises:
       UserError: the lengths are too short, the vocabularies differ, or there are too few sentinels.
@@ -274,7 +274,8 @@ def denoise(
         raise UserError(f"denoising needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     if output_features["inputs"].vocabulary != vocabulary:
         raise UserError("denoising needs one vocabulary for 'inputs' and 'targets'")
-    front, eos_id, ids = tuple(in_front(vocabulary)), language_model.eos_of(vocabulary), Ids.of(vocabulary)
+    language_model.eos_of(vocabulary)
+    front, ids = tuple(in_front(vocabulary)), Ids.of(vocabulary)
     inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
     sentinels = vocabulary.extra_ids - reserved_sentinels
     length = chunk_length(recipe, inputs_length - len(front), targets_length, sentinels)
@@ -293,8 +294,8 @@ def denoise(
         inputs = recipe.encode_inputs()(rows, ids, seeds[1])
         inputs = tf.concat([tf.tile([front], [inputs.nrows(), 1]), inputs], axis=1) if front else inputs
         return {
-            "inputs": preprocessors.ended(inputs, inputs_length, eos_id),
-            "targets": preprocessors.ended(recipe.encode_targets()(rows, ids, seeds[2]), targets_length, eos_id),
+            "inputs": preprocessors.ended(inputs, inputs_length, vocabulary),
+            "targets": preprocessors.ended(recipe.encode_targets()(rows, ids, seeds[2]), targets_length, vocabulary),
         }
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()

@@ -32,17 +32,20 @@ def full_lm(
       documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
 
     Returns:
-      Examples with `targets`, int32; those of a short chunk are padded with 0.
+      Examples with `targets`, int32; see `preprocessors.rows` for those of a short chunk.
 
     Raises:
       UserError: there is no length of `targets`, or no EOS.
     """
     length = _length_of("a language model", sequence_length, ("targets",))["targets"]
-    eos_id = eos_of(output_features["targets"].vocabulary)
+    vocabulary = output_features["targets"].vocabulary
+    eos_id = eos_of(vocabulary)
 
     def cut(batch):
         ended = preprocessors.append_eos(batch["targets"], eos_id)
-        return {"targets": preprocessors.chunk(ended.flat_values, length, shortest=1)[0]}
+        tokens, counts = preprocessors.chunk(ended.flat_values, length, shortest=1)
+        chunks = tf.RaggedTensor.from_tensor(tokens, lengths=counts)
+        return {"targets": preprocessors.rows(chunks, length, vocabulary)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -66,8 +69,8 @@ def prefix_lm(
       documents_per_batch: how many documents are cut at once.
 
     Returns:
-      Examples with `inputs` and `targets`, int32, padded with 0; in a chunk of L tokens `inputs` has 1 … L - 1 of them,
-      each number as likely.
+      Examples with `inputs` and `targets`, int32; see `preprocessors.rows` for their padding. In a chunk of L tokens
+      `inputs` has 1 … L - 1 of them, each number as likely.
 
     Raises:
       UserError: a length is missing or below 2, the vocabularies differ, or there is no EOS.
@@ -84,12 +87,13 @@ def prefix_lm(
     @seqio.map_over_dataset(num_seeds=1)
     def cut(batch, seed):
         tokens, counts = preprocessors.chunk_each(preprocessors.append_eos(batch["targets"], eos_id), length)
-        return split(tokens, counts, random_prefix_lengths(counts, seed))
+        parts = split(tokens, counts, random_prefix_lengths(counts, seed))
+        return {name: preprocessors.rows(part, length - 1, vocabulary) for name, part in parts.items()}
 
     return cut(ds.ragged_batch(documents_per_batch)).unbatch()
 
 
-def split(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.Tensor]:
+def split(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
     """Cuts rows in two.
 
     Args:
@@ -98,15 +102,12 @@ def split(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str
       prefixes: how many of them come before the cut, `[rows]`.
 
     Returns:
-      `inputs` and `targets`, each `[rows, length - 1]`, 0 after their ends.
+      `inputs` and `targets`, each `[rows, (length - 1 at most)]`.
     """
     length = tokens.shape[1]
     before = tf.sequence_mask(prefixes, length)
     after = tf.sequence_mask(counts, length) & ~before
-    return {
-        name: tf.ragged.boolean_mask(tokens, kept).to_tensor(shape=[None, length - 1])
-        for name, kept in (("inputs", before), ("targets", after))
-    }
+    return {name: tf.ragged.boolean_mask(tokens, kept) for name, kept in (("inputs", before), ("targets", after))}
 
 
 def eos_of(vocabulary: seqio.Vocabulary) -> int:

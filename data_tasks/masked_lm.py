@@ -15,6 +15,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from data_tasks import preprocessors
 from t5x_like.errors import UserError
 
 MASK_RATE = 0.15
@@ -346,7 +347,15 @@ def mask_inputs(
         draw = fixed_draws(tokens, duplicate) if seed is None else fresh_draws(tf.shape(tokens), seed)
         chosen = masking.chosen(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
         inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_words))
-        return batch | {"inputs": inputs} | predictions(tokens, chosen, max_predictions)
+        number = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
+        made = {"inputs": (inputs, counts, length)} | {
+            name: (values, number, max_predictions)
+            for name, values in predictions(tokens, chosen, max_predictions).items()
+        }
+        return batch | {
+            name: preprocessors.rows(tf.RaggedTensor.from_tensor(values, lengths=n), most, vocabulary)
+            for name, (values, n, most) in made.items()
+        }
 
     ds = ds.padded_batch(examples_per_batch)
     if static:

@@ -75,7 +75,7 @@ def span_corruption(
       documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
 
     Returns:
-      Examples with `inputs` and `targets`, int32, each ending in EOS; those of a short chunk are padded with 0.
+      Examples with `inputs` and `targets`, int32, each ending in EOS; see `rows` for those of a short chunk.
 
     Raises:
       UserError: the lengths do not fit together or the vocabulary has too few sentinels.
@@ -100,10 +100,9 @@ def span_corruption(
         real = tf.sequence_mask(token_counts, lengths.raw)
         inputs = append_eos(without_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
         targets = append_eos(spans_alone(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
-        # Dense rows unbatch in half the time of ragged ones.
         return {
-            "inputs": inputs.to_tensor(shape=[None, lengths.inputs]),
-            "targets": targets.to_tensor(shape=[None, lengths.targets]),
+            "inputs": rows(inputs, lengths.inputs, vocabulary),
+            "targets": rows(targets, lengths.targets, vocabulary),
         }
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
@@ -172,6 +171,15 @@ def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
     return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)
 
 
-def ended(sequences: tf.RaggedTensor, length: int, eos_id: int) -> tf.Tensor:
-    """Rows with EOS at their end, cut so that it fits and padded with 0: `[rows, (any)]` -> `[rows, length]`."""
-    return append_eos(sequences[:, : length - 1], eos_id).to_tensor(shape=[None, length])
+def ended(sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary) -> tf.Tensor | tf.RaggedTensor:
+    """Rows with EOS at their end, cut so that it fits: `[rows, (any)]` -> `[rows, length]`; see `rows`."""
+    return rows(append_eos(sequences[:, : length - 1], vocabulary.eos_id), length, vocabulary)
+
+
+def rows(sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary) -> tf.Tensor | tf.RaggedTensor:
+    """Sequences in a form for `unbatch` that keeps their ends: `[rows, (any)]` -> `[rows, length]` or `[rows, (any)]`.
+
+    Where 0 is the vocabulary's padding, rows are filled up with it, since dense rows unbatch in half the time of ragged
+    ones. Elsewhere 0 can be text, and a sequence is told from padding by its own length alone.
+    """
+    return sequences.to_tensor(shape=[None, length]) if vocabulary.pad_id == 0 else sequences

@@ -10,6 +10,7 @@ from absl import logging
 from etils import epath
 
 from t5x_like import distributed, initial, partitioning
+from t5x_like.data.features import EOS_ID
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
@@ -61,7 +62,7 @@ def evaluate(
     config = partitioning.for_platform(model, partitioner.platform)
     distributed.beat(f"the parameters of {checkpoint_path}")
     params = initial.load_params(checkpoint_path, config, objective, partitioner)
-    results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps)(params))
+    results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps, config.vocab_size)(params))
 
     if generate or (generate is None and alone and data.has_metrics()):
         results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
@@ -78,15 +79,15 @@ def _generative(network, objective, data, partitioner, num_examples, output_dir)
     from t5x_like.data.seqio_feed.evaluation import run_evaluator  # SeqIO is loaded only where it is needed
 
     length = data.task_feature_lengths["targets"]
-    ids = {"bos_id": objective.features.bos_id}
+    ids = {"bos_id": objective.features.bos_id, "eos_id": EOS_ID}
     if (eos_id := data.vocabularies()["targets"].eos_id) is not None:
         ids["eos_id"] = eos_id
-    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length, **ids).tokens)
+    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length, **ids))
     scoring = partitioner.jit(score)
     return run_evaluator(
         data,
         objective.features,
-        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))),
+        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))).texts(ids["eos_id"]),
         score=lambda batch: jax.device_get(scoring(network, partitioner.put_batch(batch))),
         num_examples=num_examples,
         log_dir=os.path.join(output_dir, "inference_eval") if output_dir else None,

@@ -7,13 +7,29 @@ import jax
 import numpy as np
 
 from t5x_like import distributed, partitioning, step
+from t5x_like.data import token_ids
 from t5x_like.errors import UserError
 
 
 class Evaluator:
     """Teacher-forced evaluation of an objective over the same batches each time."""
 
-    def __init__(self, objective: Any, data: Any, partitioner: partitioning.Partitioner, batches: int | None):
+    def __init__(
+        self,
+        objective: Any,
+        data: Any,
+        partitioner: partitioning.Partitioner,
+        batches: int | None,
+        vocab_size: int | None = None,
+    ):
+        """Args:
+        objective: whose metrics are computed.
+        data: the evaluation source.
+        partitioner: mesh and rules.
+        batches: how many are read at most; None for all.
+        vocab_size: token ids of the model, to refuse others; None where the source alone checks its ids.
+        """
+        self._limits = {} if vocab_size is None else token_ids.model_limits(objective.features, vocab_size)
         self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
         self._step = partitioner.jit(step.make_eval_step(objective))
         self._host_batches: list[Mapping[str, np.ndarray]] | None = None
@@ -28,6 +44,8 @@ class Evaluator:
                     self._objective.features, self._batches, process_index=share, process_count=shares
                 )
             )
+            for host_batch in self._host_batches:
+                token_ids.check_ids(host_batch, self._limits, data=token_ids.name_of(self._data), holder="the model")
             if not self._host_batches:
                 raise UserError(f"the evaluation data {self._data} has no batch")
         totals: dict[str, np.ndarray] = {}

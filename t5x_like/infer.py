@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from t5x_like import initial, partitioning, paths
 from t5x_like.data import batches, features
-from t5x_like.decoding.greedy import EOS_ID, greedy
+from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
 
@@ -98,8 +98,9 @@ def infer(
                 chunk = examples[start : start + batch_size]
                 batch = layout.batch(chunk, batch_size, lengths)
                 result = jax.device_get(compute(network, partitioner.put_batch(batch)))
+                decoded = codec.decode(mode, result)
                 for offset, record in enumerate(records[start : start + batch_size]):
-                    rows.append({"index": start + offset, **record, **codec.decode(mode, result, offset)})
+                    rows.append({"index": start + offset, **record, **decoded[offset]})
                 progress.advance(bar, len(chunk))
             parts.write(part, rows)
     parts.finish()
@@ -153,11 +154,13 @@ class Layout:
           lengths: of `inputs` and `targets`, the longest.
         """
         if self.encoder:
-            arrays = {
-                name: _padded([example.get(name, []) for example in examples], rows, lengths[name])
-                for name in ("inputs", "targets")
-            }
-            return batches.from_arrays(dataclasses.replace(features.ENCODER_DECODER, bos_id=self.bos[0]), arrays)
+            sequences = {name: [example.get(name, []) for example in examples] for name in ("inputs", "targets")}
+            spec = dataclasses.replace(features.ENCODER_DECODER, bos_id=self.bos[0])
+            return batches.from_arrays(
+                spec,
+                {name: _padded(given, rows, lengths[name]) for name, given in sequences.items()},
+                counts={name: [*map(len, given), *[0] * (rows - len(given))] for name, given in sequences.items()},
+            )
         prompts = [[*self.bos, *example["inputs"]] for example in examples]
         room = len(self.bos) + lengths["inputs"]
         wholes = prompts
@@ -208,7 +211,7 @@ class Codec:
         self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
         if eos_id is None and vocabularies is not None:
             eos_id = vocabularies["targets"].eos_id
-        self.eos_id, self.cut = EOS_ID if eos_id is None else eos_id, 0
+        self.eos_id, self.cut = features.EOS_ID if eos_id is None else eos_id, 0
 
     def encode(self, number: int, record: Mapping[str, Any], *, needs_targets: bool) -> dict[str, list[int]]:
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
@@ -241,13 +244,15 @@ class Codec:
         if self.cut:
             logging.warning("%d sequences were longer than %s and have been cut", self.cut, dict(self._lengths))
 
-    def decode(self, mode: str, result: Any, row: int) -> dict[str, Any]:
+    def decode(self, mode: str, result: Any) -> list[dict[str, Any]]:
+        """What is written of each row of a result, which is on the host."""
         if mode == "score":
-            return {"score": float(result[row])}
-        tokens = [int(token) for token in result.tokens[row]]
-        tokens = tokens[: tokens.index(self.eos_id)] if self.eos_id in tokens else tokens
-        shown = self._vocabularies["targets"].decode(tokens) if self._vocabularies is not None else tokens
-        return {"prediction": shown, "log_probability": float(result.log_probability[row])}
+            return [{"score": float(value)} for value in result]
+        decode = self._vocabularies["targets"].decode if self._vocabularies is not None else list
+        return [
+            {"prediction": decode(tokens), "log_probability": float(log_probability)}
+            for tokens, log_probability in zip(result.texts(self.eos_id), result.log_probability, strict=True)
+        ]
 
 
 def read_records(path: str) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from t5x_like import (
     step,
 )
 from t5x_like.checkpoints import Checkpoints
+from t5x_like.data import token_ids
 from t5x_like.data.feed import Feed
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.evaluation import Evaluator
@@ -149,7 +150,13 @@ def train(
     source = data.host_iterator(objective.features, process_index=share, process_count=shares)
     for line in data.describe():
         logging.info("%s", line)
-    feed = Feed(source, partitioner.put_batch)
+    limits = token_ids.model_limits(objective.features, config.vocab_size)
+
+    def put(batch):
+        token_ids.check_ids(batch, limits, data=token_ids.name_of(data), holder="the model")
+        return partitioner.put_batch(batch)
+
+    feed = Feed(source, put)
 
     # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
     keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
@@ -180,7 +187,7 @@ def train(
     logging.info("%s", info.splitlines()[-1])
 
     # ---- who watches: evaluation, metrics, progress, status --------------------------------------------------------
-    evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps)
+    evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps, config.vocab_size)
     writer = metrics.MetricsWriter(model_dir, enabled=is_main)
     writer.rewind(start)
     progress = metrics.Progress(total_steps, start, enabled=is_main)

@@ -8,6 +8,7 @@ import pytest
 
 from t5x_like import interop
 from t5x_like.data.features import MASKED_LM
+from t5x_like.decoding.greedy import Generated
 from t5x_like.infer import Codec, Layout, PartFiles, infer, read_records
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.causal_lm import CausalLM
@@ -143,6 +144,20 @@ def test_only_targets_are_scored_and_a_token_0_is_a_token(layout, read, predicte
     np.testing.assert_array_equal(batch["decoder_input_tokens"], [read])
     np.testing.assert_array_equal(batch["decoder_target_tokens"], [predicted])
     np.testing.assert_array_equal(batch["decoder_loss_weights"], [weights])
+
+
+def test_an_id_0_at_the_end_of_inputs_and_targets_is_a_token():
+    batch = Layout().batch([{"inputs": [5, 0], "targets": [7, 0]}], 2, LENGTHS)
+    np.testing.assert_array_equal(batch["encoder_segment_ids"], [[1, 1, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(batch["decoder_loss_weights"], [[1, 1], [0, 0]])
+
+
+def test_predictions_end_before_eos_and_keep_an_id_0():
+    result = Generated(
+        tokens=np.array([[5, 0, 0], [5, 1, 0], [0, 0, 7]]), lengths=np.array([2, 2, 3]), log_probability=np.zeros(3)
+    )
+    found = Codec(None, LENGTHS, CAUSAL).decode("predict", result)
+    assert [row["prediction"] for row in found] == [[5, 0], [5], [0, 0, 7]]
 
 
 @pytest.fixture(scope="module")

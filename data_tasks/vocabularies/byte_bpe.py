@@ -6,6 +6,7 @@ before the others. All words of a text are merged at once, each different one on
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterable
 
@@ -92,9 +93,9 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return self.files[2] is not None
 
     @property
-    def pad_id(self) -> int:
-        """What the models call padding. Batches are padded with 0 all the same, and tell padding by segment ids."""
-        return self._id("<pad>") if self.is_roberta else 0
+    def pad_id(self) -> int | None:
+        """The id of padding; None in GPT-2's order, where every id is text (0 is `!`) or END_OF_TEXT."""
+        return self._id("<pad>") if self.is_roberta else None
 
     @property
     def bos_id(self) -> int:
@@ -151,8 +152,14 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return ids.flat_values if s.shape.rank == 0 else ids
 
     def _decode(self, ids: Iterable[int]) -> str:
-        pieces = self.pieces
+        pieces, eos_id = self.pieces, self.eos_id
+        ids = itertools.takewhile(lambda index: index != eos_id, ids)
         return b"".join(pieces[i] if i < len(pieces) else b"\xff" for i in ids).decode("utf-8", errors="replace")
+
+    def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        """The texts of ids `[length]`, or of several `[texts, length]`, each up to and without its first EOS."""
+        after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
+        return self._decode_tf(tf.ragged.boolean_mask(ids, tf.logical_not(after)))
 
     def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self.pieces), ids)

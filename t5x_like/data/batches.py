@@ -3,44 +3,81 @@
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 
 
-def from_arrays(spec: FeatureSpec, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def from_arrays(
+    spec: FeatureSpec, arrays: Mapping[str, np.ndarray], *, counts: Mapping[str, ArrayLike] | None = None
+) -> dict[str, np.ndarray]:
     """The features of `spec` for unpacked rows.
 
     Args:
       spec: an objective's features.
-      arrays: task feature name -> int32 `[batch, length]`, 0 for padding at the end.
+      arrays: task feature name -> `[batch, length]` of the feature's dtype, with padding at the end of rows.
+      counts: task feature name -> items of each row that are not padding, `[batch]`. Of token ids without a count,
+        zeros at the end of a row are padding: give counts where id 0 can be text, as with GPT-2's vocabulary.
 
     Returns:
-      Model feature name -> int32 `[batch, length]`.
+      Model feature name -> `[batch, length]`, int32 or the dtype of its source.
 
     Raises:
-      ValueError: an array is missing, or has another shape than the one it runs along.
+      UserError: an array or its count is missing, has an unsuitable shape, or holds real numbers where the spec has
+        whole ones.
     """
     if missing := [name for name in spec.task_features if name not in arrays]:
-        raise ValueError(f"no array for {', '.join(map(repr, missing))}; given are {', '.join(map(repr, arrays))}")
-    given = {name: np.asarray(arrays[name], np.int32) for name in spec.task_features}
+        raise UserError(f"no array for {', '.join(map(repr, missing))}; given are {', '.join(map(repr, arrays))}")
+    given = {name: _as_dtype(name, arrays[name], spec.task_dtype(name)) for name in spec.task_features}
     for name, array in given.items():
         if array.shape != given[spec.lead(name)].shape:
-            raise ValueError(f"{name!r} {array.shape} must have the shape of {spec.lead(name)!r}, which it runs along")
-    counts: dict[str, np.ndarray] = {}  # items of each row, [batch, 1], of each track's parts
-    for name, array in given.items():
-        places = (array != 0) * np.arange(1, array.shape[1] + 1)
-        counts[spec.lead(name)] = np.maximum(
-            counts.get(spec.lead(name), 0), places.max(axis=1, initial=0, keepdims=True)
-        )
+            raise UserError(f"{name!r} {array.shape} must have the shape of {spec.lead(name)!r}, which it runs along")
+    items = _items(spec, given, counts or {})
     batch = {}
     for feature in spec.features:
         if set(feature.sources) & set(spec.fixed_lengths):
             batch[feature.name] = given[feature.sources[0]]
             continue
-        parts = [counts[name] for name in spec.track(feature.source)]
+        parts = [items[name] for name in spec.track(feature.source)]
         tokens = _joined([given[name] for name in feature.sources], parts)
         batch[feature.name] = _ROLES[feature.role](tokens, sum(parts), sum(parts) - parts[-1], spec.bos_id)
     return batch
+
+
+def _as_dtype(name: str, array: ArrayLike, dtype: str) -> np.ndarray:
+    """The array with a feature's dtype; real numbers are never cut to whole ones."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "iubf" or (dtype == "int32" and not np.array_equal(array, array.astype(dtype))):
+        raise UserError(
+            f"{name!r} is an array of {array.dtype} with values that int32 does not hold, but the objective "
+            f"reads int32. Give token ids, or declare the "
+            f"feature as TaskFeature({name!r}, …, dtype='float32') in the objective's FeatureSpec"
+        )
+    return array.astype(dtype)
+
+
+def _items(
+    spec: FeatureSpec, given: Mapping[str, np.ndarray], counts: Mapping[str, ArrayLike]
+) -> dict[str, np.ndarray]:
+    """How many items each row of a leading feature has that are not padding, `[batch, 1]`."""
+    items: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(map(spec.lead, given)):
+        rows, length = given[name].shape
+        if name in counts:
+            found = np.asarray(counts[name], np.int64)
+            if found.shape != (rows,) or (found < 0).any() or (found > length).any():
+                raise UserError(
+                    f"counts[{name!r}]={found}: give one number of 0 … {length} for each of the {rows} rows"
+                )
+            items[name] = found[:, np.newaxis]
+        elif not spec.is_token_ids(name):
+            items[name] = np.full((rows, 1), length)
+        else:
+            together = [array != 0 for other, array in given.items() if spec.lead(other) == name]
+            places = np.any(together, axis=0) * np.arange(1, length + 1)
+            items[name] = places.max(axis=1, initial=0, keepdims=True)
+    return items
 
 
 def _joined(arrays: list[np.ndarray], counts: list[np.ndarray]) -> np.ndarray:
@@ -60,7 +97,8 @@ def _places(tokens: np.ndarray) -> np.ndarray:
 
 
 def _where(condition: np.ndarray, value: np.ndarray | int = 1) -> np.ndarray:
-    return np.where(condition, value, 0).astype(np.int32)
+    value = np.asarray(value)
+    return np.where(condition, value, 0).astype(value.dtype if value.dtype == np.float32 else np.int32)
 
 
 # Of tokens [batch, length], their counts and how many of them come before the last source [batch, 1], and BOS.

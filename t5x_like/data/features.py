@@ -36,12 +36,18 @@ Role = Literal[
 Source = str | tuple[str, ...]
 """A task feature, or several that are joined one after the other in each example."""
 
+DType = Literal["int32", "float32"]
+"""The type of a feature's values: token ids and other whole numbers, or real numbers."""
+
 BOS_ID = 0
+EOS_ID = 1
+_ID_ROLES = ("tokens", "shifted", "next")
+_VALUE_ROLES = (*_ID_ROLES, "row_positions")  # the others tell positions alone
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFeature:
-    """One int32 array `[batch, length]` that a model reads.
+    """One array `[batch, length]` that a model reads: int32, or float32 where its source is.
 
     Attributes:
       name: its key in the batch.
@@ -74,22 +80,30 @@ class ModelFeature:
 
 @dataclasses.dataclass(frozen=True)
 class TaskFeature:
-    """What is out of the ordinary about a task feature. Give either attribute.
+    """What distinguishes a task feature from a sequence of token ids with a length and padding of its own.
 
     Attributes:
       name: its key in the task's examples.
       along: another feature that it runs along, item by item: it has that one's length, is trimmed and packed with it,
         and 0 is a value in it like any other.
       length: how many items each example has; none of them is padding.
+      dtype: of its values. Real numbers (`float32`) are never padding, and can only be read as `tokens`.
     """
 
     name: str
     along: str | None = None
     length: int | None = None
+    dtype: DType = "int32"
 
     def __post_init__(self):
-        if (self.along is None) == (self.length is None):
-            raise ValueError(f"task feature {self.name!r} needs either along={self.along!r} or length={self.length!r}")
+        if self.dtype not in get_args(DType):
+            raise ValueError(f"task feature {self.name!r}: dtype={self.dtype!r} must be {' or '.join(get_args(DType))}")
+        if self.along is not None and self.length is not None:
+            raise ValueError(
+                f"task feature {self.name!r} has along={self.along!r} and length={self.length!r}: give one of them"
+            )
+        if self.along is None and self.length is None and self.dtype == "int32":
+            raise ValueError(f"task feature {self.name!r}: give along, length or a dtype other than int32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +113,8 @@ class FeatureSpec:
     Attributes:
       features: the model features.
       packable: whether several examples may share a row, kept apart by segment ids.
-      extraordinary: the task features that run along others or have a length of their own. Every other one is a
-        sequence of tokens as long as `TASK_FEATURE_LENGTHS` says, zeros at its end being padding.
+      extraordinary: the task features that run along others, have a length of their own or hold real numbers. Every
+        other one is a sequence of tokens, at most as long as `TASK_FEATURE_LENGTHS` says.
       bos_id: what `shifted` features begin with; `dataclasses.replace(CAUSAL_LM, bos_id=50256)` is GPT-2's.
     """
 
@@ -133,6 +147,9 @@ class FeatureSpec:
                 raise ValueError(
                     f"{feature.name!r} can only be the `tokens` of {feature.source!r}, whose length is fixed"
                 )
+            dtypes = {self.task_dtype(name) for name in feature.sources}
+            if dtypes != {"int32"} and (len(dtypes), feature.role) != (1, "tokens") and feature.role in _VALUE_ROLES:
+                raise ValueError(f"{feature.name!r} can only be the `tokens` of {feature.source!r}, which is float32")
             for name in _names(feature.within or ()):
                 if name not in read:
                     raise ValueError(f"{feature.name!r} holds places within {name!r}, which is not read")
@@ -151,6 +168,36 @@ class FeatureSpec:
     def fixed_lengths(self) -> dict[str, int]:
         """The task features of a length of their own, with that length."""
         return {feature.name: feature.length for feature in self.extraordinary if feature.length is not None}
+
+    def task_dtype(self, name: str) -> DType:
+        """The type of a task feature's values."""
+        return next((feature.dtype for feature in self.extraordinary if feature.name == name), "int32")
+
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        """Model feature -> the type of its values."""
+        return {
+            feature.name: self.task_dtype(feature.sources[0]) if feature.role == "tokens" else "int32"
+            for feature in self.features
+        }
+
+    def is_token_ids(self, name: str) -> bool:
+        """Whether a task feature is a sequence of token ids, not numbers along another one or of a fixed length."""
+        plain = self.lead(name) == name and name not in self.fixed_lengths
+        return plain and self.task_dtype(name) == "int32"
+
+    def id_limits(self, ids: Mapping[str, int]) -> dict[str, int]:
+        """The model features that hold token ids, with the number of ids that they may hold: 0 … limit - 1.
+
+        Args:
+          ids: task feature -> ids of its vocabulary; features without one, or with 0, are not limited.
+        """
+        limits = {}
+        for feature in self.features:
+            known = [ids.get(name) for name in feature.sources]
+            if feature.role in _ID_ROLES and all(known) and all(map(self.is_token_ids, feature.sources)):
+                limits[feature.name] = max(*known, self.bos_id + 1 if feature.role == "shifted" else 0)
+        return limits
 
     def lead(self, name: str) -> str:
         """The task feature that `name` runs along; itself where it runs along none."""

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from t5x_like.data.features import BOS_ID, EOS_ID
 from t5x_like.decoding.prompts import aligned
-
-BOS_ID = 0
-EOS_ID = 1
 
 
 @struct.dataclass
@@ -19,12 +17,19 @@ class Generated:
     """What decoding returns.
 
     Attributes:
-      tokens: generated ids up to and with EOS, then 0.
+      tokens: generated ids up to and including EOS, then 0.
+      lengths: how many tokens of each row were generated, EOS included; id 0 can be one of them.
       log_probability: the sum of the log-probabilities of these tokens, in nats.
     """
 
     tokens: Int[Array, "batch length"]
+    lengths: Int[Array, "batch"]
     log_probability: Float[Array, "batch"]
+
+    def texts(self, eos_id: int) -> list[list[int]]:
+        """The generated ids of each row, up to and without the first EOS; of a result that is on the host."""
+        rows = [tokens[:length].tolist() for tokens, length in zip(self.tokens, self.lengths, strict=True)]
+        return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
 
 
 @struct.dataclass
@@ -69,11 +74,11 @@ def greedy(
     rows = len(start.previous)
 
     def unfinished(carry):
-        count, _, _, finished, _, _ = carry
+        count, _, _, finished, _, _, _ = carry
         return (count < max_length) & ~jnp.all(finished)
 
     def advance(carry):
-        count, previous, cache, finished, tokens, score = carry
+        count, previous, cache, finished, tokens, lengths, score = carry
         hidden, cache = model.decode_step(previous[:, None], cache, start.index + count)
         log_probabilities = jax.nn.log_softmax(model.unembed(hidden)[:, 0])
         best = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
@@ -81,8 +86,9 @@ def greedy(
         best = jnp.where(finished, 0, best)
         score = score + jnp.where(finished, 0.0, gained)
         tokens = jax.lax.dynamic_update_slice(tokens, best[:, None], (0, count))
+        lengths = jnp.where(finished, lengths, count + 1)
         finished = finished | (best == eos_id) | (count + 1 >= start.limit)
-        return count + 1, best, cache, finished, tokens, score
+        return count + 1, best, cache, finished, tokens, lengths, score
 
     first = (
         jnp.zeros((), jnp.int32),
@@ -90,10 +96,11 @@ def greedy(
         start.cache,
         jnp.zeros((rows,), bool),
         jnp.zeros((rows, max_length), jnp.int32),
+        jnp.zeros((rows,), jnp.int32),
         jnp.zeros((rows,), jnp.float32),
     )
-    *_, tokens, score = jax.lax.while_loop(unfinished, advance, first)
-    return Generated(tokens=tokens, log_probability=score)
+    *_, tokens, lengths, score = jax.lax.while_loop(unfinished, advance, first)
+    return Generated(tokens=tokens, lengths=lengths, log_probability=score)
 
 
 def _inputs(model, batch, max_length, bos_id) -> Start:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t5x_like.data import features
 from t5x_like.data.cached.layout import Layout
-from t5x_like.data.cached.rows import Decoder, dtype_of, encode
+from t5x_like.data.cached.rows import REAL, Decoder, dtype_of, encode
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.data.seqio_feed import SpecConverter
 
@@ -115,3 +115,23 @@ def test_bytes_of_another_layout_are_refused():
     for wrong in (record[:-1], record + b"\0", record[:2]):
         with pytest.raises(ValueError, match="not of the layout"):
             Decoder(layout, ["<u2"], features.CAUSAL_LM)([wrong])
+
+
+def test_real_numbers_and_ids_of_0_at_an_end_come_back():
+    spec = FeatureSpec(
+        features=(
+            ModelFeature("tokens", "targets", "tokens"),
+            ModelFeature("segments", "targets", "segment_ids"),
+            ModelFeature("numbers", "numbers", "tokens"),
+        ),
+        packable=True,
+        extraordinary=(TaskFeature("numbers", along="targets", dtype="float32"),),
+    )
+    layout, dtypes = Layout.of(spec, {"targets": 4}, pack=True), [dtype_of(50), REAL]
+    signature = {"targets": tf.TensorSpec([None], tf.int32), "numbers": tf.TensorSpec([None], tf.float32)}
+    examples = [{"targets": [7, 0], "numbers": [0.5, 0.25]}, {"targets": [0], "numbers": [1.5]}]
+    ds = tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
+    converter = SpecConverter(layout.stored(spec), pack=True, padding_ids={"targets": None})
+    read = Decoder(layout, dtypes, spec)(encode(batch_of(converter.convert(ds, {"targets": 4})), layout, dtypes))
+    assert read["segments"].tolist() == [[1, 1, 2, 0]] and read["tokens"].tolist() == [[7, 0, 0, 0]]
+    assert read["numbers"].dtype == np.float32 and read["numbers"].tolist() == [[0.5, 0.25, 1.5, 0.0]]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from t5x_like.data import batches, features
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.data.seqio_feed import SpecConverter
+from t5x_like.errors import UserError
 
 
 def dataset(examples):
@@ -232,4 +233,81 @@ def test_arrays_that_do_not_fit_are_named():
         batches.from_arrays(
             features.MASKED_LM,
             {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3)), "masked_positions": np.ones((2, 4))},
+        )
+
+
+# ---- lengths, types ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_without_padding_an_id_0_at_the_end_of_an_example_is_a_token(pack):
+    examples = dataset([{"targets": [7, 0]}, {"targets": [0]}, {"targets": [8, 0, 0]}])
+    converter = SpecConverter(features.CAUSAL_LM, pack=pack, padding_ids={"targets": None})
+    rows = list(converter(examples, {"targets": 6}).as_numpy_iterator())
+    kept = [row["decoder_target_tokens"][row["decoder_loss_weights"] > 0].tolist() for row in rows]
+    assert kept == ([[7, 0, 0, 8, 0, 0]] if pack else [[7, 0], [0], [8, 0, 0]])
+
+
+def test_padding_of_another_id_is_no_part_of_an_example():
+    examples = dataset([{"targets": [7, 0, 1, 1]}])
+    converter = SpecConverter(features.CAUSAL_LM, pack=False, padding_ids={"targets": 1})
+    (row,) = converter(examples, {"targets": 4}).as_numpy_iterator()
+    assert row["decoder_loss_weights"].tolist() == [1, 1, 0, 0]
+
+
+def test_arrays_with_counts_keep_an_id_0_at_their_end():
+    arrays = {"inputs": np.array([[5, 0, 0], [6, 7, 0]]), "targets": np.array([[0, 0], [9, 0]])}
+    counts = {"inputs": [2, 2], "targets": [1, 2]}
+    batch = batches.from_arrays(features.ENCODER_DECODER, arrays, counts=counts)
+    assert batch["encoder_segment_ids"].tolist() == [[1, 1, 0], [1, 1, 0]]
+    assert batch["decoder_loss_weights"].tolist() == [[1, 0], [1, 1]]
+    with pytest.raises(UserError, match=r"counts\['inputs'\]=\[4 1\]: give one number of 0 … 3"):
+        batches.from_arrays(features.ENCODER_DECODER, arrays, counts={"inputs": [4, 1]})
+
+
+WEIGHTED = FeatureSpec(
+    features=(
+        ModelFeature("decoder_input_tokens", "targets", "shifted"),
+        ModelFeature("decoder_target_tokens", "targets", "tokens"),
+        ModelFeature("token_weights", "token_weights", "tokens"),
+        ModelFeature("scores", "scores", "tokens"),
+    ),
+    packable=True,
+    extraordinary=(
+        TaskFeature("token_weights", along="targets", dtype="float32"),
+        TaskFeature("scores", dtype="float32"),
+    ),
+)
+REAL = [
+    {"targets": [5, 6], "token_weights": [0.5, 0.0], "scores": [0.25]},
+    {"targets": [7], "token_weights": [1.5], "scores": [0.0]},
+]
+
+
+def real_dataset(examples, dtypes):
+    signature = {name: tf.TensorSpec([None], dtype) for name, dtype in dtypes.items()}
+    return tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
+
+
+def test_real_numbers_are_not_cut_to_whole_ones():
+    dtypes = {"targets": tf.int32, "token_weights": tf.float32, "scores": tf.float32}
+    (row,) = SpecConverter(WEIGHTED, pack=True)(
+        real_dataset(REAL, dtypes), {"targets": 4, "scores": 3}
+    ).as_numpy_iterator()
+    assert row["token_weights"].dtype == np.float32 and row["token_weights"].tolist() == [0.5, 0.0, 1.5, 0.0]
+    assert row["scores"].tolist() == [0.25, 0.0, 0.0]
+    arrays = {"targets": [[5, 6]], "token_weights": [[0.5, 0.25]], "scores": [[0.75]]}
+    batch = batches.from_arrays(WEIGHTED, arrays)
+    assert batch["token_weights"].dtype == np.float32 and batch["token_weights"].tolist() == [[0.5, 0.25]]
+    assert batch["scores"].tolist() == [[0.75]]
+
+
+def test_real_numbers_where_whole_ones_are_read_are_refused():
+    with pytest.raises(UserError, match="'targets': its values are float32, but the objective reads int32"):
+        SpecConverter(features.CAUSAL_LM, pack=False).convert(real_dataset([], {"targets": tf.float32}), {"targets": 4})
+    with pytest.raises(UserError, match="'targets' is an array of float64 with values that int32 does not hold"):
+        batches.from_arrays(features.CAUSAL_LM, {"targets": np.array([[0.5, 2]])})
+    with pytest.raises(ValueError, match="'x' can only be the `tokens` of 'y', which is float32"):
+        FeatureSpec(
+            (ModelFeature("x", "y", "shifted"),), packable=True, extraordinary=(TaskFeature("y", dtype="float32"),)
         )

@@ -104,7 +104,7 @@ def test_a_task_that_nothing_reads_is_refused():
     [
         (lambda: ModelFeature("x", "places", "row_positions"), "`row_positions`, and no other role, needs the source"),
         (lambda: ModelFeature("x", "places", "tokens", within="inputs"), "role 'tokens' and within='inputs'"),
-        (lambda: TaskFeature("x"), "needs either along=None or length=None"),
+        (lambda: TaskFeature("x"), "give along, length or a dtype other than int32"),
         (
             lambda: FeatureSpec(
                 (ModelFeature("x", "types", "tokens"),), packable=True, extraordinary=(TaskFeature("types", along="a"),)

@@ -11,7 +11,7 @@ from absl import logging
 
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
-from t5x_like.data.features import ENCODER_DECODER, FeatureSpec, ModelFeature
+from t5x_like.data.features import CAUSAL_LM, ENCODER_DECODER, FeatureSpec, ModelFeature
 from t5x_like.data.feed import Feed
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
 from t5x_like.errors import UserError
@@ -358,3 +358,48 @@ def test_a_source_is_plain_data():
     assert dataclasses.replace(make(), split="validation").split == "validation"
     with pytest.raises(ValueError, match="BATCH_SIZE=0"):
         make(batch_size=0)
+
+
+# ---- token ids -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def task_of():
+    """Registers tasks of fixed examples, for one test."""
+    names = []
+
+    def add(name, examples, vocabulary):
+        def read(split, shuffle_files=False, seed=None):
+            ragged = tf.ragged.constant(examples, dtype=tf.int32)
+            ds = tf.data.Dataset.from_tensor_slices(ragged)
+            return ds.map(lambda ids: {"targets": tf.identity(ids)})
+
+        names.append(name)
+        source = seqio.FunctionDataSource(read, splits=["train"])
+        seqio.TaskRegistry.add(name, source, preprocessors=[], output_features={"targets": seqio.Feature(vocabulary)})
+        return make(mixture_or_task_name=name, task_feature_lengths={"targets": 4}, batch_size=2, shuffle=False)
+
+    yield add
+    for name in names:
+        seqio.TaskRegistry.remove(name)
+
+
+@pytest.mark.parametrize("wrong", [-3, 300])
+def test_an_id_outside_the_vocabulary_is_refused_with_the_task(task_of, wrong):
+    source = task_of("feed_wrong_ids", [[5, 6], [7, wrong]], seqio.ByteVocabulary())
+    with pytest.raises(UserError, match=f"feed_wrong_ids: token id {wrong} in 'decoder_target_tokens'"):
+        next(source.host_iterator(CAUSAL_LM))
+    with pytest.raises(UserError, match=f"feed_wrong_ids: token id {wrong}"):
+        next(source.eval_batches(CAUSAL_LM))
+
+
+class EveryIdIsText(seqio.PassThroughVocabulary):
+    """As GPT-2's: id 0 is a token, and nothing is padding."""
+
+    pad_id = None
+
+
+def test_an_example_that_ends_in_an_id_0_that_is_text_is_whole(task_of):
+    source = task_of("feed_zeros", [[5, 0], [0]], EveryIdIsText(9))
+    batch = next(dataclasses.replace(source, pack=False).host_iterator(CAUSAL_LM))
+    assert batch["decoder_loss_weights"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]

@@ -218,3 +218,20 @@ def test_a_missing_path_and_other_files_are_refused(tmp_path):
     (tmp_path / "one.txt").write_text("a")
     with pytest.raises(ValueError, match="leaves no split"):
         characters.read(str(tmp_path / "one.txt"))
+
+
+class EveryIdIsText(seqio.PassThroughVocabulary):
+    """As GPT-2's: id 0 is a token, and nothing is padding."""
+
+    pad_id = None
+
+
+def test_where_no_id_is_padding_chunks_keep_an_id_0_at_their_end():
+    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(EveryIdIsText(10, eos_id=9)))
+    documents = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[5, 0, 6, 0]]))
+    documents = documents.map(lambda ids: {"targets": tf.identity(ids)})
+    chunks = [list(map(int, e["targets"])) for e in language_model.full_lm(documents, {"targets": 2}, features)]
+    assert chunks == [[5, 0], [6, 0], [9]]
+    with seqio.utils.map_seed_manager(1):
+        (pair,) = language_model.prefix_lm(documents, {"inputs": 5, "targets": 5}, features)
+    assert [*pair["inputs"].numpy(), *pair["targets"].numpy()] == [5, 0, 6, 0, 9]

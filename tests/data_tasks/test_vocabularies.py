@@ -245,7 +245,9 @@ def test_any_text_comes_back_and_bytes_that_are_none_do_not_fail(tiny):
     assert tiny.decode(tiny.encode(text)) == text
     assert tiny.decode_tf(tiny.encode_tf(tf.constant([text]))).numpy()[0].decode() == text
     assert tiny.decode([0xE6, ord("a"), 10_000]) == "\ufffda\ufffd"
-    assert tiny.decode([ord("a"), tiny.eos_id, ord("b")]) == "a<|endoftext|>"
+    ids = [ord("a"), tiny.eos_id, ord("b")]
+    assert tiny.decode(ids) == "a"
+    assert tiny.decode_tf(tf.constant([ids, [98, 99, 100]])).numpy().tolist() == [b"a", b"bcd"]
     assert tiny.encode("<|endoftext|>") != [tiny.eos_id]
 
 

@@ -125,3 +125,12 @@ def test_what_is_to_be_predicted_is_no_part_of_a_prompt():
     weights = jnp.array([[0, 1, 1], [1, 0, 0], [0, 0, 0]])  # nothing is to be predicted of the last row
     found = aligned(PROMPTS | {"decoder_loss_weights": weights})
     np.testing.assert_array_equal(found["decoder_input_tokens"], [[0, 2, 3], [0, 0, 7], [0, 5, 8]])
+
+
+def test_lengths_count_what_was_generated_and_texts_end_before_eos():
+    batch = {"encoder_input_tokens": jnp.array([[4, 9], [1, 9], [9, 9]])}
+    generated = jax.device_get(greedy(CountsDown(), batch, max_length=5))
+    assert generated.lengths.tolist() == [4, 1, 5]
+    assert generated.texts(1) == [[4, 3, 2], [], [9, 8, 7, 6, 5]]
+    ends_in_zero = greedy(CountsDown(), {"encoder_input_tokens": jnp.array([[2]])}, max_length=3, eos_id=0)
+    assert ends_in_zero.lengths.tolist() == [3] and jax.device_get(ends_in_zero).texts(7) == [[2, 1, 0]]

@@ -9,13 +9,13 @@ import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Shaped
 
 from t5x_like.data.cached.layout import Layout, value_key
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import RunFailed, UserError
 
-NARROW, WIDE = "<u2", "<i4"
+NARROW, WIDE, REAL = "<u2", "<i4", "<f4"
 NARROW_IDS = 2**16
 _COUNT = np.dtype("<u4")
 
@@ -25,6 +25,11 @@ def dtype_of(ids: int) -> str:
     return NARROW if ids <= NARROW_IDS else WIDE
 
 
+def read_dtype(stored: str) -> str:
+    """The type that values of a stored one have in a batch."""
+    return "float32" if np.dtype(stored).kind == "f" else "int32"
+
+
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
@@ -32,7 +37,7 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
     """Rows as bytes.
 
     Args:
-      stored: the features of `layout.stored(spec)`, int32 `[rows, length]`.
+      stored: the features of `layout.stored(spec)`, `[rows, length]`.
       layout: what a row holds.
       dtypes: of each value.
 
@@ -44,7 +49,7 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
     """
     values = [stored[f"value {index}"] for index in range(len(layout.values))]
     for value, array, dtype in zip(layout.values, values, dtypes, strict=True):
-        if array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
+        if np.dtype(dtype).kind != "f" and array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
             raise UserError(
                 f"{'+'.join(value.sources)!r} holds the id {array.max() if array.min() >= 0 else array.min()}, which "
                 "its vocabulary does not have: its vocab_size is too small, or a preprocessor makes wrong ids"
@@ -84,7 +89,7 @@ class Decoder:
         self._room = [layout.track_length(index) for index in range(len(layout.tracks))]
         self._values = {(value.sources, value.within): index for index, value in enumerate(layout.values)}
 
-    def __call__(self, records: Sequence[bytes]) -> dict[str, Int32[np.ndarray, "rows length"]]:
+    def __call__(self, records: Sequence[bytes]) -> dict[str, Shaped[np.ndarray, "rows length"]]:
         """The model features of these rows.
 
         Raises:
@@ -129,7 +134,7 @@ class Decoder:
         return (
             np.asarray(examples, np.int32),
             np.concatenate(counts, axis=1).astype(np.int32),
-            [np.concatenate(found).astype(np.int32) for found in parts],
+            [np.concatenate(found).astype(read_dtype(dtype)) for found, dtype in zip(parts, self._dtypes, strict=True)],
         )
 
 
@@ -174,9 +179,9 @@ class _Track:
         row_lengths = np.diff(row_ends, prepend=0)
         return np.arange(self._length) < row_lengths[:, np.newaxis]
 
-    def dense(self, flat: np.ndarray) -> Int32[np.ndarray, "rows length"]:
+    def dense(self, flat: np.ndarray) -> Shaped[np.ndarray, "rows length"]:
         """Flat values as rows, 0 behind the last example."""
-        rows = np.zeros(self._is_real.shape, np.int32)
+        rows = np.zeros(self._is_real.shape, np.float32 if flat.dtype == np.float32 else np.int32)
         rows[self._is_real] = flat
         return rows
 

@@ -11,9 +11,10 @@ from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, Order
 from t5x_like.data.cached.layout import Layout
-from t5x_like.data.cached.rows import Decoder
+from t5x_like.data.cached.rows import Decoder, read_dtype
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
 # Of a bucket, rows take tens of milliseconds each: many batches are on their way at once.
@@ -196,11 +197,16 @@ class _Reader:
         manifest = source.manifest
         layout = manifest.layout
         _refuse_other_layout(source, layout, spec)
+        _refuse_other_dtypes(source, manifest, spec)
         self._decode = Decoder(layout, manifest.dtypes, spec)
         self._shards = Shards(source.folder, manifest.shards)
+        self._data = f"the cache {source.folder} of {manifest.settings['task']}"
+        self._limits = spec.id_limits({name: about["ids"] for name, about in manifest.vocabularies.items()})
 
     def __call__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        return self._decode(self._shards.read(rows))
+        batch = self._decode(self._shards.read(rows))
+        check_ids(batch, self._limits, data=self._data, holder="its vocabulary")
+        return batch
 
 
 def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> None:
@@ -214,3 +220,13 @@ def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec
             f"the cache {source.folder} was written for another run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
             "PACK to what it has, or write another with `t5x_like cache` and the gin files of this run"
         )
+
+
+def _refuse_other_dtypes(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
+    for value, dtype in zip(manifest.layout.values, manifest.dtypes, strict=True):
+        wanted = "int32" if value.within else spec.task_dtype(value.sources[0])
+        if read_dtype(dtype) != wanted:
+            raise UserError(
+                f"the cache {source.folder} holds {'+'.join(value.sources)!r} as {read_dtype(dtype)}, but the "
+                f"objective reads {wanted}: write another cache with `t5x_like cache` and the gin files of this run"
+            )

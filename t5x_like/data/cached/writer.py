@@ -23,11 +23,12 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import t5x_like
 from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached.layout import Layout
+from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
-from t5x_like.data.cached.rows import dtype_of, encode
+from t5x_like.data.cached.rows import REAL, dtype_of, encode
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 
 # Rows are read one by one, so each is a block of its own. Compressed, one of 626 tokens would be a fifth smaller, and
@@ -101,15 +102,14 @@ class Plan:
 
     def dtypes(self) -> tuple[str, ...]:
         """Of each value of a row: as narrow as its vocabulary, or the source that it holds places in, allows."""
-        layout = self.layout
-        return tuple(
-            dtype_of(
-                sum(layout.lengths[name] for name in value.within)
-                if value.within
-                else max(self.vocabularies[name]["ids"] for name in value.sources)
-            )
-            for value in layout.values
-        )
+        return tuple(map(self._dtype, self.layout.values))
+
+    def _dtype(self, value: Value) -> str:
+        if value.within:
+            return dtype_of(sum(self.layout.lengths[name] for name in value.within))
+        if self.spec.task_dtype(value.sources[0]) == "float32":
+            return REAL
+        return dtype_of(max(self.vocabularies[name]["ids"] for name in value.sources))
 
     def check(self) -> None:
         """Refuses what cannot be written, before anything is.
@@ -277,7 +277,7 @@ class Plan:
         ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
         if self.examples:
             ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
-        converter = SpecConverter(self.layout.stored(self.spec), pack=source.pack)
+        converter = SpecConverter(self.layout.stored(self.spec), pack=source.pack, padding_ids=source.padding_ids())
         ds = converter.convert(ds, source.task_feature_lengths).batch(_ROWS_AT_ONCE)
         options = tf.data.Options()
         options.deterministic = True
@@ -302,10 +302,12 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
     file = plan.file(unit)
     target = paths.join(plan.folder, file)
     layout, dtypes = plan.layout, plan.dtypes()
+    limits = layout.stored(plan.spec).id_limits({name: about["ids"] for name, about in plan.vocabularies.items()})
     rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
     with _local_file(target) as local:
         writer = ArrayRecordWriter(local, WRITER_OPTIONS)
         for stored in _arrays(plan, unit):
+            check_ids(stored, limits, data=plan.source.mixture_or_task_name, holder="its vocabulary")
             for record in encode(stored, layout, dtypes):
                 writer.write(record)
             segments = [stored[f"segments {index}"] for index in range(len(layout.tracks))]

@@ -22,23 +22,28 @@ class SpecConverter(seqio.FeatureConverter):
 
     Packing is next fit in the order of the data, as SeqIO's: an example that does not fit into the current row in every
     feature begins the next one, and a window of as many examples as the longest feature has tokens ends with a row that
-    may be part full. Zeros at the end of an example are padding; an example of padding alone has no part in packing.
+    may be part full. An example is as long as its arrays, less its vocabulary's padding at their end; an example of
+    padding alone has no part in packing.
     """
 
-    def __init__(self, spec: FeatureSpec, *, pack: bool):
+    def __init__(self, spec: FeatureSpec, *, pack: bool, padding_ids: Mapping[str, int | None] | None = None):
         """Args:
           spec: what the objective reads.
           pack: whether examples share rows.
+          padding_ids: task feature -> the id that is padding at the end of an example; None where every id is text, as
+            in GPT-2's vocabulary. 0 for features that are not named, as SeqIO has it.
 
         Raises:
           UserError: `pack` although the spec is not packable.
         """
         if pack and not spec.packable:
             raise UserError("pack=True, but examples of this objective cannot share a row: set pack=False")
-        self.spec = spec
+        self.spec, self.padding_ids = spec, dict(padding_ids or {})
         # What the parent class checks datasets against.
-        self.TASK_FEATURES = {name: self.FeatureSpec(dtype=tf.int32) for name in spec.task_features}
-        self.MODEL_FEATURES = {feature.name: self.FeatureSpec(dtype=tf.int32) for feature in spec.features}
+        self.TASK_FEATURES = {
+            name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name))) for name in spec.task_features
+        }
+        self.MODEL_FEATURES = {name: self.FeatureSpec(dtype=tf.as_dtype(dtype)) for name, dtype in spec.dtypes.items()}
         self.PACKING_FEATURE_DTYPES = {}
         super().__init__(pack=pack, apply_length_check=False)
 
@@ -56,20 +61,29 @@ class SpecConverter(seqio.FeatureConverter):
         """What calling the converter does, for a dataset that a task has already checked: fewer passes over it.
 
         Args:
-          ds: examples with the task features of the spec, int32 `[any length]`.
+          ds: examples with the task features of the spec, `[any length]` of their dtypes.
           task_feature_lengths: tokens of each.
 
         Returns:
-          The model's features, int32 `[length]`.
+          The model's features, `[length]` of their dtypes.
+
+        Raises:
+          UserError: a task feature has another dtype than the spec says.
         """
         lengths = self.spec.task_lengths(task_feature_lengths)
         capacities = {track: sum(lengths[name] for name in track) for track in self.spec.tracks}
-        ds = ds.map(lambda example: {name: example[name] for name in lengths})
+        _check_dtypes(ds.element_spec, self.spec)
+        ds = ds.map(
+            lambda example: {
+                name: tf.ensure_shape(tf.cast(example[name], self.spec.task_dtype(name)), [None]) for name in lengths
+            }
+        )
         window = max(capacities.values()) if self.pack else PAD_WINDOW
-        ds = ds.padded_batch(window, padded_shapes={name: [None] for name in lengths})
+        ds = ds.ragged_batch(window, row_splits_dtype=tf.int32)
 
-        def model_features(rows):
-            rows, counts = trim(rows, lengths, self.spec)
+        def model_features(batch):
+            rows, sizes = _dense(batch)
+            rows, counts = trim(rows, sizes, lengths, self.spec, self.padding_ids)
             if self.pack:
                 rows, counts = _nonempty(rows, counts)
                 where = pack({t: _total(counts, t) for t in capacities}, capacities, window)
@@ -87,7 +101,7 @@ class SpecConverter(seqio.FeatureConverter):
         tracks: Mapping[tuple[str, ...], "Track"],
         lengths: Mapping[str, int],
     ) -> tf.Tensor:
-        """The rows of one model feature, int32 `[rows, length]`."""
+        """The rows of one model feature, `[rows, length]` of its dtype."""
         if set(feature.sources) & set(self.spec.fixed_lengths):
             (name,) = feature.sources
             return tf.ensure_shape(rows[name], [None, lengths[name]])
@@ -210,16 +224,45 @@ _ROLES = {
 # ---- how many tokens there are, and which fit into a row -----------------------------------------------------------
 
 
-def trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], spec: FeatureSpec):
+def _check_dtypes(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec) -> None:
+    for name in spec.task_features:
+        found, wanted = element_spec[name].dtype, tf.as_dtype(spec.task_dtype(name))
+        if found.is_floating != wanted.is_floating or not (found.is_floating or found.is_integer):
+            raise UserError(
+                f"task feature {name!r}: its values are {found.name}, but the objective reads {wanted.name}. Change "
+                "the task's preprocessor, or the feature's TaskFeature(…, dtype=…) in the objective's FeatureSpec"
+            )
+
+
+def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
+    """Features as `[examples, longest]`, 0 behind their ends, and the length of each example, `[examples]`."""
+    rows, sizes = {}, {}
+    for name, examples in batch.items():
+        if isinstance(examples, tf.RaggedTensor):
+            rows[name], sizes[name] = examples.to_tensor(), examples.row_lengths()
+        else:  # of one static length
+            rows[name], sizes[name] = examples, tf.fill([tf.shape(examples)[0]], tf.shape(examples)[1])
+    return rows, sizes
+
+
+def trim(
+    rows: Mapping[str, tf.Tensor],
+    sizes: Mapping[str, tf.Tensor],
+    lengths: Mapping[str, int],
+    spec: FeatureSpec,
+    padding_ids: Mapping[str, int | None],
+):
     """Rows trimmed to their lengths, and how many items each example has in every feature that others may run along.
 
-    Features that run along one another are counted together, by the last item of any of them that is not 0. Places
-    within a feature go no further than it was trimmed to.
+    Where there is padding, features that run along one another are counted together, by the last item of any of them
+    that is not padding. Positions within a feature go no further than it was trimmed to.
 
     Args:
-      rows: task feature -> `[examples, any length]`, 0 at the end.
+      rows: task feature -> `[examples, any length]`.
+      sizes: task feature -> how long each example is, padding included, `[examples]`.
       lengths: task feature -> items at most.
       spec: what runs along what.
+      padding_ids: task feature -> the id of padding, None for no padding; 0 for features that are not named.
 
     Returns:
       Task feature -> `[examples, length]`, features without company not padded; leading feature -> `[examples]`.
@@ -228,8 +271,13 @@ def trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], spec: Featur
     trimmed = {name: rows[name][:, :length] for name, length in lengths.items()}
     counts: dict[str, tf.Tensor] = {}
     for name, tokens in trimmed.items():
-        count, lead = _count(tokens), spec.lead(name)
-        counts[lead] = tf.maximum(counts[lead], count) if lead in counts else count
+        size, lead = tf.minimum(sizes[name], lengths[name]), spec.lead(name)
+        has_padding = spec.task_dtype(lead) == "int32" and padding_ids.get(lead, 0) is not None
+        if has_padding:
+            count = _count(tokens, size, padding_ids.get(name, 0) if name == lead else 0)
+            counts[lead] = tf.maximum(counts[lead], count) if lead in counts else count
+        elif name == lead:
+            counts[lead] = size
         if lead in company:
             trimmed[name] = tf.pad(tokens, [[0, 0], [0, lengths[name] - tf.shape(tokens)[1]]])
     for feature in spec.features:
@@ -241,9 +289,10 @@ def trim(rows: Mapping[str, tf.Tensor], lengths: Mapping[str, int], spec: Featur
     return trimmed, {name: count for name, count in counts.items() if name not in spec.fixed_lengths}
 
 
-def _count(tokens: tf.Tensor) -> tf.Tensor:
-    """How many tokens there are in each row of `[examples, length]` up to the last one that is not 0."""
-    places = tf.cast(tokens != 0, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
+def _count(tokens: tf.Tensor, sizes: tf.Tensor, padding_id: int) -> tf.Tensor:
+    """How many tokens there are in each row of `[examples, length]` up to the last one that is not padding."""
+    real = (tokens != tf.cast(padding_id, tokens.dtype)) & tf.sequence_mask(sizes, tf.shape(tokens)[1])
+    places = tf.cast(real, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
     # An array without columns has no largest element: reduce_max gives the least integer.
     return tf.maximum(tf.reduce_max(places, axis=1), 0)
 

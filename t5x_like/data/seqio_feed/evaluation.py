@@ -1,6 +1,6 @@
 """A task's own metrics, through SeqIO's Evaluator: the model's predictions or scores, the task's postprocessing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import tensorflow as tf
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.converter import SpecConverter
 from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.token_ids import check_ids
 
 Batch = Mapping[str, np.ndarray]
 
@@ -18,7 +19,7 @@ def run_evaluator(
     source: SeqIOSource,
     spec: FeatureSpec,
     *,
-    predict: Callable[[Batch], np.ndarray],
+    predict: Callable[[Batch], Sequence[Sequence[int]]],
     score: Callable[[Batch], np.ndarray],
     num_examples: int | None = None,
     log_dir: str | None = None,
@@ -28,7 +29,7 @@ def run_evaluator(
     Args:
       source: task or mixture, split and lengths; examples are not packed, whatever it says.
       spec: the objective's features.
-      predict: a full batch -> token ids `[batch, length]`.
+      predict: a full batch -> the token ids of each row, up to and without EOS.
       score: a full batch -> log-probabilities `[batch]`.
       num_examples: examples of each task at most; None for all.
       log_dir: where SeqIO writes each example with its prediction; nowhere by default.
@@ -41,7 +42,7 @@ def run_evaluator(
         tf.io.gfile.makedirs(log_dir)
     evaluator = seqio.Evaluator(
         mixture_or_task_name=source.mixture_or_task_name,
-        feature_converter=SpecConverter(spec, pack=False),
+        feature_converter=SpecConverter(spec, pack=False, padding_ids=source.padding_ids()),
         eval_split=source.split,
         use_cached=source.use_cached,
         seed=source.seed,
@@ -52,11 +53,14 @@ def run_evaluator(
         async_compute_metrics=False,
     )
 
+    limits = source.id_limits(spec)
+
     def over_batches(compute):
         def run(dataset, model_feature_shapes=None):
             """The (index, result) pairs of an enumerated dataset, the last batch filled up with zeros."""
             pairs: list[tuple[int, Any]] = []
             for indices, batch in dataset.batch(source.batch_size).as_numpy_iterator():
+                check_ids(batch, limits, data=source.mixture_or_task_name, holder="its vocabulary")
                 missing = source.batch_size - len(indices)
                 full = {name: np.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) for name, rows in batch.items()}
                 pairs += list(zip(map(int, indices), compute(full), strict=False))
@@ -66,7 +70,7 @@ def run_evaluator(
 
     metrics, _ = evaluator.evaluate(
         compute_metrics=True,
-        predict_fn=over_batches(lambda batch: [row.tolist() for row in predict(batch)]),
+        predict_fn=over_batches(lambda batch: [list(row) for row in predict(batch)]),
         score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
     )
     return {

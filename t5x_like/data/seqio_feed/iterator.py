@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like seqio position 1\n"
@@ -60,16 +61,21 @@ class SeqIOIterator:
         make_dataset: Callable[[], tf.data.Dataset],
         *,
         lengths: Mapping[str, int],
+        dtypes: Mapping[str, str],
+        id_limits: Mapping[str, int],
         identity: Mapping[str, Any],
         versions: Mapping[str, Any],
     ):
         """Args:
         make_dataset: gives the pipeline, its elements batched, always the same one.
         lengths: model feature -> tokens; what each batch is checked against.
+        dtypes: model feature -> the type of its values.
+        id_limits: model feature -> how many token ids its vocabulary has.
         identity: what must be the same for a position to mean the same, such as the number of processes.
         versions: what may be different on restoring, with a warning.
         """
         self._make_dataset, self._lengths = make_dataset, dict(lengths)
+        self._dtypes, self._id_limits = dict(dtypes), dict(id_limits)
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
         self._dataset = make_dataset()
@@ -82,8 +88,10 @@ class SeqIOIterator:
     def __next__(self) -> dict[str, np.ndarray]:
         batch = {name: tensor.numpy() for name, tensor in next(self._iterator).items()}
         for name, length in self._lengths.items():
-            if batch[name].dtype != np.int32 or batch[name].shape[1:] != (length,):
-                raise ValueError(f"{name} is {batch[name].dtype}{batch[name].shape}, expected int32 rows of {length}")
+            dtype = self._dtypes[name]
+            if batch[name].dtype != np.dtype(dtype) or batch[name].shape[1:] != (length,):
+                raise ValueError(f"{name} is {batch[name].dtype}{batch[name].shape}, expected {dtype} rows of {length}")
+        check_ids(batch, self._id_limits, data=str(self._identity.get("task")), holder="its vocabulary")
         self._batches += 1
         if self._batches == 1:
             self._save()  # so that whoever has a pipeline that cannot be saved hears of it at the start

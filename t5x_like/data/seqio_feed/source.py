@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ class SeqIOSource:
         """Task feature -> vocabulary."""
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
+    def padding_ids(self) -> "dict[str, int | None]":
+        """Task feature -> the id that is padding at the end of an example; None where its vocabulary has none."""
+        return {name: vocabulary.pad_id for name, vocabulary in self.vocabularies().items()}
+
+    def id_limits(self, spec: FeatureSpec) -> dict[str, int]:
+        """Model feature -> how many token ids its vocabulary has; see `FeatureSpec.id_limits`."""
+        return spec.id_limits({name: vocabulary.vocab_size for name, vocabulary in self.vocabularies().items()})
+
     def has_metrics(self) -> bool:
         """Whether any task has metrics of its own, computed from predictions or scores."""
         return any(task.metric_objs for task in self.tasks)
@@ -161,8 +170,14 @@ class SeqIOSource:
             "process_index": process_index,
         }
         versions = {"tensorflow": tf.__version__, "seqio": seqio.__version__, "corpus": self._corpus()}
-        lengths = spec.model_lengths(self.task_feature_lengths)
-        return SeqIOIterator(make_dataset, lengths=lengths, identity=identity, versions=versions)
+        return SeqIOIterator(
+            make_dataset,
+            lengths=spec.model_lengths(self.task_feature_lengths),
+            dtypes=spec.dtypes,
+            id_limits=self.id_limits(spec),
+            identity=identity,
+            versions=versions,
+        )
 
     def eval_batches(
         self, spec: FeatureSpec, num_batches: int | None = None, *, process_index: int = 0, process_count: int = 1
@@ -182,7 +197,9 @@ class SeqIOSource:
         mine = slice(process_index * rows, (process_index + 1) * rows)
         ds = self._dataset(self.provider, spec, shuffle=False, num_epochs=1, shard_info=None)
         ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
+        limits = self.id_limits(spec)
         for batch in ds.as_numpy_iterator():
+            check_ids(batch, limits, data=self.mixture_or_task_name, holder="its vocabulary")
             missing = self.batch_size - len(next(iter(batch.values())))
             yield {name: np.pad(array, [(0, missing), (0, 0)])[mine] for name, array in batch.items()}
 
@@ -222,7 +239,8 @@ class SeqIOSource:
                 f"{self.mixture_or_task_name} has the features {', '.join(map(repr, provider.output_features))}; this "
                 f"objective also reads {', '.join(map(repr, missing))}"
             )
-        return SpecConverter(spec, pack=self.pack).convert(self._task_dataset(provider, **reading), lengths)
+        converter = SpecConverter(spec, pack=self.pack, padding_ids=self.padding_ids())
+        return converter.convert(self._task_dataset(provider, **reading), lengths)
 
     def _check_split(self, provider) -> None:
         with_split = [task for task in self._tasks(provider) if self.split in task.splits]
