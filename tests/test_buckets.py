@@ -12,9 +12,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import jax
 import pytest
+from absl import logging
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from t5x_like import paths
+from t5x_like import compilation_cache, paths
 
 pytestmark = [
     pytest.mark.notf,
@@ -24,6 +27,7 @@ pytestmark = [
     ),
 ]
 
+MIN_COMPILE_TIME = "jax_persistent_cache_min_compile_time_secs"
 SETTINGS = Path(__file__).parent / "processes"
 LENGTHS = {"inputs": 6, "targets": 4}
 
@@ -123,3 +127,26 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_a_disk(bucket, tmp_pa
     shutil.rmtree(tmp_path / "cache")
     told = finish(start("eval", folder, "--gin.BATCH_SIZE=8"))
     assert f"loss = {losses(folder)[60, 'validation']}" in told
+
+
+def test_compiled_programs_are_found_in_the_bucket_of_their_run(bucket, monkeypatch):
+    """On a machine that has never seen the run, as after a preemption."""
+    lines = []
+    monkeypatch.setattr(logging, "info", lambda text, *values: lines.append(text % values))
+    before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", MIN_COMPILE_TIME)}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        jax.config.update(MIN_COMPILE_TIME, 0)
+        folder = compilation_cache.choose_directory({}, f"{bucket}/compiled")
+        for _ in range(2):
+            jax.clear_caches()
+            with compilation_cache.persistent(folder):
+                jax.jit(lambda x: x * 5 + 1)(jax.numpy.ones(3))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        jax_cache.reset_cache()
+    assert folder == f"{bucket}/compiled/compilation_cache"
+    assert "0 programs found" in lines[0] and lines[1].endswith(" programs found, 0 compiled")
+    stored = paths.listdir(paths.join(folder, compilation_cache.cpu_fingerprint()))
+    assert stored and not [name for name in stored if "probe" in name]
