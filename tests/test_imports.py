@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # one: it may import everything, and only its like may import it.
 LEVELS = (
     {"errors", "parameters", "partitioning", "paths", "schedules"},
-    {"data", "optimizers", "step", "checkpoints", "metrics"},
+    {"data", "optimizers", "step", "checkpoints", "checkpoint_items", "checkpoint_layout", "checksums", "metrics"},
     {"kernels"},
     {"layers"},
     {"models"},
