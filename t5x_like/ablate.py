@@ -66,17 +66,9 @@ def ablate(
       UserError: the grid is empty, no cell reads a setting, or a run has no evaluation with this metric.
       ConfigError: a cell's configuration is wrong; nothing has been trained then.
     """
-    runs = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
-    if not runs:
-        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
-    resolved = []
-    for row, column, file in runs:  # all of them first: a mistake in the last one costs no training
-        folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
-        resolved.append((folder, _resolve(file, folder, gin_files, settings or {})))
-    if idle := sorted(frozenset.intersection(*(run.idle for _, run in resolved))):
-        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
     cells = []
-    for number, ((row, column, _), (folder, run)) in enumerate(zip(runs, resolved, strict=True), 1):
+    runs = resolve_cells(grid=grid, output_dir=output_dir, gin_files=gin_files, settings=settings)
+    for number, (row, column, folder, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s", number, len(runs), row, column)
         result = run.configured()(run_config=run_folder.RunConfig(run.text))
         if result.stopped_by:
@@ -87,6 +79,30 @@ def ablate(
         jax.clear_caches()  # the programs of one cell are of no use to the next
     _write(cells, output_dir, metric, title)
     return cells
+
+
+def resolve_cells(
+    *, grid: Grid, output_dir: str, gin_files: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> list[tuple[str, str, str, config.Resolved]]:
+    """The run of every cell: row, column, MODEL_DIR and configuration. An error in the last one costs no training.
+
+    Args:
+      grid, output_dir, gin_files, settings: as for `ablate`.
+
+    Raises:
+      UserError: the grid is empty, or no cell reads a setting.
+      ConfigError: a cell's configuration is wrong.
+    """
+    cells = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
+    if not cells:
+        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
+    runs = []
+    for row, column, file in cells:
+        folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
+        runs.append((row, column, folder, _resolve(file, folder, gin_files, settings or {})))
+    if idle := sorted(frozenset.intersection(*(run.idle for *_, run in runs))):
+        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
+    return runs
 
 
 def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") -> str:

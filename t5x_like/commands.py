@@ -24,6 +24,8 @@ class Command:
       stand_ins: values for macros that such a run needs and this command can do without.
       joins: whether several processes run it as one.
       compiles: whether it keeps its compiled programs for the next start; see `compilation_cache`.
+      paths: macros with paths that it reads or writes; see `cli.path_checks`.
+      dry_runs: whether `--dry_run` describes it.
     """
 
     function: str
@@ -37,6 +39,8 @@ class Command:
     stand_ins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     joins: bool = False
     compiles: bool = False
+    paths: tuple[str, ...] = ()
+    dry_runs: bool = False
 
 
 COMMANDS = {
@@ -46,6 +50,8 @@ COMMANDS = {
         "runs/quickstart.gin",
         joins=True,
         compiles=True,
+        paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
+        dry_runs=True,
     ),
     "eval": Command(
         "t5x_like.eval.evaluate",
@@ -54,6 +60,8 @@ COMMANDS = {
         needs_run=True,
         joins=True,
         compiles=True,
+        paths=("CHECKPOINT_PATH", "OUTPUT_DIR"),
+        dry_runs=True,
     ),
     "infer": Command(
         "t5x_like.infer.infer",
@@ -66,6 +74,8 @@ COMMANDS = {
         },
         needs_run=True,
         compiles=True,
+        paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
+        dry_runs=True,
     ),
     "inspect": Command(
         "t5x_like.show.inspect",
@@ -99,6 +109,7 @@ COMMANDS = {
         },
         needs_run=True,
         stand_ins={"MODEL": "None"},
+        paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
     ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
@@ -107,6 +118,8 @@ COMMANDS = {
         flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
         joins=True,
         compiles=True,
+        paths=("OUTPUT_DIR",),
+        dry_runs=True,
     ),
     "cache": Command(
         "t5x_like.cache.cache",
@@ -121,6 +134,8 @@ COMMANDS = {
         first_file="runs/cache.gin",
         stand_ins={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
         compiles=True,
+        paths=("CACHE_DIR",),
+        dry_runs=True,
     ),
     "plan": Command(
         "t5x_like.plan.plan",

@@ -58,14 +58,20 @@ def evaluate(
         raise UserError(
             "generate=True: the data has no metrics of its own to compute from predictions (a cache never has)"
         )
+    generates = generate or (generate is None and alone and data.has_metrics())
+    if generates:
+        _check_decodes(model, objective, data)
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
     distributed.beat(f"the parameters of {checkpoint_path}")
     params = initial.load_params(checkpoint_path, config, objective, partitioner)
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps, config.vocab_size)(params))
 
-    if generate or (generate is None and alone and data.has_metrics()):
+    if generates:
         results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
+    step = initial.find_step(checkpoint_path)
+    stored = checkpoint_path if step is None else f"step {step} of {checkpoint_path}"
+    logging.info("%s, split %s:", stored, getattr(data, "split", "of the data"))
     for name, value in results.items():
         logging.info("%s = %s", name, value)
     if output_dir and jax.process_index() == 0:
@@ -73,6 +79,28 @@ def evaluate(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
+
+
+def _check_decodes(model, objective, data) -> None:
+    """Refuses metrics of predictions where nothing predicts: only an encoder-decoder answers the inputs of an example.
+
+    Raises:
+      UserError: naming the task, its metrics and the model.
+    """
+    read = {feature.name for feature in objective.features.features}
+    encodes, decodes = "encoder_input_tokens" in read, "decoder_input_tokens" in read
+    if encodes and decodes:
+        return
+    lacking = "encoder for the inputs that predictions answer" if decodes else "decoder that predicts or scores targets"
+    for task in data.tasks:
+        scored = task.score_metric_fns if decodes else ()
+        metrics = [metric.__name__ for metric in task.metric_fns or task.metric_objs if metric not in scored]
+        if metrics:
+            raise UserError(
+                f"task {task.name}: its metric_fns {', '.join(metrics)} need predictions, but {type(model).__name__} "
+                f"with {type(objective).__name__} has no {lacking}. Give --gin.GENERATE=False to evaluate the "
+                "objective's own loss and metrics alone"
+            )
 
 
 def _generative(network, objective, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:

@@ -1,5 +1,6 @@
 """`t5x_like infer`: predict from, or score, the lines of a file."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,7 @@ from t5x_like.data import batches, features
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
+from t5x_like.program import check_inputs
 
 _BATCHES_A_PART = 16
 
@@ -51,9 +53,9 @@ def infer(
       mode: `predict` (greedy) or `score` (log-probability of the targets in nats).
       objective: what the network was trained on, which says how inputs and targets lie in a row; an encoder-decoder's
         by default.
-      data: a source with `vocabularies()`, or None for token ids.
+      data: a source with `vocabularies()`, for text; records of token ids alone do not use it.
       task_feature_lengths: the longest `inputs` and `targets` in tokens; longer ones are cut, and counted in a warning.
-      eos_id: the id that ends a prediction; by default the vocabulary's, or 1.
+      eos_id: the id that ends a prediction; by default the vocabulary's, or 1 where the records are token ids.
       batch_size: examples decoded at once.
       partitioner: mesh and rules; all devices by default.
 
@@ -67,18 +69,23 @@ def infer(
         raise UserError(f"mode={mode!r}: give 'predict' or 'score'")
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     if missing := {"inputs", "targets"} - set(lengths):
-        raise UserError(f"TASK_FEATURE_LENGTHS={lengths} lacks {sorted(missing)}")
+        raise UserError(
+            f"TASK_FEATURE_LENGTHS={lengths}: no length for {', '.join(sorted(missing))}. Give both, where a decoder's "
+            "inputs are its prompts and its targets what it adds to them: "
+            "--gin.TASK_FEATURE_LENGTHS=\"{'inputs': 512, 'targets': 128}\""
+        )
     if os.path.abspath(input_path) == os.path.abspath(output_path):
         raise UserError(f"input_path and output_path are both {input_path!r}")
     layout = Layout.of(features.ENCODER_DECODER if objective is None else objective.features)
     records = list(read_records(input_path))
-    codec = Codec(data.vocabularies() if data is not None else None, lengths, layout, eos_id)
+    codec = Codec(_vocabularies(data, records), lengths, layout, eos_id)
     examples = [codec.encode(number, record, needs_targets=mode == "score") for number, record in enumerate(records, 1)]
     codec.report()
 
     partitioner = partitioner or partitioning.Partitioner()
     batch_size = _round_up(batch_size, partitioner.axis_size("batch"))
     config = partitioning.for_platform(model, partitioner.platform)
+    check_inputs(config, objective, layout.shapes(batch_size, lengths))
     network = initial.load_model(checkpoint_path, config, partitioner)
 
     def predict(network, batch):
@@ -142,6 +149,10 @@ class Layout:
             bos=(spec.bos_id,) if roles["decoder_input_tokens"] == "shifted" else (),
             prefix="decoder_prefix" in roles,
         )
+
+    def shapes(self, rows: int, lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Feature -> shape of a batch to predict from; arguments as for `batch`."""
+        return {name: array.shape for name, array in self.batch([{"inputs": [1]}], rows, lengths).items()}
 
     def batch(
         self, examples: Sequence[Mapping[str, list[int]]], rows: int, lengths: Mapping[str, int]
@@ -255,6 +266,22 @@ class Codec:
         ]
 
 
+def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The vocabularies for the text in the records; None where they hold nothing but token ids.
+
+    Raises:
+      UserError: there is text and no task that says how it is tokenized.
+    """
+    if not any(isinstance(record.get(name), str) for record in records for name in ("inputs", "targets")):
+        return None
+    if data is None or not getattr(data, "mixture_or_task_name", True):
+        raise UserError(
+            "INPUT_PATH holds text, and no task gives its vocabulary. Give --gin.MIXTURE_OR_TASK_NAME=…, or token ids "
+            "in a .jsonl file"
+        )
+    return data.vocabularies()
+
+
 def read_records(path: str) -> Iterator[dict[str, Any]]:
     """The records of a text or JSONL file.
 
@@ -262,7 +289,7 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
       UserError: a line of a `.jsonl` file is not a JSON object; an empty file.
     """
     empty = True
-    with paths.user_path("INPUT_PATH", path), fsspec.open(path, "rt", encoding="utf-8") as lines:
+    with _as_text(path), fsspec.open(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             empty = False
             if not path.endswith(".jsonl"):
@@ -277,6 +304,15 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
             yield record
     if empty:
         raise UserError(f"{path} is empty")
+
+
+@contextlib.contextmanager
+def _as_text(path: str) -> Iterator[None]:
+    with paths.user_path("INPUT_PATH", path):
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise UserError(f"INPUT_PATH={path}: not UTF-8 text ({error}). Give a .txt or .jsonl file") from error
 
 
 class PartFiles:

@@ -172,6 +172,20 @@ def locate(path: str) -> tuple[str, int | None]:
     return f"{folder}/checkpoints", None
 
 
+def find_step(path: str) -> int | None:
+    """The step of the checkpoint that `path` means, or None for a Hugging Face folder."""
+    if interop.is_huggingface(path):
+        return None
+    directory, step = locate(path)
+    if step is not None:
+        return step
+    reader = Checkpoints(directory, read_only=True)
+    try:
+        return reader.latest()
+    finally:
+        reader.close()
+
+
 def _report(path, shapes, present, stored, other_shape):
     for name in other_shape:
         logging.warning(

@@ -55,7 +55,7 @@ def make_program(
     config = partitioning.for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     _check_batch(batch_shapes, microbatches, partitioner)
-    _check_inputs(config, objective, batch_shapes)
+    check_inputs(config, objective, batch_shapes)
 
     def init(key):
         model_key, objective_key = jax.random.split(key)
@@ -104,8 +104,17 @@ class _Reading(dict):
         return super().__getitem__(name)
 
 
-def _check_inputs(config, objective, batch_shapes):
-    """Refuses an objective whose batches lack tokens that the network reads, or hold tokens that it does not."""
+def check_inputs(config: Any, objective: Any, batch_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses an objective whose batches lack tokens that the model reads, or hold tokens that it does not.
+
+    Args:
+      config: the model's configuration.
+      objective: None stands for a sequence-to-sequence objective.
+      batch_shapes: model feature -> shape.
+
+    Raises:
+      UserError: naming model, objective and features.
+    """
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in batch_shapes.items()}
     network = jax.eval_shape(config.make, jax.random.key(0))
     read: set[str] = set()
@@ -118,8 +127,9 @@ def _check_inputs(config, objective, batch_shapes):
         if not ignored:
             return
         problem = f"it does not read {ignored[0]!r}"
+    name = type(objective).__name__ if objective is not None else "a sequence-to-sequence objective"
     raise UserError(
-        f"{type(config).__name__} is no network for {type(objective).__name__}, whose features are {', '.join(batch)}: "
+        f"{type(config).__name__} is no network for {name}, whose features are {', '.join(batch)}: "
         f"{problem}. Give an objective of its kind: a file of objectives/ after the run's, or a run file made for the "
         "family, such as runs/bert.gin or runs/gpt.gin"
     )

@@ -300,9 +300,9 @@ def test_a_command_takes_model_and_task_from_a_run(folder):
     (folder / "toy.gin").write_text(
         TOY_GIN.replace("SIZE = 2\n", "") + "toy_commands.command.text = %CHECKPOINT_PATH\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script, "command", "--gin.MODEL_DIR=run"], cwd=folder, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", script, "command", "--gin.MODEL_DIR=run"]
+    trusting = os.environ | {"T5X_LIKE_TRUSTED_MODULES": "toy_commands"}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=trusting)
     assert result.returncode == 0, result.stderr
     assert '"size": 5, "text": "run"' in result.stdout
     result = subprocess.run([sys.executable, "-c", script, "command"], cwd=folder, capture_output=True, text=True)

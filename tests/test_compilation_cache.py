@@ -151,7 +151,7 @@ def test_commands_that_compile_take_the_macro_and_do_not_store_it(tmp_path, monk
     (tmp_path / "empty.gin").touch()
     entry = dataclasses.replace(cli.COMMANDS["train"], function="mine.command", run_file=str(tmp_path / "empty.gin"))
     monkeypatch.setitem(cli.COMMANDS, "train", entry)
-    monkeypatch.setattr(cli, "_log", lambda level: None)
+    monkeypatch.setattr("t5x_like.cli.startup.log", lambda level: None)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["train", f"--gin.COMPILATION_CACHE_DIR={tmp_path / 'cache'}"]
     assert [cli.main(words), cli.main(words)] == [0, 0]

@@ -1,6 +1,7 @@
 """Evaluation and inference of a checkpoint: loss, a task's own metrics, predictions, scores, interruptions."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,8 +11,10 @@ import tensorflow as tf
 
 from t5x_like import optimizers
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
 from t5x_like.infer import infer
+from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
@@ -161,3 +164,47 @@ def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monk
 def test_a_folder_without_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no complete checkpoint"):
         infer_lines(str(tmp_path / "nothing"), tmp_path, ["a"])
+
+
+def test_metrics_of_predictions_need_a_network_that_predicts():
+    encoder = SimpleNamespace(features=SimpleNamespace(features=[SimpleNamespace(name="encoder_input_tokens")]))
+    message = f"task {TASK}: its metric_fns exact, likelihood need predictions, but T5Config .* no decoder .*GENERATE="
+    with pytest.raises(UserError, match=message):
+        evaluate(model=CONFIG, objective=encoder, data=source("validation"), checkpoint_path="none")
+    decoder = SimpleNamespace(features=SimpleNamespace(features=[SimpleNamespace(name="decoder_input_tokens")]))
+    with pytest.raises(UserError, match="its metric_fns exact need predictions, but .* has no encoder"):
+        evaluate(model=CONFIG, objective=decoder, data=source("validation"), checkpoint_path="none")
+
+
+def test_an_evaluation_names_its_step_and_split(checkpoint, caplog):
+    with caplog.at_level("INFO", logger="absl"):
+        evaluate(
+            model=CONFIG,
+            objective=SequenceToSequence(),
+            data=source("validation"),
+            checkpoint_path=checkpoint,
+            partitioner=partitioner(),
+            generate=False,
+        )
+    assert f"step 60 of {checkpoint}, split validation:" in caplog.text
+
+
+def test_inputs_that_are_token_ids_are_answered_with_token_ids(checkpoint, tmp_path):
+    """No vocabulary is loaded, whether or not a task is named."""
+    for data in (source("validation"), source("validation", mixture_or_task_name=None)):
+        (row,) = infer_lines(checkpoint, tmp_path, ['{"inputs": [100, 1]}'], "jsonl", data=data)
+        assert row["prediction"] == [100]
+        (tmp_path / "output.jsonl").unlink()
+    with pytest.raises(UserError, match="INPUT_PATH holds text, and no task gives its vocabulary"):
+        infer_lines(checkpoint, tmp_path, ["a"], data=source("validation", mixture_or_task_name=None))
+
+
+def test_infer_on_another_kind_of_model_says_what_to_give(checkpoint, tmp_path):
+    decoder = GPTConfig(vocab_size=384, embed_dim=64, mlp_dim=64, num_heads=4, head_dim=16, num_layers=1, max_length=32)
+    path = tmp_path / "input.jsonl"
+    path.write_text('{"inputs": [100, 1]}')
+    options = dict(checkpoint_path=checkpoint, input_path=str(path), output_path=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="GPTConfig is no network for a sequence-to-sequence objective.*objectives/"):
+        infer(model=decoder, task_feature_lengths=LENGTHS, partitioner=partitioner(), **options)
+    with pytest.raises(UserError, match="no length for inputs. Give both, where a decoder's inputs are its prompts"):
+        infer(model=decoder, task_feature_lengths={"targets": 4}, **options)

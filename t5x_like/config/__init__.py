@@ -18,8 +18,9 @@ from t5x_like.config.bound import arguments, taken
 from t5x_like.config.check import check
 from t5x_like.config.files import COMMON, SHIPPED, SHIPPED_ROOT, Reader, Setting, locate
 from t5x_like.config.operative import differences, flat_text, flatten, render
+from t5x_like.config.trust import TASK_MODULE, Trust
 from t5x_like.config.values import REQUIRED, ConfigError, from_command_line
-from t5x_like.config.walk import walk
+from t5x_like.config.walk import resolved, walk
 
 __all__ = [
     "SHIPPED_ROOT",
@@ -106,7 +107,9 @@ def load(
     Raises:
       ConfigError: with every problem found, each with its place.
     """
-    reader = Reader(search_paths)
+    task_modules = [value for name, text in bindings if name == TASK_MODULE if (value := from_command_line(name, text))]
+    trust = Trust(module for value in task_modules for module in ([value] if isinstance(value, str) else value))
+    reader = Reader(search_paths, trust)
     root = reader.add(root)
     if run_folder is not None:
         reader.read_run(run_folder)
@@ -123,10 +126,11 @@ def load(
         if setting is not None and setting.value == REQUIRED:
             stood_in.add(name)
             reader.statements.macros[name] = Setting(from_command_line(name, text), "stands in", SHIPPED)
-    macros = {name: setting.value for name, setting in reader.statements.macros.items()}
-    for name in process:
-        reader.statements.macros.pop(name, None)
+    of_process = {name: reader.statements.macros.pop(name) for name in process if name in reader.statements.macros}
     reached = walk(reader.statements, root)
-    check(reader.statements, reached, given, root)
+    check(reader.statements, reached, given, root, trust)
     idle = frozenset(name for name, _ in common if name not in reached.macros)
+    macros = {
+        name: resolved(setting.value, reader.statements) for name, setting in (reached.macros | of_process).items()
+    }
     return Resolved(root, render(reader.statements, reached, root, given), idle, frozenset(stood_in), macros)

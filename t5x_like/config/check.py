@@ -1,5 +1,6 @@
 """Refusing a configuration that cannot be run, or of which something that a user set is of no use."""
 
+import difflib
 import inspect
 import types
 import typing
@@ -7,12 +8,13 @@ from collections.abc import Collection
 
 import gin
 
-from t5x_like.config.files import Statements
+from t5x_like.config.files import STORED, Setting, Statements, shipped_references
+from t5x_like.config.trust import MODULE_PARAMETER, Trust, module_refusal
 from t5x_like.config.values import ConfigError, Macro, inner, nearest, show
-from t5x_like.config.walk import Reached, applicable, signature
+from t5x_like.config.walk import Reached, applicable, resolved, signature
 
 
-def check(statements: Statements, reached: Reached, given: Collection[str], root: str) -> None:
+def check(statements: Statements, reached: Reached, given: Collection[str], root: str, trust: Trust) -> None:
     """Refuses what cannot be run, and what a user set in vain.
 
     Args:
@@ -20,20 +22,39 @@ def check(statements: Statements, reached: Reached, given: Collection[str], root
       reached: what the command reaches.
       given: the parameters of `root` that its caller gives.
       root: the command's function.
+      trust: the modules that a stored configuration may use.
 
     Raises:
       ConfigError: all problems, one a line.
     """
+    if refused := [statements.refused[name] for name in reached.callables if name in statements.refused]:
+        raise ConfigError("\n".join(refused))
     problems = [
         *statements.problems,
+        *_untrusted_modules(statements, reached, trust),
         *reached.problems,
         *_unknown_parameters(statements, reached),
         *_missing(statements, reached, given, root),
+        *_text_for_references(reached),
         *_wrong_types(statements, reached),
         *_unused(statements, reached),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _untrusted_modules(statements, reached, trust):
+    """Modules that would be imported because a stored configuration says so."""
+    for (_, _, parameter), setting in reached.bindings.items():
+        setting, _ = _origin(setting, parameter, statements)
+        settings = [setting, *(_origin(Setting(item, "", ""), "", statements)[0] for item in inner(setting.value))]
+        stored = next((one for one in settings if one.origin == STORED), None)
+        if parameter != MODULE_PARAMETER or stored is None:
+            continue
+        value = resolved(setting.value, statements)
+        for module in [value] if isinstance(value, str) else value or ():
+            if not trust.may_import(module):
+                yield module_refusal(stored.where, module)
 
 
 def _unknown_parameters(statements, reached):
@@ -72,6 +93,34 @@ def _reader_of(macro, statements, reached):
             if Macro(macro) in inner(setting.value):
                 return f": {name}.{parameter} ({setting.where}) would, but is not part of this run"
     return nearest(macro, reached.macros)
+
+
+def _text_for_references(reached):
+    """Names such as `--gin.OPTIMIZER=adamw`, where gin needs a reference to what makes the optimizer."""
+    for name, setting in reached.macros.items():
+        if not (setting.is_users and isinstance(setting.value, str)):
+            continue
+        if references := shipped_references(name):
+            meant = _plain(setting.value)
+            likeness = {
+                file: max(
+                    difflib.SequenceMatcher(None, meant, _plain(known)).ratio()
+                    for known in (
+                        file.rpartition("/")[2].removesuffix(".gin"),
+                        reference.rpartition(".")[2].strip("()"),
+                    )
+                )
+                for file, reference in references.items()
+            }
+            file = max(sorted(likeness), key=likeness.get)
+            yield (
+                f"{setting.where}: {name} = {show(setting.value)} is text, but {name} is a reference: give "
+                f"--gin_file={file} after the run's file, or --gin.{name}={references[file]}"
+            )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def _wrong_types(statements, reached):

@@ -7,7 +7,7 @@ import pathlib
 import re
 import tokenize
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gin import config as gin_config
@@ -15,6 +15,7 @@ from gin import config_parser
 
 import t5x_like
 from t5x_like import paths
+from t5x_like.config.trust import OF_ONE_COMMAND, Trust, refusal
 from t5x_like.config.values import (
     REQUIRED,
     ConfigError,
@@ -38,6 +39,8 @@ TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
     *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "OBJECTIVE", "PACK", "EVAL_DATA"),
 )
+# Before a name that a stored configuration may not use: no callable has such a name.
+_REFUSED = "refused:"
 # Ends a line of a stored configuration whose value is the default in the code.
 DEFAULT_MARK = "# default"
 
@@ -65,6 +68,7 @@ class Statements:
       bindings: by (scope, name of the callable), then by parameter. A name is the full import path.
       callables: the function or class of each name that occurs.
       modules: the module to import for each of them.
+      refused: names that a stored configuration may not use, each with the message for where one is used.
       problems: mistakes that do not keep the rest from being read.
     """
 
@@ -72,6 +76,7 @@ class Statements:
     bindings: dict[tuple[str, str], dict[str, Setting]] = dataclasses.field(default_factory=dict)
     callables: dict[str, Any] = dataclasses.field(default_factory=dict)
     modules: dict[str, str] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def put(self, group: dict[str, Setting], key: str, shown: str, setting: Setting) -> None:
@@ -148,6 +153,16 @@ def shipped_setters(macro: str) -> str:
     return f": give a file that does before, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 
+def shipped_references(macro: str) -> dict[str, str]:
+    """Shipped gin file -> the reference that it sets a macro to, such as `@optimizers.adamw()`."""
+    setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)
+    found = {}
+    for file in sorted(SHIPPED_ROOT.rglob("*.gin")):
+        if match := setting.search(file.read_text("utf-8")):
+            found[str(file.relative_to(SHIPPED_ROOT))] = match[1]
+    return found
+
+
 def _is_shipped(path: str) -> bool:
     return paths.is_local(path) and paths.local(path).resolve().is_relative_to(SHIPPED_ROOT)
 
@@ -155,8 +170,9 @@ def _is_shipped(path: str) -> bool:
 class Reader:
     """Reads gin files and command-line bindings into `statements`, importing the modules that they name."""
 
-    def __init__(self, search_paths: Sequence[str] = ()):
+    def __init__(self, search_paths: Sequence[str] = (), trust: Trust | None = None):
         self.statements = Statements()
+        self.trust = trust or Trust()
         self._search_paths = list(search_paths)
         self._symbols: dict[str, str] = {}  # of all files together, for the command line
         self._open: list[str] = []
@@ -175,7 +191,7 @@ class Reader:
             if isinstance(statement, config_parser.IncludeStatement):
                 folder = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
                 try:
-                    self.read_file(statement.filename, beside=folder)
+                    self.read_file(statement.filename, STORED if origin == STORED else None, beside=folder)
                 except ConfigError as error:
                     raise ConfigError(f"{shown}:{statement.location.line_num}: {error}") from error
             elif isinstance(statement, config_parser.ImportStatement):
@@ -229,10 +245,11 @@ class _File:
         if statement.module == "__gin__.dynamic_registration":
             self._dynamic = True
             return
-        try:
-            importlib.import_module(statement.module)
-        except ImportError as error:
-            raise ConfigError(f"{where}: `{statement.format()}` fails: {error}") from error
+        if self._origin != STORED or self._reader.trust.may_import(statement.module):
+            try:
+                importlib.import_module(statement.module)
+            except ImportError as error:
+                raise ConfigError(f"{where}: `{statement.format()}` fails: {error}") from error
         path = statement.module if statement.is_from or statement.alias else statement.module.partition(".")[0]
         self.symbols[statement.bound_name()] = path
 
@@ -244,21 +261,39 @@ class _File:
         statements = self._reader.statements
         if not statement.arg_name:
             name = f"{statement.scope}/{statement.selector}" if statement.scope else statement.selector
+            if self._origin == STORED and name in OF_ONE_COMMAND:
+                return
             statements.put(statements.macros, name, name, setting)
             return
-        name = self._resolve(statement.selector, where)
+        name = self._resolve(statement.selector, where, self._reader.trust.may_set)
         group = statements.bindings.setdefault((statement.scope, name), {})
         statements.put(group, statement.arg_name, f"{name}.{statement.arg_name}", setting)
 
     def _resolved(self, item: Reference | Macro, where: str) -> Reference | Macro:
         if isinstance(item, Macro):
             return item
-        return dataclasses.replace(item, selector=self._resolve(item.selector, where))
+        return dataclasses.replace(item, selector=self._resolve(item.selector, where, self._reader.trust.may_refer_to))
 
-    def _resolve(self, selector: str, where: str) -> str:
+    def _resolve(self, selector: str, where: str, may_use: Callable[[Any], bool]) -> str:
+        """The name of what a selector means; that of a stored configuration must be one that it `may_use`."""
         if selector == "gin.singleton":
             return self._reader.register(selector, gin_config.singleton, "gin")
+        if self._origin != STORED:
+            return self._located(selector, where)
+        path = self._path(selector)
+        if self._reader.trust.may_import(path):
+            name = self._located(selector, where)
+            if may_use(self._reader.statements.callables[name]):
+                return name
+        self._reader.statements.refused.setdefault(f"{_REFUSED}{path}", refusal(where, path))
+        return f"{_REFUSED}{path}"
+
+    def _path(self, selector: str) -> str:
         first, _, rest = selector.partition(".")
+        return f"{self.symbols[first]}.{rest}" if first in self.symbols and rest else selector
+
+    def _located(self, selector: str, where: str) -> str:
+        first = selector.partition(".")[0]
         if self._dynamic and first not in self.symbols:
             raise ConfigError(
                 f"{where}: {selector}: {first} is not imported in this file; imported are {sorted(self.symbols)}"
@@ -266,9 +301,8 @@ class _File:
         if not self._dynamic:
             if name := self._by_ending(selector, where) or self._registered(selector):
                 return name
-        path = f"{self.symbols[first]}.{rest}" if first in self.symbols and rest else selector
         try:
-            return self._reader.add(path)
+            return self._reader.add(self._path(selector))
         except ConfigError as error:
             known = self._reader.statements.callables
             hint = "" if "did you mean" in str(error) or self._dynamic else nearest(selector, _endings(known))

@@ -8,7 +8,7 @@ import gin
 import pytest
 
 from t5x_like import config
-from t5x_like.config import files
+from t5x_like.config import files, trust
 
 _numbers = itertools.count()
 
@@ -119,6 +119,7 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     made = Toy(tmp_path, shipped)
+    monkeypatch.setenv(trust.TRUSTED_MODULES, made.name)  # as its user would, for what a run has stored
     yield made
     gin.clear_config()
     sys.modules.pop(made.name, None)

@@ -96,3 +96,12 @@ def test_a_shortened_name_must_be_unique(toy, tmp_path):
         "TASK=a", "Model.dim=3", files=["run.gin", "both.gin"]
     )
     toy.load("TASK=a", f"{other}.Model.dim=3", files=["run.gin", "both.gin"])
+
+
+def test_a_name_in_place_of_a_reference_gets_the_file_and_the_reference_to_give(toy):
+    toy.write("schedules/linear.gin", "SCHEDULE = @toy.linear()\ntoy.linear.total_steps = 1\n", shipped=True)
+    toy.write("schedules/flat.gin", "SCHEDULE = @toy.constant()\n", shipped=True)
+    toy.write("mine.gin", "toy.train.schedule = %SCHEDULE\n")
+    shown = toy.refused("TASK=a", "SCHEDULE=Linear", files=["run.gin", "schedules/flat.gin", "mine.gin"])
+    assert "SCHEDULE = 'Linear' is text, but SCHEDULE is a reference: give --gin_file=schedules/linear.gin" in shown
+    assert "or --gin.SCHEDULE=@toy.linear()" in shown

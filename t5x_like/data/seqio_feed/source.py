@@ -133,6 +133,16 @@ class SeqIOSource:
                     f"vocab_size={vocabulary.vocab_size} or more"
                 )
 
+    def check(self, spec: FeatureSpec) -> None:
+        """Refuses a task that cannot be read as `spec` asks; no example is read.
+
+        Raises:
+          UserError: the task or split is not registered, a feature or a length is missing, or `pack` does not suit.
+        """
+        provider = self.provider
+        self._check_split(provider)
+        self._check_features(provider, spec)
+
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Training batches of this process.
 
@@ -233,14 +243,19 @@ class SeqIOSource:
     def _dataset(self, provider, spec: FeatureSpec, **reading) -> "tf.data.Dataset":
         from t5x_like.data.seqio_feed.converter import SpecConverter
 
+        lengths = self._check_features(provider, spec)
+        converter = SpecConverter(spec, pack=self.pack, padding_ids=self.padding_ids())
+        return converter.convert(self._task_dataset(provider, **reading), lengths)
+
+    def _check_features(self, provider, spec: FeatureSpec) -> dict[str, int]:
+        """The length of each task feature that `spec` reads."""
         lengths = spec.task_lengths(self.task_feature_lengths)
         if missing := [name for name in lengths if name not in provider.output_features]:
             raise UserError(
                 f"{self.mixture_or_task_name} has the features {', '.join(map(repr, provider.output_features))}; this "
                 f"objective also reads {', '.join(map(repr, missing))}"
             )
-        converter = SpecConverter(spec, pack=self.pack, padding_ids=self.padding_ids())
-        return converter.convert(self._task_dataset(provider, **reading), lengths)
+        return lengths
 
     def _check_split(self, provider) -> None:
         with_split = [task for task in self._tasks(provider) if self.split in task.splits]

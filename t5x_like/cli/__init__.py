@@ -1,0 +1,92 @@
+"""The command line: `t5x_like COMMAND --gin_file=… --gin.NAME=VALUE`.
+
+Nothing heavy is imported before a command is sure to run, so `--help` and a mistyped flag are answered at once.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import t5x_like
+from t5x_like.cli.arguments import Arguments, UsageError, parse
+from t5x_like.cli.execute import SUPERVISORS, find_run, run
+from t5x_like.cli.startup import log, prepare
+from t5x_like.cli.usage import overview, usage
+from t5x_like.commands import COMMANDS, Command
+from t5x_like.errors import RunFailed, UserError
+
+__all__ = [
+    "COMMANDS",
+    "SUPERVISORS",
+    "Arguments",
+    "Command",
+    "UsageError",
+    "find_run",
+    "main",
+    "overview",
+    "parse",
+    "prepare",
+    "run",
+    "usage",
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code: 0, 1 for a failure, 2 for a user error, 75 if preempted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(overview())
+            return 0 if argv else 2
+        if argv[0] == "--version":
+            print(f"t5x_like {t5x_like.__version__}")
+            return 0
+        arguments = parse(argv)
+    except UsageError as error:
+        print(f"t5x_like: {error}", file=sys.stderr)
+        return 2
+    if arguments.help:
+        print(usage(arguments.command))
+        return 0
+    try:
+        if arguments.max_restarts is not None:
+            return _supervised(arguments, argv)
+        return run(arguments)
+    except KeyboardInterrupt:
+        print("\nt5x_like: interrupted", file=sys.stderr)
+        return 130
+    except (UserError, RunFailed) as error:
+        code = 2 if isinstance(error, UserError) else 1
+        if arguments.log_level == "debug":
+            traceback.print_exception(error)
+        print(f"t5x_like {arguments.command}: {_without_gin_trail(error)}", file=sys.stderr)
+        _leave_others(code)
+        return code
+    except Exception as error:
+        _leave_others(1, error)
+        raise
+
+
+def _without_gin_trail(error: Exception) -> str:
+    """The message of an error without the calls that gin lists below it."""
+    return str(error).split("\n  In call to configurable", 1)[0]
+
+
+def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
+    """Runs the same command line as a child that is started again when it crashes."""
+    from t5x_like import supervisor
+
+    model_dir = dict(arguments.bindings).get("MODEL_DIR", "")
+    if not model_dir.strip("'\""):
+        raise UserError("--max_restarts needs --gin.MODEL_DIR=…: without it each start would begin another run")
+    log(arguments.log_level)
+    words = list(argv)
+    at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--max_restarts")
+    del words[at : at + (1 if "=" in words[at] else 2)]
+    return supervisor.again(words, arguments.max_restarts, model_dir.strip("'\""))
+
+
+def _leave_others(code: int, error: Exception | None = None) -> None:
+    """Ends a process that others wait for; see `distributed.abandon`. A process that is alone returns from here."""
+    if distributed := sys.modules.get("t5x_like.distributed"):
+        distributed.abandon(code, error)

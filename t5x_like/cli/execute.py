@@ -1,0 +1,144 @@
+"""From the arguments of a command to its function with a complete configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from t5x_like import paths
+from t5x_like.cli.arguments import Arguments
+from t5x_like.cli.path_checks import check_paths
+from t5x_like.cli.startup import prepare
+from t5x_like.commands import COMMANDS, Command
+from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    from t5x_like import config
+
+# Macros that the command line itself reads: where compiled programs are kept is no part of a run's configuration.
+PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
+# What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
+PREEMPTED_EXIT_CODE = 75
+SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+
+
+def run(arguments: Arguments) -> int:
+    """Configures and calls the function of a command; returns its exit code."""
+    command = COMMANDS[arguments.command]
+    prepare(arguments)
+    check_paths(command.paths, given_macros(arguments))
+    if command.joins and not arguments.dry_run:
+        from t5x_like import distributed
+
+        distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
+    run_folder = find_run(arguments) if command.needs_run and not arguments.gin_files else None
+    resolved = resolve(arguments, run_folder)
+    check_paths(command.paths, resolved.macros)
+    if arguments.dry_run:
+        from t5x_like.dry_run import dry_run
+
+        dry_run(command, resolved)
+        return 0
+    with _compilation_cache(resolved.macros, run_folder) if command.compiles else contextlib.nullcontext():
+        result = resolved.configured()(**_given(command, arguments, resolved))
+    preempted = getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS)
+    return PREEMPTED_EXIT_CODE if preempted else 0
+
+
+def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> contextlib.AbstractContextManager:
+    """The persistent compilation cache for a command.
+
+    Programs are not read from the directory of a run that the command only looks at (`run_folder`): it may be somebody
+    else's, and a compiled program is code.
+    """
+    from t5x_like import compilation_cache
+
+    folders = () if run_folder else (macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
+    folder = next((folder for folder in folders if isinstance(folder, str) and folder), None)
+    return compilation_cache.persistent(compilation_cache.choose_directory(macros, folder))
+
+
+def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
+    """The configuration of a command, read and checked; nothing is built.
+
+    Args:
+      arguments: the command line.
+      run_folder: the run whose stored configuration gives model and task; None for none.
+
+    Raises:
+      ConfigError: with every problem found.
+    """
+    from t5x_like import config
+
+    command = COMMANDS[arguments.command]
+    try:
+        return config.load(
+            command.function,
+            files=[*([command.first_file] if command.first_file else []), *(arguments.gin_files or [command.run_file])],
+            # The folder has served its purpose: whether the command reads MODEL_DIR or only CHECKPOINT_PATH, it is set.
+            bindings=[(name, text) for name, text in arguments.bindings if not (run_folder and name == "MODEL_DIR")],
+            search_paths=arguments.search_paths,
+            run_folder=run_folder,
+            given=_parameters(command),
+            stand_ins=command.stand_ins,
+            process=PROCESS_MACROS if command.compiles else (),
+        )
+    except config.ConfigError as error:
+        if command.needs_run and run_folder is None:
+            hint = "Model, task and lengths can come from a run: give --gin.MODEL_DIR=its folder and no --gin_file."
+            raise config.ConfigError(f"{error}\n{hint}") from error
+        raise
+
+
+def find_run(arguments: Arguments) -> str | None:
+    """The folder of the run that MODEL_DIR or CHECKPOINT_PATH means, or None.
+
+    Raises:
+      UserError: MODEL_DIR names a folder without a stored configuration.
+    """
+    macros = given_macros(arguments)
+    model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
+    folders = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
+    if not folders and isinstance(checkpoint, str):  # a run, its `checkpoints`, or one of them
+        folders = [checkpoint.rstrip("/")]
+        folders += [folders[0].rpartition("/")[0], folders[0].rpartition("/")[0].rpartition("/")[0]]
+    for folder in folders:
+        if folder and paths.is_file(paths.join(folder, "config.gin")):
+            return folder
+    if model_dir:
+        raise UserError(
+            f"MODEL_DIR={model_dir} is not a run directory: config.gin not found. Give the directory of an existing run"
+        )
+    return None
+
+
+def given_macros(arguments: Arguments) -> dict[str, Any]:
+    """The macros and parameters that the command line sets, with their values."""
+    from t5x_like.config.values import from_command_line
+
+    return {name: from_command_line(name, text) for name, text in arguments.bindings}
+
+
+def _parameters(command: Command) -> list[str]:
+    """The parameters of a command's function that the command line gives, not its configuration."""
+    import inspect
+
+    from t5x_like.config.files import locate
+
+    known = inspect.signature(locate(command.function)[0]).parameters
+    return [name for name in ("run_config", "stood_in") if name in known]
+
+
+def _given(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
+    """The values of `_parameters`."""
+    names = _parameters(command)
+    given: dict[str, Any] = {"stood_in": resolved.stood_in} if "stood_in" in names else {}
+    if "run_config" in names:
+        from t5x_like.run_folder import RunConfig
+
+        given["run_config"] = RunConfig(
+            resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore
+        )
+    return given

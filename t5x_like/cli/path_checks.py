@@ -1,0 +1,53 @@
+"""Checks of the paths that a command reads and writes, before anything heavy is imported or built."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5x_like import paths
+from t5x_like.errors import UserError
+
+# What must exist; any other path of a command is written.
+CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH")
+INPUTS = ("INPUT_PATH",)
+
+
+def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
+    """Refuses local paths that do not exist or cannot be written. Buckets are left to whoever opens them.
+
+    Args:
+      names: the macros with the paths of a command; see `Command.paths`.
+      macros: values by name.
+
+    Raises:
+      UserError: naming the macro, its value and what to give.
+    """
+    given = {name: macros[name] for name in names if isinstance(macros.get(name), str)}
+    for name, path in given.items():
+        if not paths.is_local(path):
+            continue
+        if name in INPUTS:
+            if not paths.is_file(path):
+                raise UserError(f"{name}={path}: file not found. Give an existing .txt or .jsonl file")
+        elif name not in CHECKPOINTS:
+            paths.check_writable(name, path)
+        elif name != "INITIAL_CHECKPOINT_PATH" or not _may_resume(given.get("MODEL_DIR")):
+            _check_checkpoint(name, path)
+
+
+def _may_resume(model_dir: str | None) -> bool:
+    """Whether a run may have a checkpoint of its own, so that what it started from is not read again."""
+    return model_dir is not None and (not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints")))
+
+
+def _has_steps(folder: str) -> bool:
+    return any(name.isdigit() for name in paths.listdir(folder))
+
+
+def _check_checkpoint(setting: str, path: str) -> None:
+    wanted = "Give a run directory, a checkpoint in it or a Hugging Face folder"
+    if not paths.exists(path):
+        raise UserError(f"{setting}={path}: not found. {wanted}")
+    is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
+    is_huggingface = paths.is_file(paths.join(path, "config.json"))
+    if not (is_step or is_huggingface or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))):
+        raise UserError(f"{setting}={path}: no checkpoint found. {wanted}")

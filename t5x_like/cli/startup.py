@@ -1,0 +1,62 @@
+"""What is set before JAX and TensorFlow are imported: devices, import paths, logging."""
+
+import os
+import sys
+
+import t5x_like
+from t5x_like.cli import quiet_imports
+from t5x_like.cli.arguments import Arguments
+
+
+def prepare(arguments: Arguments) -> None:
+    """Sets up devices, imports and logging. To be called before JAX is imported for the first time."""
+    if arguments.dry_run:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed, so no accelerator is taken
+        os.environ.setdefault("NO_GCE_CHECK", "true")  # or TensorFlow looks for a metadata server for minutes
+    if arguments.cpu_devices is not None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(arguments.cpu_devices)
+        if "jax" in sys.modules:  # in a notebook; raises where devices are in use already
+            sys.modules["jax"].config.update("jax_platforms", "cpu")
+            sys.modules["jax"].config.update("jax_num_cpu_devices", arguments.cpu_devices)
+    if arguments.debug:
+        os.environ.update(JAX_DISABLE_JIT="1", JAX_DEBUG_NANS="1")
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update("jax_disable_jit", True)
+            sys.modules["jax"].config.update("jax_debug_nans", True)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow reports each GPU that it may not use
+    if arguments.log_level != "debug":
+        quiet_imports.install()
+    # A console script does not have these. Last, so that a folder named like an installed package hides nothing.
+    for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    log(arguments.log_level)
+
+
+def log(level: str) -> None:
+    """Reports what this project and a user's modules log; other packages only when they warn."""
+    import logging
+    import sysconfig
+
+    from absl import logging as absl_logging
+
+    here = os.path.dirname(os.path.abspath(t5x_like.__file__))
+    own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
+    others = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+    class Handler(logging.StreamHandler):
+        """Writes to what is standard error at the moment: a progress bar puts itself in between."""
+
+        stream = property(lambda self: sys.stderr, lambda self, value: None)
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        path = record.pathname
+        return record.levelno >= logging.WARNING or path.startswith(own) or not path.startswith(others)
+
+    handler = Handler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    if level != "debug":
+        handler.addFilter(is_wanted)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    absl_logging.set_verbosity(level)

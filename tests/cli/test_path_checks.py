@@ -1,0 +1,44 @@
+"""Paths are checked before anything is imported or built."""
+
+import pytest
+
+from t5x_like.cli.path_checks import check_paths
+from t5x_like.errors import UserError
+
+TRAIN = ("MODEL_DIR", "INITIAL_CHECKPOINT_PATH")
+
+
+def test_every_kind_of_checkpoint_is_accepted(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    for path in ("run", "run/", "run/checkpoints", "run/checkpoints/7", "hub"):
+        check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/{path}"})
+    check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": "gs://bucket/run", "MODEL_DIR": None})
+
+
+@pytest.mark.parametrize(("path", "message"), [("none", "not found"), ("empty", "no checkpoint found")])
+def test_a_missing_checkpoint_is_named(tmp_path, path, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"INITIAL_CHECKPOINT_PATH={tmp_path}/{path}: {message}. Give a run directory"):
+        check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/{path}", "MODEL_DIR": str(tmp_path / "new")})
+
+
+def test_a_resumed_run_does_not_need_what_it_started_from(tmp_path):
+    (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+    check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/gone", "MODEL_DIR": str(tmp_path)})
+
+
+def test_only_the_paths_of_the_command_are_checked():
+    check_paths(("CACHE_DIR",), {"INITIAL_CHECKPOINT_PATH": "/none"})
+
+
+def test_inputs_and_outputs(tmp_path):
+    with pytest.raises(UserError, match="INPUT_PATH=.*: file not found"):
+        check_paths(("INPUT_PATH",), {"INPUT_PATH": str(tmp_path)})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="OUTPUT_DIR=.*/file/out: .*/file is not a directory"):
+        check_paths(("OUTPUT_DIR",), {"OUTPUT_DIR": str(tmp_path / "file" / "out")})
+    check_paths(
+        ("INPUT_PATH", "OUTPUT_PATH"), {"INPUT_PATH": f"{tmp_path}/file", "OUTPUT_PATH": f"{tmp_path}/out.jsonl"}
+    )

@@ -1,0 +1,35 @@
+"""TensorFlow is imported without its start-up lines; anything else that it writes is kept."""
+
+import os
+import sys
+
+import pytest
+
+from t5x_like.cli import quiet_imports
+
+LIBRARY = """
+import os
+os.write(2, b"I0000 00:00:1.2 3 cudart_stub.cc:31] Could not find cuda drivers\\n")
+os.write(2, b"something that went wrong\\n")
+VALUE = 7
+"""
+
+
+def test_start_up_lines_are_left_out_and_others_kept(tmp_path, monkeypatch, capfd):
+    (tmp_path / "loud_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(quiet_imports, "PACKAGES", ("loud_library",))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    quiet_imports.install()
+    quiet_imports.install()
+    import loud_library
+
+    assert loud_library.VALUE == 7
+    assert capfd.readouterr().err == "something that went wrong\n"
+
+
+def test_standard_error_comes_back_after_a_failure(capfd):
+    with pytest.raises(ImportError), quiet_imports.without_startup_lines():
+        raise ImportError
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "later\n"

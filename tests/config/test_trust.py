@@ -1,0 +1,119 @@
+"""A configuration stored with a run describes the run and runs no code of its own."""
+
+import sys
+
+import pytest
+
+from t5x_like import config
+from t5x_like.commands import COMMANDS
+from t5x_like.config import files, trust
+from t5x_like.config.values import Reference, inner
+from t5x_like.config.walk import resolved
+
+HEADER = "from __gin__ import dynamic_registration\n"
+
+
+def load(folder, text, *bindings, command="eval"):
+    """Loads the configuration of `eval` on a run whose config.gin is `text`."""
+    (folder / "config.gin").write_text(HEADER + text)
+    pairs = [("MIXTURE_OR_TASK_NAME", "a_task"), *(tuple(binding.split("=", 1)) for binding in bindings)]
+    if command == "infer":
+        pairs.append(("INPUT_PATH", "in.txt"))
+    known = COMMANDS[command]
+    return config.load(known.function, files=[known.run_file], bindings=pairs, run_folder=str(folder))
+
+
+MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"
+
+
+def test_a_run_is_described_by_what_this_package_builds(tmp_path):
+    text = load(
+        tmp_path, MODEL + "t5.T5Config.num_heads = 2\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}\n"
+    ).text
+    assert "num_heads = 2" in text and "'inputs': 8" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            "import subprocess\nMODEL = @subprocess.check_call()\nsubprocess.check_call.popenargs = ['x']",
+            "subprocess.check_call",
+        ),
+        ("from os import path\nMODEL = @path.exists()", "os.path.exists"),
+        ("import os as t5x_like\nMODEL = @t5x_like.system()", "os.system"),
+        (
+            "from t5x_like import supervisor\nMODEL = @supervisor.subprocess.Popen()",
+            "t5x_like.supervisor.subprocess.Popen",
+        ),
+        ("from t5x_like import supervisor\nMODEL = @supervisor.again()", "t5x_like.supervisor.again"),
+        ("import t5x_like.cli\nMODEL = @t5x_like.cli.main()", "t5x_like.cli.main"),
+        ("from t5x_like import paths\nMODEL = @paths.write_atomic()", "t5x_like.paths.write_atomic"),
+        ("from t5x_like import ablate\nMODEL = @ablate.ablate()", "t5x_like.ablate.ablate"),
+        ("from t5x_like.config import files\nMODEL = @files.locate()", "t5x_like.config.files.locate"),
+        ("from t5x_like.data.seqio_feed import source\nMODEL = @source.import_modules()", "source.import_modules"),
+        (
+            "import gin\nMODEL = @one/gin.singleton()\nimport os\none/gin.singleton.constructor = @os.getcwd",
+            "os.getcwd",
+        ),
+        ("import builtins\nMODEL = [{'a': @builtins.exec()}]", "builtins.exec"),
+    ],
+)
+def test_other_code_is_refused_with_its_line_and_the_way_to_allow_it(tmp_path, text, name):
+    with pytest.raises(config.ConfigError) as refused:
+        load(tmp_path, text)
+    message = str(refused.value)
+    assert f"{tmp_path}/config.gin:" in message and f"{name}: a configuration stored with a run may not" in message
+    assert f"set {trust.TRUSTED_MODULES}=" in message
+
+
+def test_modules_named_by_a_stored_configuration_are_not_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
+    load(tmp_path, "import evil_module\nevil_module.train.rate = 1\n" + MODEL)  # not a part of `eval`
+    with pytest.raises(config.ConfigError, match="evil_module.Model: "):
+        load(tmp_path, "import evil_module\nMODEL = @evil_module.Model()")
+    (tmp_path / "more.gin").write_text(HEADER + "import evil_module\nMODEL = @evil_module.Model()")
+    with pytest.raises(config.ConfigError, match="more.gin:3: evil_module.Model"):
+        load(tmp_path, "include 'more.gin'")
+    assert "evil_module" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MIXTURE_OR_TASK_MODULE = 'my_tasks'\n",
+        "MIXTURE_OR_TASK_MODULE = ['data_tasks', 'my_tasks']\n",
+        "MIXTURE_OR_TASK_MODULE = %OTHER\nOTHER = 'my_tasks'\n",
+        "MIXTURE_OR_TASK_MODULE = [%OTHER]\nOTHER = 'my_tasks'\n",
+    ],
+)
+def test_a_stored_module_of_tasks_is_named_again_on_the_command_line(tmp_path, monkeypatch, text):
+    with pytest.raises(config.ConfigError, match="add --gin.MIXTURE_OR_TASK_MODULE=my_tasks .or set T5X_LIKE_TRUSTED"):
+        load(tmp_path, MODEL + text)
+    assert "my_tasks" in load(tmp_path, MODEL + text, "MIXTURE_OR_TASK_MODULE=my_tasks").text
+    monkeypatch.setenv(trust.TRUSTED_MODULES, "others, my_tasks")
+    assert "my_tasks" in load(tmp_path, MODEL + text).text
+
+
+def test_a_stored_configuration_does_not_say_where_to_write(tmp_path):
+    with pytest.raises(config.ConfigError, match="OUTPUT_PATH is required"):
+        load(tmp_path, MODEL + "OUTPUT_PATH = '/etc/profile'\nTASK_FEATURE_LENGTHS = {'inputs': 8}\n", command="infer")
+    assert "/etc" not in load(tmp_path, MODEL + "from t5x_like import eval\neval.evaluate.output_dir = '/etc'\n").text
+
+
+def test_shipped_runs_can_be_stored():
+    """What shipped files build, a stored configuration may build too; add what is missing to `trust.BUILDERS`."""
+    trusting = trust.Trust()
+    own = {"plan", "ablate", "cache", "convert", "eval", "infer", "inspect"}
+    for file in sorted(files.SHIPPED_ROOT.rglob("*.gin")):
+        if file.stem in own and file.parent.name == "runs":
+            continue
+        reader = files.Reader()
+        reader.read_file(str(file))
+        values = [*reader.statements.macros.values()]
+        values += [setting for settings in reader.statements.bindings.values() for setting in settings.values()]
+        for setting in values:
+            for item in inner(resolved(setting.value, reader.statements)):
+                if isinstance(item, Reference):
+                    assert trusting.may_refer_to(reader.statements.callables[item.selector]), (file, item)

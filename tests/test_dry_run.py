@@ -1,0 +1,120 @@
+"""`--dry_run` checks and describes a command, computes nothing and writes nothing."""
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5x_like import cli
+
+TASK = "tests_dry_run"
+TINY = "--gin_file=models/t5_1_1/tiny.gin"
+LENGTHS = "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 4}"
+TRAIN = [
+    "train",
+    "--dry_run",
+    TINY,
+    "--gin_file=runs/pretrain.gin",
+    "--gin.TRAIN_STEPS=7",
+    LENGTHS,
+    "--gin.BATCH_SIZE=2",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def task():
+    rows = seqio.FunctionDataSource(
+        lambda split, shuffle_files=False, seed=None: tf.data.Dataset.from_tensors({"inputs": "a", "targets": "b"}),
+        splits=["train", "validation"],
+    )
+    features = {name: seqio.Feature(seqio.ByteVocabulary()) for name in ("inputs", "targets")}
+    seqio.TaskRegistry.add(TASK, source=rows, preprocessors=[seqio.preprocessors.tokenize], output_features=features)
+    yield
+    seqio.TaskRegistry.remove(TASK)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    for name in ("JAX_PLATFORMS", "NO_GCE_CHECK"):
+        monkeypatch.setenv(name, "cpu")  # so that what the command sets is taken back
+    monkeypatch.setattr("t5x_like.cli.execute.prepare", lambda arguments: None)  # logging and import paths stay
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_train_is_described_and_writes_nothing(empty_folder, capsys):
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=runs/new"]) == 0
+    shown = capsys.readouterr().out
+    assert "model: T5Config, 518,240 parameters" in shown and "steps: 7" in shown
+    assert f"data: {TASK}, split train" in shown and f"eval_data: {TASK}, split validation" in shown
+    assert "encoder_input_tokens [2, 8] int32" in shown and "decoder_target_tokens [2, 4] int32" in shown
+    assert "writes model_dir=runs/new" in shown and "nothing was computed or written" in shown
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ["--gin.MIXTURE_OR_TASK_NAME=tests_dry_rum"],
+            "'tests_dry_rum' is not registered; the nearest names are tests_dry_run",
+        ),
+        (["--gin.train/SeqIOSource.split=trian"], "has no split 'trian'"),
+        (["--gin.TASK_FEATURE_LENGTHS={'inputs': 8}"], "has no length for 'targets'"),
+        (["--gin.T5Config.vocab_size=128"], "the model 128 embeddings"),
+        (
+            ["--gin.INITIAL_CHECKPOINT_PATH=runs/none"],
+            "INITIAL_CHECKPOINT_PATH=runs/none: not found. Give a run directory",
+        ),
+        (["--gin.MODEL_DIR=/dev/null/run"], "MODEL_DIR=/dev/null/run: /dev/null is not a directory"),
+        (["--gin.TRAIN_STEPS=many"], "must be a whole number"),
+        (["--gin_file=models/t5_1_1/tini.gin"], "did you mean models/t5_1_1/tiny.gin"),
+    ],
+)
+def test_what_would_end_the_run_is_found(capsys, changes, message):
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *changes]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_buckets_that_cannot_be_reached_are_not_checked(capsys):
+    line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=gs://bucket/run"]
+    assert cli.main([*line, "--gin.INITIAL_CHECKPOINT_PATH=memory://bucket/none"]) == 0
+    shown = capsys.readouterr().out
+    assert "writes model_dir=gs://bucket/run (not checked)" in shown
+    assert "reads initial_checkpoint_path=memory://bucket/none (not checked: memory://bucket/none not found" in shown
+
+
+def test_a_mesh_of_another_machine_is_not_checked(capsys):
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]) == 0
+    assert "mesh: not checked, this machine has" in capsys.readouterr().out
+
+
+def test_every_cell_of_an_ablation_is_described(capsys, empty_folder):
+    (empty_folder / "cell.gin").write_text(
+        "include 'models/t5_1_1/tiny.gin'\ninclude 'runs/pretrain.gin'\n"
+        f"MIXTURE_OR_TASK_NAME = '{TASK}'\nTRAIN_STEPS = 1\n"
+    )
+    grid = "{'T5': {'one': 'cell.gin', 'two': 'cell.gin'}}"
+    assert cli.main(["ablate", "--dry_run", "--output=study", f"--gin.GRID={grid}", "--gin.GIN_FILES=()"]) == 0
+    shown = capsys.readouterr().out
+    assert "T5, one:" in shown and "T5, two:" in shown and shown.count("model: T5Config, 518,240 parameters") == 2
+
+
+def test_cache_infer_and_eval_are_described(capsys, empty_folder):
+    task = f"--gin.MIXTURE_OR_TASK_NAME={TASK}"
+    assert cli.main(["cache", "--dry_run", "--gin_file=runs/pretrain.gin", task, LENGTHS, "--cache_dir=cache"]) == 0
+    assert "writes cache_dir=cache" in capsys.readouterr().out
+    (empty_folder / "weights" / "checkpoints" / "3").mkdir(parents=True)
+    (empty_folder / "in.txt").write_text("text\n")
+    checkpoint = "--gin.CHECKPOINT_PATH=weights"
+    files = [TINY, "--gin_file=runs/infer.gin"]
+    assert cli.main(["infer", "--dry_run", *files, task, checkpoint, "--input=in.txt", "--output=out.jsonl"]) == 0
+    shown = capsys.readouterr().out
+    assert "reads checkpoint_path=weights" in shown and "writes output_path=out.jsonl" in shown
+    assert cli.main(["eval", "--dry_run", TINY, "--gin_file=runs/eval.gin", task, checkpoint]) == 0
+    assert "data: tests_dry_run, split validation" in capsys.readouterr().out
+    assert not (empty_folder / "cache").exists() and not (empty_folder / "out.jsonl").exists()
+
+
+def test_commands_without_a_dry_run_say_so(capsys):
+    assert cli.main(["plan", "--dry_run"]) == 2
+    assert "there is no flag --dry_run" in capsys.readouterr().err
