@@ -190,7 +190,7 @@ def read(path: str, validation_fraction: float = 0.1) -> Corpus:
     with paths.user_path("task_arguments path", path), fsspec.open(path, "rb") as file:
         raw = file.read()
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error}") from error
     train = int(len(text) * (1 - validation_fraction))

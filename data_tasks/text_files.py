@@ -4,10 +4,13 @@
     task_arguments = {"pattern": "gs://…/train-*.jsonl.gz", "validation_pattern": "gs://…/validation.jsonl.gz"}
 
 A line of a .jsonl file is one document. A .txt file is read in documents of some lines each, which follow one another
-as in the file. The files are read into memory once, by every process.
+as in the file. Line ends become \n and byte-order marks are removed. Documents longer than `max_document_bytes` are cut
+into several, so that a file without line ends is read as quickly as any other. The files are read into memory once, by
+every process.
 """
 
 import functools
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +27,9 @@ from t5x_like.errors import UserError
 TASK = "text_files_span_corruption"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
+MAX_DOCUMENT_BYTES = 1 << 15
+_BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
+
 _DEFAULTS = dict(
     # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
@@ -35,8 +41,9 @@ _DEFAULTS = dict(
     json_field="text",
     # Lines of a .txt file that make one document.
     lines_per_document=64,
-    # A longer document is cut into several, between lines or words where it has any.
-    max_document_bytes=1 << 20,
+    # A longer document is cut into several, between lines or words where it has any: documents are tokenised and
+    # corrupted many at a time, so the first batch takes seconds for each 10 MB of them.
+    max_document_bytes=MAX_DOCUMENT_BYTES,
     # More text than this is refused: it would not be a small job any more.
     max_corpus_bytes=4 << 30,
     # A SentencePiece model; by default the one that this package ships, which can spell any text.
@@ -75,7 +82,7 @@ def read(
     validation_fraction: float = 0.02,
     json_field: str = "text",
     lines_per_document: int = 64,
-    max_document_bytes: int = 1 << 20,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
     """Reads the files of a pattern; see the task's arguments for what each one means.
@@ -126,7 +133,7 @@ def documents(
     *,
     json_field: str = "text",
     lines_per_document: int = 64,
-    max_document_bytes: int = 1 << 20,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
     counts: Counter[str],
 ) -> Iterator[bytes]:
     """The documents of files, one after the other, in UTF-8.
@@ -176,7 +183,11 @@ def _kind(path: str) -> str | None:
 
 def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
     """The documents of a file as they stand there."""
-    with file as lines:
+    with file as raw_lines:
+        # Latin-1 keeps every byte as it is, while the wrapper turns all kinds of line ends into \n.
+        text = io.TextIOWrapper(raw_lines, encoding="latin-1", newline=None)
+        lines = (line.encode("latin-1") for line in text)
+        lines = (line if number else line.removeprefix(_BYTE_ORDER_MARK) for number, line in enumerate(lines))
         if _kind(file.path) == ".txt":
             block: list[bytes] = []
             for line in lines:
@@ -204,8 +215,9 @@ def _text_of(line: bytes, json_field: str, where: str) -> bytes:
         raise UserError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
     if not isinstance(record[json_field], str):
         raise UserError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not text")
+    text = record[json_field].removeprefix(_BYTE_ORDER_MARK.decode()).replace("\r\n", "\n").replace("\r", "\n")
     # A lone surrogate is legal in JSON and nothing in UTF-8.
-    return record[json_field].encode("utf-8", errors="surrogatepass")
+    return text.encode("utf-8", errors="surrogatepass")
 
 
 def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[bytes]:
@@ -220,20 +232,20 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
         return
     if len(raw) > max_document_bytes:
         counts["longer than max_document_bytes (cut, not skipped)"] += 1
-    while len(raw) > max_document_bytes:
-        cut = _place_to_cut(raw, max_document_bytes)
-        yield raw[:cut]
-        raw = raw[cut:]
-    if raw:
-        yield raw
+    start = 0
+    while len(raw) - start > max_document_bytes:
+        end = _place_to_cut(raw, start, start + max_document_bytes)
+        yield raw[start:end]
+        start = end
+    yield raw[start:]
 
 
-def _place_to_cut(raw: bytes, limit: int) -> int:
-    """After the last line or word within the limit, or else between two characters."""
+def _place_to_cut(raw: bytes, start: int, limit: int) -> int:
+    """After the last line or word between `start` and the limit, or else between two characters."""
     for separator in (b"\n", b" "):
-        if (found := raw.rfind(separator, limit // 2, limit)) >= 0:
+        if (found := raw.rfind(separator, (start + limit) // 2, limit)) >= 0:
             return found + 1
-    while limit > 0 and raw[limit] & 0xC0 == 0x80:  # a byte that continues a character
+    while raw[limit] & 0xC0 == 0x80:  # a byte that continues a character
         limit -= 1
     return limit
 

@@ -289,7 +289,7 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
       UserError: a line of a `.jsonl` file is not a JSON object; an empty file.
     """
     empty = True
-    with _as_text(path), fsspec.open(path, "rt", encoding="utf-8") as lines:
+    with _as_text(path), fsspec.open(path, "rt", encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             empty = False
             if not path.endswith(".jsonl"):

@@ -118,6 +118,7 @@ def inspect(
     _print_task(source, console)
     _print_vocabularies(source, console)
     _print_documents(source, sample, found, console)
+    _print_bytes(source, sample, found, console)
     _print_lengths(source, sample, found, console)
     judged = task_feature_lengths is not None  # padding of rows whose lengths nobody chose is nobody's mistake
     _print_rows(source, spec, sample, num_examples, judged, found, console)
@@ -226,15 +227,33 @@ def _print_documents(source, sample: int, found: Inspection, console: Console) -
             )
 
 
+def _print_bytes(source, sample: int, found: Inspection, console: Console) -> None:
+    from t5x_like.data.seqio_feed.source_bytes import count_bytes
+
+    with _problem(found, "the source cannot be read"):
+        counts = count_bytes(source, sample)
+        if counts.undecodable:
+            found.problems.append(
+                f"{counts.undecodable:,} bytes of the first {counts.examples:,} examples of the source are not UTF-8: "
+                "they become replacement characters or unknown tokens, or their documents are left out. Convert the "
+                "files, such as with `iconv -f latin1 -t utf8`"
+            )
+        if counts.carriage_returns:
+            found.problems.append(
+                f"{counts.carriage_returns:,} carriage returns (␍) in the first {counts.examples:,} examples of the "
+                "source, as Windows ends lines: the model would write them too. Remove them from the files"
+            )
+
+
 def _print_lengths(source, sample: int, found: Inspection, console: Console) -> None:
     vocabularies = _text_vocabularies(source)
     lengths: dict[str, list[int]] = {name: [] for name in source.task_feature_lengths}
-    tokens, unknown = Counter(), Counter()
+    tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
     with _problem(found, "the task cannot be read"):
         for example in source.task_dataset().take(sample).as_numpy_iterator():
             for name in lengths:
                 if name in example:
-                    real = np.trim_zeros(example[name], "b")
+                    real = _without_padding(example[name], padding_ids.get(name, 0))
                     lengths[name].append(len(real))
                     tokens[name] += len(real)
                     unknown[name] += int(np.sum(real == vocabularies[name].unk_id)) if name in vocabularies else 0
@@ -269,6 +288,11 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     console.print(table)
 
 
+def _without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
+    real = np.flatnonzero(values != padding_id) if padding_id is not None else np.arange(len(values))
+    return values[: real[-1] + 1 if len(real) else 0]
+
+
 def _print_rows(
     source, spec, sample: int, num_examples: int, judged: bool, found: Inspection, console: Console
 ) -> None:
@@ -288,12 +312,11 @@ def _print_rows(
     for name, feature in real.items():
         ids = np.concatenate([batch[feature] for batch in batches])
         found.efficiency[name] = float(np.mean(ids > 0))
-        if judged and found.efficiency[name] < 1 - PADDING_FRACTION:
-            pack = "set pack=True, or " if spec.packable and not source.pack else ""
-            found.problems.append(
-                f"{1 - found.efficiency[name]:.0%} of {name!r} is padding: {pack}shorten it in TASK_FEATURE_LENGTHS"
-            )
         found.examples_a_row = max(found.examples_a_row, float(np.mean(ids.max(axis=1))))
+    for name, fraction in found.efficiency.items():
+        if judged and fraction < 1 - PADDING_FRACTION:
+            advice = _against_padding(name, source, spec, found)
+            found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding: {advice}")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
     console.print(
         Text(f"\n{len(batches):,} rows, {found.examples_a_row:.2f} examples each; tokens that are no padding: {full}")
@@ -302,6 +325,23 @@ def _print_rows(
         for title, shown in rows_as_text(spec, batch, _text_vocabularies(source), _special_names(source, spec)):
             console.print(Text(f"\nrow {number}, {title}", style="bold"))
             console.print(shown)
+
+
+def _against_padding(name: str, source, spec: FeatureSpec, found: Inspection) -> str:
+    """What makes rows of a feature fuller without cutting any example that was looked at."""
+    advice = []
+    if source.pack:
+        # Examples share a row until one does not fit into one of its features: that one leaves the others empty.
+        fullest = max(found.efficiency, key=found.efficiency.get)
+        wanted = fullest if found.efficiency[fullest] > found.efficiency[name] else name
+        where = "" if wanted == name else f", where rows are full first ({found.efficiency[wanted]:.0%}),"
+        advice.append(f"raise {wanted!r}{where} in TASK_FEATURE_LENGTHS, so that more examples share a row")
+    elif spec.packable:
+        advice.append("set pack=True")
+    longest = int(found.lengths[name].max()) if name in found.lengths else None
+    if longest is not None and longest < source.task_feature_lengths[name]:
+        advice.append(f"lower {name!r} to {longest}, its longest example here")
+    return ", or ".join(advice) or f"lower {name!r} in TASK_FEATURE_LENGTHS, which cuts its longest examples"
 
 
 def _print_problems(found: Inspection, console: Console) -> None:

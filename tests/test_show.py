@@ -186,7 +186,7 @@ def test_pairs_are_looked_at_one_a_row(register):
     found, _ = run("shown_pairs")
     assert found.problems == []  # nobody has chosen these lengths
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})
-    assert found.problems == ["56% of 'targets' is padding: shorten it in TASK_FEATURE_LENGTHS"]
+    assert found.problems == ["56% of 'targets' is padding: lower 'targets' to 4, its longest example here"]
 
 
 def test_a_task_that_nothing_reads_is_refused(register):
@@ -207,3 +207,21 @@ def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
     with pytest.raises(UserError, match="no 'tensorflow' here: pip install seqio tensorflow"):
         show.inspect("python_docs_span_corruption")
+
+
+def test_carriage_returns_and_bytes_that_are_no_text_are_counted(register):
+    register(
+        "shown_windows", source([b"one\r\ntwo", "für".encode("latin-1")]), preprocessor=tokens(inputs=4, targets=4)
+    )
+    found, _ = run("shown_windows")
+    undecodable, returns = found.problems
+    assert "1 bytes of the first 2 examples of the source are not UTF-8" in undecodable
+    assert "1 carriage returns (␍) in the first 2 examples" in returns
+
+
+def test_the_feature_that_blocks_packing_is_named(register):
+    register("shown_blocked", source([b"x"] * 40), preprocessor=tokens(inputs=10, targets=9))
+    found, _ = run("shown_blocked", task_feature_lengths={"inputs": 64, "targets": 20})
+    (padded,) = found.problems
+    assert "69% of 'inputs' is padding: raise 'targets', where rows are full first (90%)," in padded
+    assert "or lower 'inputs' to 10" in padded

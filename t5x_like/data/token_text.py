@@ -54,7 +54,7 @@ def show_tokens(
     names: Mapping[int, str] | None = None,
     masked: Mapping[int, int] | None = None,
 ) -> Text:
-    """A row as text: sentinels and EOS in colour, `↵` for line ends, `┃` between examples, padding counted.
+    """A row as text: sentinels and EOS in colour, `↵` for \\n and `␍` for \\r, `┃` between examples, padding counted.
 
     Args:
       tokens: int32 `[length]`.
@@ -88,7 +88,7 @@ def _show_run(run: list[tuple[int, int | None]], vocabulary: Any, names: Mapping
     for what, items in itertools.groupby(run, key=kind):
         ids = [token for token, _ in items]
         if what is None:
-            shown.append(vocabulary.decode(ids).replace("\n", "↵"))
+            shown.append(vocabulary.decode(ids).replace("\n", "↵").replace("\r", "␍"))
         else:
             for _ in ids:
                 shown.append(f" {what[1]} ", style=what[0])

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks import arguments, c4, documents, python_docs, text_files, vocabularies
+from data_tasks import arguments, c4, characters, documents, python_docs, text_files, vocabularies
 from t5x_like.data.features import ENCODER_DECODER
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
@@ -345,3 +345,23 @@ def test_importing_the_tasks_reads_nothing():
         c4.TASK,
     ):
         assert repr(name) in names
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_and_byte_order_marks_of_other_systems_leave_no_trace(tmp_path, end):
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "a.txt").write_bytes(mark + f"one{end}ümlaut{end}three".encode())
+    read = {"lines_per_document": 2, "validation_fraction": 0.0}
+    assert all_of(text_files.read(pattern=f"{tmp_path}/a.txt", **read)) == ["one\nümlaut\n", "three"]
+    lines = [json.dumps({"text": text}) for text in (f"\ufeffone{end}two", "three")]
+    (tmp_path / "b.jsonl").write_bytes(mark + "\r\n".join(lines).encode())
+    assert all_of(text_files.read(pattern=f"{tmp_path}/b.jsonl", **read)) == ["one\ntwo", "three"]
+    (tmp_path / "c.txt").write_bytes(mark + f"ab{end}cd".encode())
+    assert "".join(all_of(characters.read(str(tmp_path / "c.txt"), 0.5))) == "ab\ncd"
+
+
+def test_a_file_without_line_ends_is_cut_into_documents_at_once(tmp_path):
+    (tmp_path / "giant.txt").write_text("word " * 2_000_000)
+    corpus = text_files.read(pattern=f"{tmp_path}/giant.txt", validation_fraction=0.0)
+    assert max(map(len, corpus.splits["train"])) <= text_files.MAX_DOCUMENT_BYTES
+    assert b"".join(corpus.splits["train"]) == b"word " * 2_000_000

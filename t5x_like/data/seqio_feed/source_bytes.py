@@ -1,0 +1,49 @@
+"""Bytes in the texts of a task's source, before any preprocessor: those that are not UTF-8, and carriage returns."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from t5x_like.data.seqio_feed.source import SeqIOSource
+
+
+@dataclasses.dataclass
+class ByteCounts:
+    """What was counted.
+
+    Attributes:
+      examples: how many were read.
+      undecodable: bytes that are not part of UTF-8 text.
+      carriage_returns: bytes that are.
+    """
+
+    examples: int = 0
+    undecodable: int = 0
+    carriage_returns: int = 0
+
+
+def count_bytes(source: "SeqIOSource", sample: int) -> ByteCounts:
+    """Reads the text features of the first examples of each task's source.
+
+    Args:
+      source: task or mixture, and split.
+      sample: examples of each task at most.
+    """
+    counts = ByteCounts()
+    for task in source.tasks:
+        if source.use_cached or source.split not in task.splits:
+            continue
+        ds = task.source.get_dataset(split=source.split, shuffle=False).take(sample)
+        if not any(getattr(spec, "dtype", None) == tf.string for spec in tf.nest.flatten(ds.element_spec)):
+            continue
+        for example in ds:
+            counts.examples += 1
+            for value in tf.nest.flatten(example, expand_composites=True):
+                for text in tf.reshape(value, [-1]).numpy().tolist() if value.dtype == tf.string else ():
+                    # Bytes that cannot be decoded become lone surrogates.
+                    decoded = text.decode("utf-8", errors="surrogateescape")
+                    counts.undecodable += sum("\udc80" <= character <= "\udcff" for character in decoded)
+                    counts.carriage_returns += text.count(b"\r")
+    return counts
