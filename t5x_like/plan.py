@@ -53,12 +53,14 @@ def plan(
         raise UserError(f"--price={price}: the price of a chip for an hour cannot be negative")
     # ---- the slice, and what the loop would run on it ----------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
-    arguments = config.arguments(loop)
+    # A search makes meshes of its own: the one that is configured need not fit the slices.
+    arguments = config.arguments(loop, without=("partitioner",) if search_for else ())
     steps = None if "TRAIN_STEPS" in stood_in else arguments["total_steps"]
 
     # ---- its step, or the steps it might take, compiled --------------------------------------------------------------
     if search_for:
-        plans = _searched(arguments, make_program, slice_, search_for, steps, price)
+        devices = topologies.devices(topology, num_slices)
+        plans = _searched(arguments, make_program, slice_, devices, search_for, steps, price)
     else:
         logging.info("compiling for %s: this takes minutes for large models", slice_)
         plans = [_compiled(arguments, make_program, slice_, steps, price)]
@@ -107,9 +109,10 @@ def _compiled(
     )
 
 
-def _searched(arguments, make_program, slice_: Topology, number: int, steps, price) -> list[report.Plan]:
+def _searched(
+    arguments, make_program, slice_: Topology, devices: list[Any], number: int, steps, price
+) -> list[report.Plan]:
     """The plans of the most promising candidates that fit, the fastest first."""
-    devices = list(arguments["partitioner"].mesh.devices.flat)
     # Shapes on one device, by which everything divides: the mesh and the microbatches are what is searched.
     alone = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
     program = make_program(**config.taken(make_program, alone))

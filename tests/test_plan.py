@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from t5x_like import optimizers, partitioning, plan, program, train
+from t5x_like import cli, optimizers, partitioning, plan, program, train
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -117,9 +117,26 @@ def test_a_search_skips_what_cannot_be_built(monkeypatch):
     monkeypatch.setattr(search, "candidates", lambda *given: found)
     monkeypatch.setattr(partitioning, "make_mesh", make_mesh)
     monkeypatch.setattr(plan, "_compiled", compiled)
-    arguments = loop(Partitioner()).keywords
-    plans = plan._searched(arguments, program.make_program, topologies.parse("v5e:2x4"), 2, None, None)
+    arguments, slice_ = loop(None).keywords, topologies.parse("v5e:2x4")
+    plans = plan._searched(arguments, program.make_program, slice_, jax.devices(), 2, None, None)
     assert [one.bound.seconds for one in plans] == [1.0, 4.0], "two that can be built, the fastest first"
+
+
+def test_a_search_does_not_build_the_configured_mesh(monkeypatch):
+    """On two slices the mesh of a run that says nothing of DCN is refused, and a search has meshes of its own."""
+    seen = {}
+
+    def searched(arguments, make_program, slice_, devices, *others):
+        seen.update(has_mesh="partitioner" in arguments, devices=devices)
+        raise UserError("enough")
+
+    words = ["plan", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--topology=v5e:4x4"]
+    monkeypatch.setattr(topologies, "devices", lambda topology, num_slices: [topology] * num_slices)
+    monkeypatch.setattr(plan, "_searched", searched)
+    arguments = cli.parse([*words, "--num_slices=2", "--search"])
+    with pytest.raises(UserError, match="enough"):
+        cli.run(arguments)
+    assert seen == {"has_mesh": False, "devices": ["v5e:4x4", "v5e:4x4"]}
 
 
 @needs_compiler
