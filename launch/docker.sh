@@ -56,6 +56,7 @@ case "$action" in
   push) set -- docker push "$image" ;;
   run)
     (($#)) || mistake "say what to run: -- t5x_like train …"
+    command=("$@")
     options=(--rm --init --platform "$platform" --volume "$PWD/runs:/work/runs" --workdir /work)
     [[ $extra == cuda ]] && options+=(--gpus all --shm-size 8g)
     [[ $extra == tpu ]] && options+=(--privileged --net host)
@@ -66,5 +67,8 @@ if [[ $dry_run ]]; then
   printf '%q ' "$@"
   printf '\n'
 else
+  if [[ $action == run && ${command[0]} == t5x_like && -x ${VENV:-$root/.venv}/bin/python ]]; then
+    "${VENV:-$root/.venv}/bin/python" "$root/launch/check_command.py" "${command[@]}" || exit
+  fi
   exec "$@"
 fi

@@ -24,6 +24,7 @@ import sys
 
 import jobs
 import slices
+from check_command import check_command
 
 LONGEST_NAME = 40  # of the 63 characters of a pod's name; JobSet adds the job, the index and a suffix
 SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # as launch/Dockerfile lays it out
@@ -213,6 +214,8 @@ def main(argv: list[str]) -> int:
     options, command = parser().parse_args(argv[:separator]), argv[separator + 1 :]
     try:
         shape = check(options, command)
+        if options.action == "apply" and not options.dry_run:
+            print(f"gke.py: {check_command(command)}", file=sys.stderr)
     except slices.LaunchError as error:
         print(f"gke.py: {error}", file=sys.stderr)
         return 2

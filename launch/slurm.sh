@@ -74,7 +74,7 @@ if [[ ${2:-} == train && " $* " != *" --gin.MODEL_DIR"[=\ ]* ]]; then
   mistake "t5x_like train without --gin.MODEL_DIR=…: name a folder that all nodes share, so that the job can go on in it"
 fi
 
-venv="${VENV:-$root/.venv}"
+venv="${VENV:-$root/.venv}" command=("$@")
 set -- env T5X_LIKE_ROOT="$root" T5X_LIKE_VENV="$venv" T5X_LIKE_MAX_RESTARTS="$max_restarts" \
   sbatch --export=ALL --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" --gpus-per-node="$gpus" --time="$time" \
   --signal="TERM@$save" --requeue --open-mode=append --output="$name-%j.log" ${more[@]+"${more[@]}"} \
@@ -85,4 +85,5 @@ if [[ $dry_run ]]; then
   exit 0
 fi
 [[ -x $venv/bin/t5x_like ]] || mistake "$venv holds no t5x_like: pip install -e '.[cuda]' -c constraints.txt there, or set VENV"
+"$venv/bin/python" "$root/launch/check_command.py" "${command[@]}" || exit
 exec "$@"

@@ -24,6 +24,7 @@ import time
 
 import jobs
 import slices
+from check_command import check_command
 from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu, Unanswered
 
 LONGEST_NAME = 50  # of the 63 characters of a VM's name; slices and workers add theirs
@@ -337,6 +338,8 @@ def act(options: argparse.Namespace, command: list[str]) -> int:
         fetch(shell, options.source, options.target, options.checkpoints)
         return 0
     request = check(options, command)
+    if options.action in ("train", "start") and not options.dry_run:
+        shell.note(check_command(command))
     queued, tunnel = not options.no_queue, options.tunnel_through_iap
     tpu = Tpu(shell, options.name, options.zone, options.project, queued, options.num_slices, tunnel)
     if options.action == "train":

@@ -31,7 +31,7 @@ exit "${STATUS:-0}"
 def gke(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
     result = subprocess.run(
         [sys.executable, SCRIPT, *words],
-        env={"PATH": "/nowhere", **environment},
+        env={"PATH": "/nowhere", "VENV": "/no/such/environment", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

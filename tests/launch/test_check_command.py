@@ -1,0 +1,61 @@
+"""A command is tried out on this machine before other machines are asked for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "launch"))
+try:
+    import check_command
+    import tpu
+finally:
+    sys.path.pop(0)
+
+PROGRAM = """#!/usr/bin/env bash
+printf '%s\\n' "$@" >"$0.words"
+echo "t5x_like train: no such gin file" >&2
+exit {code}
+"""
+COMMAND = ["t5x_like", "train", "--gin_file=runs/x.gin", "--max_restarts=3", "--gin.MODEL_DIR=gs://my-bucket/runs/x"]
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Makes a virtual environment whose t5x_like ends with an exit code."""
+    monkeypatch.setenv("VENV", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "t5x_like"
+
+    def make(code):
+        program.write_text(PROGRAM.format(code=code))
+        program.chmod(0o755)
+        return program
+
+    return make
+
+
+def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment):
+    program = environment(2)
+    with pytest.raises(check_command.LaunchError, match="t5x_like refuses this command: .* no such gin file"):
+        check_command.check_command(COMMAND)
+    words = Path(f"{program}.words").read_text().splitlines()
+    assert words == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
+
+
+def test_what_cannot_be_checked_here_does_not_end_the_launch(environment, monkeypatch):
+    environment(0)
+    assert check_command.check_command(COMMAND) == "command checked by a dry run"
+    environment(1)
+    assert check_command.check_command(COMMAND).startswith("command not checked: t5x_like train: no such gin file")
+    assert "it has no dry run" in check_command.check_command(["t5x_like", "convert"])
+    monkeypatch.setenv("VENV", "/no/such/environment")
+    assert "/no/such/environment/bin/t5x_like not found" in check_command.check_command(COMMAND)
+
+
+def test_no_tpu_is_asked_for_with_a_command_that_is_refused(environment, monkeypatch, capsys):
+    environment(2)
+    monkeypatch.setattr(tpu, "Tpu", None)
+    assert tpu.main(["train", "first", "--topology=v5e:4x4", "--zone=us-west4-a", "--", *COMMAND]) == 2
+    assert "no such gin file" in capsys.readouterr().err
