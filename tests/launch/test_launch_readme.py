@@ -19,7 +19,7 @@ COMMANDS = [
 
 def test_every_launcher_is_listed_and_shown():
     launchers = {path.name for path in (ROOT / "launch").glob("*.*") if path.stat().st_mode & 0o100}
-    internal = {"supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by the others
+    internal = {"check_command.py", "supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by the others
     listed = set(re.findall(r"`([a-z_]+\.(?:sh|py))`", TEXT.partition("## This machine")[0]))
     assert listed == launchers - internal
     shown = {Path(words[0]).name for words in COMMANDS}
