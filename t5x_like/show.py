@@ -168,8 +168,9 @@ def _print_task(source, console: Console) -> None:
     for line in source.describe():
         console.print(Text(line))
     if len(source.tasks) > 1:
-        mixture = source.provider
-        rates = {task.name: mixture.get_rate(task) for task in source.tasks}
+        from t5x_like.data.seqio_feed import task_errors
+
+        rates = task_errors.rates(source)
         for name, rate in rates.items():
             console.print(Text(f"  {name}: {rate / sum(rates.values()):.1%} of the mixture"))
 
@@ -250,7 +251,7 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     lengths: dict[str, list[int]] = {name: [] for name in source.task_feature_lengths}
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
     with _problem(found, "the task cannot be read"):
-        for example in source.task_dataset().take(sample).as_numpy_iterator():
+        for example in source.examples(sample):
             for name in lengths:
                 if name in example:
                     real = _without_padding(example[name], padding_ids.get(name, 0))
@@ -260,9 +261,7 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     found.lengths = {name: np.array(counted) for name, counted in lengths.items() if counted}
     if not found.lengths:
         if not found.problems:
-            found.problems.append(
-                f"the split {source.split!r} has no example: are its documents too short, or left out?"
-            )
+            found.problems.append(f"the split {source.split!r} has no example: are they too short, or left out?")
         return
 
     columns = ("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
@@ -358,7 +357,7 @@ def _problem(found: Inspection, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a user's preprocessor may raise
-        message = f"{what}: {type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, UserError) else f"{what}: {type(error).__name__}: {error}"
         if message not in found.problems:
             found.problems.append(message)
 

@@ -27,7 +27,7 @@ from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
 from t5x_like.data.cached.rows import REAL, dtype_of, encode
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter, task_errors
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 
@@ -327,12 +327,8 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
 
 
 def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
-    try:
+    with task_errors.explained(plan.source):
         yield from plan.dataset(unit).as_numpy_iterator()
-    except tf.errors.OpError as error:
-        raise RunFailed(
-            f"{plan.source.mixture_or_task_name} failed in pass {unit[0]}, shard {unit[1]}: {error.message}"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ class SeqIOIterator:
         self,
         make_dataset: Callable[[], tf.data.Dataset],
         *,
+        explained: Callable[[], contextlib.AbstractContextManager],
         lengths: Mapping[str, int],
         dtypes: Mapping[str, str],
         id_limits: Mapping[str, int],
@@ -68,13 +69,14 @@ class SeqIOIterator:
     ):
         """Args:
         make_dataset: gives the pipeline, its elements batched, always the same one.
+        explained: turns TensorFlow's errors while a batch is read into what a user can mend.
         lengths: model feature -> tokens; what each batch is checked against.
         dtypes: model feature -> the type of its values.
         id_limits: model feature -> how many token ids its vocabulary has.
         identity: what must be the same for a position to mean the same, such as the number of processes.
         versions: what may be different on restoring, with a warning.
         """
-        self._make_dataset, self._lengths = make_dataset, dict(lengths)
+        self._make_dataset, self._explained, self._lengths = make_dataset, explained, dict(lengths)
         self._dtypes, self._id_limits = dict(dtypes), dict(id_limits)
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
@@ -86,7 +88,12 @@ class SeqIOIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        batch = {name: tensor.numpy() for name, tensor in next(self._iterator).items()}
+        with self._explained():
+            read = next(self._iterator, None)
+        if read is None:
+            self._refuse_nothing()
+            raise StopIteration
+        batch = {name: tensor.numpy() for name, tensor in read.items()}
         for name, length in self._lengths.items():
             dtype = self._dtypes[name]
             if batch[name].dtype != np.dtype(dtype) or batch[name].shape[1:] != (length,):
@@ -96,6 +103,15 @@ class SeqIOIterator:
         if self._batches == 1:
             self._save()  # so that whoever has a pipeline that cannot be saved hears of it at the start
         return batch
+
+    def _refuse_nothing(self) -> None:
+        if not self._batches:
+            task, split, rows = (self._identity.get(name) for name in ("task", "split", "batch_size"))
+            raise UserError(
+                f"{task}: the split {split!r} does not give one batch of {rows} rows: it has no example, its documents "
+                "are too short or left out, or it has fewer rows than BATCH_SIZE. `t5x_like inspect` shows what "
+                "becomes of them"
+            )
 
     def state(self) -> bytes:
         """The position after the last batch."""

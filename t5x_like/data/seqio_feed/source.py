@@ -159,6 +159,7 @@ class SeqIOSource:
         import seqio
         import tensorflow as tf
 
+        from t5x_like.data.seqio_feed import task_errors
         from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
         def make_dataset():
@@ -182,6 +183,7 @@ class SeqIOSource:
         versions = {"tensorflow": tf.__version__, "seqio": seqio.__version__, "corpus": self._corpus()}
         return SeqIOIterator(
             make_dataset,
+            explained=lambda: task_errors.explained(self),
             lengths=spec.model_lengths(self.task_feature_lengths),
             dtypes=spec.dtypes,
             id_limits=self.id_limits(spec),
@@ -208,7 +210,7 @@ class SeqIOSource:
         ds = self._dataset(self.provider, spec, shuffle=False, num_epochs=1, shard_info=None)
         ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
         limits = self.id_limits(spec)
-        for batch in ds.as_numpy_iterator():
+        for batch in _explained(ds.as_numpy_iterator(), self):
             check_ids(batch, limits, data=self.mixture_or_task_name, holder="its vocabulary")
             missing = self.batch_size - len(next(iter(batch.values())))
             yield {name: np.pad(array, [(0, missing), (0, 0)])[mine] for name, array in batch.items()}
@@ -219,6 +221,10 @@ class SeqIOSource:
         """The examples as the task gives them: token ids, neither trimmed, packed nor padded."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, shard_info=shard_info)
 
+    def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
+        """The first examples as the task gives them, as many as there are of `number`."""
+        yield from _explained(self.task_dataset().take(number).as_numpy_iterator(), self)
+
     def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
         self._check_split(provider)
         if self.use_cached:
@@ -228,16 +234,21 @@ class SeqIOSource:
                         f"USE_CACHED_TASKS=True, but there is no cache of {task.name!r}: set it to False, or write "
                         "one with seqio's cache_tasks_main and name its folder with seqio.add_global_cache_dirs"
                     )
-        return provider.get_dataset(
-            sequence_length=dict(self.task_feature_lengths),
-            split=self.split,
-            use_cached=self.use_cached,
-            shuffle=shuffle,
-            seed=self.seed,
-            shard_info=shard_info,
-            num_epochs=num_epochs,
-            trim_output_features=False,  # the converter does it, many examples at once
-            try_in_mem_cache=False,  # it would be part of every checkpoint
+        from t5x_like.data.seqio_feed import task_errors
+
+        return task_errors.build(
+            self,
+            lambda: provider.get_dataset(
+                sequence_length=dict(self.task_feature_lengths),
+                split=self.split,
+                use_cached=self.use_cached,
+                shuffle=shuffle,
+                seed=self.seed,
+                shard_info=shard_info,
+                num_epochs=num_epochs,
+                trim_output_features=False,  # the converter does it, many examples at once
+                try_in_mem_cache=False,  # it would be part of every checkpoint
+            ),
         )
 
     def _dataset(self, provider, spec: FeatureSpec, **reading) -> "tf.data.Dataset":
@@ -325,6 +336,13 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
             "yours, name the module that registers it in MIXTURE_OR_TASK_MODULE"
         )
     return seqio.get_mixture_or_task(name)
+
+
+def _explained(batches: Iterator[dict[str, np.ndarray]], source: SeqIOSource) -> Iterator[dict[str, np.ndarray]]:
+    from t5x_like.data.seqio_feed import task_errors
+
+    with task_errors.explained(source):
+        yield from batches
 
 
 def _options(ds: "tf.data.Dataset") -> "tf.data.Dataset":

@@ -1,0 +1,199 @@
+"""What is wrong with a task's data: the task, the preprocessor, the example and its line, found by reading again.
+
+TensorFlow names the operation that failed. The example is found by running the preprocessors over ever more of the
+source's examples until they fail, and the preprocessor by running them on that example one after the other.
+"""
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import seqio
+import tensorflow as tf
+
+from t5x_like.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from t5x_like.data.seqio_feed.source import SeqIOSource
+
+SEARCH_SECONDS = 60.0
+_SHOWN = 160
+_GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|^[A-Za-z]+Error: (?=\{\{)")
+
+
+@contextlib.contextmanager
+def explained(source: "SeqIOSource") -> Iterator[None]:
+    """Turns an error of TensorFlow while a task's examples are read into one that names the example.
+
+    Raises:
+      UserError: the same example fails when it is read again.
+      RunFailed: none does, as where a store was away.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
+        if found is None:
+            raise RunFailed(
+                f"{source.mixture_or_task_name}, split {source.split!r}: reading failed ({_first_line(error)}), and "
+                "does not fail when the data is read again. Repeat the command"
+            ) from error
+        raise UserError(
+            f"{found}. Correct the example, or the preprocessor so that it leaves such examples out"
+        ) from error
+
+
+def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    """The dataset of a task or mixture.
+
+    Args:
+      source: says which.
+      make: builds it.
+
+    Raises:
+      UserError: a preprocessor cannot be applied to the examples, or the rate of a mixture cannot be computed.
+    """
+    try:
+        return make()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's preprocessor or rate may raise
+        rates(source)
+        for task in source.tasks:
+            ds = task.source.get_dataset(split=source.split, shuffle=False)
+            for number, stage in enumerate(stages := _stages(task), 1):
+                try:
+                    following = _applied(task, ds, [stage], source)
+                except Exception as cause:
+                    raise UserError(
+                        f"task {task.name}: preprocessor {_name(stage)} ({number} of {len(stages)}) cannot be applied: "
+                        f"{type(cause).__name__}: {_last_line(cause)}. It is given examples of {_features(ds)}"
+                    ) from error
+                ds = following
+        raise
+
+
+def rates(source: "SeqIOSource") -> dict[str, float]:
+    """Task -> its rate in the mixture; nothing for a task alone.
+
+    Raises:
+      UserError: a rate is computed from the number of examples, which the task's source does not say.
+    """
+    if len(source.tasks) == 1:
+        return {}
+    found = {}
+    for task in source.tasks:
+        try:
+            found[task.name] = source.provider.get_rate(task)
+        except Exception as error:  # seqio.mixing_rate_num_examples computes with None
+            raise UserError(
+                f"mixture {source.mixture_or_task_name}: the rate of the task {task.name} cannot be computed "
+                f"({type(error).__name__}: {_last_line(error)}). Give its source the number of examples, such as "
+                "seqio.TextLineDataSource(…, num_input_examples={'train': 1000}), or give the mixture a number "
+                "as its rate"
+            ) from error
+    return found
+
+
+def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
+    """What is wrong with the first example of a task that fails, in words; None where none is found in time."""
+    if source.split not in task.splits or source.use_cached:
+        return None
+    raw, stages = task.source.get_dataset(split=source.split, shuffle=False), _stages(task)
+    ends = time.monotonic() + SEARCH_SECONDS
+    good, bad = 0, None
+    for count in (2**power for power in itertools.count()):
+        read, error = _read(_applied(task, raw.take(count), stages, source))
+        if error is not None:
+            bad = count
+            break
+        good = count
+        if time.monotonic() > ends or _count(raw, count) < count:
+            return None
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        failed = _read(_applied(task, raw.take(middle), stages, source))[1] is not None
+        good, bad = (good, middle) if failed else (middle, bad)
+    where = f"task {task.name}, split {source.split!r}, example {bad}"
+    example = raw.skip(good).take(1)
+    (shown,), error = _read(example)[0] or (None,), _read(example)[1]
+    if error is not None:
+        return f"{where}: it cannot be read: {_first_line(error)}"
+    where += _line(task, source.split, shown)
+    for number, stage in enumerate(stages, 1):
+        error = _read(_applied(task, example, stages[:number], source))[1]
+        if error is not None:
+            return (
+                f"{where}: preprocessor {_name(stage)} ({number} of {len(stages)}) fails: {_first_line(error)}. The "
+                f"example is {_shortened(shown)}"
+            )
+    return f"{where}: {_first_line(_read(_applied(task, raw.take(bad), stages, source))[1])}"
+
+
+def _stages(task: seqio.Task) -> list[Callable]:
+    return [stage for stage in task.preprocessors if not isinstance(stage, seqio.CacheDatasetPlaceholder)]
+
+
+def _applied(task: seqio.Task, ds: tf.data.Dataset, stages: Sequence[Callable], source: "SeqIOSource"):
+    with seqio.utils.map_seed_manager(source.seed):
+        for stage in stages:
+            stage = seqio.utils.add_kwargs_to_transform(
+                stage, sequence_length=dict(source.task_feature_lengths), output_features=task.output_features
+            )
+            ds = stage(ds)
+    return ds
+
+
+def _read(ds: tf.data.Dataset) -> tuple[list[Any], tf.errors.OpError | None]:
+    """The first element of a dataset, which is read to its end, and the error that ended it."""
+    first: list[Any] = []
+    try:
+        for element in ds:
+            first = first or [element]
+    except tf.errors.OpError as error:
+        return first, error
+    return first, None
+
+
+def _count(ds: tf.data.Dataset, most: int) -> int:
+    return int(ds.take(most).reduce(0, lambda count, _: count + 1))
+
+
+def _line(task: seqio.Task, split: str, example: Any) -> str:
+    """Where the example stands, for sources that are lines of files."""
+    if not isinstance(task.source, seqio.TextLineDataSource):
+        return ""
+    for file in task.source.list_shards(split):
+        for number, line in enumerate(tf.data.TextLineDataset(file).as_numpy_iterator(), 1):
+            if line == example.numpy():
+                return f" ({file}:{number})"
+    return ""
+
+
+def _shortened(example: Any) -> str:
+    shown = tf.nest.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, example)
+    text = shown.decode("utf-8", errors="replace") if isinstance(shown, bytes) else shown
+    return f"{text!r:.{_SHOWN}}"
+
+
+def _features(ds: tf.data.Dataset) -> str:
+    spec = ds.element_spec
+    return ", ".join(map(repr, sorted(spec))) if isinstance(spec, dict) else f"a single {spec.dtype.name}"
+
+
+def _name(stage: Callable) -> str:
+    stage = getattr(stage, "func", stage)
+    return repr(getattr(stage, "__name__", type(stage).__name__))
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    lines = [line.strip() for line in _GRAPH_NAMES.sub("", error.message.split("\n")[0]).split("\n")]
+    return lines[0] or type(error).__name__
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else ""

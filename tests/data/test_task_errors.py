@@ -1,0 +1,85 @@
+"""Errors in a task's data name the task, the preprocessor, the example and its line."""
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5x_like.data.features import ENCODER_DECODER
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.errors import UserError
+
+LENGTHS = {"inputs": 16, "targets": 16}
+
+
+@seqio.map_over_dataset
+def question(line):
+    country, capital = tf.unstack(tf.strings.split(line, "\t"), num=2)
+    return {"inputs": country, "targets": capital}
+
+
+def answer(ds):
+    return ds.map(lambda example: {"inputs": example["question"], "targets": example["answer"]})
+
+
+@pytest.fixture
+def register(tmp_path):
+    """Registers tasks over lines of a file, for one test."""
+    names = []
+
+    def add(name, lines, preprocessor=question):
+        path = tmp_path / f"{name}.tsv"
+        path.write_text("".join(line + "\n" for line in lines))
+        names.append(name)
+        seqio.TaskRegistry.add(
+            name,
+            source=seqio.TextLineDataSource({"train": str(path), "validation": str(path)}),
+            preprocessors=[preprocessor, seqio.preprocessors.tokenize],
+            output_features={feature: seqio.Feature(seqio.ByteVocabulary()) for feature in LENGTHS},
+        )
+        return SeqIOSource(mixture_or_task_name=name, task_feature_lengths=LENGTHS, batch_size=2, pack=False)
+
+    yield add
+    for name in names:
+        seqio.TaskRegistry.remove(name)
+
+
+@pytest.mark.parametrize("wrong", [1, 4, 5])
+def test_a_malformed_line_is_named(register, wrong):
+    lines = [f"country{number}\tcapital{number}" for number in range(1, 6)]
+    lines[wrong - 1] = "no tab here"
+    source = register("errors_capitals", lines)
+    message = (
+        rf"task errors_capitals, split 'train', example {wrong} \(.*errors_capitals.tsv:{wrong}\): preprocessor "
+        r"'question' \(1 of 2\) fails: .* The example is 'no tab here'"
+    )
+    for batches in (source.host_iterator(ENCODER_DECODER), source.eval_batches(ENCODER_DECODER)):
+        with pytest.raises(UserError, match=message):
+            for _ in range(9):
+                next(batches)
+
+
+def test_a_field_that_examples_lack_is_named(register):
+    source = register("errors_fields", ["a\tb"], answer)
+    message = r"task errors_fields: preprocessor 'answer' \(1 of 2\) cannot be applied: .* a single string"
+    with pytest.raises(UserError, match=message):
+        source.host_iterator(ENCODER_DECODER)
+
+
+def test_data_without_a_batch_is_explained(register):
+    source = register("errors_empty", [])
+    with pytest.raises(UserError, match="errors_empty: the split 'train' does not give one batch of 2 rows"):
+        next(source.host_iterator(ENCODER_DECODER))
+
+
+def test_a_rate_without_numbers_of_examples_says_what_to_give(register):
+    for name in ("errors_one", "errors_two"):
+        source = register(name, ["a\tb"])
+    mixture = "errors_mixture"
+    seqio.MixtureRegistry.add(mixture, ["errors_one", "errors_two"], default_rate=seqio.mixing_rate_num_examples)
+    try:
+        with pytest.raises(UserError, match="the rate of the task errors_one cannot be computed .*num_input_examples"):
+            SeqIOSource(
+                mixture_or_task_name=mixture, task_feature_lengths=LENGTHS, batch_size=source.batch_size
+            ).host_iterator(ENCODER_DECODER)
+    finally:
+        seqio.MixtureRegistry.remove(mixture)
