@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from t5x_like import optimizers
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.seqio_feed.evaluation import run_evaluator
 from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
 from t5x_like.infer import infer
@@ -208,3 +209,11 @@ def test_infer_on_another_kind_of_model_says_what_to_give(checkpoint, tmp_path):
         infer(model=decoder, task_feature_lengths=LENGTHS, partitioner=partitioner(), **options)
     with pytest.raises(UserError, match="no length for inputs. Give both, where a decoder's inputs are its prompts"):
         infer(model=decoder, task_feature_lengths={"targets": 4}, **options)
+
+
+def test_predictions_may_differ_in_length():
+    letters = [[3 + ord(letter)] for letter in "abcdab"]  # the six examples, as ByteVocabulary counts
+    longer = [row if index else row * 3 for index, row in enumerate(letters)]  # the first one is wrong
+    options = dict(predict=lambda batch: longer, score=lambda batch: np.zeros(8))
+    results = run_evaluator(source("validation"), SequenceToSequence().features, **options)
+    assert results[f"{TASK}/exact"] == pytest.approx(5 / 6)

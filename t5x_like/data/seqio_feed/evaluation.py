@@ -54,6 +54,12 @@ def run_evaluator(
     )
 
     limits = source.id_limits(spec)
+    # SeqIO makes one array of all predictions, and its decoding stops at EOS.
+    length, eos_id = source.task_feature_lengths["targets"], source.vocabularies()["targets"].eos_id or 0
+
+    def filled(row):
+        tokens = [int(token) for token in row]
+        return tokens + [eos_id] * (length - len(tokens))
 
     def over_batches(compute):
         def run(dataset, model_feature_shapes=None):
@@ -70,7 +76,7 @@ def run_evaluator(
 
     metrics, _ = evaluator.evaluate(
         compute_metrics=True,
-        predict_fn=over_batches(lambda batch: [list(row) for row in predict(batch)]),
+        predict_fn=over_batches(lambda batch: [filled(row) for row in predict(batch)]),
         score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
     )
     return {
