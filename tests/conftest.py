@@ -1,10 +1,12 @@
-"""What every test shares: JAX on eight fake CPU devices, a persistent compile cache, and the folder of real data.
+"""What all tests share: fake CPU devices, fast compilation and its cache, commands in this process, real data.
 
 Nothing here imports JAX or TensorFlow, so tests of plain Python start at once.
 """
 
+import hashlib
 import importlib.util
 import os
+import platform
 import re
 import sys
 from pathlib import Path
@@ -16,18 +18,40 @@ CPU_DEVICES = 8
 # Below this many seconds a program compiles faster than a cached one is found, read and loaded.
 CACHE_FROM_SECONDS = 0.2
 
-# The library without its commands: what another version of Python or JAX would break first.
-CORE = re.compile(
-    r"tests/((kernels|layers|models|objectives|decoding|data)/"
-    r"|test_(parameters|partitioning|schedules|optimizers|step|checkpoints|imports))"
+# A few tests of every part: what another version of Python or JAX would break first.
+SMOKE = re.compile(
+    r"tests/((kernels|layers|decoding)/|data/test_(feed|features|cached_rows)"
+    r"|models/test_llama\.py|test_(imports|parameters|partitioning|checkpoints|step|train)\.py)"
 )
+# Configurations of a family that are compared with the reference implementation by default; `-m parity` compares all.
+PARITY_CONFIGURATIONS = 3
 
 # Files that start many commands, or long ones: begun first, so that no worker is left alone with them at the end.
 LONG = ("test_readme", "test_resume", "test_distributed", "test_cache", "test_ablate", "test_train", "test_infer")
 
+
+def _compilation_cache() -> Path:
+    """A folder outside the checkout, so that a fresh clone starts warm; one per kind of CPU, whose code it holds."""
+    cpuinfo = Path("/proc/cpuinfo")
+    described = cpuinfo.read_text().split("\n\n")[0] if cpuinfo.exists() else platform.processor()
+    features = re.findall(r"^(?:model name|flags|Features)\s*:.*$", described, re.MULTILINE) or [described]
+    kind = hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "t5x_like" / "tests" / f"{platform.machine()}-{kind}"
+
+
 # Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+# Tests compile many small programs and run each a few times: these take three quarters off the time of compilation.
+# `XLA_FLAGS= pytest` tests the programs that users get.
+FAST_COMPILATION = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ.setdefault("XLA_FLAGS", " ".join(FAST_COMPILATION))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(CACHE_FROM_SECONDS))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -58,11 +82,15 @@ sys.meta_path.insert(0, _ConfigureJax())
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests of the library itself as `core`, before -m chooses among the marks; puts `LONG` files first."""
+    """Marks tests as `smoke` and `slow` by the rules above, before -m selects by mark; puts `LONG` files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
-        if CORE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
-            item.add_marker("core")
+        if SMOKE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
+            item.add_marker("smoke")
+        if item.get_closest_marker("parity"):
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            if max(given.get("pair", 0), given.get("seed", 0)) >= PARITY_CONFIGURATIONS:
+                item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +103,44 @@ def test_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"T5X_LIKE_TEST_DATA={folder} is not a folder")
     return path.resolve()
+
+
+@pytest.fixture
+def run_command(monkeypatch, capfd):
+    """`run_command(["train", …]) -> (exit code, output)`: a command line in this process, in the working directory.
+
+    As for a user, it has one device unless it says --cpu_devices=8. What a command changes of the process is restored:
+    module search path, environment, logging.
+    """
+    import logging
+
+    import jax
+
+    from t5x_like import cli
+
+    devices = jax.devices
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    environment = dict(os.environ)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+
+    def run(arguments):
+        capfd.readouterr()
+        if any(argument.startswith("--cpu_devices") for argument in arguments):
+            monkeypatch.setattr(jax, "devices", devices)
+        else:
+            monkeypatch.setattr(jax, "devices", lambda *platform: devices(*platform)[:1])
+        try:
+            code = cli.main(arguments)
+        finally:
+            root.handlers[:], root.level = handlers, level
+            os.environ.clear()
+            os.environ.update(environment)
+        captured = capfd.readouterr()
+        return code, captured.out + captured.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -7,27 +7,32 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from t5x_like.metrics import read_metrics
 from t5x_like.run_folder import read_status
 
-STEPS = 20
+# A saved step in the middle of an evaluation period, and several saves.
+STEPS = 40
+PROCESSES = Path(__file__).parent / "processes"
 # Of the slow test: how often the run is killed, and enough steps that it outlasts that.
 KILLS, LONG = 20, 400
-COMMAND = [
-    *(sys.executable, "-m", "t5x_like", "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin"),
+TRAIN = [sys.executable, "-m", "t5x_like", "train"]
+EVERY_STEP = ["--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=5", "--gin.EVAL_STEPS=1", "--gin.SAVE_PERIOD=3"]
+# Rows made from their number: starts in a few seconds, so that it can be killed often.
+MADE_UP = [*TRAIN, "--gin_file=made_up.gin", f"--gin_search_paths={PROCESSES}", "--gin.SAVE_PERIOD=3"]
+# A SeqIO pipeline as it is: shuffled, corrupted and packed while the run reads it.
+LIVE = [
+    *(*TRAIN, "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin"),
     "--gin.MIXTURE_OR_TASK_NAME=python_docs_span_corruption",
     "--gin.MIXTURE_OR_TASK_MODULE=data_tasks",
     "--gin.TASK_FEATURE_LENGTHS={'inputs': 48, 'targets': 18}",
     "--gin.BATCH_SIZE=4",
     "--gin.DROPOUT_RATE=0.1",
-    "--gin.LOG_PERIOD=1",
-    "--gin.EVAL_PERIOD=5",
-    "--gin.EVAL_STEPS=1",
-    "--gin.SAVE_PERIOD=3",
     "--gin.KEEP_CHECKPOINTS=1",
+    *EVERY_STEP,
 ]
 
 
@@ -35,8 +40,8 @@ def environment():
     return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def start(model_dir, log, steps=STEPS):
-    command = [*COMMAND, f"--gin.MODEL_DIR={model_dir}", f"--gin.TRAIN_STEPS={steps}"]
+def start(command, model_dir, log, steps):
+    command = [*command, f"--gin.MODEL_DIR={model_dir}", f"--gin.TRAIN_STEPS={steps}"]
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(), cwd=log.name + ".cwd")
 
 
@@ -61,7 +66,7 @@ def wait_for(condition, process):
         time.sleep(0.002)
 
 
-def run_to_the_end(model_dir, log_path, interrupt, *, times, rng, steps=STEPS):
+def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps):
     """Runs until it finishes, sending a signal `times` times, each a random while after the first row of a start.
 
     Every other one is sent while a checkpoint is being written.
@@ -73,7 +78,7 @@ def run_to_the_end(model_dir, log_path, interrupt, *, times, rng, steps=STEPS):
     sent = []
     while True:
         with open(log_path, "a") as log:
-            process = start(model_dir, log, steps)
+            process = start(command, model_dir, log, steps)
             before = len(read_metrics(str(model_dir)))
             if len(sent) < times:
                 wait_for(lambda before=before: len(read_metrics(str(model_dir))) > before, process)
@@ -94,27 +99,30 @@ def run_to_the_end(model_dir, log_path, interrupt, *, times, rng, steps=STEPS):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
+    """The rows of the made-up run that nobody interrupts."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    run_to_the_end(folder / "run", str(folder / "log"), signal.SIGKILL, times=0, rng=random.Random(0))
+    run_to_the_end(MADE_UP, folder / "run", str(folder / "log"), signal.SIGKILL, times=0, rng=None, steps=STEPS)
     return rows(folder / "run")
 
 
-def test_the_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
+def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
     assert [step for step, split in uninterrupted if split == "train"] == list(range(1, STEPS + 1))
-    assert [step for step, split in uninterrupted if split == "validation"] == [5, 10, 15, 20]
+    assert [step for step, split in uninterrupted if split == "validation"] == list(range(4, STEPS + 1, 4))
 
 
-def test_killed_at_random_instants(uninterrupted, tmp_path):
-    rng = random.Random()
-    sent = run_to_the_end(tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=rng)
+def test_a_killed_run_resumes_to_the_same_losses(uninterrupted, tmp_path):
+    """Killed at a random instant, and while a checkpoint is being written."""
+    sent = run_to_the_end(
+        MADE_UP, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=random.Random(), steps=STEPS
+    )
     assert len(sent) >= 1
     assert rows(tmp_path / "run") == uninterrupted
 
 
-def test_asked_to_stop_it_saves_and_goes_on_from_there(uninterrupted, tmp_path):
+def test_a_terminated_run_saves_and_resumes_from_there(uninterrupted, tmp_path):
     os.makedirs(tmp_path / "log.cwd")
     with open(tmp_path / "log", "w") as log:
-        process = start(tmp_path / "run", log)
+        process = start(MADE_UP, tmp_path / "run", log, STEPS)
         while process.poll() is None and not read_metrics(str(tmp_path / "run")):
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
@@ -122,17 +130,31 @@ def test_asked_to_stop_it_saves_and_goes_on_from_there(uninterrupted, tmp_path):
     status = read_status(str(tmp_path / "run"))
     assert status["state"] in ("preempted", "finished")  # the last step may already have been under way
     assert (tmp_path / "run" / "checkpoints" / str(status["step"])).is_dir()
-    run_to_the_end(tmp_path / "run", str(tmp_path / "log"), signal.SIGTERM, times=0, rng=random.Random(0))
+    run_to_the_end(MADE_UP, tmp_path / "run", str(tmp_path / "log"), signal.SIGTERM, times=0, rng=None, steps=STEPS)
     assert rows(tmp_path / "run") == uninterrupted
+
+
+def test_a_killed_run_on_a_live_pipeline_resumes_to_the_same_losses(tmp_path):
+    for name, kills in (("whole", 0), ("killed", 1)):
+        run_to_the_end(
+            LIVE,
+            tmp_path / name,
+            str(tmp_path / f"{name}.log"),
+            signal.SIGKILL,
+            times=kills,
+            rng=random.Random(),
+            steps=8,
+        )
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_killed_twenty_times(tmp_path):
     """The contract at length, with a line for each kill (`pytest -m slow -s tests/test_resume.py`)."""
-    run_to_the_end(tmp_path / "whole", str(tmp_path / "whole.log"), signal.SIGKILL, times=0, rng=None, steps=LONG)
+    run_to_the_end(LIVE, tmp_path / "whole", str(tmp_path / "whole.log"), signal.SIGKILL, times=0, rng=None, steps=LONG)
     sent = run_to_the_end(
-        tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=KILLS, rng=random.Random(1), steps=LONG
+        LIVE, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=KILLS, rng=random.Random(1), steps=LONG
     )
     for number, (step, torn) in enumerate(sent, 1):
         print(f"kill {number}: at step {step}, {'while it wrote ' + ', '.join(torn) if torn else 'between writes'}")

@@ -16,9 +16,8 @@ def prepare(arguments: Arguments) -> None:
     if arguments.cpu_devices is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = str(arguments.cpu_devices)
-        if "jax" in sys.modules:  # in a notebook; raises where devices are in use already
-            sys.modules["jax"].config.update("jax_platforms", "cpu")
-            sys.modules["jax"].config.update("jax_num_cpu_devices", arguments.cpu_devices)
+        if "jax" in sys.modules:  # in a notebook
+            _configure_devices(arguments.cpu_devices)
     if arguments.debug:
         os.environ.update(JAX_DISABLE_JIT="1", JAX_DEBUG_NANS="1")
         if "jax" in sys.modules:
@@ -32,6 +31,14 @@ def prepare(arguments: Arguments) -> None:
         if folder not in sys.path:
             sys.path.append(folder)
     log(arguments.log_level)
+
+
+def _configure_devices(count: int) -> None:
+    """Sets the number of fake CPU devices of an imported JAX, which refuses a change once devices are in use."""
+    config = sys.modules["jax"].config
+    for name, value in (("jax_platforms", "cpu"), ("jax_num_cpu_devices", count)):
+        if getattr(config, name) != value:
+            config.update(name, value)
 
 
 def log(level: str) -> None:

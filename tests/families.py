@@ -1,0 +1,186 @@
+"""Every family in small, for the tests that hold for all of them. A new family is one entry here.
+
+A test module that needs it says `from families import FAMILIES`; what only one family has is tested in its own module.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numerics import assert_close
+
+from t5x_like import parameters
+from t5x_like.kernels.cross_entropy import cross_entropy
+from t5x_like.models.bart import BartConfig
+from t5x_like.models.bert import BertConfig
+from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.models.t5_variants import SharedT5Config, T5DecoderConfig
+
+VOCABULARY = 40
+SIZES = dict(vocab_size=VOCABULARY, embed_dim=12, mlp_dim=20)
+NO_DROPOUT = dict(dropout_rate=0.0, attention_dropout_rate=0.0)
+ENCODER_DECODER = dict(num_heads=2, head_dim=5, encoder_layers=2, decoder_layers=2)
+# Sizes at which what a FLOP formula leaves out (norms, softmax, activations) is a few percent.
+WIDE = dict(vocab_size=1000, embed_dim=128, mlp_dim=256, num_heads=4, head_dim=32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One family, or one published kind of it.
+
+    Attributes:
+      config: a small configuration without dropout, its layers unrolled.
+      stacks: which of "encoder" and "decoder" it has.
+      mesh: rules and mesh axes on which eight devices must agree with one.
+      wide: changes to `config` for the count of FLOPs.
+      attention: the attention of each stack that captures are asked of.
+      decodes: whether it has `prefill` or `init_cache` and `decode_step`.
+      padding_id: the token that means padding where a batch has no segment ids, or None.
+      first_loss: nats per token by which a fresh model's loss may exceed that of guessing.
+    """
+
+    config: Any
+    stacks: tuple[str, ...]
+    mesh: tuple[str, Mapping[str, int]] = ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2})
+    wide: Mapping[str, int] = dataclasses.field(default_factory=lambda: WIDE | {"num_layers": 3, "max_length": 96})
+    attention: Mapping[str, str] | None = None
+    decodes: bool = True
+    padding_id: int | None = 0
+    first_loss: float = 0.2
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return self.stacks == ("encoder", "decoder")
+
+    def attention_of(self, stack: str) -> str:
+        if self.attention:
+            return self.attention[stack]
+        return "self_attention" if self.is_encoder_decoder and stack == "decoder" else "attention"
+
+
+_BERT = BertConfig(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16)
+_GPT = GPTConfig(**SIZES, **NO_DROPOUT, num_heads=4, head_dim=3, num_layers=2, max_length=16)
+_LLAMA = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, head_dim=6, num_layers=2, max_length=16)
+_T5 = T5Config(**SIZES, **ENCODER_DECODER, relpos_buckets=8, relpos_max_distance=16)
+_T5_1_0 = dataclasses.replace(_T5, activations=("relu",), tied_embeddings=True)
+_WIDE_STACKS = WIDE | {"encoder_layers": 2, "decoder_layers": 3}
+_FSDP = ("fsdp", {"fsdp": 4, "data": 2})
+
+
+def _as(kind: type, config: Any) -> Any:
+    """The fields of one configuration in a subclass of its type."""
+    return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(_BERT, ("encoder",)),
+    "roberta": Family(
+        dataclasses.replace(
+            _BERT, position_offset=2, num_token_types=1, padding_id=1, activations=("gelu_exact",), norm_epsilon=1e-5
+        ),
+        ("encoder",),
+        mesh=_FSDP,
+        padding_id=1,
+    ),
+    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",)),
+    "gpt2": Family(_GPT, ("decoder",), mesh=_FSDP),
+    "gpt3": Family(
+        dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),
+        ("decoder",),
+        wide=WIDE | {"num_layers": 4, "max_length": 96},
+    ),
+    "llama": Family(_LLAMA, ("decoder",), mesh=_FSDP),
+    "mistral": Family(dataclasses.replace(_LLAMA, attention_windows=(3,), tied_embeddings=True), ("decoder",)),
+    "bart": Family(
+        dataclasses.replace(BartConfig(**SIZES, **ENCODER_DECODER, max_length=16), **NO_DROPOUT),
+        ("encoder", "decoder"),
+        wide=_WIDE_STACKS | {"max_length": 96},
+    ),
+    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=_FSDP, wide=_WIDE_STACKS, first_loss=1.5),
+    "t5_1_1": Family(_T5, ("encoder", "decoder"), wide=_WIDE_STACKS, first_loss=1.5),
+    "t5_shared": Family(
+        _as(SharedT5Config, _T5_1_0),
+        ("encoder", "decoder"),
+        mesh=("dp", {"data": 8}),
+        wide=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
+        attention={"encoder": "self_attention", "decoder": "self_attention"},
+        first_loss=1.5,
+    ),
+    "t5_decoder": Family(
+        _as(T5DecoderConfig, _T5_1_0),
+        ("decoder",),
+        mesh=("dp", {"data": 8}),
+        wide=_WIDE_STACKS,
+        decodes=False,
+        first_loss=1.5,
+    ),
+}
+
+
+def scanned(config: Any, **changes: Any) -> Any:
+    """The configuration with its layers stacked."""
+    return dataclasses.replace(config, scan_layers=True, **changes)
+
+
+@functools.cache
+def make(config: Any) -> Any:
+    """A model of random values, the same in either layout; compiling an initialization takes longer than a test."""
+    stack = jax.eval_shape(scanned(config).make, jax.random.key(0))
+    rng = np.random.default_rng(0)
+
+    def draw(name, leaf):
+        # Norms stay near one: scales around zero would divide small numbers by each other and amplify rounding.
+        if name.endswith("scale"):
+            return 1 + 0.2 * rng.normal(size=leaf.shape)
+        return (0.3 if name.endswith("kernel") else 0.6) * rng.normal(size=leaf.shape)
+
+    drawn = {name: draw(name, leaf).astype(np.float32) for name, leaf in parameters.named_leaves(stack).items()}
+    return parameters.unstack(drawn, jax.eval_shape(config.make, jax.random.key(0)))
+
+
+def tokens(*shape: int, seed: int = 0) -> np.ndarray:
+    """Token ids that are neither padding nor EOS in any family."""
+    return np.random.default_rng(seed).integers(2, VOCABULARY, shape).astype(np.int32)
+
+
+def example(family: Family, rows: int = 2, encoder: int = 7, decoder: int = 6) -> dict[str, np.ndarray]:
+    """A batch of full rows of the given lengths, one feature per stack."""
+    lengths = {"encoder": encoder, "decoder": decoder}
+    return {
+        f"{stack}_input_tokens": tokens(rows, lengths[stack], seed=seed) for seed, stack in enumerate(family.stacks)
+    }
+
+
+def eight_rows(family: Family) -> dict[str, np.ndarray]:
+    """As many rows and positions as there are devices to split them over."""
+    return example(family, rows=8, encoder=8, decoder=8)
+
+
+@jax.jit
+def hidden(model, batch):
+    """The hidden states before the unembedding, `[batch, length, embed]`."""
+    return model(batch).hidden
+
+
+def loss(model, batch, key=None):
+    """The summed cross-entropy, with z-loss, of predicting the last stack's own tokens."""
+    targets = batch.get("decoder_input_tokens", batch.get("encoder_input_tokens"))
+    states = model(batch, dropout_key=key).hidden
+    return cross_entropy(states, model.unembed, targets, jnp.ones(targets.shape), z_loss=1e-3).total
+
+
+@functools.cache
+def loss_and_gradient(name: str, config: Any) -> tuple[jax.Array, Any]:
+    """Of `eight_rows`, on one device; `config` is a variant of the family's."""
+    return jax.jit(jax.value_and_grad(loss))(make(config), eight_rows(FAMILIES[name]))
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Two trees of parameters or gradients, in either layout, are equal but for rounding."""
+    assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (ours, theirs)))

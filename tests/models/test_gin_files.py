@@ -1,0 +1,181 @@
+"""The shipped model files: each parses and gives the published number of parameters, which its header states."""
+
+import dataclasses
+from pathlib import Path
+
+import gin
+import jax
+import pytest
+
+from t5x_like import parameters
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
+
+MODELS = Path(__file__).resolve().parents[2] / "gin_configs" / "models"
+
+# Of the model alone. T5: the totals of the shapes in T5X's model files, and for the public sizes those of the published
+# checkpoints. BART, GPT, Llama, Mistral: those of the published checkpoints; of GPT-3 what its paper's widths give (the
+# heads of its XL and 13B together are not as wide as the model).
+PARAMETERS = {
+    "t5_1_0/tiny": 260_704,
+    "t5_1_0/small": 60_506_624,
+    "t5_1_0/base": 222_903_552,
+    "t5_1_0/large": 737_668_096,
+    "t5_1_0/3b": 2_851_598_336,
+    "t5_1_0/11b": 11_307_321_344,
+    "t5_1_1/tiny": 518_240,
+    "t5_1_1/small": 76_961_152,
+    "t5_1_1/base": 247_577_856,
+    "t5_1_1/large": 783_150_080,
+    "t5_1_1/xl": 2_849_757_184,
+    "t5_1_1/xxl": 11_135_332_352,
+    "t5_study/encoder_decoder": 222_903_552,
+    "t5_study/shared": 137_950_080,
+    "t5_study/six_layers": 123_790_080,
+    "t5_study/decoder": 109_628_544,
+    "bart/base": 139_420_416,
+    "bart/large": 406_291_456,
+    "gpt1/base": 116_534_784,
+    "gpt1/tiny": 329_664,
+    "gpt2/tiny": 412_008,
+    "gpt2/small": 124_439_808,
+    "gpt2/medium": 354_823_168,
+    "gpt2/large": 774_030_080,
+    "gpt2/xl": 1_557_611_200,
+    "gpt3/tiny": 420_200,
+    "gpt3/small": 125_226_240,
+    "gpt3/medium": 355_871_744,
+    "gpt3/large": 760_300_032,
+    "gpt3/xl": 1_517_123_584,
+    "gpt3/2_7b": 2_651_553_280,
+    "gpt3/6_7b": 6_658_404_352,
+    "gpt3/13b": 12_936_488_380,
+    "gpt3/175b": 174_604_259_328,
+    "llama1/7b": 6_738_415_616,
+    "llama1/13b": 13_015_864_320,
+    "llama1/33b": 32_528_943_616,
+    "llama1/65b": 65_285_660_672,
+    "llama2/7b": 6_738_415_616,
+    "llama2/13b": 13_015_864_320,
+    "llama2/70b": 68_976_648_192,
+    "llama3/8b": 8_030_261_248,
+    "llama3/70b": 70_553_706_496,
+    "mistral/7b": 7_241_732_096,
+    "llama2/tiny": 513_576,
+    "mistral/tiny": 513_576,
+}
+# The model alone, with the pooler, with both pretraining heads: the totals of transformers' BertModel without and with
+# its pooler and of BertForPreTraining; of the compact ones the second is that of Turc et al.'s release.
+BERT = {
+    "bert/tiny": (4_369_408, 4_385_920, 4_433_468),
+    "bert/mini": (11_104_768, 11_170_560, 11_267_900),
+    "bert/small": (28_500_992, 28_763_648, 29_058_876),
+    "bert/medium": (41_110_528, 41_373_184, 41_668_412),
+    "bert/base": (108_891_648, 109_482_240, 110_106_428),
+    "bert/large": (334_092_288, 335_141_888, 336_226_108),
+    "bert/base_cased": (107_719_680, 108_310_272, 108_932_934),
+    "bert/large_cased": (332_529_664, 333_579_264, 334_661_958),
+}
+# The model alone, with the masked-LM head (RobertaForMaskedLM).
+ROBERTA = {
+    "roberta/base": (124_055_040, 124_697_433),
+    "roberta/large": (354_310_144, 355_412_057),
+}
+
+
+@pytest.fixture
+def load():
+    """Reads a model file, with bindings after it, and returns its configuration."""
+    gin.add_config_file_search_path(str(MODELS.parent))
+
+    def read(name, *bindings):
+        gin.clear_config()
+        gin.parse_config_files_and_bindings([f"models/{name}.gin"], bindings)
+        return gin.query_parameter("MODEL/gin.macro.value").scoped_configurable_fn()
+
+    yield read
+    gin.clear_config()
+
+
+def header(name):
+    return (MODELS / f"{name}.gin").read_text().splitlines()[0]
+
+
+def abstract(config):
+    """The model's shapes, scanned: tracing 96 layers one by one takes seconds."""
+    return jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
+
+
+def heads(objective, model):
+    return jax.eval_shape(lambda: objective.init(jax.random.key(0), model))
+
+
+def test_every_file_is_tested():
+    """Files named after a family or `sizes` are included by those of one size."""
+    files = {f"{path.parent.name}/{path.stem}" for path in MODELS.glob("*/*.gin")}
+    shared = {name for name in files if name.endswith(("/family", "/sizes"))}
+    assert files - shared == {*PARAMETERS, *BERT, *ROBERTA}
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_model_file_gives_the_exact_number_of_parameters(load, name):
+    assert parameters.count(abstract(load(name))) == PARAMETERS[name]
+    assert f"{PARAMETERS[name]:,} parameters" in header(name)
+
+
+@pytest.mark.parametrize("name", sorted(BERT))
+def test_bert_file_gives_the_exact_numbers_of_parameters(load, name):
+    model = abstract(load(name))
+    next_sentence = heads(NextSentence(), model)
+    with_pooler = parameters.count(model) + parameters.count(next_sentence["next_sentence"].pooler)
+    with_heads = sum(map(parameters.count, (model, heads(MaskedLM(), model), next_sentence)))
+    assert (parameters.count(model), with_pooler, with_heads) == BERT[name]
+    assert "{:,} parameters; {:,} with the pooler, {:,} with both heads.".format(*BERT[name]) in header(name)
+
+
+@pytest.mark.parametrize("name", sorted(ROBERTA))
+def test_roberta_file_gives_the_exact_numbers_of_parameters(load, name):
+    model = abstract(load(name))
+    assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == ROBERTA[name]
+    assert "{:,} parameters; {:,} with the masked-LM head.".format(*ROBERTA[name]) in header(name)
+
+
+def test_kinds_of_a_family_differ_as_published(load):
+    bert, roberta = load("bert/base"), load("roberta/base")
+    assert (bert.activations, bert.position_offset, bert.num_token_types, bert.norm_epsilon) == (("gelu",), 0, 2, 1e-12)
+    expected = (("gelu_exact",), 2, 1, 1e-5)
+    assert (roberta.activations, roberta.position_offset, roberta.num_token_types, roberta.norm_epsilon) == expected
+    assert abstract(roberta).position_embedder.embedding.shape == (514, 768)
+    gpt1, gpt2, gpt3 = load("gpt1/tiny"), load("gpt2/tiny"), load("gpt3/tiny")
+    assert (gpt1.norm_position, gpt2.norm_position, gpt3.norm_position) == ("post", "pre", "pre")
+    assert (gpt1.max_length, gpt2.max_length, gpt3.max_length) == (512, 1024, 2048)
+    assert gpt3.attention_windows == (None, 256)
+    assert load("llama3/8b").rope_theta == 500_000 and load("llama3/8b").num_kv_heads == 8
+    assert load("llama2/7b").num_kv_heads == 32
+    assert load("llama1/33b").norm_epsilon == 1e-6 and load("llama1/65b").norm_epsilon == 1e-5
+    assert load("mistral/7b").attention_windows == (4096,)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("bart/base", 0.1),
+        ("t5_1_0/tiny", 0.1),
+        ("t5_1_1/tiny", 0.0),
+        ("gpt2/tiny", 0.1),
+        ("gpt3/tiny", 0.0),
+        ("llama2/tiny", 0.0),
+    ],
+)
+def test_dropout_is_that_of_pretraining_unless_set(load, name, rate):
+    assert load(name).dropout_rate == rate
+    changed = load(name, "DROPOUT_RATE = 0.25")
+    assert changed.dropout_rate == 0.25
+
+
+def test_macros_set_what_they_name(load):
+    config = load("bert/tiny", "DROPOUT_RATE = 0.25", "ACTIVATIONS = ('gelu_exact',)")
+    assert (config.dropout_rate, config.attention_dropout_rate, config.activations) == (0.25, 0.25, ("gelu_exact",))
+    assert load("roberta/base", "DROPOUT_RATE = 0.0").attention_dropout_rate == 0.0
+    assert load("bart/base").attention_dropout_rate == 0.0
+    assert load("gpt3/tiny", "ATTENTION_WINDOW = 64").attention_windows == (None, 64)
