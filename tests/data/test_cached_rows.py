@@ -11,6 +11,7 @@ from t5x_like.data.cached.layout import Layout
 from t5x_like.data.cached.rows import REAL, Decoder, dtype_of, encode
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.data.seqio_feed import SpecConverter
+from t5x_like.errors import RunFailed
 
 LENGTHS = {"inputs": 16, "targets": 9}
 THREE_JOINED = FeatureSpec(
@@ -113,7 +114,7 @@ def test_bytes_of_another_layout_are_refused():
     layout = Layout.of(features.CAUSAL_LM, {"targets": 4}, pack=False)
     (record,) = encode({"value 0": np.array([[1, 2, 3, 0]]), "segments 0": np.array([[1, 1, 1, 0]])}, layout, ["<u2"])
     for wrong in (record[:-1], record + b"\0", record[:2]):
-        with pytest.raises(ValueError, match="not of the layout"):
+        with pytest.raises(RunFailed, match="not of the layout"):
             Decoder(layout, ["<u2"], features.CAUSAL_LM)([wrong])
 
 

@@ -50,7 +50,7 @@ def test_a_malformed_line_is_named(register, wrong):
     source = register("errors_capitals", lines)
     message = (
         rf"task errors_capitals, split 'train', example {wrong} \(.*errors_capitals.tsv:{wrong}\): preprocessor "
-        r"'question' \(1 of 2\) fails: .* The example is 'no tab here'"
+        r"'question' \(1 of 2\) fails: Input shape .* The example is 'no tab here'"
     )
     for batches in (source.host_iterator(ENCODER_DECODER), source.eval_batches(ENCODER_DECODER)):
         with pytest.raises(UserError, match=message):

@@ -8,6 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.seqio_feed import task_errors
 from t5x_like.data.seqio_feed.converter import SpecConverter
 from t5x_like.data.seqio_feed.source import SeqIOSource
 from t5x_like.data.token_ids import check_ids
@@ -40,19 +41,19 @@ def run_evaluator(
     source.provider  # noqa: B018 (registers the user's tasks, or says which names there are)
     if log_dir:
         tf.io.gfile.makedirs(log_dir)
-    evaluator = seqio.Evaluator(
-        mixture_or_task_name=source.mixture_or_task_name,
-        feature_converter=SpecConverter(spec, pack=False, padding_ids=source.padding_ids()),
-        eval_split=source.split,
-        use_cached=source.use_cached,
-        seed=source.seed,
-        sequence_length=dict(source.task_feature_lengths),
-        num_examples=num_examples,
-        logger_cls=[seqio.JSONLogger] if log_dir else [],
-        log_dir=log_dir,
-        async_compute_metrics=False,
-    )
-
+    with task_errors.explained(source):
+        evaluator = seqio.Evaluator(
+            mixture_or_task_name=source.mixture_or_task_name,
+            feature_converter=SpecConverter(spec, pack=False, padding_ids=source.padding_ids()),
+            eval_split=source.split,
+            use_cached=source.use_cached,
+            seed=source.seed,
+            sequence_length=dict(source.task_feature_lengths),
+            num_examples=num_examples,
+            logger_cls=[seqio.JSONLogger] if log_dir else [],
+            log_dir=log_dir,
+            async_compute_metrics=False,
+        )
     limits = source.id_limits(spec)
     # SeqIO makes one array of all predictions, and its decoding stops at EOS.
     length, eos_id = source.task_feature_lengths["targets"], source.vocabularies()["targets"].eos_id or 0
@@ -74,11 +75,12 @@ def run_evaluator(
 
         return run
 
-    metrics, _ = evaluator.evaluate(
-        compute_metrics=True,
-        predict_fn=over_batches(lambda batch: [filled(row) for row in predict(batch)]),
-        score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
-    )
+    with task_errors.explained(source):
+        metrics, _ = evaluator.evaluate(
+            compute_metrics=True,
+            predict_fn=over_batches(lambda batch: [filled(row) for row in predict(batch)]),
+            score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
+        )
     return {
         f"{task}/{name}": float(getattr(value, "value", value))
         for task, values in metrics.result().items()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SEARCH_SECONDS = 60.0
 _SHOWN = 160
-_GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|^[A-Za-z]+Error: (?=\{\{)")
+_GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|Error in user-defined function .* with iterator: \S+: ")
 
 
 @contextlib.contextmanager
