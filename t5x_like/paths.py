@@ -62,11 +62,21 @@ def read_text(path: str | os.PathLike) -> str:
 
     Raises:
       FileNotFoundError: there is none.
+      UserError: it is not UTF-8, naming file and line.
     """
     if is_local(path):
-        return local(path).read_text(encoding="utf-8")
-    filesystem, inner = _open_store(path)
-    return filesystem.cat_file(inner).decode("utf-8")
+        data = local(path).read_bytes()
+    else:
+        filesystem, inner = _open_store(path)
+        data = filesystem.cat_file(inner)
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{os.fspath(path)}, line {line}: not valid UTF-8 (byte {data[error.start]:#04x}). Restore the file from a "
+            "copy, or mend the line"
+        ) from error
 
 
 def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
@@ -80,12 +90,36 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     target = local(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")  # one name: a run killed here leaves nothing that piles up
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError:  # a full disk, say: what was written of it would take up the last space
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync_folder(target.parent)
+
+
+def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
+    """Replaces a small file, over its old contents where the disk has no room for another file.
+
+    Writing over a local file is not atomic, but takes no space as long as the file does not grow by a block.
+
+    Raises:
+      OSError: the file does not exist yet and cannot be created, or cannot be written either way.
+    """
+    try:
+        write_atomic(path, contents)
+    except OSError:
+        if not is_local(path) or not is_file(path):
+            raise
+        with open(local(path), "r+b", buffering=0) as file:
+            file.write(contents.encode())
+            file.truncate()
+            os.fsync(file.fileno())
 
 
 def remove(path: str | os.PathLike) -> None:

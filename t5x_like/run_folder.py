@@ -1,23 +1,32 @@
 """MODEL_DIR: which folder a run writes to, the description that it keeps there, and its status."""
 
+import contextlib
 import dataclasses
 import datetime
+import errno
 import json
 import os
 import pathlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from absl import logging
 
 from t5x_like import parameters, paths
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 
 RUNS = "runs"
 CONFIG = "config.gin"
 MODEL_INFO = "model_info.txt"
 STATUS = "status.json"
+# What says that a file system takes nothing more, whichever library reports it.
+_UNWRITABLE = {
+    os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+}
+# With its reason cut to this, a status takes one block of a disk.
+_REASON_CHARACTERS = 2000
 
 # What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
 # prints and keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may
@@ -179,16 +188,74 @@ def write_description(model_dir: str, info: str, run_config: RunConfig | None) -
         paths.write_atomic(paths.join(model_dir, CONFIG), run_config.text)
 
 
+@contextlib.contextmanager
+def closing(thing: Any) -> Iterator[Any]:
+    """`contextlib.closing`, but where the body has failed, what fails in closing too is logged and not raised."""
+    try:
+        yield thing
+    except BaseException:
+        try:
+            thing.close()
+        except Exception as error:
+            logging.warning("%s was not closed properly: %s", type(thing).__name__, str(error).split("\n", 1)[0])
+        raise
+    thing.close()
+
+
+@contextlib.contextmanager
+def storage_explained(model_dir: str) -> Iterator[None]:
+    """Explains that MODEL_DIR cannot be written any more.
+
+    Raises:
+      RunFailed: in the place of an error of the operating system or of a library that writes checkpoints.
+    """
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if any(word in line for word in _UNWRITABLE)]
+        if not lines and getattr(error, "errno", None) not in _UNWRITABLE.values():
+            raise
+        raise RunFailed(
+            f"MODEL_DIR={model_dir} cannot be written: {(lines or [str(error)])[0][:300]}. The checkpoints written so "
+            "far are intact; free space or mend the storage and repeat the command, which resumes from the newest one"
+        ) from error
+
+
 class Status:
-    """`MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed, for people and schedulers."""
+    """`MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed, for people and schedulers.
+
+    As a context manager it writes `failed`, with the reason, where an error leaves it. A start that fails before it
+    has written `running` leaves the status of a finished run as it is.
+
+    Attributes:
+      step: updates done so far.
+    """
 
     STATES = ("running", "finished", "preempted", "failed")
 
     def __init__(self, model_dir: str, *, enabled: bool = True):
-        self._path, self._enabled = paths.join(model_dir, STATUS), enabled
+        """Writes nothing yet, and nothing at all unless `enabled`."""
+        self._model_dir, self._path, self._enabled = model_dir, paths.join(model_dir, STATUS), enabled
+        self._has_run = False
+        self.step = 0
+
+    def __enter__(self) -> "Status":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None or not self._enabled or (not self._has_run and self._is_finished()):
+            return
+        self.write("failed", step=self.step, reason=f"{kind.__name__}: {error}")
+
+    def _is_finished(self) -> bool:
+        with contextlib.suppress(Exception):
+            return (read_status(self._model_dir) or {}).get("state") == "finished"
+        return False
 
     def write(self, state: str, *, step: int, reason: str | None = None) -> None:
-        """Replaces the status.
+        """Replaces the status. A status that cannot be written is warned about and ends nothing.
 
         Args:
           state: one of `STATES`.
@@ -197,17 +264,21 @@ class Status:
         """
         if state not in self.STATES:
             raise ValueError(f"state={state!r} is none of {self.STATES}")
+        self._has_run = True
         if not self._enabled:
             return
         status = {
             "state": state,
             "step": step,
-            "reason": reason,
+            "reason": reason and reason[:_REASON_CHARACTERS],
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": socket.gethostname(),
             "process": os.getpid(),
         }
-        paths.write_atomic(self._path, json.dumps(status, indent=2) + "\n")
+        try:
+            paths.write_despite_full_disk(self._path, json.dumps(status, indent=2) + "\n")
+        except Exception as error:  # stores raise errors of their own
+            logging.warning("%s cannot be written: %s", self._path, error)
 
 
 def read_status(model_dir: str) -> Mapping[str, Any] | None:

@@ -1,5 +1,6 @@
 """The first training loop: pretrain or fine-tune a model on an objective. A scroll, in the order data flows."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -141,28 +142,35 @@ def train(
     is_main = jax.process_index() == 0
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
-    run_folder.accept_config(model_dir, run_config)
-    distributed.beat("the others, to compare configurations and folders")
-    distributed.agree(model_dir, run_config.text if run_config else "")
+    with contextlib.ExitStack() as stack:
+        # What is entered here is left in the opposite order, however the run ends. Errors are explained inside of the
+        # status, so that status.json and a supervisor's log say what the command says.
+        status = stack.enter_context(run_folder.Status(model_dir, enabled=is_main))
+        stack.enter_context(distributed.loss_explained())
+        stack.enter_context(run_folder.storage_explained(model_dir))
+        stack.enter_context(debugging.memory_explained(program, microbatches))
+        run_folder.accept_config(model_dir, run_config)
+        distributed.beat("the others, to compare configurations and folders")
+        distributed.agree(model_dir, run_config.text if run_config else "")
 
-    # ---- data: it starts to flow while the model is being built ------------------------------------------------------
-    share, shares = partitioner.feed_share
-    source = data.host_iterator(objective.features, process_index=share, process_count=shares)
-    for line in data.describe():
-        logging.info("%s", line)
-    limits = token_ids.model_limits(objective.features, config.vocab_size)
+        # ---- data: it starts to flow while the model is being built ------------------------------------------------
+        share, shares = partitioner.feed_share
+        source = data.host_iterator(objective.features, process_index=share, process_count=shares)
+        for line in data.describe():
+            logging.info("%s", line)
+        limits = token_ids.model_limits(objective.features, config.vocab_size)
 
-    def put(batch):
-        token_ids.check_ids(batch, limits, data=token_ids.name_of(data), holder="the model")
-        return partitioner.put_batch(batch)
+        def put(batch):
+            token_ids.check_ids(batch, limits, data=token_ids.name_of(data), holder="the model")
+            return partitioner.put_batch(batch)
 
-    feed = Feed(source, put)
+        feed = stack.enter_context(run_folder.closing(Feed(source, put)))
 
-    # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------------
-    keeper = checkpoints(os.path.join(model_dir, "checkpoints"))
-    start = run_folder.resume_step(keeper, model_dir, run_config)
-    distributed.beat(f"the state of step {start}")
-    with debugging.memory_explained(program, microbatches):
+        # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------
+        keeper = stack.enter_context(run_folder.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
+        start = run_folder.resume_step(keeper, model_dir, run_config)
+        status.step = start
+        distributed.beat(f"the state of step {start}")
         if start:
             state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
             _warn_of_other_versions(keeper.about(start), partitioner)
@@ -172,124 +180,114 @@ def train(
                 state, frozen = initial.restore(
                     initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
                 )
-    if start >= total_steps:
-        logging.info(
-            "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and --gin.TRAIN_STEPS=%d "
-            "or more (and --override_config where the learning rate depends on TRAIN_STEPS)",
-            *(model_dir, start, model_dir, 2 * start),
-        )
-        feed.close()
-        keeper.close()
-        return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})
-    if start:
-        feed.restore(keeper.restore_feed(start))
-    info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
-    logging.info("%s", info.splitlines()[-1])
-
-    # ---- who watches: evaluation, metrics, progress, status --------------------------------------------------------
-    evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps, config.vocab_size)
-    writer = metrics.MetricsWriter(model_dir, enabled=is_main)
-    writer.rewind(start)
-    progress = metrics.Progress(total_steps, start, enabled=is_main)
-    status = run_folder.Status(model_dir, enabled=is_main)
-    profile = debugging.Profile(model_dir, run_config.profile_steps if run_config and is_main else None)
-    if is_main:
-        run_folder.write_description(model_dir, info, run_config)
-
-    # ---- the loop -------------------------------------------------------------------------------------------------
-    clock = metrics.Throughput(
-        flops_per_step=config.train_flops(program.batch_shapes), devices=partitioner.mesh.devices
-    )
-    results: dict[str, float] = {}
-    pending: tuple[int, Any] | None = None
-
-    def log(pending):
-        """Fetches a step's metrics, one step late so that the device never waits for the host.
-
-        Returns whether the state after that step is worth saving: the update was finite, and so are the parameters.
-        """
-        number, pairs = pending
-        values = {
-            name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
-        }
-        clock.count(values["tokens"], feed.wait_seconds)
-        if values["skipped_in_a_row"] >= stop_after_skipped:
-            raise TrainingFailed(
-                f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step "
-                f"{number}. Lower the learning rate, clip gradients (max_grad_norm), or look at the data; "
-                + _last_healthy(keeper, last_finite=number - int(values["skipped_in_a_row"]))
+        if start >= total_steps:
+            logging.info(
+                "%s is finished at step %d; to go on, repeat the command with --gin.MODEL_DIR=%s and "
+                "--gin.TRAIN_STEPS=%d or more (and --override_config where the learning rate depends on TRAIN_STEPS)",
+                *(model_dir, start, model_dir, 2 * start),
             )
-        if number == 1 or number % log_period == 0 or number == total_steps:
-            row = _row(values, clock)
-            writer.write(number, "train", row)
-            progress.update(number, row)
-        return values["skipped_in_a_row"] == 0 and math.isfinite(values["param_norm"])
+            return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})
+        if start:
+            feed.restore(keeper.restore_feed(start))
+        info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
+        logging.info("%s", info.splitlines()[-1])
 
-    current, stopped_by, ballot = start, None, None
-    try:
-        explained = debugging.memory_explained(program, microbatches)
-        # Losses are explained here already, so that status.json and a supervisor's log say it too.
-        with explained, distributed.loss_explained(), StopRequest() as stop, progress, profile:
-            status.write("running", step=current)
-            clock.start(feed.wait_seconds)
-            while current < total_steps and not stopped_by:
-                distributed.beat(f"step {current + 1}")
-                batch = next(feed)
-                debugging.show_first(batch, current == start)
-                profile.before(current + 1)
-                earlier, ballot = ballot, stop.cast()
-                state, pairs = program.train_step(state, frozen, batch)
-                current += 1
-                profile.after(current, pairs)
-                if current == start + 1:
-                    jax.block_until_ready(state.step)
-                    logging.info("first step done %.0f s after the start", time.monotonic() - started)
-                    compilation_cache.log_use()
-                if pending:
-                    log(pending)
-                pending = (current, pairs)
-                stopped_by = stop.agreed(earlier)
-                done = current == total_steps
-                evaluates = eval_data is not None and eval_period and (done or current % eval_period == 0)
-                saves = save_period and (done or stopped_by or current % save_period == 0)
-                if evaluates or saves or stopped_by or done:
-                    healthy = log(pending)
-                    pending = None
-                    clock.pause()
-                    if evaluates:
-                        distributed.beat(f"the evaluation after step {current}")
-                        results = evaluate(optimizers.merge(state.params, frozen))
-                        writer.write(current, "validation", results)
-                        progress.note(current, results)
-                    if saves and not healthy:
-                        logging.warning(
-                            "checkpoint %d is not saved: its last update or its parameters are not finite; the newest "
-                            "checkpoint is %s",
-                            *(current, keeper.latest()),
-                        )
-                    elif saves:
-                        distributed.beat(f"the checkpoint of step {current}")
-                        writer.flush()  # rows up to this step are on disk before its checkpoint commits
-                        saved = state.replace(params=optimizers.merge(state.params, frozen))
-                        keeper.save(
-                            current,
-                            saved,
-                            feed=feed.state(),
-                            about=_about(partitioner),
-                            metrics=results if evaluates else None,
-                        )
-                    clock.resume(feed.wait_seconds)
-            distributed.beat("the last checkpoint")
-            keeper.wait()
+        # ---- who watches: evaluation, metrics, progress, status ----------------------------------------------------
+        evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps, config.vocab_size)
+        writer = stack.enter_context(run_folder.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
+        writer.rewind(start)
+        if is_main:
+            run_folder.write_description(model_dir, info, run_config)
+        stop = stack.enter_context(StopRequest())
+        progress = stack.enter_context(metrics.Progress(total_steps, start, enabled=is_main))
+        profile_steps = run_config.profile_steps if run_config and is_main else None
+        profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
+
+        # ---- the loop --------------------------------------------------------------------------------------------
+        clock = metrics.Throughput(
+            flops_per_step=config.train_flops(program.batch_shapes), devices=partitioner.mesh.devices
+        )
+        results: dict[str, float] = {}
+        pending: tuple[int, Any] | None = None
+
+        def log(pending):
+            """Fetches a step's metrics, one step late so that the device never waits for the host.
+
+            Returns whether the state after that step is worth saving: the update was finite, and so are the parameters.
+            """
+            number, pairs = pending
+            values = {
+                name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
+            }
+            if number > start + 1:
+                clock.count(values["tokens"], feed.wait_seconds)
+            if values["skipped_in_a_row"] >= stop_after_skipped:
+                raise TrainingFailed(
+                    f"the loss or its gradient was not finite for {stop_after_skipped} steps in a row, up to step "
+                    f"{number}. Lower the learning rate, clip gradients (max_grad_norm), or look at the data; "
+                    + _last_healthy(keeper, last_finite=number - int(values["skipped_in_a_row"]))
+                )
+            if number == 1 or number % log_period == 0 or number == total_steps:
+                row = _row(values, clock)
+                writer.write(number, "train", row)
+                progress.update(number, row)
+            return values["skipped_in_a_row"] == 0 and math.isfinite(values["param_norm"])
+
+        current, stopped_by, ballot = start, None, None
+        status.write("running", step=current)
+        while current < total_steps and not stopped_by:
+            distributed.beat(f"step {current + 1}")
+            batch = next(feed)
+            debugging.show_first(batch, current == start)
+            profile.before(current + 1)
+            earlier, ballot = ballot, stop.cast()
+            state, pairs = program.train_step(state, frozen, batch)
+            current += 1
+            status.step = current
+            profile.after(current, pairs)
+            if current == start + 1:
+                jax.block_until_ready(state.step)
+                clock.start(feed.wait_seconds)  # the first step is not measured: it compiles
+                logging.info("first step done %.0f s after the start", time.monotonic() - started)
+                compilation_cache.log_use()
+            if pending:
+                log(pending)
+            pending = (current, pairs)
+            stopped_by = stop.agreed(earlier)
+            done = current == total_steps
+            evaluates = eval_data is not None and eval_period and (done or current % eval_period == 0)
+            saves = save_period and (done or stopped_by or current % save_period == 0)
+            if evaluates or saves or stopped_by or done:
+                healthy = log(pending)
+                pending = None
+                clock.pause()
+                if evaluates:
+                    distributed.beat(f"the evaluation after step {current}")
+                    results = evaluate(optimizers.merge(state.params, frozen))
+                    writer.write(current, "validation", results)
+                    progress.note(current, results)
+                if saves and not healthy:
+                    logging.warning(
+                        "checkpoint %d is not saved: its last update or its parameters are not finite; the newest "
+                        "checkpoint is %s",
+                        *(current, keeper.latest()),
+                    )
+                elif saves:
+                    distributed.beat(f"the checkpoint of step {current}")
+                    writer.flush()  # rows up to this step are on disk before its checkpoint commits
+                    saved = state.replace(params=optimizers.merge(state.params, frozen))
+                    keeper.save(
+                        current,
+                        saved,
+                        feed=feed.state(),
+                        about=_about(partitioner),
+                        metrics=results if evaluates else None,
+                    )
+                clock.resume(feed.wait_seconds)
+        distributed.beat("the last checkpoint")
+        keeper.wait()
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
-    except BaseException as error:
-        status.write("failed", step=current, reason=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        feed.close()
-        writer.close()
-        keeper.close()
 
     # ---- what came of it --------------------------------------------------------------------------------------------
     params = optimizers.merge(state.params, frozen)

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from t5x_like import metrics, paths
+from t5x_like.errors import RunFailed, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -214,6 +215,67 @@ def test_tensorboard_files_reach_a_store(tmp_path):
     assert events(tmp_path)[0] == [("train/loss", 1, 2.0)]
 
 
+def test_what_tensorboard_cannot_hold_is_no_error(tmp_path):
+    writer = metrics.MetricsWriter(str(tmp_path))
+    writer.rewind(0)
+    writer.write(1, "train", {"loss": 1e300, "grad_norm": math.nan, "skipped": 3})
+    writer.close()
+    shown = {tag: value for tag, _, value in events(tmp_path / "tensorboard")[0]}
+    assert shown["train/loss"] == math.inf and math.isnan(shown["train/grad_norm"]) and shown["train/skipped"] == 3
+
+
+def test_records_of_tensorboard_have_the_checksums_of_their_format(tmp_path):
+    from tensorboardX.record_writer import masked_crc32c
+
+    writer = metrics.MetricsWriter(str(tmp_path))
+    writer.rewind(0)
+    writer.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
+    assert int.from_bytes(data[12 + size : 16 + size], "little") == masked_crc32c(data[12 : 12 + size])
+
+
+def test_where_rows_cannot_be_written_the_run_fails(tmp_path):
+    writer = metrics.MetricsWriter(str(tmp_path))
+    writer.rewind(0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(
+        RunFailed, match=r"metrics.jsonl cannot be written: No space left on device.*checkpoints .* inta"
+    ):
+        writer.write(1, "train", {"loss": 1.0})
+
+
+def test_where_tensorboard_cannot_be_written_rows_still_are(tmp_path, caplog):
+    (tmp_path / "tensorboard").write_text("a file, not a directory")
+    writer = metrics.MetricsWriter(str(tmp_path))
+    writer.rewind(0)
+    for step in (1, 2):
+        writer.write(step, "train", {"loss": 1.0})
+    writer.close()
+    assert steps(str(tmp_path)) == [1, 2]
+    assert len([line for line in caplog.messages if "continues without TensorBoard" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        (b"\xff\n", r"line 2: not valid UTF-8 \(byte 0xff\)"),
+        (b"{\n", "line 2: not valid JSON"),
+        (b'["step", "split"]\n', "line 2: not an object with `step` and `split`"),
+        (b'{"step": "one", "split": "train"}\n', "line 2: step='one', split='train' are not a number and a name"),
+        (b'{"step": null, "split": 3}\n', "line 2: step=None, split=3"),
+    ],
+)
+def test_a_damaged_row_is_named_by_file_and_line(tmp_path, line, problem):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1, "split": "train"}\n' + line)
+    with pytest.raises(UserError, match=f"metrics.jsonl, {problem}"):
+        started(str(tmp_path), after=1)
+
+
 def test_mfu_is_needed_over_possible():
     # 4 chips of 275 TFLOP/s for 2 s could do 2.2e15; a step that needs 1.1e15 uses half of that.
     assert metrics.mfu(1.1e15, 2.0, "TPU v4", 4) == pytest.approx(0.5)
@@ -284,7 +346,9 @@ def test_what_is_not_known_is_none():
     throughput = metrics.Throughput(None, [device()], now=Clock())
     throughput.start(0.0)
     rates = throughput.rates()
-    assert rates["mfu"] is None and rates["peak_memory_bytes"] is None
+    assert set(rates.values()) == {None}  # not even a step
+    throughput.count(10, 0.0)
+    assert throughput.rates()["mfu"] is None
 
 
 def test_progress_prints_plain_lines_without_a_terminal(capsys):
@@ -296,6 +360,29 @@ def test_progress_prints_plain_lines_without_a_terminal(capsys):
         "step 170/1000  loss 5.432  tokens/s 9,123  lr 0.01  eta 1:23",
         "step 170/1000  evaluation: loss 5.5",
     ]
+
+
+@pytest.mark.parametrize("broken", ["full", "unread", "closed", "missing"])
+def test_progress_that_cannot_be_shown_ends_nothing(broken, monkeypatch, caplog):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = {
+        "full": lambda: open("/dev/full", "w"),
+        "unread": lambda: os.fdopen(os.dup(writer), "w"),
+        "closed": lambda: open("/dev/null", "w"),
+        "missing": lambda: None,
+    }[broken]()
+    os.close(writer)
+    if broken == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    with metrics.Progress(10) as progress:
+        for step in (1, 2):
+            progress.update(step, {"loss": 1.0, "tokens_per_second": None, "seconds_per_step": None})
+    warnings = [line for line in caplog.messages if "standard output cannot be written to" in line]
+    assert len(warnings) == (0 if broken == "missing" else 1)
+    if stream is not None:
+        stream.close()  # as at the end of a process: what could not be written is gone
 
 
 def test_progress_draws_a_bar_on_a_terminal(tmp_path):

@@ -46,6 +46,27 @@ def test_a_failed_write_leaves_the_old_contents(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_text_that_is_not_utf8_is_named_by_file_and_line(root):
+    file = paths.join(root, "config.gin")
+    paths.write_atomic(file, b"a = 1\r\nb = '\xff'\n")
+    with pytest.raises(UserError, match=r"config.gin, line 2: not valid UTF-8 \(byte 0xff\)"):
+        paths.read_text(file)
+
+
+def test_where_no_other_file_fits_the_old_one_is_written_over(tmp_path, monkeypatch):
+    file = tmp_path / "status.json"
+    file.write_text("running, and longer than the next one")
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    paths.write_despite_full_disk(str(file), "failed")
+    assert file.read_text() == "failed" and os.listdir(tmp_path) == ["status.json"]
+    with pytest.raises(OSError, match="No space"):
+        paths.write_despite_full_disk(str(tmp_path / "new"), "")
+
+
 def test_home_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     assert paths.join("~/runs", "1") == "/home/someone/runs/1"

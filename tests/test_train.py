@@ -1,15 +1,19 @@
 """The training loop as a plain function, on made-up batches: no gin, no SeqIO."""
 
 import dataclasses
+import errno
 import json
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from t5x_like import optimizers, parameters, schedules
+from t5x_like import metrics, optimizers, parameters, schedules, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data import batches, features
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -91,8 +95,9 @@ def test_a_run_leaves_what_is_promised(tmp_path):
     train_rows = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
     assert [row["step"] for row in train_rows] == list(range(1, 7))
     wanted = {"loss", "accuracy", "z_loss", "learning_rate", "grad_norm", "param_norm"}
-    wanted |= {"tokens_per_second", "seconds_per_step", "data_wait_fraction"}
-    assert wanted <= set(train_rows[0])
+    rates = {"tokens_per_second", "seconds_per_step", "data_wait_fraction"}
+    assert wanted <= set(train_rows[0]) and not rates & set(train_rows[0])  # the first step compiles
+    assert wanted | rates <= set(train_rows[1])
     assert len(losses(tmp_path, "validation")) == 2
     assert result.evaluation["loss"] == losses(tmp_path, "validation")[-1]
     assert read_status(str(tmp_path))["state"] == "finished"
@@ -270,3 +275,67 @@ def test_what_each_checkpoint_knows_of_its_run(tmp_path):
     about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)
     assert about["jax"] == jax.__version__ and about["rules"] == "fsdp"
     assert json.dumps(about)
+
+
+def test_compilation_is_not_in_the_rates_of_a_resumed_run(tmp_path, monkeypatch):
+    run(tmp_path, total_steps=3)
+    original = step.make_train_step
+
+    def slow_to_trace(*args, **kwargs):
+        train_step = original(*args, **kwargs)
+
+        def traced(*args):
+            time.sleep(2)  # happens while it is being traced alone
+            return train_step(*args)
+
+        return traced
+
+    monkeypatch.setattr(step, "make_train_step", slow_to_trace)
+    run(tmp_path, total_steps=6, log_period=6)
+    last = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"][-1]
+    assert last["step"] == 6 and last["seconds_per_step"] < 0.5
+
+
+def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, monkeypatch):
+    append = metrics._rows._AppendedFile.append
+
+    def full(file, line):
+        if '"step": 5' in line:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(file, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics._rows._AppendedFile, "append", full)
+        with pytest.raises(RunFailed, match="metrics.jsonl cannot be written: No space left on device"):
+            run(tmp_path / "run")
+    status = read_status(str(tmp_path / "run"))
+    assert status["state"] == "failed" and "No space left" in status["reason"]
+    assert Checkpoints(str(tmp_path / "run/checkpoints"), read_only=True).steps() == [3]
+    run(tmp_path / "run")
+    run(tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_finds_no_space_ends_the_run_with_advice(tmp_path):
+    class Full(Checkpoints):
+        def save(self, *args, **kwargs):
+            raise ValueError("RESOURCE_EXHAUSTED: Error writing local file: No space left on device [OS error 28]")
+
+    with pytest.raises(RunFailed, match="MODEL_DIR=.* cannot be written: .*No space left on device.* are intact"):
+        run(tmp_path, checkpoints=Full)
+
+
+def test_a_failure_before_the_first_step_is_in_the_status(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        run(tmp_path, initial_checkpoint_path=str(tmp_path / "nowhere"))
+    status = read_status(str(tmp_path))
+    assert (status["state"], status["step"]) == ("failed", 0) and "nowhere" in status["reason"]
+    assert [thread.name for thread in threading.enumerate() if thread.name == "feed"] == []
+
+
+def test_a_start_that_is_refused_leaves_a_finished_run_finished(tmp_path):
+    run(tmp_path, total_steps=3)
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="metrics.jsonl, line 1: not valid UTF-8"):
+        run(tmp_path)
+    assert read_status(str(tmp_path))["state"] == "finished"

@@ -1,10 +1,13 @@
 """How far a run is, on the terminal: a bar where there is one, plain lines elsewhere."""
 
+import contextlib
 import math
+import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
+from absl import logging
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -24,15 +27,54 @@ def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
     parts = []
     if "loss" in row:
         parts.append(f"loss {row['loss']:.3f}")
-    if "tokens_per_second" in row:
+    if row.get("tokens_per_second") is not None:
         parts.append(f"tokens/s {row['tokens_per_second']:,.0f}")
     if "learning_rate" in row:
         parts.append(f"lr {row['learning_rate']:.3g}")
     if row.get("mfu") is not None:
         parts.append(f"mfu {row['mfu']:.1%}")
-    if "seconds_per_step" in row:
+    if row.get("seconds_per_step") is not None:
         parts.append(f"eta {duration(remaining_steps * row['seconds_per_step'])}")
     return "  ".join(parts)
+
+
+class _Reporting:
+    """A text stream that ends nothing: once it cannot be written to, one warning is logged and the rest is dropped."""
+
+    def __init__(self, stream: TextIO | None):
+        """Wraps `stream`; None, as Python has it for a standard output that is closed, drops everything."""
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return self._stream is not None and not self._stream.closed and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, method)(*arguments)
+        except (OSError, ValueError) as error:  # full, a pipe that nobody reads, closed
+            stream, self._stream = self._stream, None
+            logging.warning("standard output cannot be written to: %s. Training continues without showing it", error)
+            _drain(stream)
+
+
+def _drain(stream: TextIO) -> None:
+    """Sends what a broken stream still holds nowhere, or Python fails when it flushes the stream at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class Progress:
@@ -48,7 +90,7 @@ class Progress:
           console: where to; standard output by default.
         """
         self._total, self._start, self._enabled = total_steps, start, enabled
-        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._console = console or Console(file=_Reporting(sys.stdout), highlight=False)
         self._bar: Bar | None = None
         self._task = None
 

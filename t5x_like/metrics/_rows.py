@@ -7,17 +7,18 @@ The rows of a run that was killed and resumed are those of one that was not: row
 checkpoint of step s commits (`flush`), and a run that restores step s first removes every row past s (`rewind`).
 """
 
+import contextlib
 import json
 import math
 import os
 import re
-import shutil
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import paths
+from t5x_like.errors import RunFailed, UserError
+from t5x_like.metrics._events import EventFiles
 
 Scalars = Mapping[str, float | int | None]
 
@@ -36,29 +37,42 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
 
     Returns:
       A dictionary a row; what was not finite is NaN. A torn last line, which a killed run may leave, is left out.
+
+    Raises:
+      UserError: a line is not a row, naming file and line.
     """
     file = paths.join(model_dir, _FILE)
     if paths.is_local(model_dir) and paths.exists(file):
-        return _unique(_parse(paths.read_text(file)))
+        return _unique(_parse(file))
     folder = paths.join(model_dir, _FOLDER)
     rows: list[dict[str, Any]] = []
     for name in paths.listdir(folder):
         if match := _OBJECT.match(name):
             rows = [row for row in rows if row["step"] <= int(match["step"])]
-            rows += _parse(paths.read_text(paths.join(folder, name)))
+            rows += _parse(paths.join(folder, name))
     return _unique(rows)
 
 
-def _parse(text: str) -> list[dict[str, Any]]:
+def _parse(file: str) -> list[dict[str, Any]]:
+    *lines, _ = paths.read_text(file).split("\n")  # the last one is empty or torn
     rows = []
-    for line in text.split("\n"):
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and "step" in row and "split" in row:
-            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+        except json.JSONDecodeError as error:
+            raise _not_a_row(file, number, f"not valid JSON ({error})") from error
+        if not isinstance(row, dict) or not {"step", "split"} <= row.keys():
+            raise _not_a_row(file, number, "not an object with `step` and `split`")
+        if not isinstance(row["step"], int) or not isinstance(row["split"], str):
+            raise _not_a_row(file, number, f"step={row['step']!r}, split={row['split']!r} are not a number and a name")
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
+
+
+def _not_a_row(file: str, number: int, problem: str) -> UserError:
+    return UserError(f"{file}, line {number}: {problem}. Restore the file from a copy, or delete the line")
 
 
 def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +100,7 @@ class MetricsWriter:
         """
         self._model_dir, self._enabled = model_dir, enabled
         self._rows = (_AppendedFile if paths.is_local(model_dir) else _StoredObjects)(model_dir)
-        self._events = _EventFiles(model_dir) if tensorboard else None
+        self._events = EventFiles(model_dir) if tensorboard else None
         self._last: dict[str, int] | None = None  # the last step of each split, once it is known
 
     def rewind(self, step: int) -> None:
@@ -94,6 +108,10 @@ class MetricsWriter:
 
         Args:
           step: the step that was restored; 0 for a fresh start.
+
+        Raises:
+          UserError: a line of the record is not a row.
+          RunFailed: the record cannot be written.
         """
         if not self._enabled:
             return
@@ -101,7 +119,8 @@ class MetricsWriter:
         self._last = {}
         for row in kept:
             self._last[row["split"]] = max(row["step"], self._last.get(row["split"], -1))
-        self._rows.rewind(step, kept)
+        with _explained(self._model_dir):
+            self._rows.rewind(step, kept)
         if self._events:
             self._events.rewind(step)
 
@@ -115,6 +134,7 @@ class MetricsWriter:
 
         Raises:
           ValueError: the split has a row for this step or a later one, or `rewind` has not been called.
+          RunFailed: the row cannot be written, as where the disk is full.
         """
         if not self._enabled:
             return
@@ -124,23 +144,42 @@ class MetricsWriter:
             raise ValueError(f"metrics of step {step}, split {split!r}, come after those of step {self._last[split]}")
         self._last[split] = step
         known = {name: value for name, value in scalars.items() if value is not None}
-        self._rows.append(_line({"step": step, "split": split, **known}))
+        with _explained(self._model_dir):
+            self._rows.append(_line({"step": step, "split": split, **known}))
         if self._events:
             self._events.append(step, split, known)
 
     def flush(self) -> None:
-        """Returns when every row written so far is durable."""
+        """Returns when every row written so far is durable.
+
+        Raises:
+          RunFailed: the rows cannot be written, as where the disk is full.
+        """
         if self._enabled:
-            self._rows.flush()
+            with _explained(self._model_dir):
+                self._rows.flush()
             if self._events:
                 self._events.flush()
 
     def close(self) -> None:
-        """Flushes and closes the files."""
+        """Flushes and closes the files; raises as `flush`."""
         if self._enabled:
-            self._rows.close()
             if self._events:
                 self._events.close()
+            with _explained(self._model_dir):
+                self._rows.close()
+
+
+@contextlib.contextmanager
+def _explained(model_dir: str) -> Iterator[None]:
+    """Ends the run where its record cannot be written; TensorBoard and the terminal only report and never do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"{paths.join(model_dir, _FILE)} cannot be written: {error.strerror or error}. The checkpoints written so "
+            "far are intact; free space or mend the storage and repeat the command, which resumes from the newest one"
+        ) from error
 
 
 class _AppendedFile:
@@ -156,9 +195,11 @@ class _AppendedFile:
 
     def append(self, line: str) -> None:
         if self._file is None:
-            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._file.write(line)
-        self._file.flush()
+            # Without a buffer: what could not be written is not tried again when the file is closed.
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        data = line.encode()
+        while data:  # a disk that fills up takes a part first
+            data = data[self._file.write(data) :]
 
     def flush(self) -> None:
         if self._file is not None:
@@ -166,9 +207,9 @@ class _AppendedFile:
 
     def close(self) -> None:
         if self._file is not None:
-            self.flush()
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with file:
+                os.fsync(file.fileno())
 
 
 class _StoredObjects:
@@ -201,49 +242,3 @@ class _StoredObjects:
     def close(self) -> None:
         if self._path is not None:
             self.flush()
-
-
-class _EventFiles:
-    """Scalars as TensorBoard shows them, under `split/name`, in `MODEL_DIR/tensorboard`.
-
-    Event files only grow. After a rewind a new one says from which step on it replaces the older ones (`purge_step`).
-    For a bucket the file is written locally and copied whenever the rows are made durable.
-    """
-
-    def __init__(self, model_dir: str):
-        self._target = paths.join(model_dir, "tensorboard")
-        self._folder = str(paths.local(self._target)) if paths.is_local(model_dir) else None
-        self._temporary: str | None = None
-        self._writer = None
-
-    def rewind(self, step: int) -> None:
-        from tensorboardX import SummaryWriter  # only here: importing it takes a third of a second
-
-        self.close()
-        if self._folder is None:
-            self._temporary = tempfile.mkdtemp(prefix="t5x_like_tensorboard_")
-        # TensorBoard's own part of a file's name has seconds only: the suffix keeps two starts within one apart.
-        suffix = f".{os.getpid()}.{time.monotonic_ns()}"
-        self._writer = SummaryWriter(self._folder or self._temporary, purge_step=step + 1, filename_suffix=suffix)
-
-    def append(self, step: int, split: str, scalars: Scalars) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(f"{split}/{name}", value, step)
-
-    def flush(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.flush()
-        if self._temporary:
-            for name in os.listdir(self._temporary):
-                with open(os.path.join(self._temporary, name), "rb") as file:
-                    paths.write_atomic(paths.join(self._target, name), file.read())
-
-    def close(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        self.flush()
-        self._writer = None
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)

@@ -96,16 +96,17 @@ class Throughput:
 
         Returns:
           `tokens_per_second`, `seconds_per_step`, `data_wait_fraction` (the part of the time spent waiting for data),
-          and, None where it is not known, `mfu` and `peak_memory_bytes` (the fullest of this process's devices).
+          and, None where it is not known, `mfu` and `peak_memory_bytes` (the fullest of this process's devices). All
+          rates are None where no step was counted.
         """
         paused = self._since is None
         self.pause()
-        seconds, steps = max(self._seconds, 1e-9), max(self._steps, 1)
+        seconds, steps = max(self._seconds, 1e-9), self._steps
         rates = {
-            "tokens_per_second": self._tokens / seconds,
-            "seconds_per_step": seconds / steps,
-            "data_wait_fraction": min(self._waited / seconds, 1.0),
-            "mfu": self._mfu(seconds / steps),
+            "tokens_per_second": self._tokens / seconds if steps else None,
+            "seconds_per_step": seconds / steps if steps else None,
+            "data_wait_fraction": min(self._waited / seconds, 1.0) if steps else None,
+            "mfu": self._mfu(seconds / steps) if steps else None,
             "peak_memory_bytes": _peak_memory(self._devices),
         }
         self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
