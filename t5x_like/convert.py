@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
-from t5x_like import initial, interop, parameters, partitioning, paths, run_folder
+from t5x_like import initial, interop, parameters, partitioning, paths, run_folder, weight_files
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.errors import UserError
 
@@ -37,16 +37,17 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
     """
     if paths.exists(output_path) and paths.listdir(output_path):
         raise UserError(f"output_path={output_path!r} exists and is not empty: give a new folder")
-    if interop.is_huggingface(checkpoint_path):
+    if weight_files.is_huggingface(checkpoint_path):
         stored = interop.config_from_huggingface(checkpoint_path)
         leaves = interop.read(checkpoint_path, model or stored)
         config = dataclasses.replace(model or stored, vocab_size=stored.vocab_size)
         _write_run(leaves, config, checkpoint_path, output_path)
     else:
         if model is None:
+            if initial.find_step(checkpoint_path) is None:
+                raise UserError(weight_files.explain_missing(checkpoint_path))
             raise UserError(
-                f"{checkpoint_path} has no config.gin that describes its network, nor is it a Hugging Face folder with "
-                "config.json and safetensors: give the network with --gin_file=models/…"
+                f"{checkpoint_path}: config.gin, which describes the model, not found. Give it with --gin_file=models/…"
             )
         leaves = _read_run(checkpoint_path)
         interop.to_huggingface(leaves, model, output_path)
@@ -61,9 +62,7 @@ def _read_run(path: str) -> dict[str, Any]:
     try:
         step = reader.latest() if step is None else step
         if step is None:
-            raise UserError(
-                f"there is no complete checkpoint in {path}, nor a Hugging Face config.json with safetensors"
-            )
+            raise UserError(weight_files.explain_missing(path))
         sharding = partitioning.Partitioner(rules="dp").replicated
         shapes = {
             name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from t5x_like import interop, optimizers, parameters
+from t5x_like import interop, optimizers, parameters, weight_files
 from t5x_like.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.errors import UserError
@@ -120,7 +120,7 @@ def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
 @contextlib.contextmanager
 def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
     """The shapes of the parameters at `path` by stored name, and a function that reads those of given shapes."""
-    if interop.is_huggingface(path):
+    if weight_files.is_huggingface(path):
         leaves = interop.read(path, config)
         yield (
             {name: leaf.shape for name, leaf in leaves.items()},
@@ -132,7 +132,7 @@ def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, 
     try:
         step = reader.latest() if step is None else step
         if step is None:
-            raise UserError(f"there is no complete checkpoint in {path}")
+            raise UserError(weight_files.explain_missing(path))
         yield (
             _below(PARAMS, reader.shapes(step)),
             lambda wanted: _below(PARAMS, reader.read(step, {PARAMS + name: shape for name, shape in wanted.items()})),
@@ -174,7 +174,7 @@ def locate(path: str) -> tuple[str, int | None]:
 
 def find_step(path: str) -> int | None:
     """The step of the checkpoint that `path` means, or None for a Hugging Face folder."""
-    if interop.is_huggingface(path):
+    if weight_files.is_huggingface(path):
         return None
     directory, step = locate(path)
     if step is not None:

@@ -87,7 +87,7 @@ def test_pickles_are_never_read(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "there/pytorch_model.bin").write_bytes(b"pickled")
-    with pytest.raises(ValueError, match="nor is it a Hugging Face folder with config.json and safetensors"):
+    with pytest.raises(ValueError, match="pytorch_model.bin cannot be read; only safetensors"):
         convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
 
 
@@ -95,7 +95,7 @@ def test_a_run_without_a_description_asks_for_one(tmp_path):
     keeper = Checkpoints(str(tmp_path / "run/checkpoints"))
     keeper.save(3, {"params": {"model/x": jnp.ones(2)}})
     keeper.close()
-    with pytest.raises(ValueError, match="give the network with --gin_file=models/"):
+    with pytest.raises(ValueError, match="config.gin, which describes the model, not found. Give it with"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 
 

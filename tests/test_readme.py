@@ -10,7 +10,7 @@ import pytest
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 # What needs a bucket, a TPU slice or published weights; `tests/test_documented_commands.py` resolves these too.
-ELSEWHERE = ("gs://", "google-t5-v1_1-small")
+ELSEWHERE = ("gs://", "t5-small")
 QUICKSTART = "t5x_like train"  # minutes: `.ci/run readme` runs it with fewer steps
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from t5x_like import paths
+from t5x_like import paths, weight_files
 from t5x_like.errors import UserError
 
 # What must exist; any other path of a command is written.
@@ -44,10 +44,12 @@ def _has_steps(folder: str) -> bool:
 
 
 def _check_checkpoint(setting: str, path: str) -> None:
-    wanted = "Give a run directory, a checkpoint in it or a Hugging Face folder"
     if not paths.exists(path):
-        raise UserError(f"{setting}={path}: not found. {wanted}")
+        raise UserError(
+            f"{setting}={path}: not found. Give a run directory, a checkpoint in it or a Hugging Face folder"
+        )
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
-    is_huggingface = paths.is_file(paths.join(path, "config.json"))
-    if not (is_step or is_huggingface or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))):
-        raise UserError(f"{setting}={path}: no checkpoint found. {wanted}")
+    if not (
+        is_step or weight_files.is_huggingface(path) or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
+    ):
+        raise UserError(f"{setting}={weight_files.explain_missing(path)}")

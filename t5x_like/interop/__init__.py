@@ -27,12 +27,6 @@ def families() -> tuple[tables.Family, ...]:
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
-def is_huggingface(path: str) -> bool:
-    """Whether `path` is a folder as `save_pretrained` of transformers writes it, with safetensors."""
-    names = paths.listdir(path)
-    return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
-
-
 def config_from_huggingface(path: str) -> Any:
     """The configuration that a folder's config.json describes; `dtype` and layout are left to the platform.
 

@@ -12,6 +12,7 @@ def test_every_kind_of_checkpoint_is_accepted(tmp_path):
     (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "config.json").write_text("{}")
+    (tmp_path / "hub" / "model.safetensors").touch()
     for path in ("run", "run/", "run/checkpoints", "run/checkpoints/7", "hub"):
         check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/{path}"})
     check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": "gs://bucket/run", "MODEL_DIR": None})

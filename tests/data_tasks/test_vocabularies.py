@@ -166,7 +166,8 @@ def test_wordpiece_ids_are_hugging_faces(test_data, case, step):
     transformers = pytest.importorskip("transformers")
     vocabulary = published(test_data, case)
     reference = transformers.BertTokenizer(vocabulary.vocab_file, do_lower_case=vocabulary.lower_case)
-    # Characters between two letters (all of the scripts below U+3400), but for those that Python or TensorFlow (Unicode 15.0) does not know yet.
+    # Characters between two letters, all of the scripts below U+3400; without those that Python or TensorFlow
+    # (Unicode 15.0) does not know yet.
     unicode_15_1 = range(0x2EBF0, 0x2EE5E)
     codes = [code for code in [*range(1, 0x3400), *range(0x3400, 0x110000, step)] if code not in unicode_15_1]
     characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cn", "Cs")]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import interop, parameters
+from t5x_like import interop, parameters, weight_files
 from t5x_like.interop import safetensors_files
 from t5x_like.interop import t5 as mapping
 from t5x_like.models.t5 import T5Config
@@ -147,7 +147,7 @@ def test_an_activation_that_transformers_lacks_is_not_written(tmp_path):
 
 def test_the_door_takes_the_caller_s_layout_and_dtype(written):
     config, model, folder = written
-    assert interop.is_huggingface(str(folder)) and not interop.is_huggingface(str(folder.parent))
+    assert weight_files.is_huggingface(str(folder)) and not weight_files.is_huggingface(str(folder.parent))
     wanted = dataclasses.replace(config, scan_layers=True, dtype="bfloat16", dropout_rate=0.0, remat="full")
     read = interop.read(str(folder), wanted)
     assert read.keys() == {f"model/{name}" for name in leaves(model)}
