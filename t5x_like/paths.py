@@ -103,6 +103,43 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     sync_folder(target.parent)
 
 
+def create(path: str | os.PathLike, contents: str) -> bool:
+    """Writes a file that does not exist yet; of several callers at once, one succeeds.
+
+    A store without an atomic way to create an object is looked at first, and may let two succeed.
+
+    Returns:
+      Whether the file was created; False where there is one already.
+    """
+    data = contents.encode("utf-8")
+    if not is_local(path):
+        filesystem, inner = _open_store(path)
+        if filesystem.exists(inner):
+            return False
+        filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
+        try:
+            filesystem.pipe_file(inner, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+    target = local(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    write_atomic(temporary, data)
+    try:
+        os.link(temporary, target)  # appears with its contents, as `open(…, "x")` does not
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        try:
+            with open(target, "xb", buffering=0) as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
 def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
     """Replaces a small file, over its old contents where the disk has no room for another file.
 

@@ -21,7 +21,9 @@ from t5x_like import (
     metrics,
     optimizers,
     partitioning,
+    paths,
     run_folder,
+    run_lock,
     step,
 )
 from t5x_like.checkpoints import Checkpoints
@@ -118,6 +120,8 @@ def train(
     Raises:
       TrainingFailed: the loss stayed non-finite.
       ProcessLost: another process of the run has gone.
+      RunInUse: another process writes to `model_dir`.
+      RunFailed: `model_dir` cannot be written any more.
       UserError: what was asked for does not fit together; nothing has been written then.
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
@@ -145,6 +149,8 @@ def train(
     with contextlib.ExitStack() as stack:
         # What is entered here is left in the opposite order, however the run ends. Errors are explained inside of the
         # status, so that status.json and a supervisor's log say what the command says.
+        with paths.user_path("MODEL_DIR", model_dir), run_folder.storage_explained(model_dir):
+            lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
         status = stack.enter_context(run_folder.Status(model_dir, enabled=is_main))
         stack.enter_context(distributed.loss_explained())
         stack.enter_context(run_folder.storage_explained(model_dir))
@@ -237,6 +243,7 @@ def train(
         status.write("running", step=current)
         while current < total_steps and not stopped_by:
             distributed.beat(f"step {current + 1}")
+            lock.check()
             batch = next(feed)
             debugging.show_first(batch, current == start)
             profile.before(current + 1)
@@ -274,6 +281,7 @@ def train(
                     )
                 elif saves:
                     distributed.beat(f"the checkpoint of step {current}")
+                    lock.check()
                     writer.flush()  # rows up to this step are on disk before its checkpoint commits
                     saved = state.replace(params=optimizers.merge(state.params, frozen))
                     keeper.save(

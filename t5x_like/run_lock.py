@@ -1,0 +1,249 @@
+"""MODEL_DIR/lock.json: at most one run at a time writes to a folder.
+
+The lock names its holder and holds a counter that the holder increases every `HEARTBEAT_SECONDS`. A second start is
+refused while the holder lives. A lock whose holder is known to be dead (a process of this machine) or has sent no
+heartbeat for `STALE_SECONDS` is taken over. Heartbeats are watched rather than compared with this machine's clock, so
+that clocks may differ; only a lock that is older by far is taken over without watching it.
+
+Creating the lock is atomic on local file systems and in stores that offer it (Cloud Storage's generation
+preconditions, through fsspec). Taking over is not: the new holder writes, waits and reads the lock again.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import socket
+import threading
+import time
+
+from absl import logging
+
+from t5x_like import paths
+from t5x_like.errors import RunFailed
+
+LOCK = "lock.json"
+HEARTBEAT_SECONDS = 15.0
+STALE_SECONDS = 120.0
+# Beyond this age a lock is stale by any clock.
+_ANCIENT_SECONDS = 3600.0
+# How long another process may take between reading a stale lock and writing its own.
+_SETTLE_SECONDS = 0.2
+_POLL_SECONDS = 1.0
+
+
+class RunInUse(RunFailed):
+    """Another process holds the folder of the run. A supervisor may try again: the holder may be about to end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Holder:
+    """Who holds a lock.
+
+    Attributes:
+      token: of this start of the run.
+      host, process: its machine's name and its process id there.
+      machine: the boot and the process namespace in which `process` means something.
+      process_start: when the kernel says that the process began, which tells it from a later one with its id.
+      since: when it took the lock, in seconds since 1970.
+      beats: how many heartbeats it has sent.
+      heartbeat: when it sent the last one.
+    """
+
+    token: str
+    host: str
+    process: int
+    machine: str
+    process_start: str
+    since: float
+    beats: int
+    heartbeat: float
+
+    @classmethod
+    def me(cls) -> "_Holder":
+        now, process = time.time(), os.getpid()
+        return cls(
+            secrets.token_hex(8), socket.gethostname(), process, _machine(), _process_start(process), now, 0, now
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "_Holder | None":
+        """None where it is not a lock's text, as where it is just being written."""
+        try:
+            stored = json.loads(text)
+            return cls(**{field.name: field.type(stored[field.name]) for field in dataclasses.fields(cls)})
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def is_dead(self) -> bool:
+        """Whether it was a process of this machine that no longer runs."""
+        return self.machine == _machine() and _process_start(self.process) != self.process_start
+
+    def __str__(self) -> str:
+        since, heartbeat = (
+            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment)) for moment in (self.since, self.heartbeat)
+        )
+        return f"process {self.process} on host {self.host}, since {since}, last heartbeat {heartbeat}"
+
+
+class RunLock:
+    """The lock of a run's folder, held while it is used as a context manager."""
+
+    def __init__(self, model_dir: str, *, enabled: bool = True, stale_seconds: float = STALE_SECONDS):
+        """Takes nothing yet.
+
+        Args:
+          model_dir: the run's folder, local or in a store.
+          enabled: False on all processes of a run but process 0, which holds the lock for all.
+          stale_seconds: a holder without a heartbeat for this long is considered dead.
+        """
+        self._model_dir, self._path = model_dir, paths.join(model_dir, LOCK)
+        self._enabled, self._stale = enabled, stale_seconds
+        self._mine: _Holder | None = None
+        self._lost: str | None = None
+        self._confirmed = time.monotonic()
+        self._ended = threading.Event()
+        self._beating = threading.Lock()
+        self._thread = threading.Thread(target=self._beat_until_closed, name="run lock", daemon=True)
+
+    def __enter__(self) -> "RunLock":
+        """Takes the lock, waiting at most `stale_seconds` for the heartbeat of a process that cannot be seen from here.
+
+        Raises:
+          RunInUse: a living process holds it.
+          OSError: the folder cannot be written.
+        """
+        if self._enabled:
+            mine = _Holder.me()
+            if not paths.create(self._path, _text(mine)):
+                self._take_over(mine)
+            self._mine, self._confirmed = mine, time.monotonic()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._ended.set()
+        if self._mine is None:
+            return
+        self._thread.join()
+        with contextlib.suppress(Exception):  # a lock that stays is taken over
+            if (holder := self._read()) and holder.token == self._mine.token:
+                paths.remove(self._path)
+
+    def check(self) -> None:
+        """Raises if another run has taken the folder, as after this process or its storage stood still for too long.
+
+        Raises:
+          RunInUse: naming the new holder.
+        """
+        if self._mine is not None and time.monotonic() - self._confirmed > self._stale / 2:
+            self._beat()
+        if self._lost:
+            raise RunInUse(
+                f"MODEL_DIR={self._model_dir} has been taken over by {self._lost}: this process sent no heartbeat for "
+                f"{self._stale:.0f} s. Nothing more is written here"
+            )
+
+    def _take_over(self, mine: _Holder) -> None:
+        holder, told = self._read(), False
+        started = time.monotonic()
+        while not (why := self._why_free(holder, time.monotonic() - started)):
+            if not told:
+                logging.info(
+                    "%s is held by %s: waiting at most %.0f s for its next heartbeat",
+                    *(self._path, holder or "an unknown process", self._stale),
+                )
+                told = True
+            time.sleep(_POLL_SECONDS)
+            now = self._read()
+            if now is None and not paths.exists(self._path):
+                why = "its holder has just ended"
+                break
+            if now is not None and holder is not None and (now.token, now.beats) != (holder.token, holder.beats):
+                raise self._in_use(now)
+            holder = now or holder
+        logging.warning("taking over %s of %s: %s", self._path, holder or "an unknown process", why)
+        paths.write_despite_full_disk(self._path, _text(mine))
+        time.sleep(_SETTLE_SECONDS)
+        now = self._read()
+        if now is None or now.token != mine.token:
+            raise self._in_use(now)
+
+    def _why_free(self, holder: _Holder | None, watched: float) -> str | None:
+        """Why a lock can be taken over, or None.
+
+        Raises:
+          RunInUse: its holder is a process of this machine that runs.
+        """
+        if holder is not None:
+            if holder.is_dead():
+                return "that process has ended"
+            if holder.machine == _machine():
+                raise self._in_use(holder)
+            if time.time() - holder.heartbeat > _ANCIENT_SECONDS:
+                return "its last heartbeat is too old"
+        return f"it has sent no heartbeat for {self._stale:.0f} s" if watched > self._stale else None
+
+    def _in_use(self, holder: _Holder | None) -> RunInUse:
+        return RunInUse(
+            f"MODEL_DIR={self._model_dir} is in use by {holder or 'another process'}. Wait until it ends, stop it, or "
+            f"give another MODEL_DIR. If it is dead, the next start takes over once it has seen no heartbeat for "
+            f"{self._stale / 60:g} minutes, or at once after `rm {self._path}`"
+        )
+
+    def _beat_until_closed(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS) and not self._lost:
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._beating:
+            try:
+                holder = self._read()
+                if holder is not None and holder.token != self._mine.token:
+                    self._lost = str(holder)
+                    return
+                self._mine = dataclasses.replace(self._mine, beats=self._mine.beats + 1, heartbeat=time.time())
+                paths.write_despite_full_disk(self._path, _text(self._mine))
+                self._confirmed = time.monotonic()
+            except Exception as error:  # stores raise errors of their own; the next heartbeat may get through
+                logging.warning("%s: the heartbeat was not written: %s", self._path, error)
+
+    def _read(self) -> _Holder | None:
+        try:
+            return _Holder.parse(paths.read_text(self._path))
+        except FileNotFoundError:
+            return None
+
+
+def _text(holder: _Holder) -> str:
+    return json.dumps(dataclasses.asdict(holder), indent=2) + "\n"
+
+
+def _machine() -> str:
+    """Names the boot and the process namespace, as containers have their own; without /proc, the host."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _process_start(process: int) -> str:
+    """When a process of this machine began, in clock ticks since the boot; empty where there is none."""
+    if not os.path.exists("/proc/self/stat"):  # macOS: that it runs is all that is known
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "unknown"
+    try:
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return ""
+    # The name in parentheses may contain anything; of what follows, the state is the first field and this the 20th.
+    state, *fields = stat.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
