@@ -38,6 +38,8 @@ STALL_SECONDS = 3600
 ARRIVAL_SECONDS = 300
 # What errors of JAX have in common that come of another process's end.
 _BROKEN_OFF = re.compile("gloo|nccl|unavailable|coordination service|heartbeat|deadline_exceeded", re.IGNORECASE)
+# The same in errors of other libraries, as where a save is broken off. Words such as "unavailable" say less there.
+_BROKEN_OFF_ELSEWHERE = re.compile("gloo|nccl|coordination service|barrier", re.IGNORECASE)
 # What JAX says where it has found no cluster to read addresses from.
 _ALONE = "coordinator_address should be defined"
 
@@ -193,22 +195,38 @@ class ProcessLost(RunFailed):
 
 @contextlib.contextmanager
 def loss_explained() -> Iterator[None]:
-    """Turns what JAX says where a collective breaks off, or cannot be set up, into an error that says so.
+    """Turns what is said where a collective breaks off, or cannot be set up, into an error that says so.
+
+    JAX raises it in a step; Orbax and others wrap it in errors of their own, as in a save or when closing.
 
     Raises:
-      ProcessLost: in the place of JAX's error.
+      ProcessLost: in the place of the error.
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1 or not _BROKEN_OFF.search(str(error)):
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        said = _broken_off(error)
+        if said is None or jax.process_count() == 1:
             raise
         raise ProcessLost(
             f"process {jax.process_index()} of {jax.process_count()} has lost another one, which has left, hangs, or "
             "is too slow for the others to wait; its own output says which. JAX says: "
-            f"{str(error).splitlines()[0][:300]}. Started again in all processes, the same command goes on from the "
+            f"{said[:300]}. Started again in all processes, the same command goes on from the "
             "last checkpoint"
         ) from error
+
+
+def _broken_off(error: BaseException | None) -> str | None:
+    """The line in which an error, or one that it came from, says that a collective broke off; None where none does."""
+    while error is not None:
+        pattern = _BROKEN_OFF if isinstance(error, jax.errors.JaxRuntimeError) else _BROKEN_OFF_ELSEWHERE
+        for line in str(error).splitlines():
+            if pattern.search(line):
+                return line.strip()
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class Watchdog:

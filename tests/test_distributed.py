@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import distributed, evaluation, initial, optimizers, partitioning, schedules, train
+from t5x_like import distributed, errors, evaluation, initial, optimizers, partitioning, schedules, train
 from t5x_like import eval as eval_command
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.metrics import read_metrics
@@ -287,6 +287,7 @@ def made_up_run():
     data = types.SimpleNamespace(
         batch_shapes=lambda spec: {name: (8, size) for name, size in spec.model_lengths(LENGTHS).items()},
         check_vocabulary=lambda size: None,
+        has_metrics=lambda: False,
     )
     return {"model": config, "objective": SequenceToSequence(), "data": data}
 
@@ -310,6 +311,49 @@ def test_training_is_bounded_before_the_processes_agree(monkeypatch, tmp_path):
     with pytest.raises(distributed.ProcessLost, match="has lost another one, which has left, hangs.*Gloo context init"):
         train.train(**made_up_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
     assert len(watched) == 1 and not distributed._watching
+
+
+GLOO = "INTERNAL: Gloo AllGather failed: Connection closed by peer [10.0.0.1]:41034"
+
+
+def chained():
+    try:
+        raise jax.errors.JaxRuntimeError(GLOO)
+    except jax.errors.JaxRuntimeError as error:
+        raise KeyError("step") from error
+
+
+def raises(error):
+    def throw():
+        raise error
+
+    return throw
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [raises(jax.errors.JaxRuntimeError(GLOO)), raises(ValueError(f"Error while saving.\n{GLOO}")), chained],
+    ids=["a step", "a save", "a cause"],
+)
+def test_a_lost_process_is_explained_wherever_it_surfaces(fail, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(distributed.ProcessLost, match="has lost another one.*Gloo AllGather failed"):
+        with distributed.loss_explained():
+            fail()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("503 Service Unavailable"), errors.UserError("gloo is no file"), errors.RunFailed("gloo")]
+)
+def test_other_errors_of_several_processes_stay_as_they_are(error, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(type(error), match=str(error)), distributed.loss_explained():
+        raise error
+
+
+def test_alone_no_process_is_lost():
+    with pytest.raises(ValueError, match="Gloo"), distributed.loss_explained():
+        raise ValueError(GLOO)
 
 
 def test_an_evaluation_is_bounded_while_it_restores(monkeypatch):
