@@ -1,8 +1,8 @@
-"""Being asked to stop, by SIGTERM, Ctrl-C or the cloud, and agreeing on it where there are several processes."""
+"""Being asked to stop, by a signal or the cloud, and agreeing on it where there are several processes."""
 
+import contextlib
 import os
 import pathlib
-import signal
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from t5x_like import stop_signals
 
 # Where Google's machines learn what is about to happen to them, and what a machine answers that is about to go.
 # https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
@@ -23,7 +25,8 @@ _POLL_SECONDS = 5.0
 class StopRequest:
     """Turns a request to stop into something that the loop can ask for, so that it can save and leave.
 
-    Use it as a context manager around the loop, and in each step
+    Use it as a context manager around the start-up and the loop. Until `defer` is called a signal raises
+    `stop_signals.Stopped`, as there is nothing to save. Then, in each step
 
         ballot = stop.cast()               # before the step is started
         …
@@ -32,31 +35,37 @@ class StopRequest:
     One process agrees with itself at once. Of several, each puts into a step's ballot whether it has been asked, and
     all read the same result, so all stop after the same step whichever of them were asked.
 
-    A second Ctrl-C raises. Outside the main thread, where signals cannot be caught, only the cloud's notice counts.
-
-    Attributes:
-      requested: what asked this process to stop, or None.
+    A second Ctrl-C ends the process at once. Outside the main thread, where signals cannot be caught, only the cloud's
+    notice counts.
     """
 
     def __init__(self):
-        self.requested: str | None = None
-        self._previous: dict[int, object] = {}
+        self._noticed: str | None = None
+        self._stack = contextlib.ExitStack()
         self._notice: _CloudNotice | None = None
         self._votes = _Votes() if jax.process_count() > 1 else None
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._receive)
+        self._signals = self._stack.enter_context(stop_signals.watched())
+        self._signals.check()
         if METADATA_HOST in os.environ or _on_google_machine():
             self._notice = _CloudNotice(self._ask)
         return self
 
     def __exit__(self, *exception) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._signals.undefer()
+        self._stack.close()
         if self._notice:
             self._notice.close()
+
+    @property
+    def requested(self) -> str | None:
+        """What asked this process to stop, or None."""
+        return self._signals.requested or self._noticed
+
+    def defer(self) -> None:
+        """From now on there is something to save: a signal is a request and raises nothing."""
+        self._signals.defer()
 
     def cast(self) -> jax.Array | None:
         """This process's vote on a step, on its way to the others; None where there are none."""
@@ -70,13 +79,8 @@ class StopRequest:
             return None
         return self.requested or "another process"
 
-    def _receive(self, number, frame):
-        if number == signal.SIGINT and self.requested:
-            raise KeyboardInterrupt
-        self._ask(signal.Signals(number).name)
-
     def _ask(self, reason: str) -> None:
-        self.requested = reason
+        self._noticed = reason
 
 
 class _Votes:

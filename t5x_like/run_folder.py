@@ -188,6 +188,14 @@ def write_description(model_dir: str, info: str, run_config: RunConfig | None) -
         paths.write_atomic(paths.join(model_dir, CONFIG), run_config.text)
 
 
+def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
+    """What is kept of a run that was stopped after `step`, whose newest checkpoint is `newest`, and how to resume."""
+    if newest is None:
+        return f"step {step} is not saved: with SAVE_PERIOD=None nothing is. The same command begins again"
+    saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the newest checkpoint is {newest}"
+    return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
+
+
 @contextlib.contextmanager
 def closing(thing: Any) -> Iterator[Any]:
     """`contextlib.closing`, but where the body has failed, what fails in closing too is logged and not raised."""
@@ -226,8 +234,8 @@ def storage_explained(model_dir: str) -> Iterator[None]:
 class Status:
     """`MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed, for people and schedulers.
 
-    As a context manager it writes `failed`, with the reason, where an error leaves it. A start that fails before it
-    has written `running` leaves the status of a finished run as it is.
+    As a context manager it writes `failed`, with the reason, where an error leaves it, and `preempted` where a signal
+    does. A start that ends before it has written `running` leaves the status of a finished run as it is.
 
     Attributes:
       step: updates done so far.
@@ -247,7 +255,10 @@ class Status:
     def __exit__(self, kind, error, trace) -> None:
         if error is None or not self._enabled or (not self._has_run and self._is_finished()):
             return
-        self.write("failed", step=self.step, reason=f"{kind.__name__}: {error}")
+        if isinstance(error, KeyboardInterrupt):
+            self.write("preempted", step=self.step, reason=str(error) or "interrupted")
+        else:
+            self.write("failed", step=self.step, reason=f"{kind.__name__}: {error}")
 
     def _is_finished(self) -> bool:
         with contextlib.suppress(Exception):

@@ -18,6 +18,7 @@ from t5x_like import paths
 # Set for what runs under a supervisor, so that it says by its exit code that it was preempted.
 SUPERVISED = "T5X_LIKE_SUPERVISED"
 DONE, MISTAKE, PREEMPTED = 0, 2, 75
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The pause before a restart: doubled with each crash, as the machine or the store may need time.
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 300.0
@@ -72,7 +73,7 @@ class Supervisor:
         Returns:
           The last child's exit code; one that was ended by signal n counts as 128 + n.
         """
-        previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON if _is_heeded(number)}
         try:
             code = self._run()
         finally:
@@ -128,6 +129,11 @@ class Supervisor:
     def _reason(self) -> str:
         status = _status(self._model_dir) if self._model_dir else {}
         return f" ({status['reason']})" if status.get("state") == "failed" and status.get("reason") else ""
+
+
+def _is_heeded(number: int) -> bool:
+    """Whether a signal is not ignored, as SIGHUP is under nohup."""
+    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _status(model_dir: str) -> Mapping[str, Any]:

@@ -122,6 +122,7 @@ def train(
       ProcessLost: another process of the run has gone.
       RunInUse: another process writes to `model_dir`.
       RunFailed: `model_dir` cannot be written any more.
+      Stopped: a signal came before the end of the first step.
       UserError: what was asked for does not fit together; nothing has been written then.
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ def train(
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
         # What is entered here is left in the opposite order, however the run ends. Errors are explained inside of the
         # status, so that status.json and a supervisor's log say what the command says.
         with paths.user_path("MODEL_DIR", model_dir), run_folder.storage_explained(model_dir):
@@ -204,7 +206,6 @@ def train(
         writer.rewind(start)
         if is_main:
             run_folder.write_description(model_dir, info, run_config)
-        stop = stack.enter_context(StopRequest())
         progress = stack.enter_context(metrics.Progress(total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
@@ -254,6 +255,7 @@ def train(
             profile.after(current, pairs)
             if current == start + 1:
                 jax.block_until_ready(state.step)
+                stop.defer()
                 clock.start(feed.wait_seconds)  # the first step is not measured: it compiles
                 logging.info("first step done %.0f s after the start", time.monotonic() - started)
                 compilation_cache.log_use()
@@ -296,6 +298,10 @@ def train(
         keeper.wait()
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
+        if current < total_steps:
+            logging.warning(
+                "stopped by %s, %s", stopped_by, run_folder.how_to_resume(model_dir, keeper.latest(), current)
+            )
 
     # ---- what came of it --------------------------------------------------------------------------------------------
     params = optimizers.merge(state.params, frozen)

@@ -1,5 +1,6 @@
 """Requests to stop: signals, and the notice of a cloud that is played by a server here."""
 
+import contextlib
 import http.server
 import os
 import signal
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from t5x_like import preemption
+from t5x_like import preemption, stop_signals
 from t5x_like.preemption import StopRequest
 
 pytestmark = pytest.mark.notf
@@ -45,20 +46,40 @@ def wait_for(condition, seconds=20):
     return condition()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", stop_signals.SIGNALS)
 def test_a_signal_is_a_request_and_the_handlers_come_back(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
+        stop.defer()
         assert stop.agreed(stop.cast()) is None
         os.kill(os.getpid(), number)
         assert stop.agreed(stop.cast()) == signal.Signals(number).name
     assert signal.getsignal(number) is before
 
 
-def test_a_second_ctrl_c_raises():
-    with pytest.raises(KeyboardInterrupt), StopRequest():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("number", stop_signals.SIGNALS)
+def test_before_there_is_anything_to_save_a_signal_raises(number):
+    with pytest.raises(stop_signals.Stopped, match=f"stopped by {signal.Signals(number).name}"), StopRequest():
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+
+def test_a_signal_that_a_library_swallows_still_counts():
+    with StopRequest() as stop:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        stop.defer()
+        assert stop.agreed(stop.cast()) == "SIGINT"
+
+
+def test_a_signal_that_an_import_swallows_stops_the_start():
+    with stop_signals.watched():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        with pytest.raises(stop_signals.Stopped, match="stopped by SIGINT"), StopRequest():
+            pass
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import traceback
 from collections.abc import Sequence
 
 import t5x_like
+from t5x_like import stop_signals
 from t5x_like.cli.arguments import Arguments, UsageError, parse
-from t5x_like.cli.execute import SUPERVISORS, find_run, run
+from t5x_like.cli.execute import PREEMPTED_EXIT_CODE, SUPERVISORS, find_run, is_supervised, run
 from t5x_like.cli.startup import log, prepare
 from t5x_like.cli.usage import overview, usage
 from t5x_like.commands import COMMANDS, Command
@@ -51,10 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.max_restarts is not None:
             return _supervised(arguments, argv)
-        return run(arguments)
-    except KeyboardInterrupt:
-        print("\nt5x_like: interrupted", file=sys.stderr)
-        return 130
+        with stop_signals.watched():
+            return run(arguments)
+    except KeyboardInterrupt as error:
+        print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
+        code = PREEMPTED_EXIT_CODE if is_supervised() else getattr(error, "exit_code", 130)
+        _leave_others(code)
+        return code
     except (UserError, RunFailed) as error:
         code = 2 if isinstance(error, UserError) else 1
         if arguments.log_level == "debug":

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5x_like import paths
+from t5x_like import paths, stop_signals
 from t5x_like.cli.arguments import Arguments
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
@@ -35,6 +35,8 @@ def run(arguments: Arguments) -> int:
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     run_folder = find_run(arguments) if command.needs_run and not arguments.gin_files else None
     resolved = resolve(arguments, run_folder)
+    with stop_signals.watched() as signals:
+        signals.check()  # imports swallow what a signal raises
     check_paths(command.paths, resolved.macros)
     if arguments.dry_run:
         from t5x_like.dry_run import dry_run
@@ -43,8 +45,12 @@ def run(arguments: Arguments) -> int:
         return 0
     with _compilation_cache(resolved.macros, run_folder) if command.compiles else contextlib.nullcontext():
         result = resolved.configured()(**_given(command, arguments, resolved))
-    preempted = getattr(result, "stopped_by", None) and any(os.environ.get(name) for name in SUPERVISORS)
-    return PREEMPTED_EXIT_CODE if preempted else 0
+    return PREEMPTED_EXIT_CODE if getattr(result, "stopped_by", None) and is_supervised() else 0
+
+
+def is_supervised() -> bool:
+    """Whether something waits for the exit code that says "preempted"."""
+    return any(os.environ.get(name) for name in SUPERVISORS)
 
 
 def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> contextlib.AbstractContextManager:

@@ -1,0 +1,156 @@
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP, from the first line of a command to its last. Imports no JAX.
+
+Where there is nothing to save, a signal raises `Stopped` in the main thread. After `StopSignals.defer` it is a request,
+which a training loop looks at after each step. Either way a second Ctrl-C ends the process at once.
+
+Python runs handlers in the main thread alone, and not before what that thread does in C has returned: a compilation
+takes minutes, and a collective that has lost a process may never return. A thread therefore sees each signal through
+`signal.set_wakeup_fd` and ends the process where the main thread does not.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How long a command may take to end by itself when nothing has to be saved.
+GRACE_SECONDS = 5.0
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has ended a command before there was anything to save.
+
+    Attributes:
+      exit_code: 128 and the number of the signal.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+class StopSignals:
+    """The signals that have come; see `watched`.
+
+    Attributes:
+      requested: the name of the first one, or None.
+    """
+
+    def __init__(self):
+        self.requested: str | None = None
+        self._seen: str | None = None  # the same, as the thread has it
+        self._deferred = False
+        self._previous: dict[int, object] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._timer: threading.Timer | None = None
+
+    def check(self) -> None:
+        """Raises `Stopped` where a signal has come whose exception a library swallowed."""
+        if self.requested is not None and not self._deferred:
+            raise Stopped(signal.Signals[self.requested])
+
+    def defer(self) -> None:
+        """From now on there is something to save: a signal is a request and raises nothing."""
+        self._deferred = True
+        self._cancel()
+
+    def undefer(self) -> None:
+        """From now on a signal raises again."""
+        self._deferred = False
+
+    def install(self) -> None:
+        """Starts to catch signals. Those that the process was started to ignore, as by nohup, stay ignored."""
+        for number in SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._previous[number] = signal.signal(number, self._receive)
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(self._pipe[0],), name="stop signals", daemon=True).start()
+
+    def uninstall(self) -> None:
+        """Puts the former handlers back."""
+        self._cancel()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+        if self._pipe:
+            signal.set_wakeup_fd(self._previous_wakeup)
+            os.close(self._pipe[1])  # ends the thread, which closes the other end
+            self._pipe = None
+
+    def _receive(self, number, frame) -> None:
+        if self.requested is None:
+            self.requested = signal.Signals(number).name
+            if not self._deferred:
+                raise Stopped(number)
+
+    def _watch(self, pipe: int) -> None:
+        while numbers := os.read(pipe, 64):
+            for number in numbers:
+                if number in self._previous:
+                    self._see(number)
+        os.close(pipe)
+
+    def _see(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._seen is None:
+            self._seen = name
+            if self._deferred:
+                _say(f"{name}: training stops after this step and saves; Ctrl-C (once more) ends it without saving")
+            else:
+                self._timer = threading.Timer(GRACE_SECONDS, _end, (number, f"stopped by {name}"))
+                self._timer.daemon = True
+                self._timer.start()
+        elif number == signal.SIGINT:
+            _end(number, f"ended by SIGINT without saving, after {self._seen}")
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+_active: StopSignals | None = None
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[StopSignals]:
+    """Catches signals while it is entered; entered again inside, it gives the same `StopSignals`.
+
+    Outside the main thread, where signals cannot be caught, none ever comes.
+    """
+    global _active
+    if _active is not None or threading.current_thread() is not threading.main_thread():
+        yield _active or StopSignals()
+        return
+    _active = StopSignals()
+    _active.install()
+    try:
+        yield _active
+    finally:
+        _active.uninstall()
+        _active = None
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nt5x_like: {line}\n".encode())
+
+
+def _end(number: int, line: str) -> None:
+    _say(line)
+    os._exit(128 + number)
+
+
+def _forget() -> None:
+    """Gives a forked child the handlers from before: its signals are not those of its parent."""
+    global _active
+    if _active is not None:
+        _active.uninstall()
+        _active = None
+
+
+os.register_at_fork(after_in_child=_forget)
