@@ -15,7 +15,7 @@ import seqio
 
 from t5x_like import cache as command
 from t5x_like import cli
-from t5x_like.checkpoints import FeedHandler, FeedSave
+from t5x_like.checkpoint_items import FeedHandler, FeedSave
 from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, manifest, writer
 from t5x_like.data.cached.rows import Decoder
