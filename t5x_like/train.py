@@ -28,7 +28,7 @@ from t5x_like import (
 )
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data import token_ids
-from t5x_like.data.feed import Feed
+from t5x_like.data.feed import Feed, OtherData
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.evaluation import Evaluator
 from t5x_like.preemption import StopRequest
@@ -196,7 +196,7 @@ def train(
             )
             return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})
         if start:
-            feed.restore(keeper.restore_feed(start))
+            _restore_position(feed, keeper.restore_feed(start), run_config)
         info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
         logging.info("%s", info.splitlines()[-1])
 
@@ -318,6 +318,20 @@ def _restore(keeper, last, shapes, optimizer, partitioner):
     trainable, frozen = optimizers.split(restored.params, optimizer.groups)
     logging.info("restored step %d", last)
     return restored.replace(params=trainable), frozen
+
+
+def _restore_position(feed, position, run_config):
+    """Continues in the data where the checkpoint was saved; in other data, from the start where that was asked for."""
+    try:
+        feed.restore(position)
+    except OtherData as error:
+        if run_config is None or not run_config.override:
+            raise
+        logging.warning(
+            "%s: as --override_config is given, the data begins again from its start. Examples that were read before "
+            "come again in the same order, unless another seed is given",
+            str(error).rstrip("."),
+        )
 
 
 def _last_healthy(keeper, last_finite):

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import metrics, optimizers, parameters, run_lock, schedules, step
+from t5x_like import metrics, optimizers, parameters, run_folder, run_lock, schedules, step
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.data import batches, features
+from t5x_like.data.feed import Feed, OtherData
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
@@ -344,3 +345,34 @@ def test_a_second_start_on_the_same_folder_is_refused_and_writes_nothing(tmp_pat
     with run_lock.RunLock(str(tmp_path)), pytest.raises(run_lock.RunInUse, match="is in use by process"):
         run(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclasses.dataclass
+class Identified(Copying):
+    """Rows whose position says of which batch size it is, as those of real sources do."""
+
+    def state(self):
+        return b"%d of %d" % (self.drawn, self.batch_size)
+
+    def restore(self, state):
+        drawn, _, rows = state.split()
+        if int(rows) != self.batch_size:
+            raise OtherData(f"batch_size was {int(rows)}, is {self.batch_size}")
+        self.drawn = int(drawn)
+
+
+def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_path, caplog):
+    once = dict(eval_data=None, save_period=2)
+    run(tmp_path, data=Identified(), total_steps=2, **once)
+    with pytest.raises(OtherData, match="batch_size was 8, is 4"):
+        run(tmp_path, data=Identified(batch_size=4), **once)
+    override = run_folder.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
+    drawn = Identified(batch_size=4)
+    run(tmp_path, data=drawn, total_steps=4, run_config=override, **once)
+    assert "batch_size was 8, is 4: as --override_config is given, the data begins again" in caplog.text
+    assert Checkpoints(str(tmp_path / "checkpoints"), read_only=True).latest() == 4
+    position = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).restore_feed(4)
+    restored = Feed(Identified(batch_size=4), lambda batch: batch)
+    restored.restore(position)
+    np.testing.assert_equal(next(restored), drawn.make(3))  # two batches of the new size were read
+    restored.close()

@@ -10,8 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from t5x_like.errors import UserError
+
 HostBatch = Mapping[str, np.ndarray]
 _MAGIC = b"t5x_like feed 1\n"
+
+
+class OtherData(UserError):
+    """A position was saved in other data: another task, batch size, lengths, or number of processes."""
 
 
 class HostIterator(Protocol):
@@ -98,10 +104,18 @@ class Feed:
         return _pack(source_state, pending)
 
     def restore(self, state: bytes) -> None:
-        """Goes to a position that `state()` gave; what was prefetched until now is dropped."""
+        """Goes to a position that `state()` gave; what was prefetched until now is dropped.
+
+        Raises:
+          OtherData: the position was saved in other data; the feed continues where it was.
+        """
         source_state, pending = _unpack(state)
         self._stop()
-        self._source.restore(source_state)
+        try:
+            self._source.restore(source_state)
+        except OtherData:
+            self._thread = self._start()
+            raise
         self._ready.clear()
         self._ready.extend((host_batch, self._put(host_batch)) for host_batch in pending)
         self._error = None

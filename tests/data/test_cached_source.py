@@ -12,7 +12,7 @@ from absl import logging
 from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, Shard, shards
 from t5x_like.data.cached.iterator import Order, _seed
-from t5x_like.data.feed import Feed
+from t5x_like.data.feed import Feed, OtherData
 from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
@@ -160,7 +160,7 @@ def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
 @pytest.mark.parametrize("change", [{"seed": 9}, {"batch_size": 2}, {"shuffle": False}, {"split": "validation"}])
 def test_a_position_in_other_data_is_refused(cache_dir, change):
     state = make(cache_dir).host_iterator(SPEC).state()
-    with pytest.raises(ValueError, match="cannot go on from the saved position: .* was .*, is "):
+    with pytest.raises(OtherData, match="cannot go on from the saved position: .* was .*, is "):
         make(cache_dir, **change).host_iterator(SPEC).restore(state)
     with pytest.raises(ValueError, match="not a position in a cache"):
         make(cache_dir).host_iterator(SPEC).restore(b"t5x_like seqio position 1\n")

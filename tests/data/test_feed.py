@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.data.feed import Feed
+from t5x_like.data.feed import Feed, OtherData
 
 pytestmark = pytest.mark.notf
 
@@ -54,6 +54,19 @@ def feeds():
     yield make
     for feed in made:
         feed.close()
+
+
+def test_a_position_in_other_data_leaves_the_feed_at_its_start(feeds):
+    class Other(Counter):
+        def restore(self, state):
+            raise OtherData("batch_size was 8, is 4")
+
+    position = feeds(Counter(), put).state()
+    feed = feeds(Other(), put)
+    wait_until(lambda: len(feed._ready) == 2)
+    with pytest.raises(OtherData, match="batch_size was 8"):
+        feed.restore(position)
+    assert numbers(feed, 4) == [1.5, 2.5, 3.5, 4.5]
 
 
 def test_batches_come_in_order_and_through_put(feeds):

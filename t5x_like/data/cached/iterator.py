@@ -13,6 +13,7 @@ import numpy as np
 from absl import logging
 from grain.experimental import index_shuffle
 
+from t5x_like.data.feed import OtherData
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like cached position 1\n"
@@ -119,7 +120,7 @@ class CachedIterator:
         there = stored["identity"]
         if differ := [name for name in self._identity if there.get(name) != self._identity[name]]:
             changes = "; ".join(f"{name} was {there.get(name)}, is {self._identity[name]}" for name in differ)
-            raise UserError(f"the data cannot go on from the saved position: {changes}")
+            raise OtherData(f"the data cannot go on from the saved position: {changes}")
         self._go_to(stored["batches"])
 
     def _go_to(self, batches: int) -> None:

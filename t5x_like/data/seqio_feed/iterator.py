@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from t5x_like.data.feed import OtherData
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
@@ -173,7 +174,7 @@ class SeqIOIterator:
         why = ""
         if "process_count" in differ:
             why = " A live SeqIO pipeline is divided among the processes and can go on only with as many as before."
-        raise UserError(f"the data cannot go on from the saved position: {changes}.{why}")
+        raise OtherData(f"the data cannot go on from the saved position: {changes}.{why}")
 
     def _replay(self, batches: int) -> None:
         started = told = time.monotonic()
