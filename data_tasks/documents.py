@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import seqio
@@ -11,6 +12,9 @@ import tensorflow as tf
 from t5x_like.errors import UserError
 
 TRAIN, VALIDATION = "train", "validation"
+# One thread at a time reads: sources share a corpus, training, evaluation and `--dry_run` ask from different threads,
+# and `read` remembers only what has been read. CPython 3.11's `ast.parse` may also fail where two threads call it.
+_READING = threading.RLock()
 TEXT = "text"
 
 
@@ -73,8 +77,12 @@ class DocumentSource(seqio.DataSource):
         """Args:
         read: gives the corpus; called each time, so it should remember what it has read.
         """
-        self._read = read
+        self._read_unlocked = read
         super().__init__(splits=(TRAIN, VALIDATION))
+
+    def _read(self) -> Corpus:
+        with _READING:
+            return self._read_unlocked()
 
     @property
     def supports_arbitrary_sharding(self) -> bool:

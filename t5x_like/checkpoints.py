@@ -26,14 +26,12 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import checkpoint_items as items
-from t5x_like import checksums, parameters
+from t5x_like import checksums, parameters, paths
 from t5x_like.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.errors import RunFailed, UserError
 
 _NATIVE_SCHEMES = ("", "file", "gs")
 ITEMS = ("state", "feed", "about")
-# Orbax looks for files by patterns that start with the whole path, and takes a backslash for a separator.
-_PATTERN_CHARACTERS = "*?[\\"
 
 
 class DamagedCheckpoint(UserError):
@@ -80,7 +78,7 @@ class Checkpoints:
           UserError: Orbax cannot write below a path like `directory`, or `keep_latest` is not positive.
         """
         if not read_only:
-            _check_path(directory)
+            paths.check_checkpoint_folder("directory", directory)
         if keep_latest < 1:
             raise UserError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
@@ -315,18 +313,6 @@ class Checkpoints:
         self._manager.close()
         if self._mirror:
             self._mirror.close()
-
-
-def _check_path(directory: str) -> None:
-    try:
-        directory.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"directory {directory!r}: the path is not valid UTF-8. Rename it") from None
-    if found := [character for character in _PATTERN_CHARACTERS if character in directory]:
-        raise UserError(
-            f"directory {directory!r}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
-            "Rename it, or give another MODEL_DIR or output path"
-        )
 
 
 def _detached(leaves: dict[str, Any]) -> dict[str, Any]:

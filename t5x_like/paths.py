@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 from t5x_like.errors import UserError
 
+# Orbax looks for files by patterns that start with the whole path, and takes a backslash for a separator.
+_PATTERN_CHARACTERS = "*?[\\"
+
 
 def is_local(path: str | os.PathLike) -> bool:
     """Whether `path` is on a file system that can append and rename."""
@@ -33,7 +36,7 @@ def join(path: str | os.PathLike, *parts: str) -> str:
 def exists(path: str | os.PathLike) -> bool:
     """Whether there is a file or folder."""
     if is_local(path):
-        return local(path).exists()
+        return os.path.exists(local(path))
     filesystem, inner = _open_store(path)
     return filesystem.exists(inner)
 
@@ -41,7 +44,7 @@ def exists(path: str | os.PathLike) -> bool:
 def is_file(path: str | os.PathLike) -> bool:
     """Whether there is a file."""
     if is_local(path):
-        return local(path).is_file()
+        return os.path.isfile(local(path))
     filesystem, inner = _open_store(path)
     return filesystem.isfile(inner)
 
@@ -50,7 +53,7 @@ def listdir(path: str | os.PathLike) -> list[str]:
     """The names in a folder, sorted; none where it does not exist."""
     if is_local(path):
         folder = local(path)
-        return sorted(os.listdir(folder)) if folder.is_dir() else []
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     filesystem, inner = _open_store(path)
     if not filesystem.isdir(inner):
         return []
@@ -197,10 +200,17 @@ def check_writable(setting: str, folder: str | os.PathLike) -> None:
       folder: its value; the directory or its parents need not exist.
 
     Raises:
-      UserError: a parent is a file, or is not writable.
+      UserError: a parent is a file, or is not writable, or no file system takes such a name.
     """
     if not is_local(folder):
         return
+    try:
+        os.lstat(local(folder))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # explained below, by the nearest parent that exists
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{setting}={os.fspath(folder)}: {reason.lower()}. Give another path") from error
     existing = local(folder).absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
@@ -208,6 +218,28 @@ def check_writable(setting: str, folder: str | os.PathLike) -> None:
         raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not a directory. Give another path")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not writable. Give another path")
+
+
+def check_checkpoint_folder(setting: str, folder: str) -> None:
+    """Refuses a directory that Orbax cannot write checkpoints to.
+
+    Args:
+      setting: what the user set, such as `MODEL_DIR`.
+      folder: its value, local or a URL.
+
+    Raises:
+      UserError: the path is not valid UTF-8 or contains characters of a pattern.
+    """
+    path = str(local(folder).absolute()) if is_local(folder) else folder
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{setting}={folder!a}: the path is not valid UTF-8. Rename it") from None
+    if found := [character for character in _PATTERN_CHARACTERS if character in path]:
+        raise UserError(
+            f"{setting}={folder}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
+            "Rename it, or give another path"
+        )
 
 
 def sync_folder(folder: pathlib.Path) -> None:

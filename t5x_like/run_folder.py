@@ -222,12 +222,13 @@ def storage_explained(model_dir: str) -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if any(word in line for word in _UNWRITABLE)]
-        if not lines and getattr(error, "errno", None) not in _UNWRITABLE.values():
+        # A library's message may be long and name the reason last, so only the reason is shown.
+        reason = next((reason for reason in _UNWRITABLE if reason in str(error)), None)
+        if reason is None and getattr(error, "errno", None) not in _UNWRITABLE.values():
             raise
         raise RunFailed(
-            f"MODEL_DIR={model_dir} cannot be written: {(lines or [str(error)])[0][:300]}. The checkpoints written so "
-            "far are intact; free space or mend the storage and repeat the command, which resumes from the newest one"
+            f"MODEL_DIR={model_dir} cannot be written: {reason or error}. The checkpoints written so far are intact; "
+            "free space or mend the storage and repeat the command, which resumes from the newest one"
         ) from error
 
 

@@ -319,9 +319,10 @@ def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, m
 def test_a_checkpoint_that_finds_no_space_ends_the_run_with_advice(tmp_path):
     class Full(Checkpoints):
         def save(self, *args, **kwargs):
-            raise ValueError("RESOURCE_EXHAUSTED: Error writing local file: No space left on device [OS error 28]")
+            written = f"opt_state.v.model/{'x' * 400}"  # TensorStore names paths before the reason
+            raise ValueError(f"RESOURCE_EXHAUSTED: Error writing {written}: No space left on device [OS error 28]")
 
-    with pytest.raises(RunFailed, match="MODEL_DIR=.* cannot be written: .*No space left on device.* are intact"):
+    with pytest.raises(RunFailed, match="MODEL_DIR=.* cannot be written: No space left on device. The .* are intact"):
         run(tmp_path, checkpoints=Full)
 
 

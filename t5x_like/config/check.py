@@ -40,7 +40,7 @@ def check(statements: Statements, reached: Reached, given: Collection[str], root
         *_unused(statements, reached),
     ]
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))  # two parameters may read the same macro
 
 
 def _untrusted_modules(statements, reached, trust):

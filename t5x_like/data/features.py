@@ -217,8 +217,13 @@ class FeatureSpec:
         """The lengths in tokens of the task features that are read.
 
         Raises:
-          UserError: a length is missing or not a positive whole number.
+          UserError: a length is missing or not a positive whole number, or there is no mapping from names to lengths.
         """
+        if not isinstance(task_feature_lengths, Mapping):
+            raise UserError(
+                f"TASK_FEATURE_LENGTHS={task_feature_lengths!r} is not a dictionary. Give a length in tokens per "
+                f"feature, such as {dict.fromkeys(self.task_features, 128)}"
+            )
         given, fixed = dict(task_feature_lengths), self.fixed_lengths
         needed = [name for name in self.task_features if self.lead(name) == name and name not in fixed]
         if missing := [name for name in needed if name not in given]:

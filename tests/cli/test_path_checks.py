@@ -43,3 +43,29 @@ def test_inputs_and_outputs(tmp_path):
     check_paths(
         ("INPUT_PATH", "OUTPUT_PATH"), {"INPUT_PATH": f"{tmp_path}/file", "OUTPUT_PATH": f"{tmp_path}/out.jsonl"}
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a[1]", r"contains \["),
+        ("a*", r"contains \*"),
+        ("x" * 300, "file name too long"),
+        ("x" * 300 + "/run", "file name too long"),
+        ("a\0b", "null byte"),
+        ("a\udcff", "not valid UTF-8"),
+    ],
+)
+def test_a_run_directory_that_cannot_hold_checkpoints_is_refused(tmp_path, name, message):
+    with pytest.raises(UserError, match=f"MODEL_DIR=.*{message}"):
+        check_paths(TRAIN, {"MODEL_DIR": f"{tmp_path}/{name}"})
+
+
+def test_names_that_a_shell_would_expand_are_accepted(tmp_path):
+    for name in ("{a,b} c#d%s", "é 日本", "line\n", " space "):
+        check_paths(TRAIN, {"MODEL_DIR": f"{tmp_path}/{name}"})
+
+
+def test_a_checkpoint_path_with_a_name_that_is_too_long_is_not_found():
+    with pytest.raises(UserError, match="CHECKPOINT_PATH=.*: not found"):
+        check_paths(("CHECKPOINT_PATH",), {"CHECKPOINT_PATH": "x" * 300})

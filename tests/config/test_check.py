@@ -105,3 +105,9 @@ def test_a_name_in_place_of_a_reference_gets_the_file_and_the_reference_to_give(
     shown = toy.refused("TASK=a", "SCHEDULE=Linear", files=["run.gin", "schedules/flat.gin", "mine.gin"])
     assert "SCHEDULE = 'Linear' is text, but SCHEDULE is a reference: give --gin_file=schedules/linear.gin" in shown
     assert "or --gin.SCHEDULE=@toy.linear()" in shown
+
+
+def test_a_problem_that_two_functions_have_is_reported_once(toy):
+    toy.write("two.gin", "STEPS = 3\ntoy.linear.total_steps = %STEPS\ntoy.train.steps = %STEPS\n")
+    message = toy.refused("TASK=a", "STEPS=many", "train.schedule=@toy.linear()", files=["run.gin", "two.gin"])
+    assert message.count("STEPS = 'many' must be a whole number") == 1

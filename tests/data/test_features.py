@@ -24,6 +24,9 @@ def test_model_lengths_follow_their_sources():
         ({"inputs": 9}, "no length for 'targets'; this objective reads 'inputs', 'targets'"),
         ({"inputs": 9, "targets": 0}, "length of 'targets' must be a whole number"),
         ({"inputs": 9.0, "targets": 5}, "length of 'inputs' must be a whole number"),
+        (32, "=32 is not a dictionary. Give a length in tokens per feature, such as {'inputs': 128"),
+        ("inputs", "='inputs' is not a dictionary"),
+        (None, "=None is not a dictionary"),
     ],
 )
 def test_bad_lengths_name_the_setting(lengths, message):

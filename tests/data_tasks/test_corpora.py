@@ -1,9 +1,12 @@
 """The shipped corpora, their vocabularies and tasks."""
 
+import concurrent.futures
+import functools
 import gzip
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,22 @@ def test_the_corpus_is_the_same_when_read_again():
     first = python_docs.read()
     again = python_docs.read.__wrapped__()
     assert first.splits == again.splits and first.fingerprint == again.fingerprint
+
+
+def test_threads_that_ask_for_one_corpus_read_it_once():
+    corpus = documents.Corpus("toy", {"train": [b"a"], "validation": [b"b"]}, "here", {})
+    reads = []
+
+    @functools.cache
+    def read():
+        reads.append(1)
+        time.sleep(0.05)
+        return corpus
+
+    sources = [documents.DocumentSource(read) for _ in range(2)]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        counts = list(threads.map(lambda source: source.num_input_examples("train"), 2 * sources))
+    assert counts == [1] * 4 and len(reads) == 1
 
 
 def test_nothing_of_validation_is_in_training():
