@@ -5,6 +5,7 @@ The format is a little-endian length, a JSON header with dtype, shape and byte r
 refused by the name of the tensor that it hits, and so that files may lie in a bucket.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -18,17 +19,39 @@ import safetensors.numpy
 
 from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.interop import json_files
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9  # as large as the hub recommends a file to be
 
 _LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+# The dtypes of weights; a file may hold others, such as buffers of integers and booleans, that are not read.
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+# Every dtype of the format with the bits of an element.
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A tensor in a file; `first` and `last` are bytes from where the data start."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    last: int
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The floating-point tensors of a folder by name; each is read when it is asked for.
+    """The tensors of a folder by name; each is read when it is asked for, and only floating-point ones can be.
 
     Attributes:
       shapes: the shape of every tensor.
@@ -41,27 +64,41 @@ class Tensors(Mapping[str, np.ndarray]):
           folder: local folder or bucket with `model.safetensors`, or an index and its shards.
 
         Raises:
-          UserError: the folder holds no safetensors, or a shard is missing.
-          UserError: a file is no safetensors file, or ends before its tensors do.
+          UserError: the folder holds no safetensors, a shard is missing, or a file or the index is damaged.
         """
         self._folder = folder
-        self._entries: dict[str, tuple[str, int, dict[str, Any]]] = {}
-        for file in _files(folder):
+        self._entries: dict[str, tuple[str, int, _Entry]] = {}
+        weight_map = _weight_map(folder) if INDEX in paths.listdir(folder) else None
+        for file in _files(folder, weight_map):
             start, header = _header(paths.join(folder, file))
             for name, entry in header.items():
+                if name in self._entries:
+                    raise UserError(f"{folder}: tensor {name!r} is both in {self._entries[name][0]} and in {file}")
                 self._entries[name] = (file, start, entry)
-        if paths.is_file(paths.join(folder, INDEX)):
-            if missing := sorted(set(_weight_map(folder)) - set(self._entries)):
-                raise UserError(f"{folder}/{INDEX} names {missing[0]!r}, which is in none of its files")
-        self.shapes = {name: tuple(entry["shape"]) for name, (_, _, entry) in self._entries.items()}
+        for name, file in (weight_map or {}).items():
+            if name not in self._entries:
+                raise UserError(f"{folder}/{INDEX} names {name!r}, which is in none of its files")
+            if self._entries[name][0] != file:
+                raise UserError(f"{folder}/{INDEX} names {file} for {name!r}, which is in {self._entries[name][0]}")
+        self.shapes = {name: entry.shape for name, (_, _, entry) in self._entries.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
+        """Reads a tensor.
+
+        Raises:
+          UserError: its dtype is not one of weights.
+        """
         file, start, entry = self._entries[name]
-        first, last = entry["data_offsets"]
-        with fsspec.open(paths.join(self._folder, file), "rb") as stream:
-            stream.seek(start + first)
-            contents = stream.read(last - first)
-        return np.frombuffer(contents, _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        path = paths.join(self._folder, file)
+        if entry.dtype not in _DTYPES:
+            raise UserError(
+                f"{path}: tensor {name!r} has dtype {entry.dtype}, which weights cannot be read from. Save it as one "
+                f"of {', '.join(_DTYPES)}"
+            )
+        with fsspec.open(path, "rb") as stream:
+            stream.seek(start + entry.first)
+            contents = stream.read(entry.last - entry.first)
+        return np.frombuffer(contents, _DTYPES[entry.dtype]).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -100,13 +137,21 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = 
 
 
 def _weight_map(folder: str) -> dict[str, str]:
-    return json.loads(paths.read_text(paths.join(folder, INDEX)))["weight_map"]
+    """The index: the file of each tensor, all in the folder itself."""
+    path = paths.join(folder, INDEX)
+    found = json_files.read(path).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise UserError(f"{path}: weight_map must be an object of tensor names and files")
+    for name, file in found.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\"):
+            raise UserError(f"{path}: weight_map has {file!r} for {name!r}; give the name of a .safetensors file")
+    return found
 
 
-def _files(folder: str) -> list[str]:
+def _files(folder: str, weight_map: Mapping[str, str] | None) -> list[str]:
     present = paths.listdir(folder)
-    if INDEX in present:
-        files = sorted(set(_weight_map(folder).values()))
+    if weight_map:
+        files = sorted(set(weight_map.values()))
         if missing := [file for file in files if file not in present]:
             raise UserError(f"{folder} lacks {missing[0]}, which {INDEX} names ({len(files)} files in all)")
         return files
@@ -117,26 +162,58 @@ def _files(folder: str) -> list[str]:
     raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint}")
 
 
-def _header(path: str | os.PathLike) -> tuple[int, dict[str, Any]]:
-    """The byte at which a file's data start, and its header without metadata."""
+def _header(path: str) -> tuple[int, dict[str, _Entry]]:
+    """The byte at which a file's data start, and its tensors by name.
+
+    Raises:
+      UserError: the file breaks a rule of the format, as the safetensors library enforces them.
+    """
     with fsspec.open(path, "rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         start = _LENGTH_BYTES + length
-        try:
-            if start > size:
-                raise ValueError
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            tensors = {name: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} ({size} bytes) is no safetensors file, or not all of one") from None
-    for name, (dtype, shape, first, last) in tensors.items():
-        if start + last > size:
-            raise UserError(f"{path} is truncated: tensor {name!r} ends at byte {start + last}, the file at {size}")
-        if dtype not in _DTYPES:
-            raise UserError(f"{path}: tensor {name!r} has dtype {dtype}; there are {', '.join(_DTYPES)}")
-        if last - first != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-            raise UserError(f"{path}: tensor {name!r} of {dtype} {shape} does not take {last - first} bytes")
-    return start, header
+        if size < _LENGTH_BYTES or start > size:
+            raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated within its header")
+        if length > _MAX_HEADER_BYTES:
+            raise UserError(f"{path}: has a header of {length} bytes; the format allows {_MAX_HEADER_BYTES}")
+        header = json_files.parse(stream.read(length), path)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UserError(f"{path}: __metadata__ must be an object of strings")
+    entries = {name: _entry(path, name, described) for name, described in header.items()}
+    _check_layout(path, entries, size - start)
+    return start, entries
+
+
+def _entry(path: str, name: str, described: Any) -> _Entry:
+    """What a header says of a tensor, checked by itself."""
+    thing = f"{path}: tensor {name!r}"
+    if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
+        raise UserError(f"{thing} must have a dtype, a shape and data_offsets, and nothing else")
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise UserError(f"{thing} has dtype {dtype!r}, which the format does not have")
+    for field, values in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
+            raise UserError(f"{thing} has {field} {values!r}; it must be a list of integers of at least 0")
+    if len(offsets) != 2:
+        raise UserError(f"{thing} has data_offsets {offsets}; it must have a first and a last byte")
+    if 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[dtype]:
+        raise UserError(f"{thing} of {dtype} {shape} does not take {offsets[1] - offsets[0]} bytes")
+    return _Entry(dtype, tuple(shape), *offsets)
+
+
+def _check_layout(path: str, entries: Mapping[str, _Entry], size: int) -> None:
+    """Refuses data that tensors do not cover once each, from the first byte to the last."""
+    end, before = 0, None
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
+        if entry.last > size:
+            raise UserError(f"{path} is truncated: tensor {name!r} ends at byte {entry.last} of the data, of {size}")
+        if entry.first < end:
+            raise UserError(f"{path}: tensors {before!r} and {name!r} overlap")
+        if entry.first > end:
+            raise UserError(f"{path}: {entry.first - end} bytes before tensor {name!r} belong to no tensor")
+        end, before = entry.last, name
+    if end < size:
+        raise UserError(f"{path}: {size - end} bytes after the last tensor belong to no tensor")

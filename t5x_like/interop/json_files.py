@@ -1,0 +1,77 @@
+"""The JSON objects of a Hugging Face folder: config.json, generation_config.json, the index and safetensors headers."""
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import fsspec
+
+from t5x_like.errors import UserError
+
+
+def read(path: str) -> dict[str, Any]:
+    """The JSON object in a file, local or in a bucket.
+
+    Raises:
+      UserError: there is no such file, or see `parse`.
+    """
+    try:
+        with fsspec.open(path, "rb") as stream:
+            contents = stream.read()
+    except FileNotFoundError:
+        raise UserError(f"{path}: file not found") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory, not a file") from None
+    return parse(contents, path)
+
+
+def parse(contents: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in `contents`.
+
+    Stricter than `json.loads`: NaN, Infinity and duplicate keys are refused, since other readers of the same file may
+    understand them differently.
+
+    Args:
+      contents: UTF-8 without a byte-order mark.
+      path: the file that they come from, for messages.
+
+    Raises:
+      UserError: the contents are not such an object; the message is one line that names the file.
+    """
+    try:
+        found = json.loads(
+            contents.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_refuse_duplicates,
+        )
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply to be a configuration") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: must hold a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:80]} is too large for a number")
+    return value
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"key {duplicate[:80]!r} appears more than once")
+    return found

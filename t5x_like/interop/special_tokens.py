@@ -1,0 +1,21 @@
+"""Special token ids in config.json and generation_config.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like.models.special_tokens import SUFFIX, Ids, SpecialTokens
+
+
+def read(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> SpecialTokens | None:
+    """The ids in the contents of config.json and of generation_config.json; None where neither has any."""
+    found = SpecialTokens(_ids(config), None if generation is None else _ids(generation))
+    return found if found.config or found.generation else None
+
+
+def described(tokens: SpecialTokens | None, default: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids for config.json: those that were read, or the family's default where nothing is known."""
+    return dict(default) if tokens is None else dict(tokens.config)
+
+
+def _ids(contents: Mapping[str, Any]) -> Ids:
+    return tuple((key, value) for key, value in contents.items() if key.endswith(SUFFIX))
