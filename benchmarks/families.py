@@ -43,7 +43,12 @@ FAMILIES = {
         ("test_bert_parity.py",),
     ),
     "gpt": ("GPT, GPT-2 and GPT-3", ("gpt1", "gpt2", "gpt3"), "CausalLM", ("test_gpt_parity.py",)),
-    "llama": ("Llama and Mistral", ("llama1", "llama2", "llama3", "mistral"), "CausalLM", ("test_llama_parity.py",)),
+    "llama": (
+        "Llama and Mistral",
+        ("llama1", "llama2", "llama3", "llama3_1", "llama3_2", "mistral"),
+        "CausalLM",
+        ("test_llama_parity.py",),
+    ),
     "bart": ("BART", ("bart",), "SequenceToSequence", ("test_bart_parity.py",)),
 }
 

@@ -40,7 +40,10 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
     if weight_files.is_huggingface(checkpoint_path):
         stored = interop.config_from_huggingface(checkpoint_path)
         leaves = interop.read(checkpoint_path, model or stored)
-        config = dataclasses.replace(model or stored, vocab_size=stored.vocab_size)
+        config = model or stored
+        config = dataclasses.replace(
+            config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
+        )
         _write_run(leaves, config, checkpoint_path, output_path)
     else:
         if model is None:
@@ -87,22 +90,29 @@ def _write_run(leaves: Mapping[str, Any], config: Any, source: str, output_path:
 
 
 def describe(config: Any) -> str:
-    """The configuration of a network as a gin file that sets MODEL."""
-    module, name = type(config).__module__, type(config).__qualname__
-    package, _, last = module.rpartition(".")
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return "\n".join(
-        [
-            "from __gin__ import dynamic_registration",
-            "",
-            f"from {package} import {last}",
-            "",
-            f"MODEL = @{last}.{name}()",
-            f"{last}.{name}:",
-            *(f"  {field} = {value!r}" for field, value in fields.items()),
-            "",
-        ]
-    )
+    """The configuration of a model as a gin file that sets MODEL; fields may be dataclasses, one of each class."""
+    parts = [config, *(value for _, value in _fields(config) if dataclasses.is_dataclass(value))]
+    imports = sorted({type(part).__module__.rpartition(".")[::2] for part in parts})
+    lines = ["from __gin__ import dynamic_registration", ""]
+    lines += [f"from {package} import {module}" for package, module in imports]
+    lines += ["", f"MODEL = {_reference(config)}"]
+    for part in parts:
+        lines += [f"{_name(part)}:"]
+        lines += [f"  {name} = {_reference(value)}" for name, value in _fields(part)]
+    return "\n".join([*lines, ""])
+
+
+def _fields(part: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(part, field.name)) for field in dataclasses.fields(part)]
+
+
+def _name(part: Any) -> str:
+    return f"{type(part).__module__.rpartition('.')[2]}.{type(part).__qualname__}"
+
+
+def _reference(value: Any) -> str:
+    """A value as gin reads it: a literal, or a call of the class of a dataclass."""
+    return f"@{_name(value)}()" if dataclasses.is_dataclass(value) else repr(value)
 
 
 def _report(leaves, checkpoint_path, output_path):

@@ -19,6 +19,7 @@ BUILDERS = (
     "t5x_like.checkpoints.Checkpoints",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
+    "t5x_like.layers.rope_scaling",
     "t5x_like.models",
     "t5x_like.objectives",
     "t5x_like.optimizers",

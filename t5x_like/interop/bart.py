@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, special_tokens
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.bart import BartConfig
 
@@ -20,14 +21,22 @@ _NAMES = {
     "dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout",
 }
-# What theirs has for each stack, and ours once: the decoder's name, and the encoder's, whose value it must have.
-_ALIKE = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
+# Fields of the decoder -> of the encoder, whose value they must have: here both stacks have the same sizes.
+_SAME = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
 # What transformers assumes of a config.json that does not say.
 _DEFAULTS = {
     "activation_function": "gelu",
     "max_position_embeddings": 1024,
     "dropout": 0.1,
     "attention_dropout": 0.0,
+}
+# Those of BART's own vocabulary.
+_SPECIAL_TOKENS = {
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
 }
 # What would be another network, with the only value that is this one. Not read are rates of dropout that there is none
 # of here: within feed-forward blocks, of whole layers, of a classifier.
@@ -46,47 +55,27 @@ _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu"
 _POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
 
 
-def config_from_huggingface(described: Mapping[str, Any], where: str) -> BartConfig:
+def config_from_huggingface(described: Mapping[str, Any]) -> BartConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
-    Args:
-      described: its contents.
-      where: its folder, for messages.
-
     Raises:
-      UserError: it does not say what is needed, or describes a variant that there is none of here.
+      UserError: a value is missing, of another type, or not supported.
     """
-    described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
-    if missing := sorted(theirs for theirs in (*_NAMES.values(), *_ALIKE) if theirs not in described):
-        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
-    for name, only in (_FIXED | _FIXED_OF_OLD_FILES).items():
-        if described.get(name, only) != only:
-            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
-    for decoder, encoder in _ALIKE.items():
-        if described[decoder] != described[encoder]:
-            raise UserError(
-                f"{where}/config.json has {encoder} {described[encoder]} and {decoder} {described[decoder]}; here both "
-                "stacks have the same"
-            )
-    activation, size = described["activation_function"], described["d_model"]
-    heads = described["encoder_attention_heads"]
-    if activation not in _ACTIVATIONS:
-        raise UserError(
-            f"{where}/config.json has activation_function {activation!r}; there are {', '.join(_ACTIVATIONS)}"
-        )
-    if size % heads:
-        raise UserError(f"{where}/config.json has d_model {size}, which {heads} heads do not divide")
+    described = fields.with_defaults(described, _DEFAULTS)
+    found = fields.values(described, _NAMES, BartConfig)
+    fields.check_fixed(described, _FIXED | _FIXED_OF_OLD_FILES)
+    fields.check_fixed(described, {decoder: described[encoder] for decoder, encoder in _SAME.items()})
     return BartConfig(
-        head_dim=size // heads,
+        head_dim=fields.head_dim(described, "d_model", "encoder_attention_heads"),
         position_offset=_POSITION_OFFSET,
         norm_epsilon=_NORM_EPSILON,
-        activations=(_ACTIVATIONS[activation],),
-        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+        activations=(fields.choice(described, "activation_function", _ACTIVATIONS),),
+        **found,
     )
 
 
 def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json, with the special tokens of BART's own vocabulary.
+    """The contents of a config.json.
 
     Raises:
       UserError: transformers has no such network.
@@ -108,15 +97,11 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
         "model_type": "bart",
         "is_encoder_decoder": True,
         "activation_function": names[config.activations],
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-        "forced_eos_token_id": 2,
         "torch_dtype": "float32",
+        **special_tokens.described(config.special_tokens, _SPECIAL_TOKENS),
         **_FIXED,
         **described,
-        **{decoder: described[encoder] for decoder, encoder in _ALIKE.items()},
+        **{decoder: described[encoder] for decoder, encoder in _SAME.items()},
     }
 
 

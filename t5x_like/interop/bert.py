@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, special_tokens
 from t5x_like.interop.tables import OBJECTIVE, Family, Row, dense, norm
 from t5x_like.models.bert import BertConfig
 
@@ -52,6 +53,7 @@ _ACTIVATIONS = {
 }
 
 MASKED_LM, NEXT_SENTENCE = f"{OBJECTIVE}masked_lm", f"{OBJECTIVE}next_sentence"
+_POOLER = f"{NEXT_SENTENCE}/pooler/"
 # The classes that have these heads, by model type.
 _ARCHITECTURES = {
     "bert": {
@@ -64,40 +66,28 @@ _ARCHITECTURES = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any], where: str) -> BertConfig:
+def config_from_huggingface(described: Mapping[str, Any]) -> BertConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
-    Args:
-      described: its contents.
-      where: its folder, for messages.
-
     Raises:
-      UserError: it does not say what is needed, or describes a variant that there is none of here.
+      UserError: a value is missing, of another type, or not supported.
     """
-    described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
-    if missing := sorted(theirs for theirs in _NAMES.values() if theirs not in described):
-        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
-    for name, only in _FIXED.items():
-        if described.get(name, only) != only:
-            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only!r} here")
-    activation, heads = described["hidden_act"], described["num_attention_heads"]
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{where}/config.json has hidden_act {activation!r}; there are {', '.join(_ACTIVATIONS)}")
-    if described["hidden_size"] % heads:
-        raise UserError(
-            f"{where}/config.json has hidden_size {described['hidden_size']}, which {heads} heads do not divide"
-        )
-    if "RobertaForMaskedLM" in described.get("architectures", ()):
-        _check_head(_ACTIVATIONS[activation], f"{where}/config.json has hidden_act {activation!r}")
-    padding = described.get("pad_token_id", _PADDING[described["model_type"]])
-    offset = padding + 1 if described["model_type"] == "roberta" else 0
+    kind = described["model_type"]
+    described = fields.with_defaults(described, _DEFAULTS, {"pad_token_id": _PADDING[kind]})
+    found = fields.values(described, _NAMES, BertConfig)
+    fields.check_fixed(described, _FIXED)
+    activation = fields.choice(described, "hidden_act", _ACTIVATIONS)
+    if "RobertaForMaskedLM" in fields.strings(described, "architectures"):
+        _check_head(activation, f"hidden_act {described['hidden_act']!r}")
+    padding = described["pad_token_id"]
+    offset = padding + 1 if kind == "roberta" else 0
     return BertConfig(
-        head_dim=described["hidden_size"] // heads,
-        max_length=described["max_position_embeddings"] - offset,
+        head_dim=fields.head_dim(described, "hidden_size", "num_attention_heads"),
+        max_length=fields.size(described, "max_position_embeddings") - offset,
         position_offset=offset,
         padding_id=padding,
-        activations=(_ACTIVATIONS[activation],),
-        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+        activations=(activation,),
+        **found,
     )
 
 
@@ -125,23 +115,47 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
             f"transformers counts RoBERTa's positions from the padding token's id + 1: position_offset="
             f"{config.position_offset} needs padding_id={config.position_offset - 1}, not {config.padding_id}"
         )
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
-    if present not in _ARCHITECTURES[kind]:
-        raise UserError(f"transformers has no {kind} network with the heads {', '.join(present)}")
-    if _ARCHITECTURES[kind][present] == "RobertaForMaskedLM":
+    architecture = _architecture(kind, heads)
+    if architecture == "RobertaForMaskedLM":
         _check_head(config.activations[0], f"the network has activations {config.activations}")
-    special = {"bos_token_id": 0, "eos_token_id": 2} if kind == "roberta" else {}
     return {
-        "architectures": [_ARCHITECTURES[kind][present]],
+        "architectures": [architecture],
         "model_type": kind,
         "hidden_act": names[config.activations],
         "max_position_embeddings": config.max_length + config.position_offset,
-        "pad_token_id": config.padding_id,
         "torch_dtype": "float32",
         **_FIXED,
-        **special,
+        **_special_tokens(config, kind),
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }
+
+
+def _architecture(kind: str, heads: Iterable[str]) -> str:
+    """The class of transformers with these heads.
+
+    A pooler alone makes no head: it belongs to `BertModel`, and files of a masked-LM head may hold one too.
+
+    Raises:
+      UserError: transformers has no such class.
+    """
+    heads = set(heads)
+    poolers = {name for name in heads if kind == "bert" and name.startswith(_POOLER)}
+    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads - poolers}))
+    if present not in _ARCHITECTURES[kind] or (NEXT_SENTENCE in present and not poolers):
+        raise UserError(f"transformers has no {kind} network with just {', '.join(sorted(heads))}")
+    return _ARCHITECTURES[kind][present]
+
+
+def _special_tokens(config: BertConfig, kind: str) -> dict[str, Any]:
+    """The ids for config.json; padding is the configuration's own, which RoBERTa's positions depend on."""
+    default = {"pad_token_id": config.padding_id}
+    if kind == "roberta":
+        default |= {"bos_token_id": 0, "eos_token_id": 2}
+    tokens = special_tokens.described(config.special_tokens, default)
+    stated = tokens.get("pad_token_id")
+    if config.padding_id != (_PADDING[kind] if stated is None else stated):
+        tokens["pad_token_id"] = config.padding_id
+    return tokens
 
 
 def _check_head(activation: str, found: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, special_tokens
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.gpt import GPTConfig
 
@@ -50,39 +51,26 @@ _ACTIVATION_FIELD = {"gpt2": "activation_function", "openai-gpt": "afn"}
 _FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
-def config_from_huggingface(described: Mapping[str, Any], where: str) -> GPTConfig:
+def config_from_huggingface(described: Mapping[str, Any]) -> GPTConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Dropout of the embeddings, which has a rate of its own there, is that of the residuals.
 
-    Args:
-      described: its contents.
-      where: its folder, for messages.
-
     Raises:
-      UserError: it has an activation, a kind of attention or a width that there is none of here.
+      UserError: a value is of another type, or not supported.
     """
     kind = described["model_type"]
-    described = _DEFAULTS | _DEFAULTS_OF[kind] | {name: value for name, value in described.items() if value is not None}
-    for name, only in _FIXED.items():
-        if described.get(name, only) != only:
-            raise UserError(f"{where}/config.json has {name} {described[name]!r}; there is only {only}")
-    if described["n_embd"] % described["n_head"]:
-        raise UserError(
-            f"{where}/config.json has n_embd {described['n_embd']}, which n_head {described['n_head']} does not divide"
-        )
-    activation, known = described[_ACTIVATION_FIELD[kind]], _ACTIVATIONS[kind]
-    if activation not in known:
-        raise UserError(
-            f"{where}/config.json has {_ACTIVATION_FIELD[kind]} {activation!r}; there are {', '.join(known)}"
-        )
+    described = fields.with_defaults(described, _DEFAULTS, _DEFAULTS_OF[kind])
+    fields.check_fixed(described, _FIXED)
+    head_dim = fields.head_dim(described, "n_embd", "n_head")
+    described.setdefault("n_inner", 4 * described["n_embd"])
     return GPTConfig(
-        mlp_dim=described.get("n_inner") or 4 * described["n_embd"],
-        head_dim=described["n_embd"] // described["n_head"],
-        activations=(known[activation],),
+        head_dim=head_dim,
+        activations=(fields.choice(described, _ACTIVATION_FIELD[kind], _ACTIVATIONS[kind]),),
         norm_position="pre" if kind == "gpt2" else "post",
-        tied_embeddings=described["tie_word_embeddings"],
-        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+        **fields.values(
+            described, _NAMES | {"mlp_dim": "n_inner", "tied_embeddings": "tie_word_embeddings"}, GPTConfig
+        ),
     )
 
 
@@ -112,6 +100,8 @@ def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[
         "embd_pdrop": config.dropout_rate,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": "float32",
+        # Not known: transformers' defaults for the family hold.
+        **special_tokens.described(config.special_tokens, {}),
         **({"n_inner": config.mlp_dim} if kind == "gpt2" else {}),
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, rope, special_tokens
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.llama import LlamaConfig
 
@@ -17,10 +18,8 @@ _NAMES = {
     "num_kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
     "num_layers": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
     "attention_dropout_rate": "attention_dropout",
     "norm_epsilon": "rms_norm_eps",
-    "rope_theta": "rope_theta",
     "attention_bias": "attention_bias",
     "mlp_bias": "mlp_bias",
     "tied_embeddings": "tie_word_embeddings",
@@ -55,51 +54,34 @@ _ACTIVATIONS = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any], where: str) -> LlamaConfig:
+def config_from_huggingface(described: Mapping[str, Any]) -> LlamaConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
-    Args:
-      described: its contents.
-      where: its folder, for messages.
-
     Raises:
-      UserError: it has scaled rotations, an activation or a mixture of windows that there is none of here.
+      UserError: a value is of another type, or not supported, such as layers with different windows.
     """
     kind = described["model_type"]
     mistral = kind == "mistral"
-    # What is said to be null is something else than what is not said.
+    # null means something else than a missing key.
     window = described.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
     kv_heads = described.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
-    described = _DEFAULTS | _DEFAULTS_OF[kind] | {name: value for name, value in described.items() if value is not None}
-    described |= _rotations(described, where)
-    described.setdefault("num_key_value_heads", kv_heads or described["num_attention_heads"])
-    described.setdefault("head_dim", described["hidden_size"] // described["num_attention_heads"])
+    described = fields.with_defaults(described, _DEFAULTS, _DEFAULTS_OF[kind])
+    width, heads = (fields.size(described, name) for name in ("hidden_size", "num_attention_heads"))
+    described.setdefault("num_key_value_heads", kv_heads or heads)
+    described.setdefault("head_dim", width // heads)
     if mistral:
         described |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
-    if len(set(described.get("layer_types", ()))) > 1:
-        raise UserError(f"{where}/config.json has layer_types {described['layer_types']}; there is one for all layers")
-    if described["hidden_act"] not in _ACTIVATIONS:
-        raise UserError(
-            f"{where}/config.json has hidden_act {described['hidden_act']!r}; there are {', '.join(_ACTIVATIONS)}"
-        )
+    if len(set(fields.strings(described, "layer_types"))) > 1:
+        raise UserError(f"layer_types {described['layer_types']}: not supported. All layers must have the same type")
+    theta, scaling, max_length = rope.read(described)
     return LlamaConfig(
-        activations=(_ACTIVATIONS[described["hidden_act"]], "linear"),
+        activations=(fields.choice(described, "hidden_act", _ACTIVATIONS), "linear"),
         attention_windows=(window,),
-        **{ours: described[theirs] for ours, theirs in _NAMES.items()},
+        max_length=max_length,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        **fields.values(described, _NAMES, LlamaConfig),
     )
-
-
-def _rotations(described: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) files say of rotations."""
-    found = dict(described.get("rope_parameters") or {})
-    for field in (found, described.get("rope_scaling") or {}):
-        kind = field.get("rope_type", field.get("type", "default"))
-        if kind != "default":
-            raise UserError(
-                f"{where}/config.json scales its rotations by {kind!r} ({field}); there are only those that are not "
-                "scaled, as in Llama 1 to 3 and Mistral (Llama 3.1 and later scale them)"
-            )
-    return {"rope_theta": found["rope_theta"]} if "rope_theta" in found else {}
 
 
 def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
@@ -129,6 +111,9 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
         "model_type": kind,
         "hidden_act": named[config.activations[0]],
         "torch_dtype": "float32",
+        # Not known: transformers' defaults for the family hold.
+        **special_tokens.described(config.special_tokens, {}),
+        **rope.described(config.rope_theta, config.rope_scaling, config.max_length),
         **described,
     }
 
@@ -164,6 +149,7 @@ FAMILY = Family(
     config_to=config_to_huggingface,
     table=table,
     prefix="model.",
+    free=("max_length",),  # positions have no table
     ignored=_IGNORED,
     tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},
 )

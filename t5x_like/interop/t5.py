@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, special_tokens
 from t5x_like.interop.tables import Family, Row, dense, norm
 from t5x_like.models.t5 import T5Config
 
@@ -32,6 +33,8 @@ _DEFAULTS = {
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
 }
+# Those of T5's own vocabulary.
+_SPECIAL_TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 # Their names of feed-forward blocks; `gated-gelu` means the tanh form there, a bare `gelu` the erf form, which T5
 # never had.
 _ACTIVATIONS = {
@@ -43,27 +46,18 @@ _ACTIVATIONS = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any], where: str) -> T5Config:
+def config_from_huggingface(described: Mapping[str, Any]) -> T5Config:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
-    Args:
-      described: its contents.
-      where: its folder, for messages.
-
     Raises:
-      UserError: it does not say what a T5 needs, or has a feed-forward block that there is none of here.
+      UserError: a value is missing, of another type, or not supported.
     """
-    described = _DEFAULTS | {name: value for name, value in described.items() if value is not None}
+    described = fields.with_defaults(described, _DEFAULTS)
     described.setdefault("num_decoder_layers", described.get("num_layers"))
-    if missing := sorted(theirs for theirs in _NAMES.values() if described.get(theirs) is None):
-        raise UserError(f"{where}/config.json does not say {', '.join(missing)}")
-    activations = _ACTIVATIONS.get(described["feed_forward_proj"])
-    if activations is None:
-        raise UserError(
-            f"{where}/config.json has feed_forward_proj {described['feed_forward_proj']!r}; "
-            f"there are {', '.join(_ACTIVATIONS)}"
-        )
-    return T5Config(activations=activations, **{ours: described[theirs] for ours, theirs in _NAMES.items()})
+    return T5Config(
+        activations=fields.choice(described, "feed_forward_proj", _ACTIVATIONS),
+        **fields.values(described, _NAMES, T5Config),
+    )
 
 
 def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
@@ -80,10 +74,8 @@ def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[s
         "model_type": "t5",
         "is_encoder_decoder": True,
         "feed_forward_proj": names[config.activations],
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
         "torch_dtype": "float32",
+        **special_tokens.described(config.special_tokens, _SPECIAL_TOKENS),
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }
 

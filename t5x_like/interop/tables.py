@@ -83,13 +83,14 @@ class Family:
     Attributes:
       model_types: the `model_type`s of a config.json that it reads.
       config_class: our configuration.
-      config_from: (contents of a config.json, folder for messages) -> our configuration; `dtype` and layout are left to
-        the platform.
+      config_from: contents of a config.json -> our configuration; `dtype` and layout are left to the platform. What is
+        refused raises a UserError that names the key; the file is added by the caller.
       config_to: (configuration, names of the objective's tensors) -> contents of a config.json, `architectures` among
-        them; ValueError where transformers has no such network.
+        them; UserError where transformers has no such network.
       table: the rows of a configuration, heads that objectives may own included.
       prefix: what every name of the network itself begins with, or one a model type; files of the bare network are
         without it.
+      free: fields of our configuration that do not change what the parameters mean, besides those of every family.
       renamed: (regex, replacement) pairs for names that old files have.
       ignored: names of tensors that nothing needs: copies, buffers, heads that there are none of here.
       zeros: names of tensors that ours has no place for, and that must be 0 everywhere.
@@ -98,10 +99,11 @@ class Family:
 
     model_types: tuple[str, ...]
     config_class: type
-    config_from: Callable[[Mapping[str, Any], str], Any]
+    config_from: Callable[[Mapping[str, Any]], Any]
     config_to: Callable[[Any, Iterable[str]], dict[str, Any]]
     table: Callable[[Any], list[Row]]
     prefix: str | tuple[str, ...] = ""
+    free: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: re.Pattern = NOTHING
     zeros: re.Pattern = NOTHING

@@ -3,8 +3,9 @@
 import dataclasses
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
+
+from t5x_like.layers import rope_scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,19 +16,25 @@ class Rotary:
     `position · theta^(-2i / kv)`.
 
     Attributes:
-      theta: base of the wave lengths.
+      theta: base of the wavelengths.
+      scaling: stretches the wavelengths to longer rows; None leaves them as they are.
     """
 
     theta: float = 10000.0
+    scaling: rope_scaling.Scaling | None = None
 
     def __call__(
         self, x: Float[Array, "batch length heads kv"], positions: Int[Array, "batch length"]
     ) -> Float[Array, "batch length heads kv"]:
         """`x` rotated in float32, in its own dtype."""
-        half = x.shape[-1] // 2
-        frequencies = self.theta ** (-np.arange(half, dtype=np.float32) / np.float32(half))
+        size, factor = x.shape[-1], 1.0
+        if self.scaling is None:
+            frequencies = rope_scaling.unscaled(self.theta, size)
+        else:
+            frequencies = self.scaling.frequencies(self.theta, size, jnp.max(positions) + 1)
+            factor = self.scaling.attention_factor
         angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
-        sine, cosine = jnp.sin(angles), jnp.cos(angles)
+        sine, cosine = jnp.sin(angles) * factor, jnp.cos(angles) * factor
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
         return rotated.astype(x.dtype)

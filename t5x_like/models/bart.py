@@ -28,6 +28,7 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
 from t5x_like.models import checks
 from t5x_like.models.encoder_decoder import Batch, Cache, Encoded, EncoderDecoder, forward_flops
+from t5x_like.models.special_tokens import SpecialTokens
 
 # Of every kernel and table, as in its released code.
 INIT = initializers.normal(0.02)
@@ -60,6 +61,8 @@ class BartConfig:
     # Of the attention weights.
     attention_dropout_rate: float = 0.0
     norm_epsilon: float = 1e-5
+    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
+    special_tokens: SpecialTokens | None = None
     # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
     remat: str = "none"
     # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.

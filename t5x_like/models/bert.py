@@ -28,6 +28,7 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
+from t5x_like.models.special_tokens import SpecialTokens
 
 Batch = Mapping[str, Int[Array, "batch length"]]
 
@@ -65,6 +66,8 @@ class BertConfig:
     attention_dropout_rate: float = 0.1
     # RoBERTa: 1e-5.
     norm_epsilon: float = 1e-12
+    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
+    special_tokens: SpecialTokens | None = None
     # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
     remat: str = "none"
     # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.

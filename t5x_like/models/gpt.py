@@ -22,6 +22,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks, decoder
+from t5x_like.models.special_tokens import SpecialTokens
 
 # Standard deviation of initial kernels and tables (Radford et al. 2018, section 4.1), and of GPT-2's table of positions
 # in its released code.
@@ -58,6 +59,8 @@ class GPTConfig:
     # Of the attention weights.
     attention_dropout_rate: float = 0.1
     norm_epsilon: float = 1e-5
+    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
+    special_tokens: SpecialTokens | None = None
     # What the backward pass keeps: 'none' (keep everything), 'dots' (keep projections), 'full' (recompute layers).
     remat: str = "none"
     # Of activations: 'bfloat16' or 'float32'. None: the platform decides, float32 without one. Parameters are float32.

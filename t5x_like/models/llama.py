@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024) and Mistral (Jiang et al. 2023): decoders.
+"""Llama 1 to 3.2 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024) and Mistral (Jiang et al. 2023): decoders.
 
 What makes it Llama: RMSNorm before each block and at the end, no bias, queries and keys rotated by their positions,
 SwiGLU blocks, logits of their own. Llama 2 70B, Llama 3 and Mistral share a key and a value head among several query
@@ -20,8 +20,10 @@ from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import RMSNorm
 from t5x_like.layers.projections import Projection
+from t5x_like.layers.rope_scaling import SCALINGS, Scaling
 from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks, decoder
+from t5x_like.models.special_tokens import SpecialTokens
 
 # Standard deviation of initial kernels and embeddings; the papers give none, this is transformers'.
 INIT_DEVIATION = 0.02
@@ -48,6 +50,9 @@ class LlamaConfig:
     activations: tuple[str, ...] = ("silu", "linear")
     # Base of the rotations' wave lengths. Llama 3: 500,000.
     rope_theta: float = 10000.0
+    # How the rotations are stretched to rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn`
+    # of layers/rope_scaling.py. None: not at all. Llama 3.1 and 3.2: Llama3.
+    rope_scaling: Scaling | None = None
     # How many positions back, its own included, a layer attends; None: all. Several are taken in turns by the layers.
     # Mistral: (4096,).
     attention_windows: tuple[int | None, ...] = (None,)
@@ -62,6 +67,8 @@ class LlamaConfig:
     attention_dropout_rate: float = 0.0
     # Llama 7B, 13B and 33B: 1e-6.
     norm_epsilon: float = 1e-5
+    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
+    special_tokens: SpecialTokens | None = None
     # What the backward pass keeps: 'none' (keep everything), 'dots' (keep projections), 'full' (recompute layers).
     remat: str = "none"
     # Of activations: 'bfloat16' or 'float32'. None: the platform decides, float32 without one. Parameters are float32.
@@ -80,6 +87,11 @@ class LlamaConfig:
         checks.activations(self)
         checks.computation(self)
         decoder.check_layers(self)
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
+            raise UserError(
+                f"LlamaConfig.rope_scaling={self.rope_scaling!r} must be None or one of "
+                f"{', '.join(kind.__name__ for kind in SCALINGS)} of t5x_like.layers.rope_scaling"
+            )
         if self.head_dim % 2:
             raise UserError(f"LlamaConfig.head_dim={self.head_dim} must be even: rotations turn pairs of entries")
 
@@ -118,7 +130,7 @@ def make_layer(config: LlamaConfig, key: jax.Array) -> TransformerLayer:
             init=init,
             bias=config.attention_bias,
             scale=config.head_dim**-0.5,
-            rotary=Rotary(config.rope_theta),
+            rotary=Rotary(config.rope_theta, config.rope_scaling),
             dropout=Dropout(config.attention_dropout_rate),
             dtype=config.compute_dtype,
             key=attention_key,

@@ -43,7 +43,8 @@ def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
     for key, value in found:
         if not key.endswith(SUFFIX):
             raise UserError(f"{key}: not the name of a special token. Give names such as 'bos{SUFFIX}'")
-        ids_of_key = value if isinstance(value, tuple) else (value,)
-        if value is not None and not all(type(token) is int and abs(token) < 2**31 for token in ids_of_key):
-            raise UserError(f"{key} {value!r}: must be a token id, a list of them, or null")
+        several = isinstance(value, tuple) and "eos" in key  # only of ends there may be several
+        tokens = value if several else (value,)
+        if value is not None and not all(type(token) is int and abs(token) < 2**31 for token in tokens):
+            raise UserError(f"{key} {value!r}: must be a token id{', a list of them,' if 'eos' in key else ''} or null")
     return found

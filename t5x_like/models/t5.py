@@ -28,6 +28,7 @@ from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
 from t5x_like.models.encoder_decoder import Batch, EncoderDecoder, forward_flops
+from t5x_like.models.special_tokens import SpecialTokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ class T5Config:
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
     norm_epsilon: float = 1e-6
+    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
+    special_tokens: SpecialTokens | None = None
     # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
     remat: str = "none"
     # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.

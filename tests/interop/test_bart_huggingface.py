@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from t5x_like import interop, parameters
-from t5x_like.interop import bart as mapping
 from t5x_like.interop import safetensors_files
 from t5x_like.models.bart import BartConfig
 
@@ -65,18 +64,6 @@ def assert_reads_back(written):
 # ---- there and back ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_there_and_back(written, scan):
-    model, folder = written
-    config, read = interop.from_huggingface(str(folder), scan_layers=scan)
-    assert config == dataclasses.replace(CONFIG, scan_layers=scan)
-    assert parameters.logical_axes(read) == parameters.logical_axes(jax.eval_shape(config.make, jax.random.key(0)))
-    expected, found = leaves(model), leaves(read)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-
-
 def test_tensors_by_hand(written):
     model, folder = written
     tensors = safetensors_files.Tensors(str(folder))
@@ -87,13 +74,6 @@ def test_tensors_by_hand(written):
     assert tensors[f"{there}.out_proj.weight"][4, 1 * 3 + 2] == cross.out.kernel[...][1, 2, 4]
     # Two rows more than there are positions.
     assert tensors["model.encoder.embed_positions.weight"].shape == (11, 6)
-
-
-def test_every_parameter_is_in_the_table_once():
-    rows = mapping.table(CONFIG)
-    named = leaves(jax.eval_shape(dataclasses.replace(CONFIG, scan_layers=True).make, jax.random.key(0)))
-    assert sorted(row.ours for row in rows) == sorted(f"model/{name}" for name in named)
-    assert len({row.theirs for row in rows}) == len(rows)
 
 
 def test_the_published_sizes_are_read_from_their_own_description(tmp_path):
@@ -154,48 +134,18 @@ def test_a_bias_of_the_logits_must_be_zero(written):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda t: t.pop("model.decoder.layers.2.encoder_attn_layer_norm.bias"),
-            r"'model.decoder.layers.2.encoder_attn_layer_norm.bias' is missing; "
-            r"model/decoder/layers/cross_attention_norm/bias \(6,\) needs it in shape \(6,\)",
-        ),
-        (
-            lambda t: t.update({"model.encoder.embed_positions.weight": np.ones((9, 6), np.float32)}),
-            r"'model.encoder.embed_positions.weight' has shape \(9, 6\); "
-            r"model/encoder_input/position_embedder/embedding \(11, 6\) needs it in shape \(11, 6\)",
-        ),
-        (
-            lambda t: t.update({"model.decoder.layer_norm.weight": np.ones(6, np.float32)}),
-            "no place for, such as 'model.decoder.layer_norm.weight'",
-        ),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(written, change, message):
-    rewrite(written[1], change)
-    with pytest.raises(ValueError, match=message):
-        interop.from_huggingface(str(written[1]))
-
-
-def test_a_truncated_file_is_named(written):
-    file = written[1] / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="model.safetensors"):
-        interop.from_huggingface(str(written[1]))
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"encoder_ffn_dim": "absent"}, "does not say encoder_ffn_dim"),
-        ({"decoder_ffn_dim": 11}, "encoder_ffn_dim 10 and decoder_ffn_dim 11; here both stacks have the same"),
-        ({"decoder_attention_heads": 3}, "encoder_attention_heads 2 and decoder_attention_heads 3"),
-        ({"activation_function": "mish"}, "activation_function 'mish'; there are gelu, gelu_new"),
-        ({"scale_embedding": True}, "scale_embedding True; there is only False here"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings False; there is only True here"),
-        ({"normalize_before": True}, "normalize_before True; there is only False here"),
-        ({"encoder_attention_heads": 4, "decoder_attention_heads": 4}, "d_model 6, which 4 heads do not divide"),
+        ({"decoder_ffn_dim": 11}, "decoder_ffn_dim 11: not supported. The only supported value is 10"),
+        ({"decoder_attention_heads": 3}, "decoder_attention_heads 3: not supported. The only supported value is 2"),
+        ({"scale_embedding": True}, "scale_embedding True: not supported. The only supported value is False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False: not supported"),
+        ({"normalize_before": True}, "normalize_before True: not supported"),
+        (
+            {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+            "d_model 6: not divisible by encoder_attention_heads 4",
+        ),
     ],
 )
 def test_configs_of_another_network_are_refused(written, changes, message):
@@ -207,7 +157,6 @@ def test_configs_of_another_network_are_refused(written, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activations": ("silu", "linear")}, "no block with activations"),
         ({"head_dim": 4}, r"embed_dim / num_heads = 6 / 2, not of head_dim=4"),
         ({"position_offset": 0}, "position_offset=2 alone, not 0"),
         ({"norm_epsilon": 1e-12}, "norm_epsilon=1e-05 alone, not 1e-12"),
@@ -218,13 +167,3 @@ def test_a_network_that_transformers_lacks_is_not_written(tmp_path, changes, mes
     with pytest.raises(ValueError, match=message):
         interop.to_huggingface({"model": make(config)}, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_door_refuses_another_architecture_and_leaves_dropout_and_vocabulary_alone(written):
-    folder = str(written[1])
-    with pytest.raises(ValueError, match="decoder_layers: 3 there, 2 here"):
-        interop.read(folder, dataclasses.replace(CONFIG, decoder_layers=2))
-    read = interop.read(
-        folder, dataclasses.replace(CONFIG, vocab_size=99, dropout_rate=0.0, attention_dropout_rate=0.0)
-    )
-    assert read["model/token_embedder/embedding"].shape == (31, 6)

@@ -69,23 +69,6 @@ def describe(folder, **changes):
 # ---- there and back -----------------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_there_and_back_with_heads(config, tmp_path):
-    params = write(config, tmp_path)
-    assert_equal(interop.read(str(tmp_path), config), leaves(params))
-    for scan in (False, True):
-        read_config, model = interop.from_huggingface(str(tmp_path), scan_layers=scan)
-        assert read_config == dataclasses.replace(config, scan_layers=scan)
-        assert_equal(leaves(model), leaves(params["model"]))
-
-
-@BOTH
-def test_every_parameter_is_in_the_table_once(config):
-    rows = mapping.table(config)
-    assert sorted(row.ours for row in rows) == sorted(leaves(make(config)))
-    assert len({row.theirs for row in rows}) == len(rows)
-
-
 def test_tensors_by_hand(tmp_path):
     params, tensors = write(BERT, tmp_path), tensors_of(tmp_path)
     attention = params["model"].encoder.layers[1].attention
@@ -105,17 +88,20 @@ def test_tensors_by_hand(tmp_path):
         (BERT, ("masked_lm", "next_sentence"), "BertForPreTraining"),
         (BERT, ("masked_lm",), "BertForMaskedLM"),
         (BERT, ("next_sentence",), "BertForNextSentencePrediction"),
+        (BERT, ("masked_lm", "next_sentence/pooler"), "BertForMaskedLM"),
+        (BERT, ("next_sentence/pooler",), "BertModel"),
         (BERT, (), "BertModel"),
         (ROBERTA, ("masked_lm",), "RobertaForMaskedLM"),
         (ROBERTA, (), "RobertaModel"),
     ],
 )
 def test_heads_say_which_class_it_is(config, heads, expected, tmp_path):
-    params = make(config)
-    part = params | {"objective": {name: params["objective"][name] for name in heads}}
+    params = leaves(make(config))
+    kept = ("model/", *(f"objective/{head}/" for head in heads))
+    part = {name: leaf for name, leaf in params.items() if name.startswith(kept)}
     interop.to_huggingface(part, config, str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [expected]
-    assert_equal(interop.read(str(tmp_path), config), leaves(part))
+    assert_equal(interop.read(str(tmp_path), config), part)
 
 
 # ---- other files of the same networks -------------------------------------------------------------------------------
@@ -171,7 +157,7 @@ def test_what_a_config_leaves_out_has_transformers_defaults(tmp_path):
 
 def _described(config, *absent):
     described = mapping.config_to_huggingface(config)
-    return mapping.config_from_huggingface({k: v for k, v in described.items() if k not in absent}, "here")
+    return mapping.config_from_huggingface({k: v for k, v in described.items() if k not in absent})
 
 
 def test_names_of_activations():
@@ -182,7 +168,7 @@ def test_names_of_activations():
         "swish": "silu",
     }.items():
         described = mapping.config_to_huggingface(BERT) | {"hidden_act": theirs}
-        assert mapping.config_from_huggingface(described, "here").activations == (ours,)
+        assert mapping.config_from_huggingface(described).activations == (ours,)
 
 
 # ---- what does not fit ----------------------------------------------------------------------------------------------
@@ -191,20 +177,6 @@ def test_names_of_activations():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda t: {name: array for name, array in t.items() if name != "bert.encoder.layer.1.output.dense.weight"},
-            r"'bert.encoder.layer.1.output.dense.weight' is missing; "
-            r"model/encoder/layers/mlp/wo/kernel \(20, 12\) needs it in shape \(12, 20\)",
-        ),
-        (
-            lambda t: t.update({"bert.embeddings.position_embeddings.weight": np.ones((15, 12), np.float32)}),
-            r"'bert.embeddings.position_embeddings.weight' has shape \(15, 12\); model/position_embedder/embedding "
-            r"\(16, 12\) needs it in shape \(16, 12\)",
-        ),
-        (
-            lambda t: t.update({"classifier.weight": np.ones(2, np.float32)}),
-            "no place for, such as 'classifier.weight'",
-        ),
         (
             lambda t: t.update({"cls.predictions.decoder.bias": t["cls.predictions.bias"] + 1}),
             "'cls.predictions.decoder.bias' differs from 'cls.predictions.bias'",
@@ -215,29 +187,20 @@ def test_names_of_activations():
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
+def test_copies_that_differ_are_named(change, message, tmp_path):
     write(BERT, tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(ValueError, match=message):
         interop.read(str(tmp_path), BERT)
 
 
-def test_a_truncated_file_is_named(tmp_path):
-    write(BERT, tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="model.safetensors"):
-        interop.read(str(tmp_path), BERT)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "mish"}, "hidden_act 'mish'; there are gelu_new"),
         ({"hidden_size": "absent"}, "does not say hidden_size"),
-        ({"num_attention_heads": 5}, "hidden_size 12, which 5 heads do not divide"),
+        ({"num_attention_heads": 5}, "hidden_size 12: not divisible by num_attention_heads 5"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
-        ({"is_decoder": True}, "is_decoder True; there is only False here"),
+        ({"is_decoder": True}, "is_decoder True: not supported. The only supported value is False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
     ],
 )
@@ -262,15 +225,15 @@ def test_a_roberta_head_without_the_exact_gelu_is_read_and_written_by_nobody(tmp
 @pytest.mark.parametrize(
     ("config", "heads", "message"),
     [
-        (dataclasses.replace(BERT, activations=("silu", "linear")), (), "no block with activations"),
+        (BERT, ("objective/next_sentence/classifier/bias",), "no bert network with just objective/next_sentence"),
         (dataclasses.replace(BERT, head_dim=5), (), r"embed_dim / num_heads = 12 / 3, not of head_dim=5"),
         (dataclasses.replace(ROBERTA, padding_id=0), (), "position_offset=2 needs padding_id=1, not 0"),
         (
             ROBERTA,
             ("objective/next_sentence/pooler/bias",),
-            "no roberta network with the heads objective/next_sentence",
+            "no roberta network with just objective/next_sentence/pooler/bias",
         ),
-        (BERT, ("objective/discriminator/bias",), "no bert network with the heads objective/discriminator"),
+        (BERT, ("objective/discriminator/bias",), "no bert network with just objective/discriminator"),
     ],
 )
 def test_networks_that_transformers_lacks_are_not_written(config, heads, message):

@@ -36,17 +36,6 @@ def written(request, tmp_path):
     return request.param, model, tmp_path
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_there_and_back(written, scan):
-    config, model, folder = written
-    read_config, read = interop.from_huggingface(str(folder), scan_layers=scan)
-    assert read_config == dataclasses.replace(config, scan_layers=scan)
-    expected, found = leaves(model), leaves(read)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-
-
 def test_queries_keys_and_values_are_thirds_of_one_tensor(written):
     _, model, folder = written
     tensors = safetensors_files.Tensors(str(folder))
@@ -60,49 +49,10 @@ def test_queries_keys_and_values_are_thirds_of_one_tensor(written):
     np.testing.assert_array_equal(tensors["transformer.h.0.mlp.c_fc.weight"], model.decoder.layers[0].mlp.wi.kernel)
 
 
-@pytest.mark.parametrize("config", [GPT2, GPT1], ids=["gpt2", "gpt1"])
-def test_every_parameter_is_in_the_table_once(config):
-    rows = mapping.table(config)
-    named = leaves(jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0)))
-    assert sorted(row.ours for row in rows) == sorted(f"model/{name}" for name in named)
-    assert len({(row.theirs, row.part) for row in rows}) == len(rows)
-
-
 def rewrite(folder, change):
     tensors = dict(safetensors_files.Tensors(str(folder)))
     change(tensors)
     safetensors_files.write(str(folder), tensors)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda t: t.pop("transformer.h.1.attn.c_attn.weight"),
-            r"'transformer.h.1.attn.c_attn.weight' is missing; "
-            r"model/decoder/layers/attention/query/kernel \(12, 3, 4\) needs it in shape \(12, 36\)",
-        ),
-        (
-            lambda t: t.update({"transformer.h.0.ln_2.bias": np.ones(11, np.float32)}),
-            r"'transformer.h.0.ln_2.bias' has shape \(11,\); "
-            r"model/decoder/layers/mlp_norm/bias \(12,\) needs it in shape \(12,\)",
-        ),
-        (lambda t: t.update({"score.weight": np.ones((2, 12), np.float32)}), "no place for, such as 'score.weight'"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(written, change, message):
-    folder = written[2]
-    rewrite(folder, change)
-    with pytest.raises(ValueError, match=message):
-        interop.from_huggingface(str(folder))
-
-
-def test_a_truncated_file_is_refused_by_name(written):
-    folder = written[2]
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="model.safetensors"):
-        interop.from_huggingface(str(folder))
 
 
 def test_public_files_without_prefix_and_with_causal_masks_are_read(written):
@@ -137,9 +87,9 @@ def describe(folder, **changes):
 
 
 def test_what_a_config_leaves_out_has_transformers_defaults():
-    bare = mapping.config_from_huggingface({"model_type": "gpt2"}, "here")
+    bare = mapping.config_from_huggingface({"model_type": "gpt2"})
     assert bare == GPTConfig()
-    first = mapping.config_from_huggingface({"model_type": "openai-gpt", "n_ctx": 512}, "here")
+    first = mapping.config_from_huggingface({"model_type": "openai-gpt", "n_ctx": 512})
     assert first == GPTConfig(vocab_size=40478, max_length=512, norm_position="post")
 
 
@@ -149,16 +99,18 @@ def test_what_a_config_leaves_out_has_transformers_defaults():
 )
 def test_gelu_means_the_tanh_form_in_gpt_and_the_exact_one_in_gpt2(kind, theirs, ours):
     described = {"model_type": kind, "activation_function" if kind == "gpt2" else "afn": theirs}
-    assert mapping.config_from_huggingface(described, "here").activations == (ours,)
+    assert mapping.config_from_huggingface(described).activations == (ours,)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation_function": "mish", "afn": "mish"}, "'mish'; there are gelu"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True; there is only False"),
-        ({"scale_attn_weights": False}, "scale_attn_weights False; there is only True"),
-        ({"n_head": 5}, "n_embd 12, which n_head 5 does not divide"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx True: not supported. The only supported value is False",
+        ),
+        ({"scale_attn_weights": False}, "scale_attn_weights False: not supported. The only supported value is True"),
+        ({"n_head": 5}, "n_embd 12: not divisible by n_head 5"),
     ],
 )
 def test_configs_of_another_network_are_refused(written, changes, message):
@@ -173,7 +125,6 @@ def test_configs_of_another_network_are_refused(written, changes, message):
     [
         (dataclasses.replace(GPT2, attention_windows=(None, 4)), r"gpt2 has no attention_windows=\(None, 4\)"),
         (dataclasses.replace(GPT2, head_dim=5), "gpt2 has no heads that are not embed_dim=12 wide together"),
-        (dataclasses.replace(GPT2, activations=("gelu", "linear")), "gpt2 has no activations="),
         (dataclasses.replace(GPT1, activations=("gelu_exact",)), "openai-gpt has no activations="),
         (dataclasses.replace(GPT1, mlp_dim=20), "openai-gpt has no mlp_dim=20 that is not four times embed_dim=12"),
     ],

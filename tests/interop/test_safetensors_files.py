@@ -176,7 +176,7 @@ def test_other_files_are_refused(tmp_path, contents, message):
         (b'{"x": NaN}', "NaN is not a JSON number"),
         (b'{"x": ', "not valid JSON: Expecting value at line 1"),
         (b'{"\xff": 1}', "not valid UTF-8 at byte 2"),
-        (b'\xef\xbb\xbf{}', "not valid JSON: Unexpected UTF-8 BOM"),
+        (b"\xef\xbb\xbf{}", "not valid JSON: Unexpected UTF-8 BOM"),
         (b'{"x":' * 10**5, "nested too deeply"),
     ],
 )

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from t5x_like import parameters
+from t5x_like.layers import rope_scaling
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
@@ -60,6 +61,10 @@ PARAMETERS = {
     "llama2/70b": 68_976_648_192,
     "llama3/8b": 8_030_261_248,
     "llama3/70b": 70_553_706_496,
+    "llama3_1/8b": 8_030_261_248,
+    "llama3_1/70b": 70_553_706_496,
+    "llama3_2/1b": 1_235_814_400,
+    "llama3_2/3b": 3_212_749_824,
     "mistral/7b": 7_241_732_096,
     "llama2/tiny": 513_576,
     "mistral/tiny": 513_576,
@@ -150,6 +155,11 @@ def test_kinds_of_a_family_differ_as_published(load):
     assert (gpt1.norm_position, gpt2.norm_position, gpt3.norm_position) == ("post", "pre", "pre")
     assert (gpt1.max_length, gpt2.max_length, gpt3.max_length) == (512, 1024, 2048)
     assert gpt3.attention_windows == (None, 256)
+    assert load("llama3_1/70b").rope_scaling == rope_scaling.Llama3(8.0, 1.0, 4.0, 8192)
+    assert load("llama3_2/1b").rope_scaling == rope_scaling.Llama3(32.0, 1.0, 4.0, 8192)
+    assert load("llama3_2/3b").max_length == load("llama3_1/8b").max_length == 131_072
+    assert load("llama3_2/3b").tied_embeddings and not load("llama3_1/8b").tied_embeddings
+    assert load("llama3/8b").rope_scaling is None
     assert load("llama3/8b").rope_theta == 500_000 and load("llama3/8b").num_kv_heads == 8
     assert load("llama2/7b").num_kv_heads == 32
     assert load("llama1/33b").norm_epsilon == 1e-6 and load("llama1/65b").norm_epsilon == 1e-5

@@ -50,7 +50,7 @@ def make_theirs(seed):
 
 
 def our_config(kind, theirs):
-    config = mapping.config_from_huggingface(theirs.config.to_dict(), "")
+    config = mapping.config_from_huggingface(theirs.config.to_dict())
     return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 

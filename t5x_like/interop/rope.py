@@ -1,0 +1,95 @@
+"""Rotary positions in a config.json: `rope_theta` with `rope_scaling`, or the `rope_parameters` of transformers 5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fields
+from t5x_like.layers.rope_scaling import Dynamic, Linear, Llama3, Scaling, Yarn
+
+_LENGTH = "original_max_position_embeddings"
+_KINDS: dict[str, type | None] = {
+    "default": None,
+    "linear": Linear,
+    "dynamic": Dynamic,
+    "llama3": Llama3,
+    "yarn": Yarn,
+}
+# Their numbers by kind, ours: theirs. Those of `_NEEDED` have no default.
+_NUMBERS = {
+    Linear: {"factor": "factor"},
+    Dynamic: {"factor": "factor"},
+    Llama3: {name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
+    Yarn: {name: name for name in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+    | {"attention_scale": "attention_factor"},
+}
+_NEEDED = ("factor", "low_freq_factor", "high_freq_factor")
+
+
+def read(described: Mapping[str, Any]) -> tuple[float, Scaling | None, int]:
+    """The base, the scaling, and the longest row that the model is made for.
+
+    Args:
+      described: contents of a config.json with defaults, `rope_theta` and `max_position_embeddings` among them.
+
+    Raises:
+      UserError: the two spellings contradict each other, a number is missing, or the kind is not supported.
+    """
+    fields.check_fixed(described, {"partial_rotary_factor": 1.0})
+    new, old = fields.mapping(described, "rope_parameters"), fields.mapping(described, "rope_scaling")
+    theta = fields.number(new if "rope_theta" in new else described, "rope_theta")
+    length = fields.size(described, "max_position_embeddings")
+    try:
+        scalings = [_scaling(field, length) for field in (new, old) if field]
+    except UserError as error:
+        raise UserError(f"{'rope_parameters' if new else 'rope_scaling'} {new or old}: {error}") from None
+    if len(set(scalings)) > 1:
+        raise UserError(f"rope_parameters {new} and rope_scaling {old}: must say the same")
+    scaling = scalings[0] if scalings else None
+    if isinstance(scaling, Dynamic):
+        # Theirs is the length of pretraining, beyond which rows may go; ours is the longest row.
+        longest = "factor · max_position_embeddings"
+        length = fields.size({longest: int(length * scaling.factor)}, longest)
+    return theta, scaling, length
+
+
+def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
+    if any(isinstance(value, dict) for value in field.values()):
+        raise UserError("not supported. All layers must have the same rotations")
+    kind = fields.choice({"rope_type": field.get("rope_type", field.get("type", "default"))}, "rope_type", _KINDS)
+    if kind is None:
+        return None
+    known = {name: value for name, value in field.items() if value is not None}
+    if missing := [name for name in _NUMBERS[kind] if name in _NEEDED and name not in known]:
+        raise UserError(f"does not say {', '.join(missing)}")
+    found: dict[str, Any] = {
+        ours: fields.number(known, theirs) for ours, theirs in _NUMBERS[kind].items() if theirs in known
+    }
+    if kind is Yarn:  # transformers takes 0 for a missing value here
+        found = {name: value for name, value in found.items() if value or name in ("factor", "attention_scale")}
+        found["truncate"] = fields.boolean(known, "truncate") if "truncate" in known else True
+    if kind is Dynamic:
+        found["original_max_length"] = length  # transformers reads no other one
+    elif kind is not Linear:
+        found["original_max_length"] = fields.size({_LENGTH: length} | known, _LENGTH)
+    if kind is Llama3 and _LENGTH not in known:
+        raise UserError(f"does not say {_LENGTH}")
+    return kind(**found)
+
+
+def described(theta: float, scaling: Scaling | None, max_length: int) -> dict[str, Any]:
+    """The fields of a config.json, in the spelling that transformers 4 and 5 both read."""
+    found: dict[str, Any] = {"rope_theta": theta, "max_position_embeddings": max_length}
+    if scaling is None:
+        return found
+    kind = type(scaling)
+    numbers = {theirs: getattr(scaling, ours) for ours, theirs in _NUMBERS[kind].items()}
+    field = {"rope_type": next(name for name, known in _KINDS.items() if known is kind)}
+    field |= {name: value for name, value in numbers.items() if value is not None}
+    if isinstance(scaling, Dynamic):
+        found["max_position_embeddings"] = scaling.original_max_length
+    elif isinstance(scaling, Llama3 | Yarn):
+        field[_LENGTH] = scaling.original_max_length
+    if isinstance(scaling, Yarn):
+        field["truncate"] = scaling.truncate
+    return found | {"rope_scaling": field}

@@ -1,0 +1,228 @@
+"""Frequencies of rotary positions, and how models stretch them to rows longer than those that they were trained on.
+
+Frequencies are computed in float32 on the host, operation by operation as transformers does: at positions of several
+thousand, a difference in the last bit of a frequency turns a query visibly. Powers are taken in float64 and rounded,
+which is what torch's float32 power returns except for a last bit here and there; XLA's differs more often.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from t5x_like.errors import UserError
+
+Frequencies = Float[np.ndarray | Array, "half"]
+
+
+class Scaling(Protocol):
+    """How frequencies depend on the base, the size of a head and the length of a row.
+
+    Attributes:
+      attention_factor: by which sines and cosines are multiplied.
+    """
+
+    @property
+    def attention_factor(self) -> float: ...
+
+    def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        """The angle per position of each pair of entries.
+
+        Args:
+          theta: base of the wavelengths.
+          size: entries of a head.
+          length: the largest position in the batch + 1; may be traced.
+        """
+        ...
+
+
+def _powers(theta: float, size: int) -> Float[np.ndarray, "half"]:
+    """`theta^(2i / size)`."""
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
+
+
+def unscaled(theta: float, size: int) -> Float[np.ndarray, "half"]:
+    """`theta^(-2i / size)` (Su et al. 2021, section 3.2.2)."""
+    return np.float32(1) / _powers(theta, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Positions divided by a factor (Chen et al. 2023, position interpolation)."""
+
+    factor: float
+
+    def __post_init__(self):
+        _check_factor(self)
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+    def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        return unscaled(theta, size) / np.float32(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamic:
+    """A base that grows with the length of the row beyond that of pretraining ("dynamic NTK").
+
+    As in transformers 4.57.6, the length is that of the longest row of the batch: the largest position of the call + 1.
+    It is read from the batch within the compiled program, so one program serves all lengths. While decoding, each new
+    key is rotated for the length at its step and stays as it is. Unlike in transformers, nothing is kept between calls:
+    a batch gives the same result whatever came before it.
+
+    Attributes:
+      factor: the base becomes `theta · (factor · length / original_max_length - factor + 1)^(size / (size - 2))`.
+      original_max_length: positions in pretraining; up to it nothing is scaled.
+    """
+
+    factor: float
+    original_max_length: int
+
+    def __post_init__(self):
+        _check_factor(self)
+        _check_length(self)
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+    def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        if size == 2:
+            return unscaled(theta, size)  # one frequency of 1, whatever the base
+        longest = jnp.maximum(length, self.original_max_length).astype(jnp.float32)
+        growth = self.factor * longest / self.original_max_length - (self.factor - 1)
+        # base^(-2i / size) with the base above, the part that does not depend on the length taken out.
+        return unscaled(theta, size) * growth ** (-np.arange(0, size, 2, dtype=np.float32) / np.float32(size - 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3:
+    """Slow frequencies divided by a factor, fast ones kept, those between interpolated (Llama 3.1 and later).
+
+    Attributes:
+      factor: of the slow frequencies.
+      low_freq_factor, high_freq_factor: turns within `original_max_length` below which a frequency is slow, and above
+        which it is fast.
+      original_max_length: positions in pretraining before the extension.
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+    def __post_init__(self):
+        _check_factor(self)
+        _check_length(self)
+        _check_numbers(self, "low_freq_factor", "high_freq_factor")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise UserError(f"{_field(self, 'low_freq_factor')} must be less than high_freq_factor")
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+    def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        fast = unscaled(theta, size)
+        wavelengths = np.float32(2 * math.pi) / fast
+        slow = fast / np.float32(self.factor)
+        smooth = (self.original_max_length / wavelengths - np.float32(self.low_freq_factor)) / np.float32(
+            self.high_freq_factor - self.low_freq_factor
+        )
+        between = (1 - smooth) * fast / np.float32(self.factor) + smooth * fast
+        longest, shortest = (self.original_max_length / f for f in (self.low_freq_factor, self.high_freq_factor))
+        return np.where(wavelengths > longest, slow, np.where(wavelengths < shortest, fast, between))
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn:
+    """Frequencies between unscaled and divided by a factor, and sharper attention (Peng et al. 2023, YaRN).
+
+    Attributes:
+      factor: of the slow frequencies.
+      original_max_length: positions in pretraining before the extension.
+      beta_fast, beta_slow: turns within `original_max_length` above which a frequency is kept, and below which it is
+        divided.
+      attention_scale: by which sines and cosines are multiplied. None: what `mscale` and `mscale_all_dim` give
+        together, and without them the paper's `0.1 · ln(factor) + 1`.
+      mscale, mscale_all_dim: weights of `ln(factor)` above and below the fraction bar (DeepSeek).
+      truncate: whether the bounds between which frequencies are interpolated are whole numbers of pairs.
+    """
+
+    factor: float
+    original_max_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_scale: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        _check_factor(self)
+        _check_length(self)
+        _check_numbers(self, "beta_fast", "beta_slow")
+        for name in ("attention_scale", "mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                _check_numbers(self, name)
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(f"{_field(self, 'beta_fast')} must be greater than beta_slow")
+        if not isinstance(self.truncate, bool):
+            raise UserError(f"{_field(self, 'truncate')} must be True or False")
+
+    @property
+    def attention_factor(self) -> float:
+        if self.attention_scale is not None:
+            return self.attention_scale
+        growth = 0.1 * math.log(self.factor)  # 0 for a factor of 1
+        if self.mscale and self.mscale_all_dim:
+            return (self.mscale * growth + 1) / (self.mscale_all_dim * growth + 1)
+        return growth + 1
+
+    def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        powers = _powers(theta, size)
+        kept, divided = np.float32(1) / powers, np.float32(1) / (np.float32(self.factor) * powers)
+        low, high = (self._pair(turns, theta, size) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        width = high - low or 0.001
+        ramp = np.clip((np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
+        keep = 1 - ramp
+        return divided * (1 - keep) + kept * keep
+
+    def _pair(self, turns: float, theta: float, size: int) -> float:
+        """The pair of entries that turns so often within `original_max_length`, fractions included."""
+        return size * math.log(self.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+SCALINGS = (Linear, Dynamic, Llama3, Yarn)
+
+
+def _field(scaling: Scaling, name: str) -> str:
+    return f"{type(scaling).__name__}.{name}={getattr(scaling, name)!r}"
+
+
+def _check_numbers(scaling: Scaling, *names: str) -> None:
+    for name in names:
+        value = getattr(scaling, name)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UserError(f"{_field(scaling, name)} must be a positive number")
+
+
+def _check_factor(scaling: Scaling) -> None:
+    _check_numbers(scaling, "factor")
+    if scaling.factor < 1:
+        raise UserError(f"{_field(scaling, 'factor')} must be at least 1")
+
+
+def _check_length(scaling: Scaling) -> None:
+    value = scaling.original_max_length
+    if type(value) is not int or value < 1:
+        raise UserError(f"{_field(scaling, 'original_max_length')} must be a positive integer")
