@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import platform
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 from absl import logging
 
+import t5x_like
 from t5x_like import parameters, paths
 from t5x_like.errors import RunFailed, UserError
 
@@ -181,11 +183,31 @@ def _listed(entries) -> str:
     return "[" + " ".join("+".join(entry) if isinstance(entry, tuple) else str(entry or "-") for entry in entries) + "]"
 
 
-def write_description(model_dir: str, info: str, run_config: RunConfig | None) -> None:
-    """Writes `model_info.txt` and, where there is a configuration, `config.gin`."""
+def write_description(
+    model_dir: str, info: str, run_config: RunConfig | None, arguments: Mapping[str, Any] | None = None
+) -> None:
+    """Writes `model_info.txt` and `config.gin`.
+
+    Args:
+      model_dir: the run's folder.
+      info: the text of `model_info.txt`.
+      run_config: the resolved configuration; None for a run that is made from Python.
+      arguments: of such a run, those of `train`; what a run has stored already is kept.
+    """
     paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
+    stored = paths.join(model_dir, CONFIG)
     if run_config is not None:
-        paths.write_atomic(paths.join(model_dir, CONFIG), run_config.text)
+        paths.write_atomic(stored, run_config.text)
+    elif arguments is not None and not (_has_checkpoints(model_dir) and paths.exists(stored)):
+        from t5x_like.config.derived import derive
+
+        text, unknown = derive("t5x_like.train.train", arguments)
+        if unknown:
+            logging.info(
+                "%s lacks %s, which cannot be written as gin: give what commands on this run need with --gin_file",
+                *(stored, ", ".join(unknown)),
+            )
+        paths.write_atomic(stored, text)
 
 
 def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
@@ -194,6 +216,31 @@ def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
         return f"step {step} is not saved: with SAVE_PERIOD=None nothing is. The same command begins again"
     saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the newest checkpoint is {newest}"
     return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
+
+
+def environment(partitioner: Any) -> dict[str, Any]:
+    """What a bit-exact resumption depends on beside the arrays."""
+    return {
+        "t5x_like": t5x_like.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": partitioner.mesh.devices.flat[0].device_kind,
+        "mesh": {axis: int(size) for axis, size in partitioner.mesh.shape.items()},
+        "rules": partitioner.rules_name,
+        "cpu_threads": os.cpu_count(),
+    }
+
+
+def warn_of_another_environment(about: Mapping[str, Any], partitioner: Any) -> None:
+    """Warns where a checkpoint that says `about` was written in another environment."""
+    for name, now in environment(partitioner).items():
+        if about.get(name) != now:
+            logging.warning(
+                "%s was %s when this checkpoint was written and is %s now: losses may differ in the last bits",
+                name,
+                about.get(name),
+                now,
+            )
 
 
 @contextlib.contextmanager

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.recorded import recorded
 
 Step = Int[Array, ""] | int
 Schedule = Callable[[Step], Float[Array, ""]]
 
 
+@recorded
 def constant(value: float = 1e-3, *, warmup_steps: int = 0, floor: float = 0.0) -> Schedule:
     """The same learning rate at every step; 0.001 is what T5 is fine-tuned with (Raffel et al., 2020, section 3.1).
 
@@ -31,6 +33,7 @@ def constant(value: float = 1e-3, *, warmup_steps: int = 0, floor: float = 0.0) 
     return _schedule(lambda step: value * _warmup(step, warmup_steps), floor)
 
 
+@recorded
 def rsqrt(base: float = 1.0, *, warmup_steps: int = 10_000, floor: float = 0.0) -> Schedule:
     """`base / sqrt(max(step, warmup_steps))`, what T5 is pretrained with (Raffel et al., 2020, section 3.1.2).
 
@@ -53,6 +56,7 @@ def rsqrt(base: float = 1.0, *, warmup_steps: int = 10_000, floor: float = 0.0) 
     return _schedule(lambda step: base / jnp.sqrt(jnp.maximum(step, warmup_steps)), floor)
 
 
+@recorded
 def linear(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float = 0.0) -> Schedule:
     """A linear rise to `peak` over `warmup_steps`, then a linear fall to `floor` at `total_steps`.
 
@@ -70,6 +74,7 @@ def linear(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float
     )
 
 
+@recorded
 def cosine(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float = 0.0) -> Schedule:
     """A linear rise to `peak`, then half a cosine down to `floor` at `total_steps` (Loshchilov and Hutter, 2017).
 
@@ -93,6 +98,7 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float
     return _schedule(learning_rate, floor)
 
 
+@recorded
 def wsd(
     peak: float, *, total_steps: int, decay_steps: int | None = None, warmup_steps: int = 0, floor: float = 0.0
 ) -> Schedule:
@@ -125,6 +131,7 @@ def wsd(
     return _schedule(learning_rate, floor)
 
 
+@recorded
 def factors(
     factors: str = "constant * linear_warmup * rsqrt_decay",
     *,

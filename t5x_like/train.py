@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import jax
 from absl import logging
 
-import t5x_like
 from t5x_like import (
     compilation_cache,
+    console_log,
     debugging,
     distributed,
     initial,
@@ -58,6 +57,7 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
+@console_log.shown()
 @distributed.bounded()
 def train(
     *,
@@ -126,6 +126,7 @@ def train(
       UserError: what was asked for does not fit together; nothing has been written then.
     """
     # ---- the run's folder -----------------------------------------------------------------------------------------
+    arguments = dict(locals())
     started = time.monotonic()
     _check_periods(total_steps, log_period, eval_period, save_period)
     partitioner = partitioner or partitioning.Partitioner()
@@ -181,7 +182,7 @@ def train(
         distributed.beat(f"the state of step {start}")
         if start:
             state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
-            _warn_of_other_versions(keeper.about(start), partitioner)
+            run_folder.warn_of_another_environment(keeper.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
             if initial_checkpoint_path:
@@ -205,7 +206,7 @@ def train(
         writer = stack.enter_context(run_folder.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
         writer.rewind(start)
         if is_main:
-            run_folder.write_description(model_dir, info, run_config)
+            run_folder.write_description(model_dir, info, run_config, arguments | {"model_dir": model_dir})
         progress = stack.enter_context(metrics.Progress(total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
@@ -290,7 +291,7 @@ def train(
                         current,
                         saved,
                         feed=feed.state(),
-                        about=_about(partitioner),
+                        about=run_folder.environment(partitioner),
                         metrics=results if evaluates else None,
                     )
                 clock.resume(feed.wait_seconds)
@@ -371,27 +372,3 @@ def _check_periods(total_steps, log_period, eval_period, save_period):
 def _describe(partitioner):
     mesh = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
     return partitioner.mesh.size, partitioner.platform, mesh or "of one", partitioner.rules_name
-
-
-def _about(partitioner) -> dict[str, Any]:
-    """What a bit-exact resumption depends on beside the arrays."""
-    return {
-        "t5x_like": t5x_like.__version__,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "device": partitioner.mesh.devices.flat[0].device_kind,
-        "mesh": {axis: int(size) for axis, size in partitioner.mesh.shape.items()},
-        "rules": partitioner.rules_name,
-        "cpu_threads": os.cpu_count(),
-    }
-
-
-def _warn_of_other_versions(about, partitioner):
-    for name, now in _about(partitioner).items():
-        if about.get(name) != now:
-            logging.warning(
-                "%s was %s when this checkpoint was written and is %s now: losses may differ in the last bits",
-                name,
-                about.get(name),
-                now,
-            )

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # From low to high: a module imports its own level and those below. What is not named here is a command or belongs to
 # one: it may import everything, and only its like may import it.
 LEVELS = (
-    {"errors", "parameters", "partitioning", "paths", "schedules", "weight_files"},
+    {"console_log", "errors", "parameters", "partitioning", "paths", "recorded", "schedules", "stop_signals"}
+    | {"weight_files"},
     {"data", "optimizers", "step", "checkpoints", "checkpoint_items", "checkpoint_layout", "checksums", "metrics"},
     {"kernels"},
     {"layers"},

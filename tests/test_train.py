@@ -103,6 +103,7 @@ def test_a_run_leaves_what_is_promised(tmp_path):
     assert result.evaluation["loss"] == losses(tmp_path, "validation")[-1]
     assert read_status(str(tmp_path))["state"] == "finished"
     assert "[vocab embed]" in (tmp_path / "model_info.txt").read_text()
+    assert "MODEL = @t5x_like.models.t5.T5Config()" in (tmp_path / "config.gin").read_text()
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [3, 6]
 
 

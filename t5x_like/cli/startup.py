@@ -3,7 +3,7 @@
 import os
 import sys
 
-import t5x_like
+from t5x_like import console_log
 from t5x_like.cli import quiet_imports
 from t5x_like.cli.arguments import Arguments
 
@@ -44,26 +44,8 @@ def _configure_devices(count: int) -> None:
 def log(level: str) -> None:
     """Reports what this project and a user's modules log; other packages only when they warn."""
     import logging
-    import sysconfig
 
     from absl import logging as absl_logging
 
-    here = os.path.dirname(os.path.abspath(t5x_like.__file__))
-    own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
-    others = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
-
-    class Handler(logging.StreamHandler):
-        """Writes to what is standard error at the moment: a progress bar puts itself in between."""
-
-        stream = property(lambda self: sys.stderr, lambda self, value: None)
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        path = record.pathname
-        return record.levelno >= logging.WARNING or path.startswith(own) or not path.startswith(others)
-
-    handler = Handler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
-    if level != "debug":
-        handler.addFilter(is_wanted)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[console_log.handler(everything=level == "debug")], force=True)
     absl_logging.set_verbosity(level)

@@ -5,8 +5,10 @@ import dataclasses
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.objectives.token_prediction import TokenPrediction
+from t5x_like.recorded import recorded
 
 
+@recorded
 class CausalLM(TokenPrediction):
     """A decoder predicts each token of `targets` (Radford et al. 2018, equation 1).
 

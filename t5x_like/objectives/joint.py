@@ -11,6 +11,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.terms import Batch, Objective, Scalar, Terms
+from t5x_like.recorded import recorded
 
 
 class Part(Objective, Protocol):
@@ -20,6 +21,7 @@ class Part(Objective, Protocol):
         """`terms`, where the network has been run already."""
 
 
+@recorded
 class Joint:
     """The sum of several objectives' terms, the network being run once.
 

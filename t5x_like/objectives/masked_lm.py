@@ -17,6 +17,7 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.terms import Batch, Scalar, Terms
+from t5x_like.recorded import recorded
 
 NAME = "masked_lm"
 
@@ -68,6 +69,7 @@ def take_positions(
     return jnp.einsum("bpl,ble->bpe", one_hot, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
+@recorded
 class MaskedLM:
     """An encoder predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
 

@@ -15,6 +15,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.terms import Batch, Scalar, Terms
+from t5x_like.recorded import recorded
 
 NAME = "next_sentence"
 # 0: the second segment follows the first, 1: it is a random one.
@@ -51,6 +52,7 @@ class NextSentenceHead(nnx.Module):
         return self.classifier(jnp.tanh(self.pooler(hidden[:, :1])))
 
 
+@recorded
 class NextSentence:
     """An encoder tells from the first token whether its two segments belong together (Devlin et al. 2019, section 3.1).
 

@@ -4,8 +4,10 @@ import dataclasses
 
 from t5x_like.data import features
 from t5x_like.objectives.token_prediction import TokenPrediction
+from t5x_like.recorded import recorded
 
 
+@recorded
 class PrefixLM(TokenPrediction):
     """A decoder reads `inputs` and predicts `targets` behind them (Raffel et al. 2020, section 3.2.1).
 

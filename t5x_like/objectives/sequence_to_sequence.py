@@ -4,8 +4,10 @@ import dataclasses
 
 from t5x_like.data import features
 from t5x_like.objectives.token_prediction import TokenPrediction
+from t5x_like.recorded import recorded
 
 
+@recorded
 class SequenceToSequence(TokenPrediction):
     """The decoder predicts `targets` given the encoder's `inputs` (Raffel et al. 2020, section 2)."""
 

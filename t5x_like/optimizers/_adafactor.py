@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from t5x_like import parameters
 from t5x_like.optimizers._groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers._optimizer import Optimizer, as_schedule
+from t5x_like.recorded import recorded
 from t5x_like.schedules import Schedule
 
 # Together these two are one dimension of the matrix that T5X stores as `joined_kv`.
@@ -35,6 +36,7 @@ class AdafactorState(NamedTuple):
     m: dict[str, nnx.Variable]
 
 
+@recorded
 def adafactor(
     *,
     learning_rate: float | Schedule,

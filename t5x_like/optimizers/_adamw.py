@@ -10,9 +10,11 @@ from flax import nnx
 from t5x_like import parameters
 from t5x_like.optimizers._groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers._optimizer import Optimizer, as_schedule
+from t5x_like.recorded import recorded
 from t5x_like.schedules import Schedule
 
 
+@recorded
 def adamw(
     *,
     learning_rate: float | Schedule,

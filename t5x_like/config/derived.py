@@ -1,0 +1,132 @@
+"""The configuration of a run that was made from Python, as text like that of a command.
+
+It serves `eval`, `infer` and `convert`, which read model, objective and data of a run from it. How an argument was made
+is known of dataclasses and of what `recorded` decorates.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from t5x_like.config.values import is_literal, show
+from t5x_like.recorded import origin
+
+_HEADER = """\
+# The arguments of a call of {root} from Python.
+from __gin__ import dynamic_registration
+
+"""
+# Macros that other commands on a run read, and which argument, or attribute of the training data, they stand for.
+_OBJECTS = {"MODEL": "model", "OBJECTIVE": "objective", "EVAL_DATA": "eval_data"}
+_TASK = {
+    "MIXTURE_OR_TASK_NAME": "mixture_or_task_name",
+    "MIXTURE_OR_TASK_MODULE": "module",
+    "TASK_ARGUMENTS": "task_arguments",
+    "TASK_FEATURE_LENGTHS": "task_feature_lengths",
+    "PACK": "pack",
+    "USE_CACHED_TASKS": "use_cached",
+}
+# About the machine and this start.
+_LEFT_OUT = ("partitioner", "checkpoints", "at_end", "run_config")
+
+
+class _Unknown(Exception):
+    """A value that gin cannot write down."""
+
+
+class _Objects:
+    """References to objects, and the blocks of settings that make them."""
+
+    def __init__(self):
+        self.modules: set[str] = set()
+        self.blocks: dict[str, list[str]] = {}
+
+    def value(self, value: Any, scope: str) -> str:
+        """`value` in gin's syntax; `scope` tells its object from others of the same class."""
+        if is_literal(value):
+            return show(value)
+        if isinstance(value, Mapping) and is_literal(dict(value)):
+            return show(dict(value))
+        if type(value) in (list, tuple):
+            return f"[{', '.join(self.value(item, f'{scope}_{index}') for index, item in enumerate(value))}]"
+        if origin(value) is None and (isinstance(value, type) or inspect.isfunction(value)):
+            return f"@{self._name(value)}"
+        return self._object(value, scope)
+
+    def _object(self, thing: Any, scope: str) -> str:
+        made = origin(thing)
+        if made is None:
+            raise _Unknown(type(thing).__name__)
+        factory, arguments = made
+        name = self._name(factory)
+        lines = []
+        for parameter, value in arguments.items():
+            if value is not self._default(factory, parameter) or is_literal(value):
+                lines.append(f"    {parameter} = {self.value(value, f'{scope}_{parameter}')}")
+        if self.blocks.setdefault(name, lines) != lines:
+            name = f"{scope}/{name}"
+            self.blocks[name] = lines
+        return f"@{name}()"
+
+    @staticmethod
+    def _default(factory: Callable, parameter: str) -> Any:
+        return inspect.signature(factory).parameters[parameter].default
+
+    def _name(self, function: Any) -> str:
+        """The import path of a function or class, by its package where that has it too."""
+        module, name = function.__module__, function.__qualname__
+        package = module.rpartition(".")[0]
+        if getattr(sys.modules.get(package), name, None) is function:
+            module = package
+        if module == "__main__" or getattr(sys.modules.get(module), name, None) is not function:
+            raise _Unknown(f"{module}.{name}")
+        self.modules.add(module)
+        return f"{module}.{name}"
+
+
+def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The configuration of a call.
+
+    Args:
+      root: import path of the function, such as `t5x_like.train.train`.
+      arguments: all its arguments by name.
+
+    Returns:
+      The text, and the names of the arguments that it lacks as gin cannot write them down.
+    """
+    objects = _Objects()
+    unknown: list[str] = []
+
+    def shown(name: str, value: Any) -> str | None:
+        try:
+            return objects.value(value, "eval" if name == "eval_data" else name)
+        except _Unknown:
+            unknown.append(name)
+            return None
+
+    values = {name: shown(name, value) for name, value in arguments.items() if name not in _LEFT_OUT}
+    macros = {macro: values.get(name) for macro, name in _OBJECTS.items() if arguments.get(name) is not None}
+    data = arguments.get("data")
+    macros |= {
+        macro: show(getattr(data, name))
+        for macro, name in _TASK.items()
+        if getattr(data, name, None) is not None and is_literal(getattr(data, name))
+    }
+    if (source := macros.get("EVAL_DATA") or values.get("data")) and source.startswith("@"):
+        # The shipped files set up what is evaluated in this scope, and read all else as it is set without one.
+        macros["EVAL_DATA"] = source if "/" in source else f"@eval/{source[1:]}"
+    of_macro = {
+        name: macro for macro, name in _OBJECTS.items() if macros.get(macro) and arguments.get(name) is not None
+    }
+    objects.modules.add(root.rpartition(".")[0])
+    lines = [f"import {module}" for module in sorted(objects.modules)] + [""]
+    lines += [f"{macro} = {value}" for macro, value in sorted(macros.items()) if value]
+    lines += ["", f"{root}:"]
+    lines += [
+        f"    {name} = {'%' + of_macro[name] if name in of_macro else value}" for name, value in values.items() if value
+    ]
+    for name, block in objects.blocks.items():
+        if block:
+            lines += ["", f"{name}:", *block]
+    return _HEADER.format(root=root) + "\n".join(lines) + "\n", unknown

@@ -1,0 +1,108 @@
+"""The configuration that a run from Python stores: what commands on the run read from it."""
+
+import jax.numpy as jnp
+import pytest
+
+from t5x_like import config, optimizers, recorded, schedules
+from t5x_like.config.derived import derive
+from t5x_like.data.cached import CachedSource
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.models.bert import BertConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+
+ROOT = "t5x_like.train.train"
+T5 = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=2, decoder_layers=2)
+
+
+def arguments(**changes):
+    lengths = {"inputs": 8, "targets": 8}
+    task = {"mixture_or_task_name": "a_task", "task_feature_lengths": lengths, "pack": False, "module": "some_tasks"}
+    given = {
+        "model": T5,
+        "objective": SequenceToSequence(bos_id=2, z_loss=0.5),
+        "optimizer": optimizers.adafactor(learning_rate=schedules.rsqrt(2.0)),
+        "data": SeqIOSource(**task, batch_size=4),
+        "eval_data": SeqIOSource(**task, batch_size=2, split="validation"),
+        "total_steps": 3,
+        "partitioner": object(),
+    }
+    return given | changes
+
+
+def rebuilt(name, text):
+    """An argument as gin makes it from the text."""
+    built = {}
+    function = config.Resolved(ROOT, text).configured()
+    built.update(config.arguments(function, without=("partitioner", "checkpoints")))
+    return built[name]
+
+
+def test_every_part_is_made_again_from_the_text():
+    text, unknown = derive(ROOT, arguments())
+    assert unknown == []
+    assert rebuilt("model", text) == T5
+    assert rebuilt("data", text) == arguments()["data"] and rebuilt("eval_data", text) == arguments()["eval_data"]
+    objective = rebuilt("objective", text)
+    assert (objective.features.bos_id, objective.z_loss) == (2, 0.5)
+    learning_rate = rebuilt("optimizer", text).learning_rate
+    assert float(learning_rate(0)) == pytest.approx(0.02)
+    assert rebuilt("total_steps", text) == 3
+
+
+def test_parts_of_an_objective_keep_their_own_settings():
+    joint = Joint([MaskedLM(z_loss=0.1), NextSentence()], coefficients={"masked_lm": 2.0})
+    text, unknown = derive(ROOT, arguments(model=BertConfig(vocab_size=30), objective=joint))
+    assert unknown == []
+    made = rebuilt("objective", text)
+    assert made.coefficients == joint.coefficients and made.parts[0].z_loss == 0.1
+
+
+def test_what_cannot_be_written_is_named_and_the_rest_is_there():
+    class Local(CausalLM):
+        pass
+
+    optimizer = optimizers.adamw(learning_rate=lambda step: jnp.float32(1))
+    text, unknown = derive(ROOT, arguments(objective=Local(), optimizer=optimizer))
+    assert unknown == ["objective", "optimizer"]
+    assert rebuilt("model", text) == T5
+
+
+@pytest.mark.parametrize("source", ["live", "cached"])
+def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
+    monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", "some_tasks")
+    changes = {}
+    if source == "cached":
+        data = CachedSource(cache_dir="here", batch_size=4, task_feature_lengths={"inputs": 8, "targets": 8})
+        changes = {"data": data, "eval_data": None}
+    text, _ = derive(ROOT, arguments(**changes))
+    (tmp_path / "config.gin").write_text(text)
+    resolved = config.load("t5x_like.eval.evaluate", files=["runs/eval.gin"], run_folder=str(tmp_path))
+    given = config.arguments(resolved.configured(), without=("partitioner",))
+    assert given["model"] == T5 and given["objective"].z_loss == 0.5
+    assert given["checkpoint_path"] == str(tmp_path) and given["data"].split == "validation"
+    assert given["data"].task_feature_lengths == {"inputs": 8, "targets": 8}
+    if source == "live":
+        assert given["data"].mixture_or_task_name == "a_task" and given["data"].pack is False
+    else:
+        assert given["data"].cache_dir == "here"
+    commands = {"convert": [("OUTPUT_PATH", "out")]}
+    if source == "live":
+        commands["infer"] = [("OUTPUT_PATH", "out"), ("INPUT_PATH", "in.txt")]
+    for name, given_paths in commands.items():
+        loaded = config.load(
+            f"t5x_like.{name}.{name}", files=[f"runs/{name}.gin"], bindings=given_paths, run_folder=str(tmp_path)
+        )
+        assert config.arguments(loaded.configured(), without=("partitioner", "data"))["model"] == T5
+
+
+def test_a_subclass_is_not_taken_for_its_base():
+    class Other(SequenceToSequence):
+        pass
+
+    assert recorded.origin(Other()) is None
+    assert recorded.origin(SequenceToSequence(z_loss=0.2))[1]["z_loss"] == 0.2
