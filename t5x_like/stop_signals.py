@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import threading
+import types
 from collections.abc import Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -84,8 +85,11 @@ class StopSignals:
     def _receive(self, number, frame) -> None:
         if self.requested is None:
             self.requested = signal.Signals(number).name
-            if not self._deferred:
-                raise Stopped(number)
+            if self._deferred:
+                return
+            if _is_importing(frame):  # there is nothing to clean up, and C++ modules abort on an exception
+                _end(number, f"stopped by {self.requested}")
+            raise Stopped(number)
 
     def _watch(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
@@ -133,6 +137,15 @@ def watched() -> Iterator[StopSignals]:
     finally:
         _active.uninstall()
         _active = None
+
+
+def _is_importing(frame: types.FrameType | None) -> bool:
+    """Whether `frame` or one of its callers executes an import."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _say(line: str) -> None:

@@ -62,6 +62,20 @@ def test_during_start_up_a_process_that_swallows_it_ends_after_the_grace(number)
     assert process.returncode == 128 + number
 
 
+def test_a_signal_during_an_import_raises_nothing_in_the_module(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\ntry:\n    print('ready', flush=True); time.sleep(60)\n"
+        "except BaseException:\n    print('raised')\n"
+    )
+    process = start(
+        f"import sys; sys.path.append({str(tmp_path)!r})\nfrom t5x_like import stop_signals\n"
+        "with stop_signals.watched(): import slow"
+    )
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert (out, err, process.returncode) == ("", "\nt5x_like: stopped by SIGTERM\n", 143)
+
+
 def test_what_the_process_was_started_to_ignore_stays_ignored():
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
