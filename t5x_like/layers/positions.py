@@ -17,8 +17,8 @@ def relative_position_bucket(
 
     Args:
       relative: key position minus query position.
-      bidirectional: half of the buckets for keys after the query, half for the others; otherwise all are for keys at or
-        before the query, and keys after it count as distance 0.
+      bidirectional: half of the buckets, rounded down, for keys after the query, as many for the others; otherwise all
+        are for keys at or before the query, and keys after it count as distance 0.
       buckets: number of buckets.
       max_distance: from which on all distances are alike.
     """

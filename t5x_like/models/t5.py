@@ -52,6 +52,7 @@ class T5Config:
     tied_embeddings: bool = False
     # T5 1.1 was pretrained without dropout; fine-tuning uses 0.1.
     dropout_rate: float = 0.0
+    # Half of them, rounded down, serve each direction of the encoder; an odd number leaves one unused there.
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
     norm_epsilon: float = 1e-6
@@ -71,8 +72,8 @@ class T5Config:
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         checks.computation(self)
-        if self.relpos_buckets % 2 or self.relpos_buckets < 4:
-            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets} must be even and at least 4")
+        if self.relpos_buckets < 4:
+            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets} must be at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
             raise UserError(
                 f"T5Config.relpos_max_distance={self.relpos_max_distance} must exceed the {self.relpos_buckets // 2} "

@@ -16,6 +16,20 @@ def test_buckets_of_an_encoder():
     np.testing.assert_array_equal(relative_position_bucket(distances[1:], bidirectional=True), expected[1:] + 16)
 
 
+def test_an_odd_bucket_is_unused_in_an_encoder_and_used_in_a_decoder():
+    distances = np.array([0, 1, 2, 4, 11, 100])
+    # 7 // 2 = 3 buckets a direction: 1 for the distance 0, then 1 + floor(2 · log(d) / log(20)), at most 2.
+    expected = np.array([0, 1, 1, 1, 2, 2])
+    sizes = dict(buckets=7, max_distance=20)
+    np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True, **sizes), expected)
+    np.testing.assert_array_equal(
+        relative_position_bucket(distances[1:], bidirectional=True, **sizes), expected[1:] + 3
+    )
+    # 7 buckets: 3 for the distances 0 to 2, then 3 + floor(4 · log(d / 3) / log(20 / 3)), at most 6.
+    expected = np.array([0, 1, 2, 3, 5, 6])
+    np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=False, **sizes), expected)
+
+
 def test_buckets_of_a_decoder():
     # 32 buckets: 16 for the distances 0 to 15, then 16 + floor(16 · log(d / 16) / log(128 / 16)), at most 31.
     distances = np.array([0, 15, 16, 18, 19, 32, 64, 127, 128, 5000])

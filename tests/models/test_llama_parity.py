@@ -49,6 +49,90 @@ def reduced_config(number):
     return transformers.LlamaConfig(attention_bias=number == 2, mlp_bias=number in (2, 6), **shared)
 
 
+SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
+def scaled_pair(scaling, folder, *, head_dim=10, theta=10000.0, longest=64):
+    """The same small model twice, with odd sizes and scaled rotations."""
+    torch.manual_seed(7)
+    described = transformers.LlamaConfig(
+        vocab_size=61,
+        hidden_size=23,
+        intermediate_size=37,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=head_dim,
+        num_hidden_layers=2,
+        max_position_embeddings=longest,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        bos_token_id=0,
+        eos_token_id=1,
+        attn_implementation="eager",
+    )
+    theirs = transformers.LlamaForCausalLM(described).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    theirs.save_pretrained(folder, safe_serialization=True)
+    return theirs, *interop.from_huggingface(str(folder))
+
+
+def logits_of_both(theirs, ours, tokens, positions):
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens).long(), position_ids=torch.tensor(positions).long()).logits
+    batch = {"decoder_input_tokens": tokens, "decoder_positions": positions}
+    found = jax.jit(lambda model, batch: model.unembed(model(batch).hidden))(ours, batch)
+    return {"logits": found}, {"logits": expected.numpy()}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scaled_rotations(kind, tmp_path, assert_parity):
+    theirs, config, ours = scaled_pair(SCALINGS[kind], tmp_path)
+    tokens = np.random.default_rng(0).integers(2, 61, (2, 29)).astype(np.int32)
+    for first in (0, 3, 60, 150):  # within and beyond the positions of pretraining, and of the configuration
+        positions = np.arange(first, first + 29, dtype=np.int32)[None] + np.array([[0], [7]], np.int32)
+        assert_parity(*logits_of_both(theirs, ours, tokens, positions), "logits")
+
+
+@pytest.mark.parametrize("scaling", [None, *SCALINGS])
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_positions_of_several_thousand(scaling, theta, tmp_path, assert_parity):
+    original = {"original_max_position_embeddings": 2048}
+    described = SCALINGS.get(scaling) and SCALINGS[scaling] | original
+    theirs, config, ours = scaled_pair(described, tmp_path, head_dim=128, theta=theta, longest=16384)
+    tokens = np.random.default_rng(0).integers(2, 61, (1, 31)).astype(np.int32)
+    # Far apart, so that differences of positions are large too.
+    positions = np.linspace(0, 8900, 31).astype(np.int32)[None]
+    assert_parity(*logits_of_both(theirs, ours, tokens, positions), "logits")
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("llama3", 96), ("dynamic", 64)])
+def test_greedy_generation_with_scaled_rotations(kind, longest, tmp_path):
+    theirs, config, ours = scaled_pair(SCALINGS[kind], tmp_path, longest=longest)
+    prompts = np.random.default_rng(1).integers(2, 61, (2, 29)).astype(np.int32)
+    with torch.no_grad():
+        generated = theirs.generate(
+            input_ids=torch.tensor(prompts).long(), max_new_tokens=50, do_sample=False, num_beams=1, pad_token_id=0
+        ).numpy()[:, 29:]
+    expected = np.zeros((2, 50), np.int32)
+    expected[:, : generated.shape[1]] = generated
+    batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": np.ones_like(prompts)}
+    found = jax.jit(lambda model: greedy(model, batch, max_length=50))(ours)
+    np.testing.assert_array_equal(found.tokens, expected)
+
+
 @dataclasses.dataclass
 class Pair:
     """The same network twice, and a batch of rows with padding before and behind the tokens."""

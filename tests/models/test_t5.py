@@ -73,7 +73,7 @@ def test_names_and_axes():
         ({"dropout_rate": 1.0}, r"T5Config.dropout_rate=1.0 must be in \[0, 1\)"),
         ({"remat": "some"}, r"T5Config.remat='some' must be one of \['dots', 'full', 'none'\]"),
         ({"dtype": "float16"}, r"T5Config.dtype='float16' must be 'float32' or 'bfloat16'"),
-        ({"relpos_buckets": 7}, r"relpos_buckets=7 must be even"),
+        ({"relpos_buckets": 3}, r"relpos_buckets=3 must be at least 4"),
         ({"relpos_max_distance": 16, "relpos_buckets": 32}, r"must exceed the 16 distances"),
         ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0 must be positive"),
     ],
