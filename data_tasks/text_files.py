@@ -9,8 +9,10 @@ into several, so that a file without line ends is read as quickly as any other. 
 every process.
 """
 
+import codecs
 import functools
 import io
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +31,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 MAX_DOCUMENT_BYTES = 1 << 15
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
+_UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32 begins with the same bytes on most systems
 
 _DEFAULTS = dict(
     # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
@@ -188,6 +191,12 @@ def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
         text = io.TextIOWrapper(raw_lines, encoding="latin-1", newline=None)
         lines = (line.encode("latin-1") for line in text)
         lines = (line if number else line.removeprefix(_BYTE_ORDER_MARK) for number, line in enumerate(lines))
+        first = next(lines, b"")
+        if first.startswith(_UTF_16_MARKS):
+            raise UserError(
+                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example by iconv -f UTF-16 -t UTF-8"
+            )
+        lines = itertools.chain([first] if first else [], lines)
         if _kind(file.path) == ".txt":
             block: list[bytes] = []
             for line in lines:

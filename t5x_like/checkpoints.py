@@ -222,9 +222,11 @@ class Checkpoints:
                 self._verified.add((step, name))
 
     def _verify(self, step, name):
-        damage, count = "", jax.process_count()
+        damage, count, folder = "", jax.process_count(), self.directory / str(step) / name
         try:
-            if not checksums.verify(self.directory / str(step) / name, jax.process_index(), count) and name == "state":
+            if not folder.is_dir():
+                raise checksums.DamagedFile(f"{folder} is missing")
+            if not checksums.verify(folder, jax.process_index(), count) and name == "state":
                 logging.info("checkpoint %s/%d has no checksums: its files are not verified", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
@@ -253,10 +255,12 @@ class Checkpoints:
             except DamagedCheckpoint as error:
                 logging.warning("%s", error)
                 damaged.append(step)
-                last = error
         else:
             if damaged:
-                raise last
+                raise DamagedCheckpoint(
+                    f"{self.directory}: every checkpoint is damaged ({damaged}), and none was deleted. Restore the "
+                    "files from a copy, or start again in another MODEL_DIR"
+                )
         for step in damaged:
             self.delete(step)
 

@@ -81,6 +81,7 @@ def infer(
     codec = Codec(_vocabularies(data, records), lengths, layout, eos_id)
     examples = [codec.encode(number, record, needs_targets=mode == "score") for number, record in enumerate(records, 1)]
     codec.report()
+    _check_ids(examples, model.vocab_size)
 
     partitioner = partitioner or partitioning.Partitioner()
     batch_size = _round_up(batch_size, partitioner.axis_size("batch"))
@@ -264,6 +265,21 @@ class Codec:
             {"prediction": decode(tokens), "log_probability": float(log_probability)}
             for tokens, log_probability in zip(result.texts(self.eos_id), result.log_probability, strict=True)
         ]
+
+
+def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int) -> None:
+    """Refuses token ids that the model does not have: an embedding lookup gives NaN for them without an error.
+
+    Raises:
+      UserError: naming the line, the field and the id.
+    """
+    for number, example in enumerate(examples, 1):
+        for name, ids in example.items():
+            if ids and max(ids) >= vocab_size:
+                raise UserError(
+                    f"line {number}: token id {max(ids)} in {name!r}: the model has the ids 0 … {vocab_size - 1} "
+                    "alone. Correct the ids, or give the vocabulary that the model was trained with"
+                )
 
 
 def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

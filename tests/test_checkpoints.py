@@ -1,6 +1,7 @@
 """Checkpoints: round trips across layouts and meshes, what is kept, torn writes, stores that Orbax cannot write."""
 
 import re
+import shutil
 import time
 
 import jax
@@ -190,9 +191,21 @@ def test_deletes_nothing_if_every_checkpoint_is_damaged(tmp_path):
     damage(tmp_path / "1")
     damage(tmp_path / "2")
     checkpoints = Checkpoints(str(tmp_path))
-    with pytest.raises(DamagedCheckpoint):
+    with pytest.raises(DamagedCheckpoint, match=r"every checkpoint is damaged \(\[2, 1\]\), and none was deleted"):
         checkpoints.drop_damaged()
     assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("item", ["state", "feed", "about"])
+def test_a_checkpoint_that_lacks_an_item_is_damaged(tmp_path, partitioner, item):
+    save(tmp_path, 1, 2).close()
+    shutil.rmtree(tmp_path / "2" / item)
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(DamagedCheckpoint, match=f"2/{item} is missing"):
+        checkpoints.verify(2)
+    checkpoints.drop_damaged()
+    assert checkpoints.steps() == [1]
+    checkpoints.close()
 
 
 def test_a_checkpoint_without_checksums_loads_with_a_log_line(tmp_path, partitioner, caplog):

@@ -9,6 +9,7 @@ import pytest
 from t5x_like import interop
 from t5x_like.data.features import MASKED_LM
 from t5x_like.decoding.greedy import Generated
+from t5x_like.errors import UserError
 from t5x_like.infer import Codec, Layout, PartFiles, infer, read_records
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.causal_lm import CausalLM
@@ -204,6 +205,15 @@ def test_a_decoder_goes_on_with_prompts_and_scores_what_follows_them(gpt, tmp_pa
     pairs = [{"inputs": row["inputs"], "targets": row["prediction"]} for row in rows]
     scores = [row["score"] for row in run(gpt, tmp_path, pairs, mode="score", **options)]
     np.testing.assert_allclose(scores, [row["log_probability"] for row in rows], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "record"), [("predict", {"inputs": [3, 23]}), ("score", {"inputs": [3], "targets": [23]})]
+)
+def test_a_token_id_that_the_model_does_not_have_is_named(gpt, tmp_path, mode, record):
+    options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": 4}, eos_id=22)
+    with pytest.raises(UserError, match="line 2: token id 23 in '(inp|targ).*: the model has the ids 0 … 22 alone"):
+        run(gpt, tmp_path, [{"inputs": [1], "targets": [2]}, record], mode=mode, **options)
 
 
 # ---- output ------------------------------------------------------------------------------------------------------

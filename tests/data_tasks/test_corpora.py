@@ -366,6 +366,14 @@ def test_importing_the_tasks_reads_nothing():
         assert repr(name) in names
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_utf_16_is_refused_rather_than_read_with_its_zeros(tmp_path, encoding, name):
+    (tmp_path / name).write_bytes(("\ufeff" * (encoding == "utf-16-be") + '{"text": "words"}\n').encode(encoding))
+    with pytest.raises(UserError, match=f"{name}: the text is UTF-16. Convert it to UTF-8"):
+        text_files.read(pattern=str(tmp_path / name))
+
+
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
 def test_line_ends_and_byte_order_marks_of_other_systems_leave_no_trace(tmp_path, end):
     mark = b"\xef\xbb\xbf"
