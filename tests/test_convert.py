@@ -11,7 +11,10 @@ from t5x_like import config, initial, interop, parameters
 from t5x_like.checkpoints import Checkpoints
 from t5x_like.convert import convert, describe
 from t5x_like.interop import safetensors_files
+from t5x_like.layers.rope_scaling import Llama3
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.special_tokens import SpecialTokens
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -65,6 +68,34 @@ def test_what_is_written_describes_the_network(folder, tmp_path):
         "t5x_like.convert.convert", files=["runs/convert.gin"], bindings=bindings, run_folder=str(run)
     ).text
     assert "max_length = 16" in read and "vocab_size = 31" in read
+
+
+def test_scaled_rotations_and_special_tokens_survive_a_run(tmp_path):
+    there, run, back = (tmp_path / name for name in ("there", "run", "back"))
+    tokens = SpecialTokens({"bos_token_id": 128000, "eos_token_id": [128001, 128009]}, {"eos_token_id": 128009})
+    llama = LlamaConfig(
+        vocab_size=11,
+        embed_dim=4,
+        mlp_dim=6,
+        num_heads=2,
+        head_dim=2,
+        num_layers=1,
+        max_length=64,
+        rope_scaling=Llama3(original_max_length=16),
+        special_tokens=tokens,
+    )
+    interop.to_huggingface({"model": llama.make(jax.random.key(0))}, llama, str(there))
+    convert(checkpoint_path=str(there), output_path=str(run))
+    run_config = config.load(
+        "t5x_like.convert.convert",
+        files=["runs/convert.gin"],
+        bindings=[("CHECKPOINT_PATH", str(run)), ("OUTPUT_PATH", str(back))],
+        run_folder=str(run),
+    )
+    run_config.configured()()
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((back / file).read_text()) == json.loads((there / file).read_text())
+    assert interop.config_from_huggingface(str(back)) == llama
 
 
 def test_the_output_is_never_overwritten(folder, tmp_path):
