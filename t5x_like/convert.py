@@ -50,7 +50,8 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
             if initial.find_step(checkpoint_path) is None:
                 raise UserError(weight_files.explain_missing(checkpoint_path))
             raise UserError(
-                f"{checkpoint_path}: config.gin, which describes the model, not found. Give it with --gin_file=models/…"
+                f"{checkpoint_path}: no model given, and no config.gin read that describes it. Leave out --gin_file "
+                "where the run directory has a config.gin, or give the model with --gin_file=models/…"
             )
         leaves = _read_run(checkpoint_path)
         interop.to_huggingface(leaves, model, output_path)

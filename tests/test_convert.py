@@ -126,7 +126,7 @@ def test_a_run_without_a_description_asks_for_one(tmp_path):
     keeper = Checkpoints(str(tmp_path / "run/checkpoints"))
     keeper.save(3, {"params": {"model/x": jnp.ones(2)}})
     keeper.close()
-    with pytest.raises(ValueError, match="config.gin, which describes the model, not found. Give it with"):
+    with pytest.raises(ValueError, match="no model given, and no config.gin read that describes it. Leave out"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 
 
