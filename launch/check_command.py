@@ -17,7 +17,7 @@ from pathlib import Path
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
-DRY_RUNS = ("train", "eval", "infer", "cache", "ablate")
+NO_DRY_RUN = ("inspect", "vocabulary", "convert", "plan")
 USER_ERROR = 2
 SECONDS = 180
 
@@ -35,7 +35,7 @@ def check_command(command: list[str]) -> str:
       LaunchError: t5x_like refuses the command; with its message.
     """
     program = Path(os.environ.get("VENV") or ROOT / ".venv") / "bin" / "t5x_like"
-    if command[1:2] == [] or command[1] not in DRY_RUNS:
+    if command[1:2] == [] or command[1] in NO_DRY_RUN:
         return "command not checked: it has no dry run"
     if not program.exists():
         return f"command not checked: {program} not found (pip install -e . there, or set VENV)"

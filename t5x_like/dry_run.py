@@ -9,7 +9,6 @@ import jax
 
 from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.commands import Command
-from t5x_like.errors import UserError
 
 # What an unreachable store may take to answer before it counts as not checked.
 ANSWER_SECONDS = 30.0
@@ -139,10 +138,14 @@ def _kept(name: str, path: str) -> str:
 
 
 def _mesh(function: Callable) -> str:
-    """The mesh on this machine's devices; that of a slice cannot be made here."""
+    """The mesh on this machine's devices; that of a slice cannot be made here.
+
+    Raises:
+      UserError: no machine has such a mesh, as where the rule set is misspelt.
+    """
     try:
         partitioner = config.arguments(function, without=_others(function)).get("partitioner")
-    except UserError as error:
+    except partitioning.DeviceMismatch as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
         return f"not checked, this machine has {devices}: {str(error).splitlines()[0]}"
     if partitioner is None:

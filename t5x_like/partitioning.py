@@ -54,6 +54,10 @@ RULE_SETS: dict[str, Rules] = {
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
 
 
+class DeviceMismatch(UserError):
+    """A mesh does not fit the devices of this machine; it may fit those of another."""
+
+
 def make_mesh(
     *, ici: Mapping[str, int] | None = None, dcn: Mapping[str, int] | None = None, devices: Sequence[Any] | None = None
 ) -> Mesh:
@@ -67,8 +71,8 @@ def make_mesh(
       devices: the devices to use; the default is all of them.
 
     Raises:
-      UserError: unknown axes, sizes that do not multiply to the number of devices, or JAX cannot lay the mesh out over
-        these devices.
+      UserError: unknown axes, or sizes that no mesh has.
+      DeviceMismatch: the sizes do not multiply to the number of devices, or JAX cannot lay the mesh out over them.
     """
     devices = list(jax.devices() if devices is None else devices)
     ici, dcn = dict(ici or {"data": -1}), dict(dcn or {})
@@ -80,18 +84,18 @@ def make_mesh(
     ici_sizes = _filled("ici", ici, len(devices) // slices if len(devices) % slices == 0 else 0)
     if math.prod(ici_sizes) * slices != len(devices):
         known = math.prod(size for size in (*ici.values(), *dcn.values()) if size != -1)
-        raise UserError(
+        raise DeviceMismatch(
             f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: "
             f"the sizes multiply to {known}. Change the mesh, or use --cpu_devices=N to pretend N devices."
         )
     if slices > 1 and slices != count_slices(devices):
-        raise UserError(
+        raise DeviceMismatch(
             f"dcn={dcn} multiplies to {slices}, but the devices belong to {count_slices(devices)} slices (on CPU, "
             "processes). Change DCN, or let an axis of it be -1"
         )
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if devices[0].platform == "tpu" and slices == 1 and count_slices(devices) > 1:
-        raise UserError(
+        raise DeviceMismatch(
             f"the devices belong to {count_slices(devices)} slices, and no mesh axis is said to cross them: give "
             "--gin.DCN=\"{'data': -1}\", or another axis that the network between slices is to carry"
         )
@@ -105,7 +109,7 @@ def make_mesh(
         else:
             grid = mesh_utils.create_device_mesh(ici_sizes, devices, allow_split_physical_axes=True)
     except (NotImplementedError, AssertionError) as error:
-        raise UserError(
+        raise DeviceMismatch(
             f"ici={ici} dcn={dcn}: JAX cannot lay this mesh out over the {devices[0].platform} devices: {error}. "
             "Choose other sizes, or a slice whose chips form a full cuboid."
         ) from error

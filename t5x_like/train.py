@@ -128,7 +128,7 @@ def train(
     # ---- the run's folder -----------------------------------------------------------------------------------------
     arguments = dict(locals())
     started = time.monotonic()
-    _check_periods(total_steps, log_period, eval_period, save_period)
+    _check_periods(total_steps, log_period, eval_period, eval_steps, save_period)
     partitioner = partitioner or partitioning.Partitioner()
     program = make_program(
         model=model,
@@ -358,15 +358,17 @@ def _row(values: Mapping[str, float], clock: metrics.Throughput) -> dict[str, fl
     return kept | clock.rates()
 
 
-def _check_periods(total_steps, log_period, eval_period, save_period):
+def _check_periods(total_steps, log_period, eval_period, eval_steps, save_period):
     for name, period in (
         ("TRAIN_STEPS", total_steps),
         ("LOG_PERIOD", log_period),
         ("EVAL_PERIOD", eval_period),
+        ("EVAL_STEPS", eval_steps),
         ("SAVE_PERIOD", save_period),
     ):
         if period is not None and period < 1:
-            raise UserError(f"{name}={period} must be at least 1 (None for never)")
+            never = " (None for never)" if name in ("EVAL_PERIOD", "SAVE_PERIOD") else ""
+            raise UserError(f"{name}={period} must be at least 1{never}")
 
 
 def _describe(partitioner):

@@ -263,6 +263,8 @@ def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, c
 def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="LOG_PERIOD=0 must be at least 1"):
         run(tmp_path / "run", log_period=0)
+    with pytest.raises(UserError, match="EVAL_STEPS=0 must be at least 1$"):
+        run(tmp_path / "run", eval_steps=0)
     assert not (tmp_path / "run").exists()
 
 

@@ -26,14 +26,14 @@ def register(tmp_path):
     """Registers tasks over lines of a file, for one test."""
     names = []
 
-    def add(name, lines, preprocessor=question):
+    def add(name, lines, preprocessor=question, last=lambda ds: ds):
         path = tmp_path / f"{name}.tsv"
         path.write_text("".join(line + "\n" for line in lines))
         names.append(name)
         seqio.TaskRegistry.add(
             name,
             source=seqio.TextLineDataSource({"train": str(path), "validation": str(path)}),
-            preprocessors=[preprocessor, seqio.preprocessors.tokenize],
+            preprocessors=[preprocessor, seqio.preprocessors.tokenize, last],
             output_features={feature: seqio.Feature(seqio.ByteVocabulary()) for feature in LENGTHS},
         )
         return SeqIOSource(mixture_or_task_name=name, task_feature_lengths=LENGTHS, batch_size=2, pack=False)
@@ -50,7 +50,7 @@ def test_a_malformed_line_is_named(register, wrong):
     source = register("errors_capitals", lines)
     message = (
         rf"task errors_capitals, split 'train', example {wrong} \(.*errors_capitals.tsv:{wrong}\): preprocessor "
-        r"'question' \(1 of 2\) fails: Input shape .* The example is 'no tab here'"
+        r"'question' \(1 of 3\) fails: Input shape .* The example is 'no tab here'"
     )
     for batches in (source.host_iterator(ENCODER_DECODER), source.eval_batches(ENCODER_DECODER)):
         with pytest.raises(UserError, match=message):
@@ -60,9 +60,35 @@ def test_a_malformed_line_is_named(register, wrong):
 
 def test_a_field_that_examples_lack_is_named(register):
     source = register("errors_fields", ["a\tb"], answer)
-    message = r"task errors_fields: preprocessor 'answer' \(1 of 2\) cannot be applied: .* a single string"
+    message = r"task errors_fields: preprocessor 'answer' \(1 of 3\) cannot be applied: .* a single string"
     with pytest.raises(UserError, match=message):
         source.host_iterator(ENCODER_DECODER)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda example: {"inputs": example["inputs"]}, "missing expected output feature .*: targets"),
+        (
+            lambda example: example | {"inputs": tf.cast(example["inputs"], tf.float32)},
+            "'inputs'.* Got float32, expected int32",
+        ),
+        (lambda example: example | {"targets": example["targets"][None]}, "'targets'.* Got 2, expected 1"),
+    ],
+)
+def test_features_that_are_not_those_of_the_task_are_named(register, change, message):
+    source = register("errors_features", ["a\tb"], last=seqio.map_over_dataset(change))
+    with pytest.raises(UserError, match=f"task errors_features: .*{message}. Correct its preprocessors, or what"):
+        source.host_iterator(ENCODER_DECODER)
+
+
+def test_a_file_that_does_not_exist_is_named(register, tmp_path):
+    source = register("errors_file", ["a\tb"])
+    (tmp_path / "errors_file.tsv").unlink()
+    with pytest.raises(
+        UserError, match="errors_file, split 'train': .*errors_file.tsv; No such file.* Check the files"
+    ):
+        next(source.host_iterator(ENCODER_DECODER))
 
 
 def test_data_without_a_batch_is_explained(register):

@@ -44,6 +44,12 @@ def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment)
     assert words == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
 
 
+def test_a_misspelt_command_is_refused_as_well(environment):
+    environment(2)
+    with pytest.raises(check_command.LaunchError, match="t5x_like refuses this command"):
+        check_command.check_command(["t5x_like", "trian", "--gin.MODEL_DIR=gs://my-bucket/runs/x"])
+
+
 def test_what_cannot_be_checked_here_does_not_end_the_launch(environment, monkeypatch):
     environment(0)
     assert check_command.check_command(COMMAND) == "command checked by a dry run"

@@ -29,11 +29,16 @@ def explained(source: "SeqIOSource") -> Iterator[None]:
     """Turns an error of TensorFlow while a task's examples are read into one that names the example.
 
     Raises:
-      UserError: the same example fails when it is read again.
+      UserError: the same example fails when it is read again; or a file cannot be opened.
       RunFailed: none does, as where a store was away.
     """
     try:
         yield
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        raise UserError(
+            f"{source.mixture_or_task_name}, split {source.split!r}: {_first_line(error)}. Check the files that the "
+            "task reads"
+        ) from error
     except tf.errors.OpError as error:
         found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
         if found is None:
@@ -54,7 +59,8 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
       make: builds it.
 
     Raises:
-      UserError: a preprocessor cannot be applied to the examples, or the rate of a mixture cannot be computed.
+      UserError: a preprocessor cannot be applied to the examples, the features that they have in the end are not those
+        that the task declares, or the rate of a mixture cannot be computed.
     """
     try:
         return make()
@@ -73,7 +79,18 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
                         f"{type(cause).__name__}: {_last_line(cause)}. It is given examples of {_features(ds)}"
                     ) from error
                 ds = following
+            _check_outputs(task, source, error)
         raise
+
+
+def _check_outputs(task: seqio.Task, source: "SeqIOSource", error: Exception) -> None:
+    """Raises what SeqIO finds wrong with the features that the preprocessors of a task leave."""
+    try:
+        task.get_dataset(dict(source.task_feature_lengths), source.split, use_cached=source.use_cached, shuffle=False)
+    except Exception as cause:
+        raise UserError(
+            f"task {task.name}: {_last_line(cause)}. Correct its preprocessors, or what its output_features declare"
+        ) from error
 
 
 def rates(source: "SeqIOSource") -> dict[str, float]:
