@@ -22,15 +22,15 @@ add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
 
 
 def _byte_bpe(path: Callable[[], str | None]) -> ByteBPEVocabulary:
-    """GPT-2's kind of vocabulary, whose files lie in the folder that `vocabulary_path` names."""
+    """A byte-level BPE vocabulary whose files are in the directory `vocabulary_path`."""
 
     def file(name: str) -> Callable[[], str]:
         def named() -> str:
             if path() is None:
                 raise UserError(
-                    "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/folder'}, with "
-                    f"{VOCAB_FILE} and {MERGES_FILE} in it: GPT-2's own, or what `t5x_like vocabulary "
-                    "--kind=byte_bpe` writes"
+                    "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/directory'}, a "
+                    f"directory with {VOCAB_FILE} and {MERGES_FILE}: GPT-2's own, or the output of "
+                    "`t5x_like vocabulary --kind=byte_bpe`"
                 )
             return paths.join(path(), name)
 

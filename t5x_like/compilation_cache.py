@@ -1,6 +1,6 @@
-"""JAX's persistent compilation cache: on by default, so that a second start reads its programs instead of compiling.
+"""JAX's persistent compilation cache, on by default: the next start reads its programs instead of compiling them.
 
-The executable that is read is the one that was compiled, byte for byte, so a resumed run computes the same bits.
+The cached executable is byte-identical to the compiled one, so a resumed run computes the same bits.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from jax.experimental.compilation_cache import compilation_cache
 from t5x_like import paths
 from t5x_like.errors import UserError
 
-# The macro of a command that moves the cache, or switches it off with None.
+# The macro with the directory of the cache; None disables the cache.
 MACRO = "COMPILATION_CACHE_DIR"
 FOLDER = "compilation_cache"
-# Of a cache on a local disk: the programs of dozens of configurations. JAX removes the least recently used.
+# Limit of a local cache: the programs of dozens of configurations. JAX removes the least recently used ones.
 MAX_BYTES = 4 * 2**30
 _HIT, _STORED = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
 
 
 @dataclasses.dataclass
 class _Use:
-    """How many programs were read and how many were stored since `persistent` began, and what was logged of it."""
+    """Numbers of programs that were read and stored since `persistent` was entered, and the numbers last logged."""
 
     folder: str
     found: int = 0
@@ -47,7 +47,7 @@ _active: _Use | None = None
 
 
 def choose_directory(macros: Mapping[str, Any], run_folder: str | None) -> str | None:
-    """The folder of the cache: what `COMPILATION_CACHE_DIR` says, else the run's bucket, else the user's caches.
+    """Chooses the cache directory: `COMPILATION_CACHE_DIR`, else the run's bucket, else the user's cache directory.
 
     Args:
       macros: of the configuration.
@@ -62,7 +62,7 @@ def choose_directory(macros: Mapping[str, Any], run_folder: str | None) -> str |
     if MACRO in macros:
         value = macros[MACRO]
         if value is not None and not (isinstance(value, str) and value):
-            raise UserError(f"{MACRO}={value!r}: not a folder. Give a path or URL as text, or None for no cache.")
+            raise UserError(f"{MACRO}={value!r}: not a path. Give a path or URL as text, or None for no cache.")
         return str(paths.local(value).absolute()) if value and paths.is_local(value) else value
     if run_folder and not paths.is_local(run_folder):
         return paths.join(run_folder, FOLDER)
@@ -72,13 +72,13 @@ def choose_directory(macros: Mapping[str, Any], run_folder: str | None) -> str |
 
 @contextlib.contextmanager
 def persistent(directory: str | None) -> Iterator[None]:
-    """Keeps compiled programs in a folder while the context is entered, and logs at its end how many were reused.
+    """Caches compiled programs in a directory while the context is active, and logs on exit how many were reused.
 
-    `JAX_COMPILATION_CACHE_DIR` in the environment wins. A folder that cannot be written is reported once, and there is
-    no cache then.
+    `JAX_COMPILATION_CACHE_DIR` in the environment takes precedence. If the directory is not writable, one warning is
+    logged and nothing is cached.
 
     Args:
-      directory: a local path or URL, see `choose_directory`; programs go into a folder for this kind of CPU in it.
+      directory: a local path or URL, see `choose_directory`; it gets a subdirectory per kind of CPU.
     """
     global _active
     folder = jax.config.jax_compilation_cache_dir
@@ -87,10 +87,10 @@ def persistent(directory: str | None) -> Iterator[None]:
             folder = paths.join(directory, cpu_fingerprint())
             try:
                 _prepare(folder)
-            except Exception as error:  # whatever a file system or a bucket raises, a run works without a cache
+            except Exception as error:  # file systems raise errors of many types, and a run works without a cache
                 logging.warning(
-                    "compilation cache %s: not writable (%s: %s). Every start compiles its programs. Name another "
-                    "folder with --gin.%s=…, or None for no cache.",
+                    "compilation cache %s: not writable (%s: %s). Programs are compiled at every start. Set another "
+                    "directory with --gin.%s=…, or None for no cache.",
                     *(folder, type(error).__name__, error, MACRO),
                 )
                 folder = None
@@ -111,7 +111,7 @@ def persistent(directory: str | None) -> Iterator[None]:
 
 
 def log_use() -> None:
-    """Logs how many programs the cache has saved so far; nothing where that is what the last such line says."""
+    """Logs the numbers of cached and compiled programs, unless they are unchanged since the last call."""
     if _active is None or (_active.found, _active.stored) == _active.logged:
         return
     _active.logged = (_active.found, _active.stored)
@@ -119,7 +119,7 @@ def log_use() -> None:
 
 
 def cpu_fingerprint() -> str:
-    """A name for the kind of CPU: a home folder may be shared by machines that cannot run each other's programs."""
+    """Names the kind of CPU: machines that share a home directory may not be able to run each other's programs."""
     described = {"machine": platform.machine(), "processor": platform.processor()}
     with contextlib.suppress(OSError):
         first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
@@ -131,7 +131,7 @@ def cpu_fingerprint() -> str:
 
 
 def _prepare(folder: str) -> None:
-    """Makes the folder, checks that it can be written, and removes what a killed process left half written."""
+    """Creates the directory, checks that it is writable, and removes incomplete entries of killed processes."""
     if not paths.is_local(folder):
         probe = paths.join(folder, f"probe-{uuid.uuid4().hex}")
         paths.write_atomic(probe, "")
@@ -142,7 +142,7 @@ def _prepare(folder: str) -> None:
     probe = local / f"probe-{uuid.uuid4().hex}"
     probe.touch()
     probe.unlink()
-    # JAX writes a program, then its time of use, both under this lock. A program without one would fail each eviction.
+    # JAX writes a program and then its time of use under this lock. A program without one breaks every eviction.
     with filelock.FileLock(local / ".lockfile", timeout=10):
         for program in local.glob("*-cache"):
             if not program.with_name(program.name.removesuffix("-cache") + "-atime").exists():
@@ -150,10 +150,10 @@ def _prepare(folder: str) -> None:
 
 
 def _configure(folder: str, settings: contextlib.ExitStack) -> None:
-    """Points JAX to the folder until `settings` is closed."""
+    """Configures JAX to use the directory until `settings` is closed."""
     values = {"jax_compilation_cache_dir": folder}
     if not paths.is_local(folder):
-        # XLA's own caches cannot be in a bucket, and neither can the lock that a bound needs.
+        # Neither XLA's own caches nor the lock file that a size limit needs work in a bucket.
         values["jax_persistent_cache_enable_xla_caches"] = "none"
     elif jax.config.jax_compilation_cache_max_size == -1:
         values["jax_compilation_cache_max_size"] = MAX_BYTES
@@ -162,7 +162,7 @@ def _configure(folder: str, settings: contextlib.ExitStack) -> None:
     def configure(given):
         for name, value in given.items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()  # JAX asks only once whether there is a cache, and where
+        compilation_cache.reset_cache()  # JAX reads these settings only once
 
     settings.callback(configure, before)
     configure(values)

@@ -1,4 +1,4 @@
-"""`t5x_like vocabulary`: learns a vocabulary from the text files that a run will be trained on."""
+"""`t5x_like vocabulary`: trains a vocabulary on text files."""
 
 import contextlib
 import hashlib
@@ -14,9 +14,9 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.errors import UserError
 
-# The folder of vocabularies that nobody has named a place for.
+# The default directory of vocabularies.
 FOLDER = "vocabulary"
-# Which task reads a vocabulary of each kind, and what its argument `vocabulary_path` names: a file or the folder.
+# The tasks that read a vocabulary of each kind.
 TASKS = {
     "sentencepiece": "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm",
     "wordpiece": "text_files_sentence_pairs",
@@ -36,23 +36,23 @@ def vocabulary(
     max_bytes: int = 256 << 20,
     overwrite: bool = False,
 ) -> str:
-    """Learns a vocabulary and writes it where `vocabulary_path` of the `text_files_*` tasks can name it.
+    """Trains a vocabulary and writes the files that `vocabulary_path` of the `text_files_*` tasks refers to.
 
     Args:
-      pattern: the .txt and .jsonl files to learn from, as of the tasks: a path with *, ** and ?, local or in a bucket.
+      pattern: .txt and .jsonl files to train on: a local path or bucket URL that may contain *, ** and ?.
       kind: `sentencepiece` (T5), `wordpiece` (BERT) or `byte_bpe` (GPT-2).
-      size: pieces, special ones included.
-      output: the folder to write to; `vocabulary/KIND` by default.
-      lower_case: of `wordpiece`, whether case and accents are removed; True by default.
-      json_field: of a .jsonl record, the field that holds the text.
-      max_bytes: text to learn from; of more, an even sample of the documents.
-      overwrite: whether a vocabulary that is there already is replaced.
+      size: number of pieces, including special ones.
+      output: directory to write to; default `vocabulary/KIND`.
+      lower_case: only for `wordpiece`, whether to lower-case and strip accents; default True.
+      json_field: field of a .jsonl record that holds the text.
+      max_bytes: limit of the text; larger text is reduced to a uniform sample of its documents.
+      overwrite: whether to write to a directory that is not empty.
 
     Returns:
-      What `vocabulary_path` has to be: the file, or the folder where there are several.
+      The value for `vocabulary_path`: the file, or the directory of a vocabulary with several files.
 
     Raises:
-      UserError: no file matches, the size does not suit the text, or the folder cannot be written.
+      UserError: no file matches, the size does not suit the text, or the directory cannot be written.
     """
     from data_tasks.vocabularies import own
 
@@ -77,7 +77,7 @@ def vocabulary(
         for name, contents in files.items():
             paths.write_atomic(paths.join(folder, name), contents)
     except OSError as error:
-        raise UserError(f"OUTPUT_PATH={folder}: cannot be written ({error}). Name another folder.") from error
+        raise UserError(f"OUTPUT_PATH={folder}: cannot be written ({error}). Give another directory.") from error
     path = folder if len(files) > 1 else paths.join(folder, next(iter(files)))
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     print(f"wrote {size:,} pieces: {', '.join(paths.join(folder, name) for name in files)}")
@@ -87,23 +87,23 @@ def vocabulary(
 
 
 def _check_output(folder: str, overwrite: bool) -> None:
-    """Refuses a folder that is taken or cannot be made, before the work of minutes."""
+    """Checks that the output directory is empty and writable, before minutes of work."""
     if paths.is_local(folder):
         try:
             paths.local(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"OUTPUT_PATH={folder}: cannot be made ({error}). Name another folder.") from error
+            raise UserError(f"OUTPUT_PATH={folder}: cannot be created ({error}). Give another directory.") from error
         if not os.access(paths.local(folder), os.W_OK):
-            raise UserError(f"OUTPUT_PATH={folder}: not writable. Name another folder.")
+            raise UserError(f"OUTPUT_PATH={folder}: not writable. Give another directory.")
     names = paths.listdir(folder) if paths.exists(folder) else []
     if names and not overwrite:
         raise UserError(
-            f"OUTPUT_PATH={folder}: holds {', '.join(names[:3])} already. Name another folder, or give --overwrite."
+            f"OUTPUT_PATH={folder}: not empty ({', '.join(names[:3])}). Give another directory, or --overwrite."
         )
 
 
 def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
-    """The documents of the files, or an even sample of them."""
+    """Reads the documents of the files, or a uniform sample of them."""
     from data_tasks import text_files
 
     files = text_files.files(pattern)
@@ -127,18 +127,18 @@ def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
         *(len(files), pattern, read / 1e6, f"{len(documents):,}", kept / 1e6, skipped),
     )
     if not documents:
-        raise UserError(f"PATTERN={pattern}: its {len(files)} files hold no text. Name files with text in UTF-8.")
+        raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
     return documents
 
 
 def _hash_fraction(document: bytes) -> float:
-    """A number in [0, 1) that depends on the text alone, so that the sample is the same each time."""
+    """Hashes a document to [0, 1), so that the sample is the same each time."""
     return int.from_bytes(hashlib.blake2b(document, digest_size=4, person=b"vocabulary").digest()) / 2**32
 
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Logs now and then that work goes on whose library says nothing itself."""
+    """Logs the elapsed time periodically, because the library does not report progress."""
     started, done = time.monotonic(), threading.Event()
 
     def say():

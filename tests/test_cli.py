@@ -233,7 +233,7 @@ def test_run_files_set_what_flags_and_arguments_stand_for():
         ("inspect one two", "the argument 'two' has no flag"),
         ("train --gin_file", "--gin_file needs a value"),
         ("train --gin.X --gin.Y=1", "--gin.X needs a value"),
-        ("train --cpu_devices=none", "--cpu_devices=none: give how many"),
+        ("train --cpu_devices=none", "--cpu_devices=none: must be an integer of at least 1"),
         ("train --cpu_devices=0", "at least 1"),
         ("train --log_level=loud", "give one of debug, info, warning, error"),
         ("train --override_config=maybe", "give True or False"),

@@ -139,7 +139,7 @@ def test_without_a_cache_home_it_is_in_the_home_folder(monkeypatch):
 
 @pytest.mark.parametrize("value", [3, True, ""])
 def test_another_kind_of_value_is_a_user_error(value):
-    with pytest.raises(UserError, match="COMPILATION_CACHE_DIR=.*: not a folder"):
+    with pytest.raises(UserError, match="COMPILATION_CACHE_DIR=.*: not a path"):
         compilation_cache.choose_directory({"COMPILATION_CACHE_DIR": value}, None)
 
 

@@ -116,8 +116,11 @@ def test_the_command_line_is_started_again_without_the_flag(monkeypatch):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("train --max_restarts=2", "--max_restarts needs --gin.MODEL_DIR"),
-        ("train --max_restarts=often", "--max_restarts=often: give how many, at least 0"),
+        (
+            "train --max_restarts=2",
+            "--max_restarts: MODEL_DIR is missing, so each restart would begin a new run. Give --gin.MODEL_DIR",
+        ),
+        ("train --max_restarts=often", "--max_restarts=often: must be an integer of at least 0"),
         ("eval --max_restarts=2", "eval: there is no flag --max_restarts"),
         ("train --profile_steps=9:3", "--profile_steps=9:3: give the first and the last step"),
         ("inspect --num_processes=2", "inspect: there is no flag --num_processes"),

@@ -74,7 +74,7 @@ def test_a_vocabulary_serves_its_task_and_a_tiny_model(kind, texts, tmp_path, ca
     config.load("t5x_like.train.train", files=files, bindings=bindings, given=("run_config",))
 
 
-def test_special_tokens_are_where_each_family_wants_them(texts, tmp_path):
+def test_special_token_ids(texts, tmp_path):
     pytest.importorskip("tokenizers")
     found = {
         kind: of_task(task, vocabulary(pattern=f"{texts}/a.txt", kind=kind, size=400, output=str(tmp_path / kind)))
@@ -132,16 +132,16 @@ def test_of_more_text_an_even_sample_is_read(texts, tmp_path, monkeypatch):
         ({"pattern": "nothing/*.txt"}, "no file matches 'nothing"),
         ({"kind": "bpe"}, "KIND=bpe: unknown kind of vocabulary. Give one of sentencepiece, wordpiece, byte_bpe"),
         ({"size": 0}, "SIZE=0"),
-        ({"size": 400_000}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
-        ({"size": 400_000, "kind": "wordpiece"}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
-        ({"size": 400_000, "kind": "byte_bpe"}, r"SIZE=400000: too large for this text. It gives \d+ pieces at most"),
-        ({"size": 260}, r"SIZE=260: too small. The characters of this text need \d+ pieces at least"),
-        ({"size": 20, "kind": "wordpiece"}, r"SIZE=20: too small. The characters of this text need \d+ pieces"),
-        ({"size": 256, "kind": "byte_bpe"}, "SIZE=256: too small. The characters of this text need 257 pieces"),
-        ({"lower_case": True}, "lower_case=True: a SentencePiece vocabulary keeps the case"),
+        ({"size": 400_000}, r"SIZE=400000: too large for this text. Give at most \d+"),
+        ({"size": 400_000, "kind": "wordpiece"}, r"SIZE=400000: too large for this text. Give at most \d+"),
+        ({"size": 400_000, "kind": "byte_bpe"}, r"SIZE=400000: too large for this text. Give at most \d+"),
+        ({"size": 260}, r"SIZE=260: too small for the alphabet of this text. Give at least \d+"),
+        ({"size": 20, "kind": "wordpiece"}, r"SIZE=20: too small for the alphabet of this text. Give at least \d+"),
+        ({"size": 256, "kind": "byte_bpe"}, "SIZE=256: too small for the alphabet of this text. Give at least 257"),
+        ({"lower_case": True}, "LOWER_CASE=True: not supported by SentencePiece"),
     ],
 )
-def test_what_cannot_be_learnt_is_a_user_error(changed, message, texts, tmp_path):
+def test_invalid_arguments_raise(changed, message, texts, tmp_path):
     if changed.get("kind") in ("wordpiece", "byte_bpe"):
         pytest.importorskip("tokenizers")
     with pytest.raises(UserError, match=message):
@@ -149,30 +149,30 @@ def test_what_cannot_be_learnt_is_a_user_error(changed, message, texts, tmp_path
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_what_is_there_is_not_replaced_without_being_told(texts, tmp_path, monkeypatch):
+def test_non_empty_output_needs_overwrite(texts, tmp_path, monkeypatch):
     monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: {"sentencepiece.model": b"new"})
     (tmp_path / "sentencepiece.model").write_bytes(b"old")
-    with pytest.raises(UserError, match=r"holds sentencepiece.model already.*--overwrite"):
+    with pytest.raises(UserError, match=r"not empty \(sentencepiece.model\).*--overwrite"):
         vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path))
     assert (tmp_path / "sentencepiece.model").read_bytes() == b"old"
     vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path), overwrite=True)
     assert (tmp_path / "sentencepiece.model").read_bytes() == b"new"
 
 
-def test_an_output_that_is_a_file_is_refused_before_the_text_is_read(tmp_path):
+def test_output_below_a_file_raises_before_reading_text(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="OUTPUT_PATH=.*file/x: cannot be made"):
+    with pytest.raises(UserError, match="OUTPUT_PATH=.*file/x: cannot be created"):
         vocabulary(pattern="nothing/*.txt", output=str(tmp_path / "file" / "x"))
 
 
-def test_a_task_without_its_vocabulary_says_how_to_make_one():
+def test_task_without_vocabulary_path_raises():
     task = "text_files_causal_lm_byte_bpe"
     arguments.update([task], {"pattern": "none"})
     with pytest.raises(UserError, match="needs task_arguments {'vocabulary_path'.*--kind=byte_bpe"):
         _ = seqio.TaskRegistry.get(task).output_features["targets"].vocabulary.vocab_size
 
 
-def test_the_command_takes_its_flags():
+def test_command_line_flags_set_macros():
     parsed = cli.parse(["vocabulary", "--pattern=books/*.txt", "--kind=wordpiece", "--size=9", "--overwrite"])
     resolved = config.load("t5x_like.vocabulary.vocabulary", files=["runs/vocabulary.gin"], bindings=parsed.bindings)
     assert (resolved.macros["KIND"], resolved.macros["SIZE"], resolved.macros["OVERWRITE"]) == ("wordpiece", 9, True)

@@ -1,6 +1,6 @@
-"""A vocabulary of one's own, learnt from text: the files that the vocabularies of `text_files_*` tasks read.
+"""Trains vocabularies on text and returns the files that the `text_files_*` tasks read.
 
-SentencePiece's model is for T5 and everything that takes one, WordPiece's list for BERT, byte-level BPE for GPT-2.
+A SentencePiece model is for T5 and most other tasks, a WordPiece list for BERT, byte-level BPE for GPT-2.
 """
 
 import json
@@ -13,10 +13,10 @@ from data_tasks.vocabularies import SENTINELS, byte_bpe, train, wordpiece
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
-# A merge or a piece that occurs once in the whole text says nothing about language.
+# Merges and pieces that occur only once are not worth an id.
 _MIN_FREQUENCY = 2
-# Each character of an alphabet is two pieces of WordPiece, `x` and `##x`. Of a large one, such as that of Chinese, the
-# characters that are too rare for a third of the vocabulary are unknown.
+# WordPiece needs two pieces per character, `x` and `##x`. In text with many characters, such as Chinese, the alphabet
+# is limited to the most frequent ones, a third of the vocabulary; rarer characters become [UNK].
 _SMALL_ALPHABET, _ALPHABET_SHARE = 1000, 1 / 3
 _SPECIAL = [wordpiece.PAD, wordpiece.UNKNOWN, wordpiece.CLS, wordpiece.SEP, wordpiece.MASK]
 
@@ -24,21 +24,21 @@ Files = dict[str, bytes]
 
 
 def sentencepiece(documents: Sequence[str], size: int, lower_case: bool = False) -> Files:
-    """A unigram model with pad 0, EOS 1 and unknown 2; the tasks add T5's sentinels behind its pieces.
+    """Trains a unigram model with padding 0, EOS 1 and unknown 2; the tasks append T5's sentinels.
 
     Args:
-      documents: text to learn from.
-      size: pieces, special ones and the 256 bytes included.
-      lower_case: not supported, since a model of T5 keeps text as it is.
+      documents: text to train on.
+      size: number of pieces, including special pieces and 256 bytes.
+      lower_case: not supported, since T5 keeps text as it is.
 
     Returns:
       `sentencepiece.model`.
 
     Raises:
-      UserError: the text does not give so many or so few pieces.
+      UserError: the size is too large or too small for the text.
     """
     if lower_case:
-        raise UserError("lower_case=True: a SentencePiece vocabulary keeps the case. Use kind=wordpiece, or remove it.")
+        raise UserError("LOWER_CASE=True: not supported by SentencePiece. Remove it, or use KIND=wordpiece.")
     try:
         model = train.train(documents, size, threads=os.cpu_count() or 1)
     except RuntimeError as error:
@@ -51,18 +51,18 @@ def sentencepiece(documents: Sequence[str], size: int, lower_case: bool = False)
 
 
 def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) -> Files:
-    """A list of pieces that begins with [PAD], [UNK], [CLS], [SEP] and [MASK].
+    """Trains a WordPiece vocabulary that begins with [PAD], [UNK], [CLS], [SEP] and [MASK].
 
     Args:
-      documents: text to learn from.
-      size: pieces, special ones included.
-      lower_case: whether case and accents are removed first, as `lower_case` of the task does.
+      documents: text to train on.
+      size: number of pieces, including special pieces.
+      lower_case: whether to lower-case and strip accents first, as `lower_case` of the task does.
 
     Returns:
-      `vocab.txt`, the same for the same text.
+      `vocab.txt`, which depends only on the text and the arguments.
 
     Raises:
-      UserError: the text does not give so many or so few pieces.
+      UserError: the size is too large or too small for the text.
     """
     library = _tokenizers()
 
@@ -82,8 +82,8 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
         return sorted(ids, key=ids.get)
 
     characters = max(_SMALL_ALPHABET, int(size * _ALPHABET_SHARE))
-    # The library numbers the characters that continue a word in the order of a hash table, and breaks ties between
-    # merges by number. Given first and sorted, they are the same each time.
+    # The library numbers the continuing characters in the order of a hash table, and breaks ties between merges by
+    # number. Passing them sorted, as special tokens, makes the result deterministic.
     alphabet = learn(0, _SPECIAL)
     if len(alphabet) > size:
         raise too_small(size, len(alphabet))
@@ -95,21 +95,21 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
 
 
 def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) -> Files:
-    """Byte-level BPE as GPT-2's: the 256 bytes, merges, and <|endoftext|> as the last id.
+    """Trains byte-level BPE as in GPT-2: 256 bytes, merges, and <|endoftext|> as the last id.
 
     Args:
-      documents: text to learn from.
-      size: pieces, <|endoftext|> and the 256 bytes included.
-      lower_case: not supported, since bytes are kept as they are.
+      documents: text to train on.
+      size: number of pieces, including <|endoftext|> and 256 bytes.
+      lower_case: not supported, since byte-level BPE keeps text as it is.
 
     Returns:
-      `vocab.json` and `merges.txt`, the same for the same text.
+      `vocab.json` and `merges.txt`, which depend only on the text and the arguments.
 
     Raises:
-      UserError: the text does not give so many pieces, or they are fewer than the bytes.
+      UserError: the size is too large for the text, or below 257.
     """
     if lower_case:
-        raise UserError("lower_case=True: byte-level BPE keeps the case. Use kind=wordpiece, or remove it.")
+        raise UserError("LOWER_CASE=True: not supported by byte-level BPE. Remove it, or use KIND=wordpiece.")
     library = _tokenizers()
     if size < 257:
         raise too_small(size, 257)
@@ -142,15 +142,15 @@ KINDS: dict[str, Callable[..., Files]] = {
 
 
 def too_large(size: int, most: int) -> UserError:
-    return UserError(f"SIZE={size}: too large for this text. It gives {most} pieces at most; use less, or more text.")
+    return UserError(f"SIZE={size}: too large for this text. Give at most {most}, or more text.")
 
 
 def too_small(size: int, least: int) -> UserError:
-    return UserError(f"SIZE={size}: too small. The characters of this text need {least} pieces at least.")
+    return UserError(f"SIZE={size}: too small for the alphabet of this text. Give at least {least}.")
 
 
 def models_for(kind: str, size: int) -> str:
-    """What a model's configuration needs for a vocabulary of this kind and size, in words."""
+    """Describes the settings that a model needs for a vocabulary of this kind and size."""
     if kind == "sentencepiece":
         return f"vocab_size = {size + SENTINELS} or more: {size} pieces and the {SENTINELS} sentinels that tasks add"
     if kind == "byte_bpe":
@@ -167,7 +167,7 @@ def _tokenizers() -> ModuleType:
         import tokenizers.trainers
     except ModuleNotFoundError as error:
         raise UserError(
-            "the package tokenizers is not installed, which learns WordPiece and byte-level BPE. "
-            "Install it: pip install 't5x_like[vocabulary]'"
+            "tokenizers: not installed, but needed for WordPiece and byte-level BPE. "
+            "Run pip install 't5x_like[vocabulary]'"
         ) from error
     return tokenizers

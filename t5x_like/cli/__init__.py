@@ -1,6 +1,6 @@
 """The command line: `t5x_like COMMAND --gin_file=… --gin.NAME=VALUE`.
 
-Nothing heavy is imported before a command is sure to run, so `--help` and a mistyped flag are answered at once.
+Heavy imports wait until a command is sure to run, so `--help` and errors in flags appear immediately.
 """
 
 import sys
@@ -72,17 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_gin_trail(error: Exception) -> str:
-    """The message of an error without the calls that gin lists below it."""
+    """The message of an error without the call stack that gin appends."""
     return str(error).split("\n  In call to configurable", 1)[0]
 
 
 def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
-    """Runs the same command line as a child that is started again when it crashes."""
+    """Runs the same command line as a child process, and restarts it when it crashes."""
     from t5x_like import supervisor
 
     model_dir = dict(arguments.bindings).get("MODEL_DIR", "")
     if not model_dir.strip("'\""):
-        raise UserError("--max_restarts needs --gin.MODEL_DIR=…: without it each start would begin another run")
+        raise UserError(
+            "--max_restarts: MODEL_DIR is missing, so each restart would begin a new run. Give --gin.MODEL_DIR=…"
+        )
     log(arguments.log_level)
     words = list(argv)
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--max_restarts")
@@ -91,6 +93,6 @@ def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
 
 
 def _leave_others(code: int, error: Exception | None = None) -> None:
-    """Ends a process that others wait for; see `distributed.abandon`. A process that is alone returns from here."""
+    """Ends a process of a multi-process run, see `distributed.abandon`; returns in a single-process run."""
     if distributed := sys.modules.get("t5x_like.distributed"):
         distributed.abandon(code, error)

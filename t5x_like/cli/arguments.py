@@ -1,4 +1,4 @@
-"""The command line as data: flags, their values, and the nearest name of what is misspelt."""
+"""Command-line arguments: flags, their values, and suggestions for misspelled names."""
 
 import dataclasses
 import difflib
@@ -15,17 +15,17 @@ SWITCHES = ("override_config", "debug", "dry_run")
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id")
 TRAIN_FLAGS = ("max_restarts", "profile_steps", "restore")
 RESTORE = ("latest", "previous")
-# Flags whose value is a number, and the least that it can be.
+# Flags with an integer value, and its minimum.
 LEAST = {"cpu_devices": 1, "num_processes": 1, "process_id": 0, "max_restarts": 0}
 
 
 class UsageError(UserError):
-    """The command line cannot be understood."""
+    """The command line is invalid."""
 
 
 @dataclasses.dataclass
 class Arguments:
-    """A command line, taken apart."""
+    """A parsed command line."""
 
     command: str
     gin_files: list[str] = dataclasses.field(default_factory=list)
@@ -46,10 +46,10 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Takes a command line apart; the first word is the command.
+    """Parses a command line, whose first word is the command.
 
     Raises:
-      UsageError: it names what does not exist, with the nearest name.
+      UsageError: a command or flag is unknown or its value is invalid; the message suggests the nearest name.
     """
     name, *words = argv
     if name not in COMMANDS:
@@ -108,7 +108,7 @@ def _take(arguments: Arguments, command: Command, flag: str, value: str) -> None
         arguments.log_level = value
     elif flag in LEAST:
         if not value.isdigit() or int(value) < LEAST[flag]:
-            raise UsageError(f"--{flag}={value}: give how many, at least {LEAST[flag]}")
+            raise UsageError(f"--{flag}={value}: must be an integer of at least {LEAST[flag]}")
         setattr(arguments, flag, int(value))
     elif flag == "restore":
         if value not in RESTORE:

@@ -1,4 +1,4 @@
-"""From the arguments of a command to its function with a complete configuration."""
+"""Runs a command: resolves its configuration and calls its function."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from t5x_like.errors import UserError
 if TYPE_CHECKING:
     from t5x_like import config
 
-# Macros that the command line itself reads: where compiled programs are kept is no part of a run's configuration.
+# Macros that the command line itself reads: the directory of compiled programs is not part of a run's configuration.
 PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
-# What `sysexits.h` calls EX_TEMPFAIL: a supervisor that sees it starts the same command again.
+# EX_TEMPFAIL of `sysexits.h`: a supervisor restarts a command that exits with it.
 PREEMPTED_EXIT_CODE = 75
 SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 
@@ -49,15 +49,15 @@ def run(arguments: Arguments) -> int:
 
 
 def is_supervised() -> bool:
-    """Whether something waits for the exit code that says "preempted"."""
+    """Whether a supervisor reads the exit code of this process."""
     return any(os.environ.get(name) for name in SUPERVISORS)
 
 
 def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> contextlib.AbstractContextManager:
     """The persistent compilation cache for a command.
 
-    Programs are not read from the directory of a run that the command only looks at (`run_folder`): it may be somebody
-    else's, and a compiled program is code.
+    Programs are not read from the directory of a run that the command only reads (`run_folder`): someone else may have
+    written it, and a compiled program is code.
     """
     from t5x_like import compilation_cache
 
@@ -67,11 +67,11 @@ def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> con
 
 
 def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
-    """The configuration of a command, read and checked; nothing is built.
+    """Reads and checks the configuration of a command, and builds nothing.
 
     Args:
       arguments: the command line.
-      run_folder: the run whose stored configuration gives model and task; None for none.
+      run_folder: the run whose stored configuration gives model and task, if any.
 
     Raises:
       ConfigError: with every problem found.
@@ -83,7 +83,7 @@ def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
         return config.load(
             command.function,
             files=[*([command.first_file] if command.first_file else []), *(arguments.gin_files or [command.run_file])],
-            # The folder has served its purpose: whether the command reads MODEL_DIR or only CHECKPOINT_PATH, it is set.
+            # `run_folder` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
             bindings=[(name, text) for name, text in arguments.bindings if not (run_folder and name == "MODEL_DIR")],
             search_paths=arguments.search_paths,
             run_folder=run_folder,
@@ -93,16 +93,16 @@ def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
         )
     except config.ConfigError as error:
         if command.needs_run and run_folder is None:
-            hint = "Model, task and lengths can come from a run: give --gin.MODEL_DIR=its folder and no --gin_file."
+            hint = "To take model, task and lengths from a run, give --gin.MODEL_DIR=its directory and no --gin_file."
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
 
 
 def find_run(arguments: Arguments) -> str | None:
-    """The folder of the run that MODEL_DIR or CHECKPOINT_PATH means, or None.
+    """Finds the directory of the run that MODEL_DIR or CHECKPOINT_PATH refers to, or None.
 
     Raises:
-      UserError: MODEL_DIR names a folder without a stored configuration.
+      UserError: MODEL_DIR is a directory without a stored configuration.
     """
     macros = given_macros(arguments)
     model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
@@ -128,7 +128,7 @@ def given_macros(arguments: Arguments) -> dict[str, Any]:
 
 
 def _parameters(command: Command) -> list[str]:
-    """The parameters of a command's function that the command line gives, not its configuration."""
+    """The parameters of a command's function that come from the command line instead of its configuration."""
     import inspect
 
     from t5x_like.config.files import locate

@@ -6,20 +6,20 @@ from typing import Any
 from t5x_like import paths, weight_files
 from t5x_like.errors import UserError
 
-# What must exist; any other path of a command is written.
+# Paths that must exist; a command writes all its other paths.
 CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH")
 INPUTS = ("INPUT_PATH",)
 
 
 def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
-    """Refuses local paths that do not exist or cannot be written. Buckets are left to whoever opens them.
+    """Checks that the local paths of a command exist or can be written. Buckets are checked when they are opened.
 
     Args:
       names: the macros with the paths of a command; see `Command.paths`.
       macros: values by name.
 
     Raises:
-      UserError: naming the macro, its value and what to give.
+      UserError: a path is missing or not writable; the message names its macro.
     """
     given = {name: macros[name] for name in names if isinstance(macros.get(name), str)}
     for name, path in given.items():
@@ -37,7 +37,7 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
 
 
 def _may_resume(model_dir: str | None) -> bool:
-    """Whether a run may have a checkpoint of its own, so that what it started from is not read again."""
+    """Whether a run may have its own checkpoint, so that its initial checkpoint is not read again."""
     return model_dir is not None and (not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints")))
 
 

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without its start-up messages, which its libraries write before any log level can be set."""
+"""Suppresses TensorFlow's start-up messages, which its libraries write before a log level can be set."""
 
 import contextlib
 import importlib.abc
@@ -18,7 +18,7 @@ _STARTUP = re.compile(
 
 @contextlib.contextmanager
 def without_startup_lines() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2 and then writes it there, start-up lines left out."""
+    """Buffers writes to file descriptor 2, and on exit writes them without the start-up lines."""
     sys.stderr.flush()
     original = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -36,7 +36,7 @@ def without_startup_lines() -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the packages as ever, and wraps the execution of their top module."""
+    """Finds the packages as usual, and wraps the execution of their top-level module."""
 
     def __init__(self):
         self._searching = False
@@ -62,6 +62,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Makes later imports of TensorFlow quiet; to be called once or more."""
+    """Suppresses the start-up messages of later imports of TensorFlow. Calling this again has no effect."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -1,4 +1,4 @@
-"""What is set before JAX and TensorFlow are imported: devices, import paths, logging."""
+"""Setup before JAX and TensorFlow are imported: devices, import paths, logging."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ from t5x_like.cli.arguments import Arguments
 
 
 def prepare(arguments: Arguments) -> None:
-    """Sets up devices, imports and logging. To be called before JAX is imported for the first time."""
+    """Sets up devices, imports and logging. Call this before JAX is imported for the first time."""
     if arguments.dry_run:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed, so no accelerator is taken
-        os.environ.setdefault("NO_GCE_CHECK", "true")  # or TensorFlow looks for a metadata server for minutes
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed, so no accelerator is needed
+        os.environ.setdefault("NO_GCE_CHECK", "true")  # otherwise TensorFlow searches for a metadata server for minutes
     if arguments.cpu_devices is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = str(arguments.cpu_devices)
@@ -23,10 +23,10 @@ def prepare(arguments: Arguments) -> None:
         if "jax" in sys.modules:
             sys.modules["jax"].config.update("jax_disable_jit", True)
             sys.modules["jax"].config.update("jax_debug_nans", True)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow reports each GPU that it may not use
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise TensorFlow logs each GPU that it cannot use
     if arguments.log_level != "debug":
         quiet_imports.install()
-    # A console script does not have these. Last, so that a folder named like an installed package hides nothing.
+    # Console scripts do not have these paths. Append, so that a directory cannot shadow an installed package.
     for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -34,7 +34,7 @@ def prepare(arguments: Arguments) -> None:
 
 
 def _configure_devices(count: int) -> None:
-    """Sets the number of fake CPU devices of an imported JAX, which refuses a change once devices are in use."""
+    """Sets the number of fake CPU devices of an imported JAX, which raises if its devices are already in use."""
     config = sys.modules["jax"].config
     for name, value in (("jax_platforms", "cpu"), ("jax_num_cpu_devices", count)):
         if getattr(config, name) != value:
@@ -42,7 +42,7 @@ def _configure_devices(count: int) -> None:
 
 
 def log(level: str) -> None:
-    """Reports what this project and a user's modules log; other packages only when they warn."""
+    """Shows log lines of this project and the user's modules, and warnings of other packages."""
     import logging
 
     from absl import logging as absl_logging

@@ -32,24 +32,24 @@ def usage(name: str) -> str:
         ("--gin.NAME=VALUE", "set a macro such as TRAIN_STEPS, or a parameter such as T5Config.dropout_rate;"),
         ("", "text needs no quotes; None, True and False as in Python"),
         ("--gin_search_paths=A,B", "more folders with gin files and Python modules"),
-        ("--cpu_devices=N", "run on the CPU and pretend N devices"),
+        ("--cpu_devices=N", "run on N fake CPU devices"),
         ("--log_level=LEVEL", f"one of {', '.join(LOG_LEVELS)} (default: info); debug shows tracebacks"),
         ("--debug", "without compilation, stopping at the first NaN; training prints its first batch"),
     ]
     if command.dry_runs:
-        flags.append(("--dry_run", "check configuration, paths and task, print shapes and parameters; write nothing"))
+        flags.append(("--dry_run", "check configuration, paths and task, print shapes and parameters, write nothing"))
     if name == "train":
         flags += [
-            ("--override_config", "go on with a run although its stored configuration differs"),
-            ("--max_restarts=N", "start again after a crash, so many times in a row"),
-            ("--restore=previous", "delete damaged newest checkpoints and resume from the newest intact one"),
+            ("--override_config", "resume a run although its stored configuration differs"),
+            ("--max_restarts=N", "restart after a crash, at most N times in a row"),
+            ("--restore=previous", "delete damaged checkpoints and resume from the newest intact one"),
             ("--profile_steps=A:B", "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"),
         ]
     if command.joins:
         flags += [
-            ("--coordinator_address=…", "host:port of process 0, where several processes run this as one"),
-            ("--num_processes=N", "how many they are"),
-            ("--process_id=N", "which this is, from 0 (TPU slices and Slurm say all three by themselves)"),
+            ("--coordinator_address=…", "host:port of process 0, to run several processes as one"),
+            ("--num_processes=N", "number of processes"),
+            ("--process_id=N", "index of this process, from 0 (TPU slices and Slurm set all three)"),
         ]
     flags += [(f"--{flag}=…", f"{text} (sets {macro})") for flag, (macro, text) in command.flags.items()]
     if command.positional:
