@@ -146,7 +146,8 @@ if ! stamped "$extras"; then
   if [[ $uv ]]; then
     act "$uv" pip install --quiet --python "$venv/bin/python" --editable "$root$extras" --constraint "$root/constraints.txt"
   else
-    act "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    # --no-compile, as uv by default: Python compiles what it imports, a small part of what is installed.
+    act "$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check \
       --editable "$root$extras" --constraint "$root/constraints.txt"
   fi
   if [[ ! $dry_run ]]; then
