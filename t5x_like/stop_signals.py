@@ -39,7 +39,9 @@ class StopSignals:
       requested: the name of the first one, or None.
     """
 
-    def __init__(self):
+    def __init__(self, exit_code: int | None = None):
+        """See `watched`; catches nothing before `install`."""
+        self._exit_code = exit_code
         self.requested: str | None = None
         self._seen: str | None = None  # the same, as the thread has it
         self._deferred = False
@@ -88,7 +90,7 @@ class StopSignals:
             if self._deferred:
                 return
             if _is_importing(frame):  # there is nothing to clean up, and C++ modules abort on an exception
-                _end(number, f"stopped by {self.requested}")
+                _end(self._exit_code or 128 + number, f"stopped by {self.requested}")
             raise Stopped(number)
 
     def _watch(self, pipe: int) -> None:
@@ -105,11 +107,13 @@ class StopSignals:
             if self._deferred:
                 _say(f"{name}: training stops after this step and saves; Ctrl-C (once more) ends it without saving")
             else:
-                self._timer = threading.Timer(GRACE_SECONDS, _end, (number, f"stopped by {name}"))
+                self._timer = threading.Timer(
+                    GRACE_SECONDS, _end, (self._exit_code or 128 + number, f"stopped by {name}")
+                )
                 self._timer.daemon = True
                 self._timer.start()
         elif number == signal.SIGINT:
-            _end(number, f"ended by SIGINT without saving, after {self._seen}")
+            _end(128 + number, f"ended by SIGINT without saving, after {self._seen}")
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -121,16 +125,19 @@ _active: StopSignals | None = None
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[StopSignals]:
+def watched(exit_code: int | None = None) -> Iterator[StopSignals]:
     """Catches signals while it is entered; entered again inside, it gives the same `StopSignals`.
 
     Outside the main thread, where signals cannot be caught, none ever comes.
+
+    Args:
+      exit_code: of a process that a signal ends during an import or after the grace; 128 and its number by default.
     """
     global _active
     if _active is not None or threading.current_thread() is not threading.main_thread():
-        yield _active or StopSignals()
+        yield _active or StopSignals(exit_code)
         return
-    _active = StopSignals()
+    _active = StopSignals(exit_code)
     _active.install()
     try:
         yield _active
@@ -153,9 +160,9 @@ def _say(line: str) -> None:
         os.write(2, f"\nt5x_like: {line}\n".encode())
 
 
-def _end(number: int, line: str) -> None:
+def _end(exit_code: int, line: str) -> None:
     _say(line)
-    os._exit(128 + number)
+    os._exit(exit_code)
 
 
 def _forget() -> None:

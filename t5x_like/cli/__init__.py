@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.max_restarts is not None:
             return _supervised(arguments, argv)
-        with stop_signals.watched():
+        with stop_signals.watched(PREEMPTED_EXIT_CODE if is_supervised() else None):
             return run(arguments)
     except KeyboardInterrupt as error:
         print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
