@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs a t5x_like command with --dry_run on this machine before other machines are asked for.
+"""Runs a t5x_like command with --dry_run on this machine before other machines are requested.
 
     check_command.py t5x_like train --gin_file=… --gin.MODEL_DIR=gs://my-bucket/runs/first
 
-Exits with 2 where the command cannot run: a misspelt flag or gin file, a task that does not exist. It needs t5x_like in
-$VENV (default: .venv of this checkout); without it, or where the check itself fails, the command counts as not checked.
+Exits with 2 if the command is invalid: a misspelled flag or gin file, or an unknown task. Needs t5x_like in $VENV
+(default: .venv of this checkout); without it, or if the check itself fails, the command is reported as not checked.
 
 Plain Python 3.10 and its standard library.
 """
@@ -26,17 +26,17 @@ def check_command(command: list[str]) -> str:
     """Runs a command with --dry_run.
 
     Args:
-      command: to be run elsewhere, such as `t5x_like train --gin_file=…`.
+      command: the command to check, such as `t5x_like train --gin_file=…`.
 
     Returns:
-      What came of it, in a line.
+      The result of the check as one line.
 
     Raises:
-      LaunchError: t5x_like refuses the command; with its message.
+      LaunchError: the command is invalid; contains t5x_like's message.
     """
     program = Path(os.environ.get("VENV") or ROOT / ".venv") / "bin" / "t5x_like"
     if command[1:2] == [] or command[1] in NO_DRY_RUN:
-        return "command not checked: it has no dry run"
+        return "command not checked: it does not support --dry_run"
     if not program.exists():
         return f"command not checked: {program} not found (pip install -e . there, or set VENV)"
     words = [word for word in command[1:] if not word.startswith("--max_restarts")]
@@ -45,7 +45,7 @@ def check_command(command: list[str]) -> str:
     except subprocess.TimeoutExpired:
         return f"command not checked: no answer within {SECONDS} s"
     if done.returncode == USER_ERROR:
-        raise LaunchError(f"t5x_like refuses this command: {done.stderr.strip()}")
+        raise LaunchError(f"invalid t5x_like command: {done.stderr.strip()}")
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     return "command checked by a dry run" if done.returncode == 0 else f"command not checked: {last}"
 

@@ -22,36 +22,36 @@ def check_bucket(setting: str, path: str) -> None:
 
 
 def add_environment(made: argparse.ArgumentParser) -> None:
-    """Adds `--env` to a command line; see `environment`."""
+    """Adds the flag `--env` to a parser; see `environment`."""
     made.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set an environment variable of the job on every worker; may be repeated. Not for secrets: it is shown in "
-        "process lists and dry runs",
+        help="set an environment variable of the job on every worker; may be repeated. Do not pass secrets: values are "
+        "visible in process lists and dry runs",
     )
 
 
 def environment(given: list[str]) -> dict[str, str]:
-    """The environment variables of a job.
+    """Parses the environment variables of a job.
 
     Args:
-      given: `NAME=VALUE` of each `--env`.
+      given: the `NAME=VALUE` of each `--env`.
 
     Returns:
-      Name -> value, in the order given.
+      Values by name, in the given order.
 
     Raises:
-      LaunchError: a word is not of that form, a name is given twice, or the launcher sets the variable itself.
+      LaunchError: a value has another form, a name is repeated, or the launcher sets the variable itself.
     """
     found: dict[str, str] = {}
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise LaunchError(f"--env={word}: write NAME=VALUE, such as --env=JAX_TRACEBACK_FILTERING=off")
+            raise LaunchError(f"--env={word}: not NAME=VALUE. Give for example --env=JAX_TRACEBACK_FILTERING=off")
         if name in found:
-            raise LaunchError(f"--env={word}: {name} is given twice. Remove one of them.")
+            raise LaunchError(f"--env={word}: {name} is set twice. Remove one of them.")
         if name in OWN_VARIABLES:
             raise LaunchError(f"--env={word}: the launcher sets {name} itself. Remove it.")
         found[name] = value

@@ -1,4 +1,4 @@
-"""The items of a checkpoint as Orbax handlers: each stores checksums of its files before the checkpoint commits."""
+"""Orbax handlers for the items of a checkpoint, which store checksums of their files before the checkpoint commits."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from t5x_like import checksums
 
 
 class _Checksummed:
-    """Orbax calls `finalize` in one process, after all have written and before the checkpoint gets its final name."""
+    """Stores checksums in `finalize`, which Orbax calls in one process after all have written, before the commit."""
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
@@ -18,13 +18,13 @@ class _Checksummed:
 
 
 class StateHandler(_Checksummed, ocp.PyTreeCheckpointHandler):
-    """Stores the arrays; each process computes the checksums of the arrays that it has written."""
+    """Stores the arrays; each process computes the checksums of its own files."""
 
     async def async_save(self, directory: epath.Path, *args, **kwargs):
-        """Starts writing; the result's futures end when this process has written arrays and checksums."""
+        """Starts writing; the returned futures complete once this process has written arrays and checksums."""
         written = await super().async_save(directory, *args, **kwargs) or []
         process = jax.process_index()
-        # If a later Orbax writes elsewhere, `finalize` covers the files instead.
+        # If another version of Orbax writes to other directories, `finalize` covers the files instead.
         return [
             ocp.future.ChainedFuture(
                 written, cb=lambda: checksums.write_part(directory, f"ocdbt.process_{process}", process)
@@ -61,10 +61,10 @@ class _FeedFiles(ocp.CheckpointHandler):
         (directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin").write_bytes(args.position)
 
     def restore(self, directory: epath.Path, args: "FeedRestore | None" = None) -> bytes:
-        """This process's position; where another number of processes wrote it, the first one's.
+        """Returns the position of this process, or of process 0 if another number of processes wrote it.
 
-        That means the same to all where data is read in one order, as from a cache. A live feed knows which process
-        wrote it, and refuses.
+        Sources with one global order, such as caches, can resume from any process's position. A live feed detects the
+        mismatch and raises.
         """
         path = directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin"
         if not path.exists():
@@ -81,7 +81,7 @@ class _FeedFiles(ocp.CheckpointHandler):
 
 
 class FeedHandler(_Checksummed, _FeedFiles):
-    """Stores the opaque data position of each process in a file of its own."""
+    """Stores the opaque data position of each process in a separate file."""
 
 
 @ocp.args.register_with_handler(FeedHandler, for_save=True)

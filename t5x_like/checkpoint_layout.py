@@ -1,4 +1,4 @@
-"""Between a checkpoint's stacked arrays and the layout of a run, in no more memory than the result needs."""
+"""Converts a checkpoint's stacked arrays to the layout of a run with little additional memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,14 @@ from t5x_like import parameters
 
 
 def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The arrays `shardings` names, from stacked ones; holds no more memory than these and one stack.
+    """Converts stacked arrays to the layout of `shardings`, with at most one additional stack in memory.
 
     Args:
-      stacked: arrays by stored name. Emptied on the way: each stack is freed once it is unrolled.
-      shardings: by name, in either layout.
+      stacked: arrays by stored name. Emptied: each stack is freed once it is unrolled.
+      shardings: shardings by name, in either layout.
 
     Returns:
-      Arrays by the names of `shardings`. One that is stored as it is wanted is passed on, not copied.
+      Arrays by the names of `shardings`. Arrays that need no conversion are not copied.
     """
     groups: dict[str, list[str]] = {}
     for name in shardings:
@@ -36,10 +36,10 @@ def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict
 
 
 def unroll_program(shardings: list[Any]) -> Any:
-    """The jitted function that splits one stack `[layers, …]` into its layers; it can be lowered from a shape.
+    """Returns a jitted function that splits a stack `[layers, …]` into its layers; it can be lowered from a shape.
 
     Args:
-      shardings: one per layer.
+      shardings: one sharding per layer.
     """
     return jax.jit(_layers, out_shardings=shardings)
 
@@ -49,7 +49,7 @@ def _layers(stack):
 
 
 def stacked_shapes(like: Any, partitioner: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """The stacked leaves of `like` (arrays or shapes) as shapes with the sharding that they restore to."""
+    """Returns the shapes of the stacked leaves of `like` (arrays or shapes), with the shardings to restore them to."""
     axes = parameters.logical_axes(like)
     unrolled = parameters.named_leaves(like)
     shapes = parameters.stack({name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in unrolled.items()})

@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, stored beside them, so that damage is named instead of read as numbers."""
+"""Checksums of the files in a directory, stored next to them, so that damaged files are detected before use."""
 
 import concurrent.futures
 import json
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from etils import epath
 
-# CRC-32 finds any single burst of up to 32 damaged bits and runs faster than storage delivers.
+# CRC-32 detects any burst of up to 32 damaged bits, and is faster than storage.
 ALGORITHM = "crc32"
 MANIFEST = "checksums.json"
 _PART = "checksums_process_{}.json"
@@ -17,17 +17,17 @@ _THREADS = 4
 
 
 class DamagedFile(Exception):
-    """A file is missing or differs from its checksum; the message names it and says how."""
+    """A file is missing or does not match its checksum; the message names the file."""
 
 
 def write_part(folder: epath.Path, below: str, process: int) -> None:
-    """Stores the checksums of the files in `folder/below`, which process number `process` has written."""
+    """Stores the checksums of the files in `folder/below`, which process `process` has written."""
     if (folder / below).is_dir():
         _store(folder, _PART.format(process), (f"{below}/{name}" for name in _files(folder / below)))
 
 
 def write(folder: epath.Path) -> None:
-    """Stores the checksums of all files in `folder` that no process has covered by `write_part`."""
+    """Stores the checksums of all files in `folder` that `write_part` has not covered in any process."""
     covered = {MANIFEST}
     for name in _parts(folder):
         covered |= _read(folder, name).keys()
@@ -38,15 +38,15 @@ def verify(folder: epath.Path, share: int = 0, shares: int = 1) -> bool:
     """Compares the files in `folder` with their checksums.
 
     Args:
-      folder: what `write` was called on.
-      share: which part of the contents to read, where several processes divide the work.
-      shares: how many parts there are. Existence and sizes are checked for all files in each.
+      folder: the directory that `write` was called on.
+      share: index of this process's share of the files, if several processes divide the work.
+      shares: number of shares. Each process checks existence and size of all files.
 
     Returns:
-      Whether there are checksums.
+      Whether the directory has checksums.
 
     Raises:
-      DamagedFile: for the first file that differs.
+      DamagedFile: a file does not match its checksum.
     """
     if not (folder / MANIFEST).exists():
         return False

@@ -1,4 +1,4 @@
-"""How log lines look on the terminal, for commands and for runs made from Python. Imports nothing heavy."""
+"""Format and filter of log lines, for commands and for runs started from Python. Imports no heavy modules."""
 
 import contextlib
 import logging
@@ -11,16 +11,16 @@ import t5x_like
 
 
 class _Handler(logging.StreamHandler):
-    """Writes to what is standard error at the moment: a progress bar puts itself in between."""
+    """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     stream = property(lambda self: sys.stderr, lambda self, value: None)
 
 
 def handler(*, everything: bool = False) -> logging.Handler:
-    """Shows what this project and a user's modules log, and other packages only when they warn.
+    """Creates a handler that shows log lines of this project and the user's modules, and warnings of other packages.
 
     Args:
-      everything: whether to show other packages' lines too.
+      everything: whether to show all lines of other packages, too.
     """
     here = os.path.dirname(os.path.abspath(t5x_like.__file__))
     own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
@@ -39,9 +39,9 @@ def handler(*, everything: bool = False) -> logging.Handler:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-    """Shows log lines of level info while it is entered, where the application has not configured logging itself.
+    """Shows log lines of level info while the context is active, unless the application has configured logging.
 
-    Nothing stays behind, so that an application that configures logging later finds it untouched.
+    The previous state is restored on exit, so that an application can configure logging later.
     """
     from absl import logging as absl_logging
 
@@ -61,7 +61,7 @@ def shown() -> Iterator[None]:
 
 
 def _is_unconfigured(root: logging.Logger) -> bool:
-    """Whether nobody has set up logging: no handler, or the one that absl adds with its first line."""
+    """Whether logging is not configured: no handler, or only the one that absl adds with its first line."""
     if not root.handlers:
         return True
     (first, *others) = root.handlers

@@ -1,4 +1,4 @@
-"""`--dry_run`: what a command would do, checked as far as this machine can, with nothing computed or written."""
+"""`--dry_run`: checks and describes a command as far as this machine can, without computing or writing anything."""
 
 import inspect
 import threading
@@ -10,9 +10,9 @@ import jax
 from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.commands import Command
 
-# What an unreachable store may take to answer before it counts as not checked.
+# Timeout after which a store counts as not checked.
 ANSWER_SECONDS = 30.0
-# Paths that a command writes; what else it names is read.
+# Arguments with paths that a command writes, and that it reads.
 WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
 
@@ -21,11 +21,11 @@ def dry_run(command: Command, resolved: config.Resolved) -> None:
     """Prints what a command would do.
 
     Args:
-      command: its description.
+      command: the command.
       resolved: its configuration.
 
     Raises:
-      UserError: what would end the command before its first batch, where this machine can tell.
+      UserError: the command would fail before its first batch.
     """
     function = resolved.configured()
     if command.function == "t5x_like.ablate.ablate":
@@ -45,10 +45,10 @@ def _print(lines: Iterator[str]) -> None:
 
 
 def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """A line for the model, each data source and each path among the arguments of a command.
+    """Yields a line for the model, each data source and each path among the arguments of a command.
 
     Raises:
-      UserError: as `dry_run`.
+      UserError: see `dry_run`.
     """
     model, objective = arguments.get("model"), arguments.get("objective")
     if model is not None:
@@ -77,7 +77,7 @@ def _parameters(model: Any, objective: Any) -> str:
 
 
 def _data(source: Any, arguments: Mapping[str, Any]) -> str:
-    """What is read, after the checks that need no example."""
+    """Describes a data source after the checks that need no example."""
     model, objective = arguments.get("model"), arguments["objective"]
 
     def check() -> str:
@@ -91,7 +91,7 @@ def _data(source: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def _answer(check: Callable[[], str]) -> str:
-    """The result of a check, or why it could not be made: a store that cannot be reached from here is no error."""
+    """Runs a check and returns its result, or why the check is impossible: an unreachable store is not an error."""
     found: list[Any] = []
 
     def run():
@@ -128,7 +128,7 @@ def _reachable(path: str) -> str:
 
 
 def _kept(name: str, path: str) -> str:
-    """What a run directory holds already."""
+    """Describes the contents of a run directory."""
     if not paths.is_local(path):
         return " (not checked)"
     if name != "model_dir":
@@ -147,7 +147,7 @@ def _mesh(function: Callable) -> str:
         partitioner = config.arguments(function, without=_others(function)).get("partitioner")
     except partitioning.DeviceMismatch as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-        return f"not checked, this machine has {devices}: {str(error).splitlines()[0]}"
+        return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
     if partitioner is None:
         return "all devices"
     sizes = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}

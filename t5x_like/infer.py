@@ -277,8 +277,8 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
         for name, ids in example.items():
             if ids and max(ids) >= vocab_size:
                 raise UserError(
-                    f"line {number}: token id {max(ids)} in {name!r}: the model has the ids 0 … {vocab_size - 1} "
-                    "alone. Correct the ids, or give the vocabulary that the model was trained with"
+                    f"line {number}: token id {max(ids)} in {name!r}: the model only has the ids 0 … {vocab_size - 1}. "
+                    "Correct the ids, or give the vocabulary that the model was trained with"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Remembers with which arguments an object was made, so that a run made from Python can store its configuration."""
+"""Records the arguments that objects are built with, so that a run started from Python can store its configuration."""
 
 import dataclasses
 import functools
@@ -11,13 +11,13 @@ _Factory = TypeVar("_Factory", bound=Callable[..., Any])
 
 
 def recorded(factory: _Factory) -> _Factory:
-    """Decorates a function or class so that `origin` finds the arguments of what it makes."""
+    """Decorates a function or class so that `origin` returns the arguments that its result was built with."""
     signature = inspect.signature(factory)
 
     def remember(made, maker, args, kwargs):
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        object.__setattr__(made, _ORIGIN, (maker, dict(bound.arguments)))  # what is made may be frozen
+        object.__setattr__(made, _ORIGIN, (maker, dict(bound.arguments)))  # the object may be frozen
 
     if not isinstance(factory, type):
 
@@ -34,7 +34,7 @@ def recorded(factory: _Factory) -> _Factory:
     @functools.wraps(init)
     def record_init(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        if type(self) is factory:  # a subclass has arguments of its own
+        if type(self) is factory:  # a subclass has its own arguments
             remember(self, factory, args, kwargs)
 
     factory.__init__ = record_init
@@ -42,7 +42,7 @@ def recorded(factory: _Factory) -> _Factory:
 
 
 def origin(thing: Any) -> tuple[Callable[..., Any], Mapping[str, Any]] | None:
-    """The function or class that made `thing`, and its arguments with defaults; None where that is not known."""
+    """Returns the function or class that built `thing` and its arguments with defaults, or None if unknown."""
     if found := getattr(thing, _ORIGIN, None):
         return found
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):

@@ -1,12 +1,12 @@
 """MODEL_DIR/lock.json: at most one run at a time writes to a folder.
 
-The lock names its holder and holds a counter that the holder increases every `HEARTBEAT_SECONDS`. A second start is
-refused while the holder lives. A lock whose holder is known to be dead (a process of this machine) or has sent no
-heartbeat for `STALE_SECONDS` is taken over. Heartbeats are watched rather than compared with this machine's clock, so
-that clocks may differ; only a lock that is older by far is taken over without watching it.
+The lock names its holder and a counter that the holder increments every `HEARTBEAT_SECONDS`. A second start fails while
+the holder is alive. It takes the lock over if the holder is dead (known for processes of this machine) or sends no
+heartbeat for `STALE_SECONDS`. It waits for a change of the counter instead of comparing clocks, because clocks of hosts
+differ; only a lock whose last heartbeat is over an hour old is taken over without waiting.
 
-Creating the lock is atomic on local file systems and in stores that offer it (Cloud Storage's generation
-preconditions, through fsspec). Taking over is not: the new holder writes, waits and reads the lock again.
+Creating the lock is atomic on local file systems and in stores that support it (Cloud Storage's generation
+preconditions, through fsspec). Taking over is not atomic: the new holder writes the lock, waits and reads it again.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ _POLL_SECONDS = 1.0
 
 
 class RunInUse(RunFailed):
-    """Another process holds the folder of the run. A supervisor may try again: the holder may be about to end."""
+    """Another process holds the run directory. A supervisor may retry, since the holder may be about to exit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Holder:
-    """Who holds a lock.
+    """The holder of a lock.
 
     Attributes:
-      token: of this start of the run.
-      host, process: its machine's name and its process id there.
-      machine: the boot and the process namespace in which `process` means something.
-      process_start: when the kernel says that the process began, which tells it from a later one with its id.
-      since: when it took the lock, in seconds since 1970.
-      beats: how many heartbeats it has sent.
-      heartbeat: when it sent the last one.
+      token: random id of this start of the run.
+      host, process: host name and process id.
+      machine: boot id and process namespace, within which `process` is unique.
+      process_start: start time of the process, which distinguishes it from a later process with the same id.
+      since: when the lock was taken, in seconds since 1970.
+      beats: number of heartbeats sent.
+      heartbeat: time of the last heartbeat, in seconds since 1970.
     """
 
     token: str
@@ -70,7 +70,7 @@ class _Holder:
 
     @classmethod
     def parse(cls, text: str) -> "_Holder | None":
-        """None where it is not a lock's text, as where it is just being written."""
+        """Parses the text of a lock; None if it is invalid, for example while it is being written."""
         try:
             stored = json.loads(text)
             return cls(**{field.name: field.type(stored[field.name]) for field in dataclasses.fields(cls)})
@@ -78,7 +78,7 @@ class _Holder:
             return None
 
     def is_dead(self) -> bool:
-        """Whether it was a process of this machine that no longer runs."""
+        """Whether the holder is a process of this machine that no longer runs."""
         return self.machine == _machine() and _process_start(self.process) != self.process_start
 
     def __str__(self) -> str:
@@ -89,14 +89,14 @@ class _Holder:
 
 
 class RunLock:
-    """The lock of a run's folder, held while it is used as a context manager."""
+    """The lock of a run directory, held while used as a context manager."""
 
     def __init__(self, model_dir: str, *, enabled: bool = True, stale_seconds: float = STALE_SECONDS):
-        """Takes nothing yet.
+        """Initializes the lock without taking it.
 
         Args:
-          model_dir: the run's folder, local or in a store.
-          enabled: False on all processes of a run but process 0, which holds the lock for all.
+          model_dir: the run directory, local or in a store.
+          enabled: whether to take the lock; True only in process 0, which holds it for the whole run.
           stale_seconds: a holder without a heartbeat for this long is considered dead.
         """
         self._model_dir, self._path = model_dir, paths.join(model_dir, LOCK)
@@ -109,11 +109,11 @@ class RunLock:
         self._thread = threading.Thread(target=self._beat_until_closed, name="run lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
-        """Takes the lock, waiting at most `stale_seconds` for the heartbeat of a process that cannot be seen from here.
+        """Takes the lock; waits at most `stale_seconds` for a heartbeat of a holder on another machine.
 
         Raises:
-          RunInUse: a living process holds it.
-          OSError: the folder cannot be written.
+          RunInUse: the holder is alive.
+          OSError: the directory cannot be written.
         """
         if self._enabled:
             mine = _Holder.me()
@@ -128,22 +128,22 @@ class RunLock:
         if self._mine is None:
             return
         self._thread.join()
-        with contextlib.suppress(Exception):  # a lock that stays is taken over
+        with contextlib.suppress(Exception):  # the next start takes over a lock that remains
             if (holder := self._read()) and holder.token == self._mine.token:
                 paths.remove(self._path)
 
     def check(self) -> None:
-        """Raises if another run has taken the folder, as after this process or its storage stood still for too long.
+        """Raises if another run has taken the lock over, for example after this process was suspended.
 
         Raises:
-          RunInUse: naming the new holder.
+          RunInUse: the lock was lost; the message names the new holder.
         """
         if self._mine is not None and time.monotonic() - self._confirmed > self._stale / 2:
             self._beat()
         if self._lost:
             raise RunInUse(
-                f"MODEL_DIR={self._model_dir} has been taken over by {self._lost}: this process sent no heartbeat for "
-                f"{self._stale:.0f} s. Nothing more is written here"
+                f"MODEL_DIR={self._model_dir} was taken over by {self._lost}: this process sent no heartbeat for "
+                f"{self._stale:.0f} s. It stops without writing anything else"
             )
 
     def _take_over(self, mine: _Holder) -> None:
@@ -172,10 +172,10 @@ class RunLock:
             raise self._in_use(now)
 
     def _why_free(self, holder: _Holder | None, watched: float) -> str | None:
-        """Why a lock can be taken over, or None.
+        """The reason why a lock can be taken over, or None.
 
         Raises:
-          RunInUse: its holder is a process of this machine that runs.
+          RunInUse: the holder is a running process of this machine.
         """
         if holder is not None:
             if holder.is_dead():
@@ -189,7 +189,7 @@ class RunLock:
     def _in_use(self, holder: _Holder | None) -> RunInUse:
         return RunInUse(
             f"MODEL_DIR={self._model_dir} is in use by {holder or 'another process'}. Wait until it ends, stop it, or "
-            f"give another MODEL_DIR. If it is dead, the next start takes over once it has seen no heartbeat for "
+            f"give another MODEL_DIR. If it is dead, the next start takes over after no heartbeat for "
             f"{self._stale / 60:g} minutes, or at once after `rm {self._path}`"
         )
 
@@ -222,7 +222,7 @@ def _text(holder: _Holder) -> str:
 
 
 def _machine() -> str:
-    """Names the boot and the process namespace, as containers have their own; without /proc, the host."""
+    """The boot id and the process namespace, which differs between containers; the host name without /proc."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -231,8 +231,8 @@ def _machine() -> str:
 
 
 def _process_start(process: int) -> str:
-    """When a process of this machine began, in clock ticks since the boot; empty where there is none."""
-    if not os.path.exists("/proc/self/stat"):  # macOS: that it runs is all that is known
+    """The start time of a process of this machine in clock ticks since boot; empty if it does not run."""
+    if not os.path.exists("/proc/self/stat"):  # on macOS, only whether it runs is known
         try:
             os.kill(process, 0)
         except ProcessLookupError:
@@ -244,6 +244,6 @@ def _process_start(process: int) -> str:
         stat = pathlib.Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return ""
-    # The name in parentheses may contain anything; of what follows, the state is the first field and this the 20th.
+    # The name in parentheses may contain any character. After it, the state is field 1 and the start time field 20.
     state, *fields = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]

@@ -1,11 +1,11 @@
-"""SIGINT (Ctrl-C), SIGTERM and SIGHUP, from the first line of a command to its last. Imports no JAX.
+"""Handles SIGINT (Ctrl-C), SIGTERM and SIGHUP during a command. Does not import JAX.
 
-Where there is nothing to save, a signal raises `Stopped` in the main thread. After `StopSignals.defer` it is a request,
-which a training loop looks at after each step. Either way a second Ctrl-C ends the process at once.
+While there is nothing to save, a signal raises `Stopped` in the main thread. After `StopSignals.defer` a signal is only
+recorded, and the training loop checks for it after each step. In both cases a second Ctrl-C ends the process at once.
 
-Python runs handlers in the main thread alone, and not before what that thread does in C has returned: a compilation
-takes minutes, and a collective that has lost a process may never return. A thread therefore sees each signal through
-`signal.set_wakeup_fd` and ends the process where the main thread does not.
+Python runs signal handlers only in the main thread, after the current call into C has returned: a compilation takes
+minutes, and a collective that has lost a process may never return. Therefore a second thread receives each signal
+through `signal.set_wakeup_fd`, and ends the process if the main thread does not.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ GRACE_SECONDS = 5.0
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has ended a command before there was anything to save.
+    """A signal ended a command before there was anything to save.
 
     Attributes:
-      exit_code: 128 and the number of the signal.
+      exit_code: 128 + the number of the signal.
     """
 
     def __init__(self, number: int):
@@ -33,38 +33,38 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """The signals that have come; see `watched`.
+    """The signals received so far; see `watched`.
 
     Attributes:
-      requested: the name of the first one, or None.
+      requested: name of the first signal, or None.
     """
 
     def __init__(self, exit_code: int | None = None):
         """See `watched`; catches nothing before `install`."""
         self._exit_code = exit_code
         self.requested: str | None = None
-        self._seen: str | None = None  # the same, as the thread has it
+        self._seen: str | None = None  # as `requested`, set by the thread
         self._deferred = False
         self._previous: dict[int, object] = {}
         self._pipe: tuple[int, int] | None = None
         self._timer: threading.Timer | None = None
 
     def check(self) -> None:
-        """Raises `Stopped` where a signal has come whose exception a library swallowed."""
+        """Raises `Stopped` if a signal was received whose exception a library has swallowed."""
         if self.requested is not None and not self._deferred:
             raise Stopped(signal.Signals[self.requested])
 
     def defer(self) -> None:
-        """From now on there is something to save: a signal is a request and raises nothing."""
+        """Only records signals from now on, because there is something to save."""
         self._deferred = True
         self._cancel()
 
     def undefer(self) -> None:
-        """From now on a signal raises again."""
+        """Raises on signals again from now on."""
         self._deferred = False
 
     def install(self) -> None:
-        """Starts to catch signals. Those that the process was started to ignore, as by nohup, stay ignored."""
+        """Installs the handlers. Signals that the process was started to ignore, as with nohup, stay ignored."""
         for number in SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._previous[number] = signal.signal(number, self._receive)
@@ -74,7 +74,7 @@ class StopSignals:
         threading.Thread(target=self._watch, args=(self._pipe[0],), name="stop signals", daemon=True).start()
 
     def uninstall(self) -> None:
-        """Puts the former handlers back."""
+        """Restores the previous handlers."""
         self._cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -89,7 +89,7 @@ class StopSignals:
             self.requested = signal.Signals(number).name
             if self._deferred:
                 return
-            if _is_importing(frame):  # there is nothing to clean up, and C++ modules abort on an exception
+            if _is_importing(frame):  # nothing to clean up, and an exception would abort C++ modules
                 _end(self._exit_code or 128 + number, f"stopped by {self.requested}")
             raise Stopped(number)
 
@@ -126,12 +126,13 @@ _active: StopSignals | None = None
 
 @contextlib.contextmanager
 def watched(exit_code: int | None = None) -> Iterator[StopSignals]:
-    """Catches signals while it is entered; entered again inside, it gives the same `StopSignals`.
+    """Handles signals while the context is active; nested contexts share one `StopSignals`.
 
-    Outside the main thread, where signals cannot be caught, none ever comes.
+    Outside the main thread, signals cannot be handled and none is reported.
 
     Args:
-      exit_code: of a process that a signal ends during an import or after the grace; 128 and its number by default.
+      exit_code: exit code of a process that a signal ends during an import or after the grace period; None: 128 + the
+        number of the signal.
     """
     global _active
     if _active is not None or threading.current_thread() is not threading.main_thread():
@@ -166,7 +167,7 @@ def _end(exit_code: int, line: str) -> None:
 
 
 def _forget() -> None:
-    """Gives a forked child the handlers from before: its signals are not those of its parent."""
+    """Restores the previous handlers in a forked child, which handles its own signals."""
     global _active
     if _active is not None:
         _active.uninstall()

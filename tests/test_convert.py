@@ -118,7 +118,7 @@ def test_pickles_are_never_read(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "there/pytorch_model.bin").write_bytes(b"pickled")
-    with pytest.raises(ValueError, match="pytorch_model.bin cannot be read; only safetensors"):
+    with pytest.raises(ValueError, match="unsupported format of pytorch_model.bin, only safetensors"):
         convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
 
 

@@ -212,7 +212,7 @@ def test_a_decoder_goes_on_with_prompts_and_scores_what_follows_them(gpt, tmp_pa
 )
 def test_a_token_id_that_the_model_does_not_have_is_named(gpt, tmp_path, mode, record):
     options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": 4}, eos_id=22)
-    with pytest.raises(UserError, match="line 2: token id 23 in '(inp|targ).*: the model has the ids 0 … 22 alone"):
+    with pytest.raises(UserError, match="line 2: token id 23 in '(inp|targ).*: the model only has the ids 0 … 22"):
         run(gpt, tmp_path, [{"inputs": [1], "targets": [2]}, record], mode=mode, **options)
 
 

@@ -24,14 +24,14 @@ def test_a_pickle_is_named_with_the_command_that_converts_it(tmp_path):
     path = folder(tmp_path, "pytorch_model.bin", config={"architectures": ["T5ForConditionalGeneration"]})
     assert not weight_files.is_huggingface(path)
     message = weight_files.explain_missing(path)
-    assert "pytorch_model.bin cannot be read; only safetensors" in message
+    assert "unsupported format of pytorch_model.bin, only safetensors" in message
     assert "from transformers import T5ForConditionalGeneration as Model; Model.from_pretrained(" in message
     (tmp_path / "config.json").write_text("[]")
     assert "import AutoModel as Model" in weight_files.explain_missing(path)
 
 
 def test_what_is_missing_beside_safetensors_is_named(tmp_path):
-    assert "config.json not found beside model.safetensors" in weight_files.explain_missing(
+    assert "config.json not found next to model.safetensors" in weight_files.explain_missing(
         folder(tmp_path, "model.safetensors")
     )
 

@@ -1,7 +1,7 @@
-"""The configuration of a run that was made from Python, as text like that of a command.
+"""Writes the arguments of a run started from Python as a gin configuration, like that of a command.
 
-It serves `eval`, `infer` and `convert`, which read model, objective and data of a run from it. How an argument was made
-is known of dataclasses and of what `recorded` decorates.
+`eval`, `infer` and `convert` read model, objective and data of a run from it. Arguments can be written if they are
+literals, dataclasses, or built by a function or class that `recorded` decorates.
 """
 
 import inspect
@@ -17,7 +17,7 @@ _HEADER = """\
 from __gin__ import dynamic_registration
 
 """
-# Macros that other commands on a run read, and which argument, or attribute of the training data, they stand for.
+# Macros that other commands read from a run -> its argument, or the attribute of its training data.
 _OBJECTS = {"MODEL": "model", "OBJECTIVE": "objective", "EVAL_DATA": "eval_data"}
 _TASK = {
     "MIXTURE_OR_TASK_NAME": "mixture_or_task_name",
@@ -27,23 +27,23 @@ _TASK = {
     "PACK": "pack",
     "USE_CACHED_TASKS": "use_cached",
 }
-# About the machine and this start.
+# Arguments that describe the machine or this start, not the run.
 _LEFT_OUT = ("partitioner", "checkpoints", "at_end", "run_config")
 
 
 class _Unknown(Exception):
-    """A value that gin cannot write down."""
+    """A value that gin cannot express."""
 
 
 class _Objects:
-    """References to objects, and the blocks of settings that make them."""
+    """References to objects, and the blocks of gin settings that build them."""
 
     def __init__(self):
         self.modules: set[str] = set()
         self.blocks: dict[str, list[str]] = {}
 
     def value(self, value: Any, scope: str) -> str:
-        """`value` in gin's syntax; `scope` tells its object from others of the same class."""
+        """Writes `value` in gin's syntax; `scope` distinguishes objects of the same class."""
         if is_literal(value):
             return show(value)
         if isinstance(value, Mapping) and is_literal(dict(value)):
@@ -74,7 +74,7 @@ class _Objects:
         return inspect.signature(factory).parameters[parameter].default
 
     def _name(self, function: Any) -> str:
-        """The import path of a function or class, by its package where that has it too."""
+        """The import path of a function or class, from its package if that exports it."""
         module, name = function.__module__, function.__qualname__
         package = module.rpartition(".")[0]
         if getattr(sys.modules.get(package), name, None) is function:
@@ -86,14 +86,14 @@ class _Objects:
 
 
 def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The configuration of a call.
+    """Writes the configuration of a call.
 
     Args:
       root: import path of the function, such as `t5x_like.train.train`.
       arguments: all its arguments by name.
 
     Returns:
-      The text, and the names of the arguments that it lacks as gin cannot write them down.
+      The text, and the names of the omitted arguments, which gin cannot express.
     """
     objects = _Objects()
     unknown: list[str] = []
@@ -114,7 +114,7 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
         if getattr(data, name, None) is not None and is_literal(getattr(data, name))
     }
     if (source := macros.get("EVAL_DATA") or values.get("data")) and source.startswith("@"):
-        # The shipped files set up what is evaluated in this scope, and read all else as it is set without one.
+        # The shipped files configure the evaluation data in this scope, and fall back to unscoped settings.
         macros["EVAL_DATA"] = source if "/" in source else f"@eval/{source[1:]}"
     of_macro = {
         name: macro for macro, name in _OBJECTS.items() if macros.get(macro) and arguments.get(name) is not None

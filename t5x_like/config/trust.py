@@ -1,7 +1,7 @@
-"""What the configuration stored in a run directory may name: such a file may come from somebody else.
+"""Names that the configuration stored in a run directory may use: someone else may have written the file.
 
-It describes a run, so it may build models, objectives, optimizers and data sources, and nothing that acts on the
-machine. Code outside this package runs only where the user names its module. docs/security.md explains this.
+It may build models, objectives, optimizers and data sources, and nothing else. Code outside this package only runs if
+the user names its module. See docs/security.md.
 """
 
 import os
@@ -12,9 +12,9 @@ TRUSTED_MODULES = "T5X_LIKE_TRUSTED_MODULES"
 # The macro and the parameters whose value is a module to import.
 TASK_MODULE = "MIXTURE_OR_TASK_MODULE"
 MODULE_PARAMETER = "module"
-# Imported without asking; that alone changes nothing.
+# Packages that may always be imported: importing them has no side effects.
 OWN_PACKAGES = ("t5x_like", "data_tasks")
-# What a stored configuration may refer to, by the module in which it is defined.
+# Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
     "t5x_like.checkpoints.Checkpoints",
     "t5x_like.data.cached.source.CachedSource",
@@ -27,15 +27,15 @@ BUILDERS = (
     "t5x_like.schedules",
     "t5x_like.showcase",
 )
-# Macros of one command line: a stored value would make another command read or write where nobody asked it to.
+# Macros that are never read from a stored configuration, because they tell a command where to read and write.
 OF_ONE_COMMAND = ("COMPILATION_CACHE_DIR", "INPUT_PATH", "OUTPUT_PATH", "OUTPUT_DIR", "JSON_PATH")
 
 
 class Trust:
-    """The modules that a stored configuration may use besides this package's own."""
+    """The modules outside this package that a stored configuration may use."""
 
     def __init__(self, modules: Iterable[str] = ()):
-        """Trusts `modules`, those in the environment variable `T5X_LIKE_TRUSTED_MODULES`, and what they contain."""
+        """Trusts `modules`, the modules in `T5X_LIKE_TRUSTED_MODULES`, and their submodules."""
         listed = os.environ.get(TRUSTED_MODULES, "").split(",")
         self._modules = tuple(name for name in (*modules, *(name.strip() for name in listed)) if name)
 
@@ -44,7 +44,7 @@ class Trust:
         return _is_below(module, (*OWN_PACKAGES, *self._modules))
 
     def may_refer_to(self, function: Any) -> bool:
-        """Whether a stored configuration may call a function or class, or hand it to what is called."""
+        """Whether a stored configuration may call a function or class, or pass it as an argument."""
         module = getattr(function, "__module__", None) or ""
         name = f"{module}.{getattr(function, '__qualname__', '')}"
         return _is_below(name, (*BUILDERS, *self._modules))
@@ -62,15 +62,14 @@ def refusal(where: str, name: str) -> str:
     """The message for a name that a stored configuration may not use."""
     module = name.rpartition(".")[0] or name
     return (
-        f"{where}: {name}: a configuration stored with a run may not use code outside t5x_like's models, objectives, "
-        f"optimizers and data sources. If you trust {module}, set {TRUSTED_MODULES}={module}"
+        f"{where}: {name}: a stored configuration may only use t5x_like's models, objectives, optimizers and data "
+        f"sources. If you trust {module}, set {TRUSTED_MODULES}={module}"
     )
 
 
 def module_refusal(where: str, module: str) -> str:
-    """The message for a module of tasks that a stored configuration asks to import."""
+    """The message for a task module that a stored configuration may not import."""
     return (
-        f"{where}: {TASK_MODULE}={module}: the Python module {module} is named by a stored configuration alone, and "
-        f"importing it runs its code. If you trust it, add --gin.{TASK_MODULE}={module} (or set "
-        f"{TRUSTED_MODULES}={module})"
+        f"{where}: {TASK_MODULE}={module}: only the stored configuration names this module, and importing it executes "
+        f"its code. If you trust it, add --gin.{TASK_MODULE}={module} (or set {TRUSTED_MODULES}={module})"
     )

@@ -1,4 +1,4 @@
-"""Typed values out of a config.json; what is refused is named by its key, the file by the caller."""
+"""Typed values from a config.json. Errors name the key; the caller adds the file."""
 
 import typing
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
-# Sizes are below this in every model; larger ones would exhaust memory before anything else refuses them.
+# Upper bound of the sizes of all models; larger values would exhaust memory before any other check.
 _LARGEST = 2**31 - 1
 
 
 def with_defaults(described: Mapping[str, Any], *defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of a config.json, with defaults for keys that are missing or null."""
+    """Returns the contents of a config.json with defaults for keys that are missing or null."""
     found: dict[str, Any] = {}
     for values in (*defaults, described):
         found |= {name: value for name, value in values.items() if value is not None}
@@ -19,11 +19,11 @@ def with_defaults(described: Mapping[str, Any], *defaults: Mapping[str, Any]) ->
 
 
 def values(described: Mapping[str, Any], names: Mapping[str, str], config_class: type) -> dict[str, Any]:
-    """Our fields' values, checked against the types of our configuration.
+    """Reads the values of our configuration's fields, and checks them against its types.
 
     Args:
       described: contents of a config.json with defaults.
-      names: our name of a field -> theirs.
+      names: our field name -> key of config.json.
       config_class: dataclass whose annotations give the type of each field.
 
     Raises:
@@ -42,7 +42,7 @@ def _typed(described: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 
 def size(described: Mapping[str, Any], name: str) -> int:
-    """A positive integer."""
+    """Reads a positive integer."""
     value = described[name]
     if type(value) is not int or not 1 <= value <= _LARGEST:
         raise UserError(f"{name} {_shown(value)}: must be a positive integer below 2^31")
@@ -50,7 +50,7 @@ def size(described: Mapping[str, Any], name: str) -> int:
 
 
 def number(described: Mapping[str, Any], name: str) -> float:
-    """A number; JSON has no other than finite ones."""
+    """Reads a number, which in JSON is finite."""
     value = described[name]
     if type(value) not in (int, float) or abs(value) > 1e30:
         raise UserError(f"{name} {_shown(value)}: must be a number")
@@ -58,14 +58,14 @@ def number(described: Mapping[str, Any], name: str) -> float:
 
 
 def boolean(described: Mapping[str, Any], name: str) -> bool:
-    """true or false."""
+    """Reads a boolean."""
     if type(value := described[name]) is not bool:
         raise UserError(f"{name} {_shown(value)}: must be true or false")
     return value
 
 
 def choice(described: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
-    """What `options` has for the value."""
+    """Reads a string and maps it by `options`."""
     value = described[name]
     if not isinstance(value, str) or value not in options:
         raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}")
@@ -73,7 +73,7 @@ def choice(described: Mapping[str, Any], name: str, options: Mapping[str, Any]) 
 
 
 def strings(described: Mapping[str, Any], name: str) -> list[str]:
-    """A list of strings, empty where the key is missing."""
+    """Reads a list of strings, empty if the key is missing."""
     value = described.get(name, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise UserError(f"{name} {_shown(value)}: must be a list of strings")
@@ -81,21 +81,21 @@ def strings(described: Mapping[str, Any], name: str) -> list[str]:
 
 
 def mapping(described: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A JSON object, empty where the key is missing."""
+    """Reads a JSON object, empty if the key is missing."""
     if not isinstance(value := described.get(name, {}), dict):
         raise UserError(f"{name} {_shown(value)}: must be an object")
     return value
 
 
 def check_fixed(described: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuses keys with a value other than the only supported one."""
+    """Checks that the keys are missing or have their only supported value."""
     for name, only in fixed.items():
         if described.get(name, only) != only:
             raise UserError(f"{name} {_shown(described[name])}: not supported. The only supported value is {only!r}")
 
 
 def head_dim(described: Mapping[str, Any], width: str, heads: str) -> int:
-    """The size of a head where heads divide the width."""
+    """Returns the size of a head, after checking that the number of heads divides the width."""
     if size(described, width) % size(described, heads):
         raise UserError(f"{width} {described[width]}: not divisible by {heads} {described[heads]}")
     return described[width] // described[heads]

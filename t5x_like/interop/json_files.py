@@ -1,4 +1,4 @@
-"""The JSON objects of a Hugging Face folder: config.json, generation_config.json, the index and safetensors headers."""
+"""Reads the JSON of a Hugging Face folder: config.json, generation_config.json, the index and safetensors headers."""
 
 import json
 import math
@@ -11,10 +11,10 @@ from t5x_like.errors import UserError
 
 
 def read(path: str) -> dict[str, Any]:
-    """The JSON object in a file, local or in a bucket.
+    """Reads the JSON object in a file, local or in a bucket.
 
     Raises:
-      UserError: there is no such file, or see `parse`.
+      UserError: the file does not exist, or see `parse`.
     """
     try:
         with fsspec.open(path, "rb") as stream:
@@ -27,17 +27,17 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(contents: bytes, path: str) -> dict[str, Any]:
-    """The JSON object in `contents`.
+    """Parses a JSON object.
 
-    Stricter than `json.loads`: NaN, Infinity and duplicate keys are refused, since other readers of the same file may
-    understand them differently.
+    Stricter than `json.loads`: NaN, Infinity and duplicate keys are errors, since other readers may interpret them
+    differently.
 
     Args:
       contents: UTF-8 without a byte-order mark.
-      path: the file that they come from, for messages.
+      path: the file, for messages.
 
     Raises:
-      UserError: the contents are not such an object; the message is one line that names the file.
+      UserError: the contents are not a valid JSON object; the message is one line that names the file.
     """
     try:
         found = json.loads(

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: `rope_theta` with `rope_scaling`, or the `rope_parameters` of transformers 5."""
+"""Reads and writes rotary positions in config.json: `rope_theta` and `rope_scaling`, or `rope_parameters` (v5)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _KINDS: dict[str, type | None] = {
     "llama3": Llama3,
     "yarn": Yarn,
 }
-# Their numbers by kind, ours: theirs. Those of `_NEEDED` have no default.
+# Numbers of each kind, our name -> name in config.json. Those in `_NEEDED` have no default.
 _NUMBERS = {
     Linear: {"factor": "factor"},
     Dynamic: {"factor": "factor"},
@@ -27,10 +27,10 @@ _NEEDED = ("factor", "low_freq_factor", "high_freq_factor")
 
 
 def read(described: Mapping[str, Any]) -> tuple[float, Scaling | None, int]:
-    """The base, the scaling, and the longest row that the model is made for.
+    """Reads the base, the scaling, and the maximum length of the model.
 
     Args:
-      described: contents of a config.json with defaults, `rope_theta` and `max_position_embeddings` among them.
+      described: contents of a config.json with defaults, including `rope_theta` and `max_position_embeddings`.
 
     Raises:
       UserError: the two spellings contradict each other, a number is missing, or the kind is not supported.
@@ -47,7 +47,7 @@ def read(described: Mapping[str, Any]) -> tuple[float, Scaling | None, int]:
         raise UserError(f"rope_parameters {new} and rope_scaling {old}: must say the same")
     scaling = scalings[0] if scalings else None
     if isinstance(scaling, Dynamic):
-        # Theirs is the length of pretraining, beyond which rows may go; ours is the longest row.
+        # `max_position_embeddings` is the length of pretraining, which rows may exceed; ours is the longest row.
         longest = "factor · max_position_embeddings"
         length = fields.size({longest: int(length * scaling.factor)}, longest)
     return theta, scaling, length
@@ -65,11 +65,11 @@ def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
     found: dict[str, Any] = {
         ours: fields.number(known, theirs) for ours, theirs in _NUMBERS[kind].items() if theirs in known
     }
-    if kind is Yarn:  # transformers takes 0 for a missing value here
+    if kind is Yarn:  # transformers treats 0 as missing here
         found = {name: value for name, value in found.items() if value or name in ("factor", "attention_scale")}
         found["truncate"] = fields.boolean(known, "truncate") if "truncate" in known else True
     if kind is Dynamic:
-        found["original_max_length"] = length  # transformers reads no other one
+        found["original_max_length"] = length  # as in transformers
     elif kind is not Linear:
         found["original_max_length"] = fields.size({_LENGTH: length} | known, _LENGTH)
     if kind is Llama3 and _LENGTH not in known:
@@ -78,7 +78,7 @@ def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
 
 
 def described(theta: float, scaling: Scaling | None, max_length: int) -> dict[str, Any]:
-    """The fields of a config.json, in the spelling that transformers 4 and 5 both read."""
+    """Returns the fields of a config.json, in the form that transformers 4 and 5 both read."""
     found: dict[str, Any] = {"rope_theta": theta, "max_position_embeddings": max_length}
     if scaling is None:
         return found

@@ -1,4 +1,4 @@
-"""Special token ids in config.json and generation_config.json."""
+"""Reads and writes special token ids in config.json and generation_config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from t5x_like.models.special_tokens import SUFFIX, Ids, SpecialTokens
 
 
 def read(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> SpecialTokens | None:
-    """The ids in the contents of config.json and of generation_config.json; None where neither has any."""
+    """Reads the ids from the contents of config.json and generation_config.json; None if neither has any."""
     found = SpecialTokens(_ids(config), None if generation is None else _ids(generation))
     return found if found.config or found.generation else None
 
 
 def described(tokens: SpecialTokens | None, default: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids for config.json: those that were read, or the family's default where nothing is known."""
+    """Returns the ids for config.json: those that were imported, or the family's default."""
     return dict(default) if tokens is None else dict(tokens.config)
 
 

@@ -1,8 +1,8 @@
-"""Frequencies of rotary positions, and how models stretch them to rows longer than those that they were trained on.
+"""Frequencies of rotary position embeddings, and their scaling to rows longer than those of pretraining.
 
-Frequencies are computed in float32 on the host, operation by operation as transformers does: at positions of several
-thousand, a difference in the last bit of a frequency turns a query visibly. Powers are taken in float64 and rounded,
-which is what torch's float32 power returns except for a last bit here and there; XLA's differs more often.
+Frequencies are computed in float32 on the host, in the order of operations of transformers: at positions of several
+thousand, a difference in the last bit of a frequency changes the rotation noticeably. Powers are computed in float64
+and rounded, which differs from torch's float32 power only rarely and in the last bit; XLA's differs more often.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ Frequencies = Float[np.ndarray | Array, "half"]
 
 
 class Scaling(Protocol):
-    """How frequencies depend on the base, the size of a head and the length of a row.
+    """A scaling of the frequencies, given the base, the size of a head and the length of a row.
 
     Attributes:
-      attention_factor: by which sines and cosines are multiplied.
+      attention_factor: factor of the sines and cosines.
     """
 
     @property
     def attention_factor(self) -> float: ...
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """The angle per position of each pair of entries.
+        """Returns the angle per position of each pair of entries.
 
         Args:
           theta: base of the wavelengths.
@@ -73,8 +73,8 @@ class Dynamic:
 
     As in transformers 4.57.6, the length is that of the longest row of the batch: the largest position of the call + 1.
     It is read from the batch within the compiled program, so one program serves all lengths. While decoding, each new
-    key is rotated for the length at its step and stays as it is. Unlike in transformers, nothing is kept between calls:
-    a batch gives the same result whatever came before it.
+    key is rotated for the length at its step and not changed later. Unlike in transformers, no state is kept between
+    calls: the result of a batch does not depend on earlier batches.
 
     Attributes:
       factor: the base becomes `theta · (factor · length / original_max_length - factor + 1)^(size / (size - 2))`.
@@ -97,18 +97,18 @@ class Dynamic:
             return unscaled(theta, size)  # one frequency of 1, whatever the base
         longest = jnp.maximum(length, self.original_max_length).astype(jnp.float32)
         growth = self.factor * longest / self.original_max_length - (self.factor - 1)
-        # base^(-2i / size) with the base above, the part that does not depend on the length taken out.
+        # base^(-2i / size) with the base above, split into a constant factor and one that depends on the length.
         return unscaled(theta, size) * growth ** (-np.arange(0, size, 2, dtype=np.float32) / np.float32(size - 2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-    """Slow frequencies divided by a factor, fast ones kept, those between interpolated (Llama 3.1 and later).
+    """Low frequencies divided by a factor, high ones kept, the ones between interpolated (Llama 3.1 and later).
 
     Attributes:
-      factor: of the slow frequencies.
-      low_freq_factor, high_freq_factor: turns within `original_max_length` below which a frequency is slow, and above
-        which it is fast.
+      factor: divisor of the low frequencies.
+      low_freq_factor, high_freq_factor: rotations within `original_max_length` below which a frequency is low, and
+        above which it is high.
       original_max_length: positions in pretraining before the extension.
     """
 
@@ -142,17 +142,17 @@ class Llama3:
 
 @dataclasses.dataclass(frozen=True)
 class Yarn:
-    """Frequencies between unscaled and divided by a factor, and sharper attention (Peng et al. 2023, YaRN).
+    """Low frequencies divided by a factor, high ones kept, and scaled attention (Peng et al. 2023, YaRN).
 
     Attributes:
-      factor: of the slow frequencies.
+      factor: divisor of the low frequencies.
       original_max_length: positions in pretraining before the extension.
-      beta_fast, beta_slow: turns within `original_max_length` above which a frequency is kept, and below which it is
-        divided.
-      attention_scale: by which sines and cosines are multiplied. None: what `mscale` and `mscale_all_dim` give
-        together, and without them the paper's `0.1 · ln(factor) + 1`.
-      mscale, mscale_all_dim: weights of `ln(factor)` above and below the fraction bar (DeepSeek).
-      truncate: whether the bounds between which frequencies are interpolated are whole numbers of pairs.
+      beta_fast, beta_slow: rotations within `original_max_length` above which a frequency is kept, and below which it
+        is divided.
+      attention_scale: factor of sines and cosines. None: computed from `mscale` and `mscale_all_dim`, or without them
+        the paper's `0.1 · ln(factor) + 1`.
+      mscale, mscale_all_dim: weights of `ln(factor)` in the numerator and denominator (DeepSeek).
+      truncate: whether the bounds of the interpolation are rounded to integers.
     """
 
     factor: float
@@ -198,7 +198,7 @@ class Yarn:
         return divided * (1 - keep) + kept * keep
 
     def _pair(self, turns: float, theta: float, size: int) -> float:
-        """The pair of entries that turns so often within `original_max_length`, fractions included."""
+        """The fractional index of the pair of entries with `turns` rotations within `original_max_length`."""
         return size * math.log(self.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 

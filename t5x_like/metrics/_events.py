@@ -1,7 +1,7 @@
-"""Scalars for TensorBoard, in event files that this module encodes itself.
+"""Writes scalars to TensorBoard event files.
 
-tensorboardX imports torch where that is installed, which takes seconds at every start, and writes in a thread that a
-full disk ends; TensorFlow is not installed everywhere. A scalar needs five fields of two messages:
+tensorboardX would import torch if it is installed, which takes seconds at every start, and its writer thread dies on a
+full disk; TensorFlow is not always installed. A scalar only needs five fields of two messages:
 https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto and summary.proto, in
 records as https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details describes them.
 """
@@ -45,8 +45,8 @@ def _event(step: int, *fields: bytes) -> bytes:
 
 
 def _scalars(values: Mapping[str, float]) -> bytes:
-    """The field `summary` of an event."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold is shown as infinity
+    """Encodes the field `summary` of an event."""
+    with np.errstate(over="ignore"):  # values beyond float32 become infinity
         encoded = {tag: np.asarray(value).astype("<f4").tobytes() for tag, value in values.items()}
     summary = b"".join(
         _field(1, _BYTES, _field(1, _BYTES, tag.encode()) + _field(2, _FIXED32, value))
@@ -66,16 +66,16 @@ def _record(event: bytes) -> bytes:
 
 
 class EventFiles:
-    """Scalars as TensorBoard shows them, under `split/name`, in `MODEL_DIR/tensorboard`.
+    """Writes scalars named `split/name` to event files in `MODEL_DIR/tensorboard`.
 
-    Event files only grow. After a rewind a new one says from which step on it replaces the older ones. For a bucket the
-    file is written locally and copied whenever the rows are made durable.
+    Event files are append-only. After a rewind, a new file marks the step from which it replaces the older ones. For a
+    bucket, the file is written locally and copied on each flush.
 
-    These files only report: where they cannot be written, one warning is logged and training continues without them.
+    If the files cannot be written, one warning is logged and training continues without them.
     """
 
     def __init__(self, model_dir: str):
-        """Opens nothing yet."""
+        """Initializes without opening a file."""
         self._target = paths.join(model_dir, "tensorboard")
         self._folder = str(paths.local(self._target)) if paths.is_local(model_dir) else None
         self._temporary: str | None = None
@@ -89,7 +89,7 @@ class EventFiles:
                 self._temporary = tempfile.mkdtemp(prefix="t5x_like_tensorboard_")
             folder = self._folder or self._temporary
             os.makedirs(folder, exist_ok=True)
-            # TensorBoard reads the files in the order of their names; two starts within a second need different ones.
+            # TensorBoard reads files in the order of their names, so starts within a second need different names.
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
             self._file = open(os.path.join(folder, name), "ab", buffering=0)  # noqa: SIM115 (closed by close)
         except OSError as error:
@@ -102,7 +102,7 @@ class EventFiles:
         self._write(_event(step, _scalars({f"{split}/{name}": value for name, value in scalars.items()})))
 
     def flush(self) -> None:
-        """Copies the file to its bucket, where it has one."""
+        """Copies the file to the bucket, if MODEL_DIR is in one."""
         if self._file is None or not self._temporary:
             return
         try:

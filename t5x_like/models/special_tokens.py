@@ -1,4 +1,4 @@
-"""The special token ids that come with published weights and leave with them."""
+"""Special token ids that are imported and exported with published weights."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,21 +7,21 @@ from t5x_like.errors import UserError
 
 SUFFIX = "_token_id"
 
-# One id, several of equal meaning, or a key that is there without a value.
+# One id, several ids of equal meaning, or a key with the value null.
 Id = int | tuple[int, ...] | None
 Ids = tuple[tuple[str, Id], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """Ids by the keys of Hugging Face, such as `bos_token_id`, `eos_token_id` or `decoder_start_token_id`.
+    """Token ids by Hugging Face keys such as `bos_token_id`, `eos_token_id` or `decoder_start_token_id`.
 
-    A key without a value (None) means that the model has no such token; a missing key means transformers' default for
-    the family. Both are kept as found, so that exported files say what the imported ones said.
+    The value None means that the model has no such token; a missing key means transformers' default for the family.
+    Both are kept, so that exported files equal the imported ones.
 
     Attributes:
-      config: pairs of key and id of config.json; a dict is accepted too.
-      generation: those of generation_config.json, which `generate` prefers; None without that file.
+      config: pairs of key and id in config.json; a dict is accepted too.
+      generation: pairs in generation_config.json, which take precedence in `generate`; None without that file.
     """
 
     config: Ids = ()
@@ -34,7 +34,7 @@ class SpecialTokens:
 
 
 def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
-    """The pairs in hashable form.
+    """Converts the ids to a hashable form.
 
     Raises:
       UserError: a key does not end in `_token_id`, or a value is not an id.
@@ -42,8 +42,8 @@ def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
     found = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in dict(ids).items())
     for key, value in found:
         if not key.endswith(SUFFIX):
-            raise UserError(f"{key}: not the name of a special token. Give names such as 'bos{SUFFIX}'")
-        several = isinstance(value, tuple) and "eos" in key  # only of ends there may be several
+            raise UserError(f"{key}: not a special token key. Give keys such as 'bos{SUFFIX}'")
+        several = isinstance(value, tuple) and "eos" in key  # only EOS may have several ids
         tokens = value if several else (value,)
         if value is not None and not all(type(token) is int and abs(token) < 2**31 for token in tokens):
             raise UserError(f"{key} {value!r}: must be a token id{', a list of them,' if 'eos' in key else ''} or null")

@@ -63,7 +63,7 @@ def test_other_code_is_refused_with_its_line_and_the_way_to_allow_it(tmp_path, t
     with pytest.raises(config.ConfigError) as refused:
         load(tmp_path, text)
     message = str(refused.value)
-    assert f"{tmp_path}/config.gin:" in message and f"{name}: a configuration stored with a run may not" in message
+    assert f"{tmp_path}/config.gin:" in message and f"{name}: a stored configuration may only use" in message
     assert f"set {trust.TRUSTED_MODULES}=" in message
 
 

@@ -28,6 +28,6 @@ def test_an_id_that_does_not_exist_is_refused_by_name(wrong):
 
 def test_a_bos_that_the_model_lacks_is_refused():
     spec = dataclasses.replace(features.CAUSAL_LM, bos_id=50256)
-    with pytest.raises(UserError, match="BOS_ID=50256: the model has the token ids 0 … 40477 alone"):
+    with pytest.raises(UserError, match="BOS_ID=50256: the model only has the token ids 0 … 40477"):
         token_ids.model_limits(spec, 40478)
     assert token_ids.model_limits(dataclasses.replace(features.NEXT_TOKEN, bos_id=50256), 40478)

@@ -38,7 +38,7 @@ def environment(tmp_path, monkeypatch):
 
 def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment):
     program = environment(2)
-    with pytest.raises(check_command.LaunchError, match="t5x_like refuses this command: .* no such gin file"):
+    with pytest.raises(check_command.LaunchError, match="invalid t5x_like command: .* no such gin file"):
         check_command.check_command(COMMAND)
     words = Path(f"{program}.words").read_text().splitlines()
     assert words == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
@@ -46,7 +46,7 @@ def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment)
 
 def test_a_misspelt_command_is_refused_as_well(environment):
     environment(2)
-    with pytest.raises(check_command.LaunchError, match="t5x_like refuses this command"):
+    with pytest.raises(check_command.LaunchError, match="invalid t5x_like command"):
         check_command.check_command(["t5x_like", "trian", "--gin.MODEL_DIR=gs://my-bucket/runs/x"])
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_checked_here_does_not_end_the_launch(environment, monkey
     assert check_command.check_command(COMMAND) == "command checked by a dry run"
     environment(1)
     assert check_command.check_command(COMMAND).startswith("command not checked: t5x_like train: no such gin file")
-    assert "it has no dry run" in check_command.check_command(["t5x_like", "convert"])
+    assert "it does not support --dry_run" in check_command.check_command(["t5x_like", "convert"])
     monkeypatch.setenv("VENV", "/no/such/environment")
     assert "/no/such/environment/bin/t5x_like not found" in check_command.check_command(COMMAND)
 

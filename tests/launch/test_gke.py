@@ -178,7 +178,7 @@ def test_every_word_comes_through_yaml_as_it_was(text):
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],
             "--max_restarts=-1: at least 0",
         ),
-        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--env=A", *COMMAND], "--env=A: write NAME=VALUE"),
+        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--env=A", *COMMAND], "--env=A: not NAME=VALUE"),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
     ],
 )

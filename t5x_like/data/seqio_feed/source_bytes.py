@@ -1,4 +1,4 @@
-"""Bytes in the texts of a task's source, before any preprocessor: those that are not UTF-8, and carriage returns."""
+"""Counts bytes that are not UTF-8 and carriage returns in a task's source, before any preprocessor."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class ByteCounts:
-    """What was counted.
+    """Counts over the text features of some examples.
 
     Attributes:
-      examples: how many were read.
-      undecodable: bytes that are not part of UTF-8 text.
-      carriage_returns: bytes that are.
+      examples: number of examples.
+      undecodable: bytes that are not valid UTF-8.
+      carriage_returns: carriage returns.
     """
 
     examples: int = 0
@@ -25,11 +25,11 @@ class ByteCounts:
 
 
 def count_bytes(source: "SeqIOSource", sample: int) -> ByteCounts:
-    """Reads the text features of the first examples of each task's source.
+    """Counts bytes in the text features of the first examples of each task's source.
 
     Args:
       source: task or mixture, and split.
-      sample: examples of each task at most.
+      sample: maximum number of examples per task.
     """
     counts = ByteCounts()
     for task in source.tasks:

@@ -1,7 +1,7 @@
-"""What is wrong with a task's data: the task, the preprocessor, the example and its line, found by reading again.
+"""Explains errors in a task's data: finds the task, the preprocessor, the example and its line by reading again.
 
-TensorFlow names the operation that failed. The example is found by running the preprocessors over ever more of the
-source's examples until they fail, and the preprocessor by running them on that example one after the other.
+TensorFlow only names the operation that failed. The failing example is found by a binary search over the number of
+examples to preprocess, the failing preprocessor by applying one after the other to that example.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ _GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|Error in user-defined f
 
 @contextlib.contextmanager
 def explained(source: "SeqIOSource") -> Iterator[None]:
-    """Turns an error of TensorFlow while a task's examples are read into one that names the example.
+    """Converts TensorFlow errors raised while a task is read into errors that name the example.
 
     Raises:
-      UserError: the same example fails when it is read again; or a file cannot be opened.
-      RunFailed: none does, as where a store was away.
+      UserError: an example fails again when the data is read again, or a file cannot be opened.
+      RunFailed: no example fails again, for example because a store was unreachable.
     """
     try:
         yield
@@ -43,20 +43,18 @@ def explained(source: "SeqIOSource") -> Iterator[None]:
         found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
         if found is None:
             raise RunFailed(
-                f"{source.mixture_or_task_name}, split {source.split!r}: reading failed ({_first_line(error)}), and "
-                "does not fail when the data is read again. Repeat the command"
+                f"{source.mixture_or_task_name}, split {source.split!r}: reading failed ({_first_line(error)}), but "
+                "did not fail again on a second read. Retry the command"
             ) from error
-        raise UserError(
-            f"{found}. Correct the example, or the preprocessor so that it leaves such examples out"
-        ) from error
+        raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor") from error
 
 
 def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """The dataset of a task or mixture.
+    """Builds the dataset of a task or mixture.
 
     Args:
-      source: says which.
-      make: builds it.
+      source: the task or mixture.
+      make: builds the dataset.
 
     Raises:
       UserError: a preprocessor cannot be applied to the examples, the features that they have in the end are not those
@@ -66,7 +64,7 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
         return make()
     except UserError:
         raise
-    except Exception as error:  # whatever a user's preprocessor or rate may raise
+    except Exception as error:  # a user's preprocessor or rate may raise anything
         rates(source)
         for task in source.tasks:
             ds = task.source.get_dataset(split=source.split, shuffle=False)
@@ -76,7 +74,7 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
                 except Exception as cause:
                     raise UserError(
                         f"task {task.name}: preprocessor {_name(stage)} ({number} of {len(stages)}) cannot be applied: "
-                        f"{type(cause).__name__}: {_last_line(cause)}. It is given examples of {_features(ds)}"
+                        f"{type(cause).__name__}: {_last_line(cause)}. Its examples have the features {_features(ds)}"
                     ) from error
                 ds = following
             _check_outputs(task, source, error)
@@ -94,10 +92,10 @@ def _check_outputs(task: seqio.Task, source: "SeqIOSource", error: Exception) ->
 
 
 def rates(source: "SeqIOSource") -> dict[str, float]:
-    """Task -> its rate in the mixture; nothing for a task alone.
+    """Returns the rate of each task in a mixture; empty for a single task.
 
     Raises:
-      UserError: a rate is computed from the number of examples, which the task's source does not say.
+      UserError: a rate needs the number of examples, which the task's source does not have.
     """
     if len(source.tasks) == 1:
         return {}
@@ -108,15 +106,14 @@ def rates(source: "SeqIOSource") -> dict[str, float]:
         except Exception as error:  # seqio.mixing_rate_num_examples computes with None
             raise UserError(
                 f"mixture {source.mixture_or_task_name}: the rate of the task {task.name} cannot be computed "
-                f"({type(error).__name__}: {_last_line(error)}). Give its source the number of examples, such as "
-                "seqio.TextLineDataSource(…, num_input_examples={'train': 1000}), or give the mixture a number "
-                "as its rate"
+                f"({type(error).__name__}: {_last_line(error)}). Set the number of examples of its source, such as "
+                "seqio.TextLineDataSource(…, num_input_examples={'train': 1000}), or set a number as its rate"
             ) from error
     return found
 
 
 def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
-    """What is wrong with the first example of a task that fails, in words; None where none is found in time."""
+    """Describes the first failing example of a task; None if none is found in time."""
     if source.split not in task.splits or source.use_cached:
         return None
     raw, stages = task.source.get_dataset(split=source.split, shuffle=False), _stages(task)
@@ -138,7 +135,7 @@ def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
     example = raw.skip(good).take(1)
     (shown,), error = _read(example)[0] or (None,), _read(example)[1]
     if error is not None:
-        return f"{where}: it cannot be read: {_first_line(error)}"
+        return f"{where}: cannot be read: {_first_line(error)}"
     where += _line(task, source.split, shown)
     for number, stage in enumerate(stages, 1):
         error = _read(_applied(task, example, stages[:number], source))[1]
@@ -165,7 +162,7 @@ def _applied(task: seqio.Task, ds: tf.data.Dataset, stages: Sequence[Callable], 
 
 
 def _read(ds: tf.data.Dataset) -> tuple[list[Any], tf.errors.OpError | None]:
-    """The first element of a dataset, which is read to its end, and the error that ended it."""
+    """Reads a dataset to its end. Returns its first element, if any, and the error that ended it, if any."""
     first: list[Any] = []
     try:
         for element in ds:
@@ -180,7 +177,7 @@ def _count(ds: tf.data.Dataset, most: int) -> int:
 
 
 def _line(task: seqio.Task, split: str, example: Any) -> str:
-    """Where the example stands, for sources that are lines of files."""
+    """The file and line of an example, for sources that read lines of files."""
     if not isinstance(task.source, seqio.TextLineDataSource):
         return ""
     for file in task.source.list_shards(split):
