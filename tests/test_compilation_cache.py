@@ -73,7 +73,7 @@ def test_the_cache_is_bounded_and_ends_with_its_context(tmp_path):
     assert (jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size) == (None, -1)
 
 
-def test_what_was_logged_is_not_logged_again(tmp_path, lines):
+def test_unchanged_use_is_not_logged_twice(tmp_path, lines):
     jax.clear_caches()
     with compilation_cache.persistent(str(tmp_path)):
         program(jnp.ones((8, 8)))
@@ -82,21 +82,21 @@ def test_what_was_logged_is_not_logged_again(tmp_path, lines):
     assert len(lines) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_path, lines):
+def test_unwritable_cache_directory_warns_once(tmp_path, lines):
     (tmp_path / "file").touch()
     start(str(tmp_path / "file"))
     assert len(lines) == 1
     assert f"compilation cache {tmp_path}/file" in lines[0] and "not writable" in lines[0]
 
 
-def test_the_environment_wins(tmp_path, lines):
+def test_environment_variable_takes_precedence(tmp_path, lines):
     configure({"jax_compilation_cache_dir": str(tmp_path / "of jax")})  # as JAX_COMPILATION_CACHE_DIR does
     start(str(tmp_path / "ours"))
     assert not (tmp_path / "ours").exists()
     assert lines[0].startswith(f"compilation cache {tmp_path}/of jax: 0 programs found")
 
 
-def test_a_program_that_a_killed_process_left_half_written_is_removed(tmp_path):
+def test_incomplete_programs_are_removed(tmp_path):
     start(str(tmp_path))
     folder = tmp_path / compilation_cache.cpu_fingerprint()
     whole = len(list(folder.glob("*-cache")))
@@ -125,12 +125,12 @@ def test_an_executable_that_cannot_be_read_is_compiled_again(tmp_path):
         ({"COMPILATION_CACHE_DIR": "cache"}, None, f"{os.getcwd()}/cache"),
     ],
 )
-def test_where_the_cache_is(macros, run_folder, expected, monkeypatch):
+def test_choose_directory(macros, run_folder, expected, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert compilation_cache.choose_directory(macros, run_folder) == expected
 
 
-def test_without_a_cache_home_it_is_in_the_home_folder(monkeypatch):
+def test_default_directory_is_in_home(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
     expected = "/home/somebody/.cache/t5x_like/compilation_cache"
@@ -138,7 +138,7 @@ def test_without_a_cache_home_it_is_in_the_home_folder(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [3, True, ""])
-def test_another_kind_of_value_is_a_user_error(value):
+def test_invalid_directory_raises(value):
     with pytest.raises(UserError, match="COMPILATION_CACHE_DIR=.*: not a path"):
         compilation_cache.choose_directory({"COMPILATION_CACHE_DIR": value}, None)
 

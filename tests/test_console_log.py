@@ -25,12 +25,12 @@ def said(before="", handlers="[]"):
     return result.stderr
 
 
-def test_lines_look_as_those_of_a_command_and_end_with_the_run():
+def test_log_format_matches_commands_and_is_restored():
     (line,) = said().splitlines()
     assert line.endswith(" I inside") and line[2] == line[5] == ":"
 
 
-def test_what_absl_sets_up_by_itself_is_no_configuration():
+def test_default_absl_handler_does_not_count_as_configuration():
     before = "absl_logging.info('nobody sees this'); handlers = list(logging.getLogger().handlers); assert handlers"
     (line,) = said(before, "handlers").splitlines()
     assert line.endswith(" I inside")

@@ -351,7 +351,7 @@ def test_other_errors_of_several_processes_stay_as_they_are(error, monkeypatch):
         raise error
 
 
-def test_alone_no_process_is_lost():
+def test_single_process_errors_are_not_reported_as_lost_processes():
     with pytest.raises(ValueError, match="Gloo"), distributed.loss_explained():
         raise ValueError(GLOO)
 

@@ -70,7 +70,7 @@ def test_train_is_described_and_writes_nothing(empty_folder, capsys):
         (["--gin_file=models/t5_1_1/tini.gin"], "did you mean models/t5_1_1/tiny.gin"),
     ],
 )
-def test_what_would_end_the_run_is_found(capsys, changes, message):
+def test_invalid_settings_are_reported(capsys, changes, message):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *changes]) == 2
     assert message in capsys.readouterr().err
 

@@ -215,7 +215,7 @@ def test_tensorboard_files_reach_a_store(tmp_path):
     assert events(tmp_path)[0] == [("train/loss", 1, 2.0)]
 
 
-def test_what_tensorboard_cannot_hold_is_no_error(tmp_path):
+def test_values_beyond_float32_become_infinity(tmp_path):
     writer = metrics.MetricsWriter(str(tmp_path))
     writer.rewind(0)
     writer.write(1, "train", {"loss": 1e300, "grad_norm": math.nan, "skipped": 3})
@@ -237,7 +237,7 @@ def test_records_of_tensorboard_have_the_checksums_of_their_format(tmp_path):
     assert int.from_bytes(data[12 + size : 16 + size], "little") == masked_crc32c(data[12 : 12 + size])
 
 
-def test_where_rows_cannot_be_written_the_run_fails(tmp_path):
+def test_unwritable_metrics_file_raises_run_failed(tmp_path):
     writer = metrics.MetricsWriter(str(tmp_path))
     writer.rewind(0)
     (tmp_path / "metrics.jsonl").unlink()
@@ -248,7 +248,7 @@ def test_where_rows_cannot_be_written_the_run_fails(tmp_path):
         writer.write(1, "train", {"loss": 1.0})
 
 
-def test_where_tensorboard_cannot_be_written_rows_still_are(tmp_path, caplog):
+def test_unwritable_tensorboard_files_only_warn(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("a file, not a directory")
     writer = metrics.MetricsWriter(str(tmp_path))
     writer.rewind(0)
@@ -363,7 +363,7 @@ def test_progress_prints_plain_lines_without_a_terminal(capsys):
 
 
 @pytest.mark.parametrize("broken", ["full", "unread", "closed", "missing"])
-def test_progress_that_cannot_be_shown_ends_nothing(broken, monkeypatch, caplog):
+def test_closed_stdout_warns_and_continues(broken, monkeypatch, caplog):
     reader, writer = os.pipe()
     os.close(reader)
     stream = {

@@ -53,7 +53,7 @@ def test_text_that_is_not_utf8_is_named_by_file_and_line(root):
         paths.read_text(file)
 
 
-def test_where_no_other_file_fits_the_old_one_is_written_over(tmp_path, monkeypatch):
+def test_full_disk_overwrites_in_place(tmp_path, monkeypatch):
     file = tmp_path / "status.json"
     file.write_text("running, and longer than the next one")
 
@@ -79,7 +79,7 @@ def test_which_paths_are_local():
 
 
 @pytest.mark.parametrize("name", ["missing", "", "file/below"])
-def test_a_path_of_the_user_that_cannot_be_opened_is_a_user_error(tmp_path, name):
+def test_unopenable_path_is_a_user_error(tmp_path, name):
     (tmp_path / "file").write_text("")
     path = tmp_path / name
     with pytest.raises(UserError, match=f"INPUT_PATH={path}: (no such file|is a directory|not a directory)"):

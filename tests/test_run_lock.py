@@ -43,7 +43,7 @@ def holder_of(model_dir):
     return run_lock._Holder.parse(paths.read_text(lock_path(model_dir)))
 
 
-def test_a_second_start_is_told_who_holds_the_folder(model_dir):
+def test_second_start_raises_and_names_the_holder(model_dir):
     with RunLock(model_dir):
         with pytest.raises(RunInUse) as refused, RunLock(model_dir):
             pass
@@ -70,7 +70,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, caplog):
     assert "taking over" in caplog.text and "that process has ended" in caplog.text
 
 
-def test_a_later_process_with_the_same_id_is_not_the_holder(model_dir):
+def test_reused_process_id_is_not_the_holder(model_dir):
     leave_lock(model_dir, process_start="1")
     with RunLock(model_dir):
         pass
@@ -94,7 +94,7 @@ def test_another_machine_that_sends_heartbeats_keeps_the_folder(model_dir):
     assert holder_of(model_dir).host == "busy"
 
 
-def test_an_old_lock_is_replaced_without_waiting(model_dir):
+def test_lock_over_an_hour_old_is_taken_over_immediately(model_dir):
     leave_lock(model_dir, machine="elsewhere", heartbeat=time.time() - 7200)
     with RunLock(model_dir):
         pass
@@ -107,7 +107,7 @@ def test_a_lock_that_ends_while_it_is_watched_is_free(model_dir):
         pass
 
 
-def test_heartbeats_are_counted(model_dir):
+def test_heartbeat_increments_the_counter(model_dir):
     with RunLock(model_dir) as lock:
         deadline = time.monotonic() + 10
         while holder_of(model_dir).beats < 2 and time.monotonic() < deadline:
@@ -124,6 +124,6 @@ def test_a_holder_that_was_replaced_stops_and_leaves_the_new_lock(model_dir):
     assert holder_of(model_dir).host == "newer"
 
 
-def test_other_processes_of_a_run_take_no_lock(tmp_path):
+def test_only_process_0_takes_the_lock(tmp_path):
     with RunLock(str(tmp_path)), RunLock(str(tmp_path), enabled=False) as other:
         other.check()

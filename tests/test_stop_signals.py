@@ -77,7 +77,7 @@ def test_a_signal_during_an_import_raises_nothing_in_the_module(tmp_path, given,
     assert (out, err, process.returncode) == ("", "\nt5x_like: stopped by SIGTERM\n", expected)
 
 
-def test_what_the_process_was_started_to_ignore_stays_ignored():
+def test_ignored_signals_stay_ignored():
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with stop_signals.watched() as signals:
@@ -88,7 +88,7 @@ def test_what_the_process_was_started_to_ignore_stays_ignored():
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")
-def test_a_forked_child_has_the_former_handlers():
+def test_forked_child_restores_previous_handlers():
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals.watched():
         child = os.fork()
@@ -99,6 +99,6 @@ def test_a_forked_child_has_the_former_handlers():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_watching_twice_is_watching_once():
+def test_nested_watched_contexts_share_signals():
     with stop_signals.watched() as outer, stop_signals.watched() as inner:
         assert inner is outer

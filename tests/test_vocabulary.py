@@ -55,7 +55,7 @@ def no_arguments_left():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vocabulary_serves_its_task_and_a_tiny_model(kind, texts, tmp_path, capsys):
+def test_vocabulary_works_with_its_task_and_a_tiny_model(kind, texts, tmp_path, capsys):
     pytest.importorskip("tokenizers")
     task, expected, files, model = KINDS[kind]
     folder = str(tmp_path / "out")
@@ -108,7 +108,7 @@ def test_transformers_reads_what_is_written(texts, tmp_path):
         assert of_task(KINDS[kind][0], path).encode(TEXT) == ids
 
 
-def test_a_cased_vocabulary_keeps_the_case(texts, tmp_path):
+def test_cased_wordpiece_keeps_case(texts, tmp_path):
     pytest.importorskip("tokenizers")
     path = vocabulary(
         pattern=f"{texts}/*.txt", kind="wordpiece", size=400, output=str(tmp_path / "cased"), lower_case=False
@@ -117,7 +117,7 @@ def test_a_cased_vocabulary_keeps_the_case(texts, tmp_path):
     assert path.endswith("vocab.txt") and {"T", "Z", "ï"} <= set(pieces)
 
 
-def test_of_more_text_an_even_sample_is_read(texts, tmp_path, monkeypatch):
+def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: seen.extend(documents) or {"a.model": b"x"})
     vocabulary(pattern=f"{texts}/*", size=400, output=str(tmp_path / "out"), max_bytes=8_000)

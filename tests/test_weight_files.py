@@ -20,7 +20,7 @@ def test_config_and_safetensors_are_a_hugging_face_folder(tmp_path, name):
     assert weight_files.is_huggingface(folder(tmp_path, name, config={}))
 
 
-def test_a_pickle_is_named_with_the_command_that_converts_it(tmp_path):
+def test_pickle_error_gives_conversion_command(tmp_path):
     path = folder(tmp_path, "pytorch_model.bin", config={"architectures": ["T5ForConditionalGeneration"]})
     assert not weight_files.is_huggingface(path)
     message = weight_files.explain_missing(path)
@@ -30,12 +30,12 @@ def test_a_pickle_is_named_with_the_command_that_converts_it(tmp_path):
     assert "import AutoModel as Model" in weight_files.explain_missing(path)
 
 
-def test_what_is_missing_beside_safetensors_is_named(tmp_path):
+def test_missing_file_next_to_safetensors_is_named(tmp_path):
     assert "config.json not found next to model.safetensors" in weight_files.explain_missing(
         folder(tmp_path, "model.safetensors")
     )
 
 
-def test_anything_else_says_what_to_give(tmp_path):
+def test_directory_without_weights_is_explained(tmp_path):
     for path in (str(tmp_path), f"{tmp_path}/none"):
         assert weight_files.explain_missing(path).startswith(f"{path}: no checkpoint found. Give a run directory, one")

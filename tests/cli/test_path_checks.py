@@ -19,13 +19,13 @@ def test_every_kind_of_checkpoint_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "message"), [("none", "not found"), ("empty", "no checkpoint found")])
-def test_a_missing_checkpoint_is_named(tmp_path, path, message):
+def test_missing_checkpoint_raises(tmp_path, path, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=f"INITIAL_CHECKPOINT_PATH={tmp_path}/{path}: {message}. Give a run directory"):
         check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/{path}", "MODEL_DIR": str(tmp_path / "new")})
 
 
-def test_a_resumed_run_does_not_need_what_it_started_from(tmp_path):
+def test_resumed_run_does_not_need_initial_checkpoint(tmp_path):
     (tmp_path / "checkpoints" / "7").mkdir(parents=True)
     check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/gone", "MODEL_DIR": str(tmp_path)})
 
@@ -61,11 +61,11 @@ def test_a_run_directory_that_cannot_hold_checkpoints_is_refused(tmp_path, name,
         check_paths(TRAIN, {"MODEL_DIR": f"{tmp_path}/{name}"})
 
 
-def test_names_that_a_shell_would_expand_are_accepted(tmp_path):
+def test_shell_metacharacters_in_paths_are_accepted(tmp_path):
     for name in ("{a,b} c#d%s", "é 日本", "line\n", " space "):
         check_paths(TRAIN, {"MODEL_DIR": f"{tmp_path}/{name}"})
 
 
-def test_a_checkpoint_path_with_a_name_that_is_too_long_is_not_found():
+def test_too_long_checkpoint_path_raises_not_found():
     with pytest.raises(UserError, match="CHECKPOINT_PATH=.*: not found"):
         check_paths(("CHECKPOINT_PATH",), {"CHECKPOINT_PATH": "x" * 300})

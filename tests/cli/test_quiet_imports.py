@@ -15,7 +15,7 @@ VALUE = 7
 """
 
 
-def test_start_up_lines_are_left_out_and_others_kept(tmp_path, monkeypatch, capfd):
+def test_only_start_up_lines_are_dropped(tmp_path, monkeypatch, capfd):
     (tmp_path / "loud_library.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(quiet_imports, "PACKAGES", ("loud_library",))
@@ -28,7 +28,7 @@ def test_start_up_lines_are_left_out_and_others_kept(tmp_path, monkeypatch, capf
     assert capfd.readouterr().err == "something that went wrong\n"
 
 
-def test_standard_error_comes_back_after_a_failure(capfd):
+def test_stderr_is_restored_after_an_exception(capfd):
     with pytest.raises(ImportError), quiet_imports.without_startup_lines():
         raise ImportError
     os.write(2, b"later\n")

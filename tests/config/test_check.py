@@ -98,7 +98,7 @@ def test_a_shortened_name_must_be_unique(toy, tmp_path):
     toy.load("TASK=a", f"{other}.Model.dim=3", files=["run.gin", "both.gin"])
 
 
-def test_a_name_in_place_of_a_reference_gets_the_file_and_the_reference_to_give(toy):
+def test_name_instead_of_reference_error_suggests_file_and_reference(toy):
     toy.write("schedules/linear.gin", "SCHEDULE = @toy.linear()\ntoy.linear.total_steps = 1\n", shipped=True)
     toy.write("schedules/flat.gin", "SCHEDULE = @toy.constant()\n", shipped=True)
     toy.write("mine.gin", "toy.train.schedule = %SCHEDULE\n")
@@ -107,7 +107,7 @@ def test_a_name_in_place_of_a_reference_gets_the_file_and_the_reference_to_give(
     assert "or --gin.SCHEDULE=@toy.linear()" in shown
 
 
-def test_a_problem_that_two_functions_have_is_reported_once(toy):
+def test_shared_problem_is_reported_once(toy):
     toy.write("two.gin", "STEPS = 3\ntoy.linear.total_steps = %STEPS\ntoy.train.steps = %STEPS\n")
     message = toy.refused("TASK=a", "STEPS=many", "train.schedule=@toy.linear()", files=["run.gin", "two.gin"])
     assert message.count("STEPS = 'many' must be a whole number") == 1

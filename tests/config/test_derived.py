@@ -42,7 +42,7 @@ def rebuilt(name, text):
     return built[name]
 
 
-def test_every_part_is_made_again_from_the_text():
+def test_derived_config_rebuilds_every_argument():
     text, unknown = derive(ROOT, arguments())
     assert unknown == []
     assert rebuilt("model", text) == T5
@@ -62,7 +62,7 @@ def test_parts_of_an_objective_keep_their_own_settings():
     assert made.coefficients == joint.coefficients and made.parts[0].z_loss == 0.1
 
 
-def test_what_cannot_be_written_is_named_and_the_rest_is_there():
+def test_inexpressible_arguments_are_named_and_omitted():
     class Local(CausalLM):
         pass
 
@@ -100,7 +100,7 @@ def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
         assert config.arguments(loaded.configured(), without=("partitioner", "data"))["model"] == T5
 
 
-def test_a_subclass_is_not_taken_for_its_base():
+def test_subclass_is_not_recorded_as_its_base():
     class Other(SequenceToSequence):
         pass
 

@@ -59,7 +59,7 @@ def test_a_run_is_described_by_what_this_package_builds(tmp_path):
         ("import builtins\nMODEL = [{'a': @builtins.exec()}]", "builtins.exec"),
     ],
 )
-def test_other_code_is_refused_with_its_line_and_the_way_to_allow_it(tmp_path, text, name):
+def test_untrusted_code_error_names_line_and_environment_variable(tmp_path, text, name):
     with pytest.raises(config.ConfigError) as refused:
         load(tmp_path, text)
     message = str(refused.value)
@@ -88,7 +88,7 @@ def test_modules_named_by_a_stored_configuration_are_not_imported(tmp_path, monk
         "MIXTURE_OR_TASK_MODULE = [%OTHER]\nOTHER = 'my_tasks'\n",
     ],
 )
-def test_a_stored_module_of_tasks_is_named_again_on_the_command_line(tmp_path, monkeypatch, text):
+def test_stored_task_module_must_be_named_on_the_command_line(tmp_path, monkeypatch, text):
     with pytest.raises(config.ConfigError, match="add --gin.MIXTURE_OR_TASK_MODULE=my_tasks .or set T5X_LIKE_TRUSTED"):
         load(tmp_path, MODEL + text)
     assert "my_tasks" in load(tmp_path, MODEL + text, "MIXTURE_OR_TASK_MODULE=my_tasks").text
@@ -96,7 +96,7 @@ def test_a_stored_module_of_tasks_is_named_again_on_the_command_line(tmp_path, m
     assert "my_tasks" in load(tmp_path, MODEL + text).text
 
 
-def test_a_stored_configuration_does_not_say_where_to_write(tmp_path):
+def test_stored_output_path_is_ignored(tmp_path):
     with pytest.raises(config.ConfigError, match="OUTPUT_PATH is required"):
         load(tmp_path, MODEL + "OUTPUT_PATH = '/etc/profile'\nTASK_FEATURE_LENGTHS = {'inputs': 8}\n", command="infer")
     assert "/etc" not in load(tmp_path, MODEL + "from t5x_like import eval\neval.evaluate.output_dir = '/etc'\n").text

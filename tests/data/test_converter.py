@@ -248,7 +248,7 @@ def test_without_padding_an_id_0_at_the_end_of_an_example_is_a_token(pack):
     assert kept == ([[7, 0, 0, 8, 0, 0]] if pack else [[7, 0], [0], [8, 0, 0]])
 
 
-def test_padding_of_another_id_is_no_part_of_an_example():
+def test_trailing_pad_id_is_removed():
     examples = dataset([{"targets": [7, 0, 1, 1]}])
     converter = SpecConverter(features.CAUSAL_LM, pack=False, padding_ids={"targets": 1})
     (row,) = converter(examples, {"targets": 4}).as_numpy_iterator()
@@ -289,7 +289,7 @@ def real_dataset(examples, dtypes):
     return tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
 
 
-def test_real_numbers_are_not_cut_to_whole_ones():
+def test_float_features_are_not_truncated():
     dtypes = {"targets": tf.int32, "token_weights": tf.float32, "scores": tf.float32}
     (row,) = SpecConverter(WEIGHTED, pack=True)(
         real_dataset(REAL, dtypes), {"targets": 4, "scores": 3}
@@ -302,7 +302,7 @@ def test_real_numbers_are_not_cut_to_whole_ones():
     assert batch["scores"].tolist() == [[0.75]]
 
 
-def test_real_numbers_where_whole_ones_are_read_are_refused():
+def test_float_values_for_an_int_feature_raise():
     with pytest.raises(UserError, match="'targets': its values are float32, but the objective reads int32"):
         SpecConverter(features.CAUSAL_LM, pack=False).convert(real_dataset([], {"targets": tf.float32}), {"targets": 4})
     with pytest.raises(UserError, match="'targets' is an array of float64 with values that int32 does not hold"):

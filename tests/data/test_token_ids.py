@@ -19,14 +19,14 @@ def test_limits_are_those_of_the_vocabularies_and_bos():
 
 
 @pytest.mark.parametrize("wrong", [-1, 30])
-def test_an_id_that_does_not_exist_is_refused_by_name(wrong):
+def test_token_id_out_of_range_raises(wrong):
     batch = batches.from_arrays(features.CAUSAL_LM, {"targets": np.array([[5, 6], [7, wrong]])})
     limits = token_ids.model_limits(features.CAUSAL_LM, 30)
     with pytest.raises(UserError, match=f"capitals: token id {wrong} in 'decoder_target_tokens' .row 1, position 1"):
         token_ids.check_ids(batch, limits, data="capitals", holder="the model")
 
 
-def test_a_bos_that_the_model_lacks_is_refused():
+def test_bos_outside_the_vocabulary_raises():
     spec = dataclasses.replace(features.CAUSAL_LM, bos_id=50256)
     with pytest.raises(UserError, match="BOS_ID=50256: the model only has the token ids 0 … 40477"):
         token_ids.model_limits(spec, 40478)

@@ -40,7 +40,7 @@ def test_the_corpus_is_the_same_when_read_again():
     assert first.splits == again.splits and first.fingerprint == again.fingerprint
 
 
-def test_threads_that_ask_for_one_corpus_read_it_once():
+def test_concurrent_readers_share_one_read():
     corpus = documents.Corpus("toy", {"train": [b"a"], "validation": [b"b"]}, "here", {})
     reads = []
 
@@ -368,14 +368,14 @@ def test_importing_the_tasks_reads_nothing():
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_utf_16_is_refused_rather_than_read_with_its_zeros(tmp_path, encoding, name):
+def test_utf_16_raises(tmp_path, encoding, name):
     (tmp_path / name).write_bytes(("\ufeff" * (encoding == "utf-16-be") + '{"text": "words"}\n').encode(encoding))
     with pytest.raises(UserError, match=f"{name}: the text is UTF-16. Convert it to UTF-8"):
         text_files.read(pattern=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_line_ends_and_byte_order_marks_of_other_systems_leave_no_trace(tmp_path, end):
+def test_line_endings_and_byte_order_marks_are_normalized(tmp_path, end):
     mark = b"\xef\xbb\xbf"
     (tmp_path / "a.txt").write_bytes(mark + f"one{end}ümlaut{end}three".encode())
     read = {"lines_per_document": 2, "validation_fraction": 0.0}
@@ -387,7 +387,7 @@ def test_line_ends_and_byte_order_marks_of_other_systems_leave_no_trace(tmp_path
     assert "".join(all_of(characters.read(str(tmp_path / "c.txt"), 0.5))) == "ab\ncd"
 
 
-def test_a_file_without_line_ends_is_cut_into_documents_at_once(tmp_path):
+def test_file_without_line_breaks_is_split_quickly(tmp_path):
     (tmp_path / "giant.txt").write_text("word " * 2_000_000)
     corpus = text_files.read(pattern=f"{tmp_path}/giant.txt", validation_fraction=0.0)
     assert max(map(len, corpus.splits["train"])) <= text_files.MAX_DOCUMENT_BYTES

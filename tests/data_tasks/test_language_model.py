@@ -226,7 +226,7 @@ class EveryIdIsText(seqio.PassThroughVocabulary):
     pad_id = None
 
 
-def test_where_no_id_is_padding_chunks_keep_an_id_0_at_their_end():
+def test_chunks_keep_trailing_id_0_without_pad_id():
     features = dict.fromkeys(("inputs", "targets"), seqio.Feature(EveryIdIsText(10, eos_id=9)))
     documents = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[5, 0, 6, 0]]))
     documents = documents.map(lambda ids: {"targets": tf.identity(ids)})

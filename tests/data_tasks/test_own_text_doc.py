@@ -21,7 +21,7 @@ COMMANDS = [
 TASKS = sorted(name for name in seqio.TaskRegistry.names() if name.startswith("text_files_"))
 
 
-def test_each_family_is_taken_from_its_vocabulary_to_an_evaluation():
+def test_document_has_commands_for_three_families():
     found = [words[0] for words in COMMANDS]
     assert [found.count(name) for name in ("vocabulary", "inspect", "train", "eval")] == [3] * 4
     assert found.count("infer") == 2

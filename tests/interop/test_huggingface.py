@@ -160,7 +160,7 @@ def ids(folder, file="config.json"):
 @EVERY
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("generation", [None, GENERATION, {}], ids=["alone", "generation", "empty"])
-def test_special_tokens_in_are_special_tokens_out(name, folder, special, generation, tmp_path):
+def test_special_tokens_round_trip(name, folder, special, generation, tmp_path):
     stated = dict(SPECIAL[special])
     if name == "roberta":  # positions are counted from it
         stated["pad_token_id"] = 1
@@ -182,7 +182,7 @@ def test_special_tokens_in_are_special_tokens_out(name, folder, special, generat
 
 
 @EVERY
-def test_no_special_tokens_give_the_family_s(name, folder, tmp_path):
+def test_special_tokens_default_to_the_family(name, folder, tmp_path):
     default = ids(folder)
     expected = {
         "bert": {"pad_token_id": 0},
@@ -210,7 +210,7 @@ def test_no_special_tokens_give_the_family_s(name, folder, tmp_path):
 )
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("name", ["roberta", "llama"])
-def test_special_tokens_that_are_no_ids_are_refused(name, folder, file, changes, message):
+def test_invalid_special_tokens_raise(name, folder, file, changes, message):
     describe(folder, file, **changes)
     with pytest.raises(UserError, match=f"/{file}: {message}"):
         interop.from_huggingface(str(folder))

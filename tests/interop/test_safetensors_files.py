@@ -120,7 +120,7 @@ CODES = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6} | {
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_tensor_of_any_dtype_may_be_beside_weights(tmp_path, code):
+def test_unused_tensors_may_have_any_dtype(tmp_path, code):
     size = 4 * CODES[code] // 8
     write_raw(tmp_path, {"w": entry(), "other": entry(code, (4,), (4, 4 + size))}, bytes(4 + size))
     tensors = Tensors(str(tmp_path))
@@ -180,7 +180,7 @@ def test_other_files_are_refused(tmp_path, contents, message):
         (b'{"x":' * 10**5, "nested too deeply"),
     ],
 )
-def test_headers_that_make_no_sense_are_refused_by_name(tmp_path, header, message):
+def test_invalid_headers_raise(tmp_path, header, message):
     write_raw(tmp_path, header, bytes(8))
     with pytest.raises(UserError, match=message) as refused:
         Tensors(str(tmp_path))
@@ -197,7 +197,7 @@ def test_headers_that_make_no_sense_are_refused_by_name(tmp_path, header, messag
         (b'{"weight_map": {"a": "model.safetensors"', "not valid JSON"),
     ],
 )
-def test_an_index_that_makes_no_sense_is_refused_by_name(tmp_path, index, message):
+def test_invalid_index_raises(tmp_path, index, message):
     write(str(tmp_path), TENSORS)
     (tmp_path / INDEX).write_bytes(index)
     with pytest.raises(UserError, match=message) as refused:

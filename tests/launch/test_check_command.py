@@ -36,7 +36,7 @@ def environment(tmp_path, monkeypatch):
     return make
 
 
-def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment):
+def test_invalid_command_raises_with_its_message(environment):
     program = environment(2)
     with pytest.raises(check_command.LaunchError, match="invalid t5x_like command: .* no such gin file"):
         check_command.check_command(COMMAND)
@@ -44,13 +44,13 @@ def test_a_command_that_is_refused_ends_the_launch_with_its_message(environment)
     assert words == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
 
 
-def test_a_misspelt_command_is_refused_as_well(environment):
+def test_misspelled_command_raises(environment):
     environment(2)
     with pytest.raises(check_command.LaunchError, match="invalid t5x_like command"):
         check_command.check_command(["t5x_like", "trian", "--gin.MODEL_DIR=gs://my-bucket/runs/x"])
 
 
-def test_what_cannot_be_checked_here_does_not_end_the_launch(environment, monkeypatch):
+def test_failed_check_does_not_stop_the_launch(environment, monkeypatch):
     environment(0)
     assert check_command.check_command(COMMAND) == "command checked by a dry run"
     environment(1)
@@ -60,7 +60,7 @@ def test_what_cannot_be_checked_here_does_not_end_the_launch(environment, monkey
     assert "/no/such/environment/bin/t5x_like not found" in check_command.check_command(COMMAND)
 
 
-def test_no_tpu_is_asked_for_with_a_command_that_is_refused(environment, monkeypatch, capsys):
+def test_invalid_command_requests_no_tpu(environment, monkeypatch, capsys):
     environment(2)
     monkeypatch.setattr(tpu, "Tpu", None)
     assert tpu.main(["train", "first", "--topology=v5e:4x4", "--zone=us-west4-a", "--", *COMMAND]) == 2

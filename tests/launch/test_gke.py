@@ -97,7 +97,7 @@ def test_kubernetes_expands_nothing_in_the_command():
     assert pod["template"]["spec"]["containers"][0]["args"][-1] == "--gin.A=$$(B)"
 
 
-def test_a_tag_that_was_pushed_again_is_pulled_again():
+def test_image_pull_policy_is_always():
     pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["imagePullPolicy"] == "Always"
 

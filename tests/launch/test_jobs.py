@@ -78,7 +78,7 @@ def test_commands_that_are_fine():
         jobs.check_command(["python", "train.py"])
 
 
-def test_environment_variables_are_names_and_values():
+def test_environment_parses_names_and_values():
     assert jobs.environment(["A=1", "_b2=x=y z", "C="]) == {"A": "1", "_b2": "x=y z", "C": ""}
 
 

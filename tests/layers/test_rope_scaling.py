@@ -34,7 +34,7 @@ def test_unscaled_frequencies_as_transformers_computes_them():
     )
 
 
-def test_llama_3_1_scales_slow_frequencies_alone():
+def test_llama3_scales_low_frequencies_only():
     unscaled, found = rope_scaling.unscaled(5e5, 128), Llama3().frequencies(5e5, 128, 1)
     wavelengths = 2 * np.pi / unscaled
     np.testing.assert_array_equal(found[wavelengths < 2048], unscaled[wavelengths < 2048])
@@ -44,7 +44,7 @@ def test_llama_3_1_scales_slow_frequencies_alone():
     assert (found[between] > unscaled[between] / 8).all()
 
 
-def test_linear_divides_all_of_them():
+def test_linear_divides_all_frequencies():
     np.testing.assert_array_equal(Linear(4.0).frequencies(1e4, 64, 1), rope_scaling.unscaled(1e4, 64) / 4)
 
 
@@ -68,7 +68,7 @@ def test_dynamic_depends_on_the_length_beyond_that_of_pretraining():
         ({"mscale": 0.5}, 0.1 * math.log(4) + 1),
     ],
 )
-def test_yarn_sharpens_attention(changes, expected):
+def test_yarn_attention_factor(changes, expected):
     assert Yarn(4.0, 100, **changes).attention_factor == pytest.approx(expected)
 
 
