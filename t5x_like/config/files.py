@@ -189,9 +189,14 @@ class Reader:
         file = _File(self, shown, origin)
         for statement in parse(paths.read_text(found), shown):
             if isinstance(statement, config_parser.IncludeStatement):
+                if origin == STORED:  # it is written in one piece; another file's lines would be shown in errors
+                    raise ConfigError(
+                        f"{shown}:{statement.location.line_num}: a configuration stored with a run includes no file. "
+                        f"Pass it with --gin_file={shown} if you trust it"
+                    )
                 folder = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
                 try:
-                    self.read_file(statement.filename, STORED if origin == STORED else None, beside=folder)
+                    self.read_file(statement.filename, beside=folder)
                 except ConfigError as error:
                     raise ConfigError(f"{shown}:{statement.location.line_num}: {error}") from error
             elif isinstance(statement, config_parser.ImportStatement):
