@@ -113,7 +113,7 @@ class StopSignals:
                 self._timer.daemon = True
                 self._timer.start()
         elif number == signal.SIGINT:
-            _end(128 + number, f"ended by SIGINT without saving, after {self._seen}")
+            _end(128 + number, f"ended by SIGINT after {self._seen}: nothing was saved")
 
     def _cancel(self) -> None:
         if self._timer is not None:

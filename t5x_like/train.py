@@ -277,10 +277,10 @@ def train(
                     writer.write(current, "validation", results)
                     progress.note(current, results)
                 if saves and not healthy:
+                    newest = keeper.latest()
                     logging.warning(
-                        "checkpoint %d is not saved: its last update or its parameters are not finite; the newest "
-                        "checkpoint is %s",
-                        *(current, keeper.latest()),
+                        "checkpoint %d is not saved: its last update or its parameters are not finite; %s",
+                        *(current, "none was saved before" if newest is None else f"the newest is {newest}"),
                     )
                 elif saves:
                     distributed.beat(f"the checkpoint of step {current}")

@@ -48,7 +48,7 @@ def test_a_second_ctrl_c_ends_a_process_that_is_stuck():
     assert "SIGTERM: training stops after this step and saves; Ctrl-C" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)  # some send it twice: no reason to lose the save
     process.send_signal(signal.SIGINT)
-    assert "ended by SIGINT without saving, after SIGTERM" in process.communicate(timeout=20)[1]
+    assert "ended by SIGINT after SIGTERM: nothing was saved" in process.communicate(timeout=20)[1]
     assert process.returncode == 130
 
 
