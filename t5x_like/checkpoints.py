@@ -35,7 +35,7 @@ ITEMS = ("state", "feed", "about")
 
 
 class DamagedCheckpoint(UserError):
-    """A file of a checkpoint differs from what was written."""
+    """A file of a checkpoint is missing or does not match its checksum."""
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Checkpoints:
             )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve),
-            # Orbax's own `read_only` logs a warning for every folder; without these two, reading changes nothing.
+            # Orbax's own `read_only` logs a warning per directory; without these two, reading writes nothing either.
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
@@ -161,7 +161,7 @@ class Checkpoints:
             self._uploading = self._uploader.submit(self._upload)
 
     def _read_back(self, step, leaves):
-        """Shows with the first checkpoint that this directory's checkpoints can be read, by one small array."""
+        """Verifies the first checkpoint and reads its smallest array, to detect an unreliable storage early."""
         name = min(leaves, key=lambda name: leaves[name].size)
         leaf = leaves[name]
         try:
@@ -193,7 +193,7 @@ class Checkpoints:
         return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
 
     def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Some arrays of checkpoint `step` by stored name, as `shapes` with shardings says; raises as `restore`."""
+        """Reads arrays of checkpoint `step` by stored name with the given shapes and shardings, see `restore`."""
         self._check(step, shapes)
         return self._read(step, shapes)
 
@@ -210,10 +210,10 @@ class Checkpoints:
 
         Args:
           step: one of `steps()`.
-          *names: of the items to verify; all by default.
+          *names: the items to verify; default all.
 
         Raises:
-          DamagedCheckpoint: in every process, naming a file where this process has found it.
+          DamagedCheckpoint: raised in every process; only the process that found the damage names the file.
         """
         self._require(step)
         for name in names or ITEMS:
@@ -233,7 +233,7 @@ class Checkpoints:
         if count > 1:
             finders = np.flatnonzero(multihost_utils.process_allgather(np.array([bool(damage)])).ravel())
             if len(finders) and not damage:
-                damage = f"the message of process {finders[0]} names a file"
+                damage = f"see the message of process {finders[0]}"
         if damage:
             raise DamagedCheckpoint(
                 f"checkpoint {self.directory}/{step} is damaged: {damage}. Restore the file from a copy, or use an "

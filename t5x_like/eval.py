@@ -82,7 +82,7 @@ def evaluate(
 
 
 def _check_decodes(model, objective, data) -> None:
-    """Refuses metrics of predictions where nothing predicts: only an encoder-decoder answers the inputs of an example.
+    """Checks that the model can predict if the task has metrics of predictions, which need an encoder-decoder.
 
     Raises:
       UserError: naming the task, its metrics and the model.

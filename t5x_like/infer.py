@@ -70,8 +70,8 @@ def infer(
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     if missing := {"inputs", "targets"} - set(lengths):
         raise UserError(
-            f"TASK_FEATURE_LENGTHS={lengths}: no length for {', '.join(sorted(missing))}. Give both, where a decoder's "
-            "inputs are its prompts and its targets what it adds to them: "
+            f"TASK_FEATURE_LENGTHS={lengths}: no length for {', '.join(sorted(missing))}. Give both; for a decoder, "
+            "inputs are prompts and targets are continuations: "
             "--gin.TASK_FEATURE_LENGTHS=\"{'inputs': 512, 'targets': 128}\""
         )
     if os.path.abspath(input_path) == os.path.abspath(output_path):
@@ -268,7 +268,7 @@ class Codec:
 
 
 def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int) -> None:
-    """Refuses token ids that the model does not have: an embedding lookup gives NaN for them without an error.
+    """Checks that token ids are in the vocabulary: an embedding lookup would return NaN without an error.
 
     Raises:
       UserError: naming the line, the field and the id.
@@ -292,8 +292,8 @@ def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[st
         return None
     if data is None or not getattr(data, "mixture_or_task_name", True):
         raise UserError(
-            "INPUT_PATH holds text, and no task gives its vocabulary. Give --gin.MIXTURE_OR_TASK_NAME=…, or token ids "
-            "in a .jsonl file"
+            "INPUT_PATH: contains text, but no task defines its vocabulary. Give --gin.MIXTURE_OR_TASK_NAME=…, or "
+            "token ids in a .jsonl file"
         )
     return data.vocabularies()
 

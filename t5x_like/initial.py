@@ -189,7 +189,7 @@ def find_step(path: str) -> int | None:
 def _report(path, shapes, present, stored, other_shape):
     for name in other_shape:
         logging.warning(
-            "%s: %s has another shape there than here, %s: freshly initialised", path, name, shapes[name].shape
+            "%s: %s is freshly initialized, because the stored shape differs from %s", path, name, shapes[name].shape
         )
     for label, names in (
         ("restored", present),

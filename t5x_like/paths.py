@@ -78,7 +78,7 @@ def read_text(path: str | os.PathLike) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
             f"{os.fspath(path)}, line {line}: not valid UTF-8 (byte {data[error.start]:#04x}). Restore the file from a "
-            "copy, or mend the line"
+            "copy, or correct the line"
         ) from error
 
 
@@ -99,7 +99,7 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except OSError:  # a full disk, say: what was written of it would take up the last space
+    except OSError:  # for example a full disk, of which the partial file would use the last space
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -107,12 +107,12 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
 
 
 def create(path: str | os.PathLike, contents: str) -> bool:
-    """Writes a file that does not exist yet; of several callers at once, one succeeds.
+    """Creates a file; if several callers try at once, one succeeds.
 
-    A store without an atomic way to create an object is looked at first, and may let two succeed.
+    In a store without atomic creation, existence is checked first, so two callers may succeed.
 
     Returns:
-      Whether the file was created; False where there is one already.
+      Whether the file was created; False if it already exists.
     """
     data = contents.encode("utf-8")
     if not is_local(path):
@@ -144,9 +144,9 @@ def create(path: str | os.PathLike, contents: str) -> bool:
 
 
 def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
-    """Replaces a small file, over its old contents where the disk has no room for another file.
+    """Replaces a small file, in place if the disk has no space for a new file.
 
-    Writing over a local file is not atomic, but takes no space as long as the file does not grow by a block.
+    Overwriting a local file in place is not atomic, but needs no space unless the file grows by a block.
 
     Raises:
       OSError: the file does not exist yet and cannot be created, or cannot be written either way.
@@ -173,9 +173,9 @@ def remove(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def user_path(setting: str, path: str | os.PathLike) -> Iterator[None]:
-    """Explains why a path that the user gave cannot be opened. To be used where the path is opened first.
+    """Converts errors on opening a path into user errors. Use it where the user's path is first opened.
 
-    Errors of a store or a network stay as they are: another try may succeed.
+    Errors of a store or a network are not converted, because a retry may succeed.
 
     Args:
       setting: what the user set, such as `INPUT_PATH`.
@@ -193,14 +193,14 @@ def user_path(setting: str, path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_writable(setting: str, folder: str | os.PathLike) -> None:
-    """Refuses a local directory that cannot be created or written to. Creates nothing; URLs are not checked.
+    """Checks that a local directory can be created or written to. Creates nothing, and does not check URLs.
 
     Args:
       setting: what the user set, such as `MODEL_DIR`.
       folder: its value; the directory or its parents need not exist.
 
     Raises:
-      UserError: a parent is a file, or is not writable, or no file system takes such a name.
+      UserError: a parent is a file or not writable, or the file system does not support the name.
     """
     if not is_local(folder):
         return
@@ -221,14 +221,14 @@ def check_writable(setting: str, folder: str | os.PathLike) -> None:
 
 
 def check_checkpoint_folder(setting: str, folder: str) -> None:
-    """Refuses a directory that Orbax cannot write checkpoints to.
+    """Checks that Orbax can write checkpoints to a directory.
 
     Args:
       setting: what the user set, such as `MODEL_DIR`.
       folder: its value, local or a URL.
 
     Raises:
-      UserError: the path is not valid UTF-8 or contains characters of a pattern.
+      UserError: the path is not valid UTF-8, or contains pattern characters.
     """
     path = str(local(folder).absolute()) if is_local(folder) else folder
     try:

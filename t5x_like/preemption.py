@@ -60,11 +60,11 @@ class StopRequest:
 
     @property
     def requested(self) -> str | None:
-        """What asked this process to stop, or None."""
+        """The signal or notice that requested a stop, or None."""
         return self._signals.requested or self._noticed
 
     def defer(self) -> None:
-        """From now on there is something to save: a signal is a request and raises nothing."""
+        """Only records signals from now on, because there is something to save."""
         self._signals.defer()
 
     def cast(self) -> jax.Array | None:

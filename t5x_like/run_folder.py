@@ -23,11 +23,11 @@ RUNS = "runs"
 CONFIG = "config.gin"
 MODEL_INFO = "model_info.txt"
 STATUS = "status.json"
-# What says that a file system takes nothing more, whichever library reports it.
+# Messages of operating system errors on an unwritable file system, in errors of any library.
 _UNWRITABLE = {
     os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 }
-# With its reason cut to this, a status takes one block of a disk.
+# Limit of the reason in a status, so that the file fits into one disk block.
 _REASON_CHARACTERS = 2000
 
 # What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
@@ -84,7 +84,7 @@ def resolve(model_dir: str | None) -> str:
         paths.check_writable("MODEL_DIR", model_dir)
         return str(paths.local(model_dir).absolute())
     if jax.process_count() > 1:
-        raise UserError("give MODEL_DIR: all processes of a run write to one folder")
+        raise UserError("MODEL_DIR: missing. Give a directory that all processes of the run share")
     paths.check_writable("MODEL_DIR", RUNS)
     root = pathlib.Path(RUNS).absolute()
     root.mkdir(exist_ok=True)
@@ -191,8 +191,8 @@ def write_description(
     Args:
       model_dir: the run's folder.
       info: the text of `model_info.txt`.
-      run_config: the resolved configuration; None for a run that is made from Python.
-      arguments: of such a run, those of `train`; what a run has stored already is kept.
+      run_config: the resolved configuration; None for a run started from Python.
+      arguments: the arguments of `train` in a run started from Python. The file of a run with checkpoints is kept.
     """
     paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
     stored = paths.join(model_dir, CONFIG)
@@ -204,22 +204,22 @@ def write_description(
         text, unknown = derive("t5x_like.train.train", arguments)
         if unknown:
             logging.info(
-                "%s lacks %s, which cannot be written as gin: give what commands on this run need with --gin_file",
+                "%s: omits %s, which gin cannot express. If eval, infer or convert need them, pass them by --gin_file",
                 *(stored, ", ".join(unknown)),
             )
         paths.write_atomic(stored, text)
 
 
 def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
-    """What is kept of a run that was stopped after `step`, whose newest checkpoint is `newest`, and how to resume."""
+    """Describes what is saved of a run stopped after `step` with the newest checkpoint `newest`, and how to resume."""
     if newest is None:
-        return f"step {step} is not saved: with SAVE_PERIOD=None nothing is. The same command begins again"
+        return f"step {step} is not saved, because SAVE_PERIOD=None. The same command starts from the beginning"
     saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the newest checkpoint is {newest}"
     return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
 
 
 def environment(partitioner: Any) -> dict[str, Any]:
-    """What a bit-exact resumption depends on beside the arrays."""
+    """The properties, besides the arrays, that bit-exact resumption depends on."""
     return {
         "t5x_like": t5x_like.__version__,
         "jax": jax.__version__,
@@ -232,7 +232,7 @@ def environment(partitioner: Any) -> dict[str, Any]:
 
 
 def warn_of_another_environment(about: Mapping[str, Any], partitioner: Any) -> None:
-    """Warns where a checkpoint that says `about` was written in another environment."""
+    """Warns if the checkpoint described by `about` was written in another environment."""
     for name, now in environment(partitioner).items():
         if about.get(name) != now:
             logging.warning(
@@ -245,7 +245,7 @@ def warn_of_another_environment(about: Mapping[str, Any], partitioner: Any) -> N
 
 @contextlib.contextmanager
 def closing(thing: Any) -> Iterator[Any]:
-    """`contextlib.closing`, but where the body has failed, what fails in closing too is logged and not raised."""
+    """As `contextlib.closing`, but if the body has failed, errors in closing are logged instead of raised."""
     try:
         yield thing
     except BaseException:
@@ -259,10 +259,10 @@ def closing(thing: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def storage_explained(model_dir: str) -> Iterator[None]:
-    """Explains that MODEL_DIR cannot be written any more.
+    """Converts errors about an unwritable MODEL_DIR into `RunFailed`.
 
     Raises:
-      RunFailed: in the place of an error of the operating system or of a library that writes checkpoints.
+      RunFailed: instead of an error of the operating system or of a library that writes checkpoints.
     """
     try:
         yield
@@ -275,24 +275,24 @@ def storage_explained(model_dir: str) -> Iterator[None]:
             raise
         raise RunFailed(
             f"MODEL_DIR={model_dir} cannot be written: {reason or error}. The checkpoints written so far are intact; "
-            "free space or mend the storage and repeat the command, which resumes from the newest one"
+            "free space or repair the storage, then run the same command to resume from the newest one"
         ) from error
 
 
 class Status:
-    """`MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed, for people and schedulers.
+    """Writes `MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed.
 
-    As a context manager it writes `failed`, with the reason, where an error leaves it, and `preempted` where a signal
-    does. A start that ends before it has written `running` leaves the status of a finished run as it is.
+    As a context manager it writes `failed` with the reason on an error, and `preempted` on a signal. A start that ends
+    before it has written `running` keeps the status of a finished run.
 
     Attributes:
-      step: updates done so far.
+      step: number of updates so far.
     """
 
     STATES = ("running", "finished", "preempted", "failed")
 
     def __init__(self, model_dir: str, *, enabled: bool = True):
-        """Writes nothing yet, and nothing at all unless `enabled`."""
+        """Initializes without writing; never writes unless `enabled`."""
         self._model_dir, self._path, self._enabled = model_dir, paths.join(model_dir, STATUS), enabled
         self._has_run = False
         self.step = 0

@@ -236,13 +236,13 @@ def _print_bytes(source, sample: int, found: Inspection, console: Console) -> No
         if counts.undecodable:
             found.problems.append(
                 f"{counts.undecodable:,} bytes of the first {counts.examples:,} examples of the source are not UTF-8: "
-                "they become replacement characters or unknown tokens, or their documents are left out. Convert the "
-                "files, such as with `iconv -f latin1 -t utf8`"
+                "they become replacement characters or unknown tokens, or their documents are skipped. Convert the "
+                "files, for example with `iconv -f latin1 -t utf8`"
             )
         if counts.carriage_returns:
             found.problems.append(
                 f"{counts.carriage_returns:,} carriage returns (␍) in the first {counts.examples:,} examples of the "
-                "source, as Windows ends lines: the model would write them too. Remove them from the files"
+                "source, probably Windows line endings: the model would learn them. Remove them from the files"
             )
 
 
@@ -261,7 +261,7 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     found.lengths = {name: np.array(counted) for name, counted in lengths.items() if counted}
     if not found.lengths:
         if not found.problems:
-            found.problems.append(f"the split {source.split!r} has no example: are they too short, or left out?")
+            found.problems.append(f"the split {source.split!r} has no examples: are they too short, or skipped?")
         return
 
     columns = ("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
@@ -327,7 +327,7 @@ def _print_rows(
 
 
 def _against_padding(name: str, source, spec: FeatureSpec, found: Inspection) -> str:
-    """What makes rows of a feature fuller without cutting any example that was looked at."""
+    """Suggests lengths that reduce padding without truncating any of the examples."""
     advice = []
     if source.pack:
         # Examples share a row until one does not fit into one of its features: that one leaves the others empty.

@@ -196,7 +196,7 @@ def test_inputs_that_are_token_ids_are_answered_with_token_ids(checkpoint, tmp_p
         (row,) = infer_lines(checkpoint, tmp_path, ['{"inputs": [100, 1]}'], "jsonl", data=data)
         assert row["prediction"] == [100]
         (tmp_path / "output.jsonl").unlink()
-    with pytest.raises(UserError, match="INPUT_PATH holds text, and no task gives its vocabulary"):
+    with pytest.raises(UserError, match="INPUT_PATH: contains text, but no task defines its vocabulary"):
         infer_lines(checkpoint, tmp_path, ["a"], data=source("validation", mixture_or_task_name=None))
 
 
@@ -207,7 +207,7 @@ def test_infer_on_another_kind_of_model_says_what_to_give(checkpoint, tmp_path):
     options = dict(checkpoint_path=checkpoint, input_path=str(path), output_path=str(tmp_path / "out"))
     with pytest.raises(UserError, match="GPTConfig is no network for a sequence-to-sequence objective.*objectives/"):
         infer(model=decoder, task_feature_lengths=LENGTHS, partitioner=partitioner(), **options)
-    with pytest.raises(UserError, match="no length for inputs. Give both, where a decoder's inputs are its prompts"):
+    with pytest.raises(UserError, match="no length for inputs. Give both; for a decoder, inputs are prompts"):
         infer(model=decoder, task_feature_lengths={"targets": 4}, **options)
 
 

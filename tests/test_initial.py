@@ -61,7 +61,7 @@ def test_a_head_of_another_shape_stays_fresh_and_is_named(path, caplog):
         leaves = restored(path, params)
     name = "objective/next_sentence/classifier/kernel"
     np.testing.assert_array_equal(leaves[name], np.full((8, 3), 7.0))
-    assert f"{name} has another shape there than here, (8, 3): freshly initialised" in caplog.text
+    assert f"{name} is freshly initialized, because the stored shape differs from (8, 3)" in caplog.text
     assert f"freshly initialised 1 tensors: {name}" in caplog.text
     assert f"ignored 1 tensors: {name}" in caplog.text
 

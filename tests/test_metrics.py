@@ -379,7 +379,7 @@ def test_closed_stdout_warns_and_continues(broken, monkeypatch, caplog):
     with metrics.Progress(10) as progress:
         for step in (1, 2):
             progress.update(step, {"loss": 1.0, "tokens_per_second": None, "seconds_per_step": None})
-    warnings = [line for line in caplog.messages if "standard output cannot be written to" in line]
+    warnings = [line for line in caplog.messages if "standard output cannot be written" in line]
     assert len(warnings) == (0 if broken == "missing" else 1)
     if stream is not None:
         stream.close()  # as at the end of a process: what could not be written is gone

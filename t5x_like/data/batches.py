@@ -46,12 +46,12 @@ def from_arrays(
 
 
 def _as_dtype(name: str, array: ArrayLike, dtype: str) -> np.ndarray:
-    """The array with a feature's dtype; real numbers are never cut to whole ones."""
+    """Casts an array to a feature's dtype; floats are never truncated to integers."""
     array = np.asarray(array)
     if array.dtype.kind not in "iubf" or (dtype == "int32" and not np.array_equal(array, array.astype(dtype))):
         raise UserError(
-            f"{name!r} is an array of {array.dtype} with values that int32 does not hold, but the objective "
-            f"reads int32. Give token ids, or declare the "
+            f"{name!r}: {array.dtype} values are not representable in int32, which the objective "
+            f"reads. Give token ids, or declare the "
             f"feature as TaskFeature({name!r}, …, dtype='float32') in the objective's FeatureSpec"
         )
     return array.astype(dtype)

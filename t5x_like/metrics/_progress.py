@@ -39,10 +39,10 @@ def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
 
 
 class _Reporting:
-    """A text stream that ends nothing: once it cannot be written to, one warning is logged and the rest is dropped."""
+    """A text stream that never raises: on the first failed write, it logs a warning and drops all further output."""
 
     def __init__(self, stream: TextIO | None):
-        """Wraps `stream`; None, as Python has it for a standard output that is closed, drops everything."""
+        """Wraps `stream`; None, Python's value for a closed standard output, drops all output."""
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
@@ -65,12 +65,12 @@ class _Reporting:
             getattr(self._stream, method)(*arguments)
         except (OSError, ValueError) as error:  # full, a pipe that nobody reads, closed
             stream, self._stream = self._stream, None
-            logging.warning("standard output cannot be written to: %s. Training continues without showing it", error)
+            logging.warning("standard output cannot be written: %s. Training continues without progress output", error)
             _drain(stream)
 
 
 def _drain(stream: TextIO) -> None:
-    """Sends what a broken stream still holds nowhere, or Python fails when it flushes the stream at exit."""
+    """Redirects a broken stream to the null device, since Python would fail to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

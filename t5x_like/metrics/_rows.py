@@ -172,13 +172,13 @@ class MetricsWriter:
 
 @contextlib.contextmanager
 def _explained(model_dir: str) -> Iterator[None]:
-    """Ends the run where its record cannot be written; TensorBoard and the terminal only report and never do."""
+    """Converts an error on writing the record, which ends the run; other outputs only warn."""
     try:
         yield
     except OSError as error:
         raise RunFailed(
             f"{paths.join(model_dir, _FILE)} cannot be written: {error.strerror or error}. The checkpoints written so "
-            "far are intact; free space or mend the storage and repeat the command, which resumes from the newest one"
+            "far are intact; free space or repair the storage, then run the same command to resume from the newest one"
         ) from error
 
 
@@ -195,10 +195,10 @@ class _AppendedFile:
 
     def append(self, line: str) -> None:
         if self._file is None:
-            # Without a buffer: what could not be written is not tried again when the file is closed.
+            # Unbuffered, so that a failed write is not retried when the file is closed.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         data = line.encode()
-        while data:  # a disk that fills up takes a part first
+        while data:  # a write to a filling disk may be partial
             data = data[self._file.write(data) :]
 
     def flush(self) -> None:

@@ -305,7 +305,7 @@ def test_float_features_are_not_truncated():
 def test_float_values_for_an_int_feature_raise():
     with pytest.raises(UserError, match="'targets': its values are float32, but the objective reads int32"):
         SpecConverter(features.CAUSAL_LM, pack=False).convert(real_dataset([], {"targets": tf.float32}), {"targets": 4})
-    with pytest.raises(UserError, match="'targets' is an array of float64 with values that int32 does not hold"):
+    with pytest.raises(UserError, match="'targets': float64 values are not representable in int32"):
         batches.from_arrays(features.CAUSAL_LM, {"targets": np.array([[0.5, 2]])})
     with pytest.raises(ValueError, match="'x' can only be the `tokens` of 'y', which is float32"):
         FeatureSpec(

@@ -93,7 +93,7 @@ def test_a_file_that_does_not_exist_is_named(register, tmp_path):
 
 def test_data_without_a_batch_is_explained(register):
     source = register("errors_empty", [])
-    with pytest.raises(UserError, match="errors_empty: the split 'train' does not give one batch of 2 rows"):
+    with pytest.raises(UserError, match="errors_empty: the split 'train' has less than one batch of 2 rows"):
         next(source.host_iterator(ENCODER_DECODER))
 
 

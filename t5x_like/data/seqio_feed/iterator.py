@@ -70,7 +70,7 @@ class SeqIOIterator:
     ):
         """Args:
         make_dataset: gives the pipeline, its elements batched, always the same one.
-        explained: turns TensorFlow's errors while a batch is read into what a user can mend.
+        explained: converts TensorFlow's errors while a batch is read into user errors.
         lengths: model feature -> tokens; what each batch is checked against.
         dtypes: model feature -> the type of its values.
         id_limits: model feature -> how many token ids its vocabulary has.
@@ -109,9 +109,8 @@ class SeqIOIterator:
         if not self._batches:
             task, split, rows = (self._identity.get(name) for name in ("task", "split", "batch_size"))
             raise UserError(
-                f"{task}: the split {split!r} does not give one batch of {rows} rows: it has no example, its documents "
-                "are too short or left out, or it has fewer rows than BATCH_SIZE. `t5x_like inspect` shows what "
-                "becomes of them"
+                f"{task}: the split {split!r} has less than one batch of {rows} rows: it is empty, its documents are "
+                "too short or skipped, or BATCH_SIZE is too large. Run `t5x_like inspect` to see its examples"
             )
 
     def state(self) -> bytes:
