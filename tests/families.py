@@ -1,6 +1,6 @@
-"""Every family in small, for the tests that hold for all of them. A new family is one entry here.
+"""A small configuration of every family, for the tests that apply to all of them. A new family is one entry here.
 
-A test module that needs it says `from families import FAMILIES`; what only one family has is tested in its own module.
+Test modules use `from families import FAMILIES`; properties of a single family are tested in its own module.
 """
 
 import dataclasses
@@ -26,23 +26,23 @@ VOCABULARY = 40
 SIZES = dict(vocab_size=VOCABULARY, embed_dim=12, mlp_dim=20)
 NO_DROPOUT = dict(dropout_rate=0.0, attention_dropout_rate=0.0)
 ENCODER_DECODER = dict(num_heads=2, head_dim=5, encoder_layers=2, decoder_layers=2)
-# Sizes at which what a FLOP formula leaves out (norms, softmax, activations) is a few percent.
+# Sizes at which the operations that a FLOP formula omits (norms, softmax, activations) are a few percent.
 WIDE = dict(vocab_size=1000, embed_dim=128, mlp_dim=256, num_heads=4, head_dim=32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family, or one published kind of it.
+    """One family, or one published variant of it.
 
     Attributes:
-      config: a small configuration without dropout, its layers unrolled.
-      stacks: which of "encoder" and "decoder" it has.
-      mesh: rules and mesh axes on which eight devices must agree with one.
-      wide: changes to `config` for the count of FLOPs.
-      attention: the attention of each stack that captures are asked of.
+      config: a small configuration without dropout and with unrolled layers.
+      stacks: its stacks, of "encoder" and "decoder".
+      mesh: rules and mesh axes for the test that compares eight devices with one.
+      wide: changes to `config` for the test of FLOPs.
+      attention: name of the attention module of each stack, for the test of captures.
       decodes: whether it has `prefill` or `init_cache` and `decode_step`.
-      padding_id: the token that means padding where a batch has no segment ids, or None.
-      first_loss: nats per token by which a fresh model's loss may exceed that of guessing.
+      padding_id: padding token in batches without segment ids, or None.
+      first_loss: nats per token by which the initial loss may exceed that of a uniform prediction.
     """
 
     config: Any
@@ -74,7 +74,7 @@ _FSDP = ("fsdp", {"fsdp": 4, "data": 2})
 
 
 def _as(kind: type, config: Any) -> Any:
-    """The fields of one configuration in a subclass of its type."""
+    """Copies the fields of a configuration to a subclass of its type."""
     return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 

@@ -1,4 +1,4 @@
-"""How tests compare numbers: relative to a tensor's largest element, so that processors that round differently agree.
+"""Numeric comparison for tests, relative to a tensor's largest element, to allow for rounding of different processors.
 
 For each tensor: max|a - b| <= tolerance · max(max|b|, 1e-3 · the largest value among all tensors).
 """
@@ -13,7 +13,7 @@ FLOOR = 1e-3
 
 
 def largest_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, str]:
-    """The largest difference in the norm above, and the name of its tensor; names and shapes must be the same."""
+    """Returns the largest difference in the norm above and the name of its tensor. Names and shapes must match."""
     assert ours.keys() == theirs.keys()
     theirs = {name: np.asarray(tensor, np.float64) for name, tensor in theirs.items()}
     largest = max(np.max(np.abs(tensor)) for tensor in theirs.values())
@@ -27,6 +27,6 @@ def largest_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tu
 
 
 def assert_close(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float = TOLERANCE) -> None:
-    """Two mappings from name to tensor agree in the norm above."""
+    """Asserts that two mappings from name to tensor agree in the norm above."""
     difference, name = largest_difference(ours, theirs)
     assert difference <= tolerance, f"{name} differs by {difference:.2e} of its largest value"

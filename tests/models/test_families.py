@@ -1,4 +1,4 @@
-"""What holds for every family, with any weights: visibility, layouts, dropout, devices, decoding, captures, FLOPs."""
+"""Properties of every family: attention masks, layouts, dropout, devices, decoding, captures, FLOPs."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def logits(model, batch):
 
 
 def influence(model, batch, stack):
-    """How much each position of a stack's input changes each position of the result: `[result, input]`."""
+    """Returns the sensitivity of each output position to each input position of a stack: `[output, input]`."""
     embedded = model.embed(batch)
     jacobian = jax.jit(jax.jacobian(lambda x: model.trunk(embedded | {stack: x}, batch).hidden[0]))
     return np.abs(jacobian(embedded[stack])[:, :, 0]).max(axis=(1, 3))
@@ -286,7 +286,7 @@ WITHOUT_WINDOWS = {"gpt3": {"attention_windows": (None,)}, "mistral": {"attentio
 
 @pytest.mark.parametrize("name", ALL)
 def test_first_loss_is_near_that_of_guessing(name):
-    """Where it is far above ln(vocab), an initialization or a scale is wrong."""
+    """A loss far above ln(vocab) means that an initialization or a scale is wrong."""
     family = FAMILIES[name]
     layers = {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
     sizes = dict(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
