@@ -250,7 +250,7 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
 
 
 def _place_to_cut(raw: bytes, start: int, limit: int) -> int:
-    """After the last line or word between `start` and the limit, or else between two characters."""
+    """Returns where to split: after the last line or word before the limit, else between two characters."""
     for separator in (b"\n", b" "):
         if (found := raw.rfind(separator, (start + limit) // 2, limit)) >= 0:
             return found + 1

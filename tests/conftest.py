@@ -19,7 +19,7 @@ CPU_DEVICES = 8
 # Below this many seconds a program compiles faster than a cached one is found, read and loaded.
 CACHE_FROM_SECONDS = 0.2
 
-# A few tests of every part: what another version of Python or JAX would break first.
+# Smoke tests: a few tests of each module, which another version of Python or JAX is likely to break.
 SMOKE = re.compile(
     r"tests/((kernels|layers|decoding)/|data/test_(feed|features|cached_rows)"
     r"|models/test_llama\.py|test_(imports|parameters|partitioning|checkpoints|step|train)\.py)"
@@ -44,7 +44,7 @@ def _compilation_cache() -> Path:
 # Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each a few times: these take three quarters off the time of compilation.
-# `XLA_FLAGS= pytest` tests the programs that users get.
+# `XLA_FLAGS= pytest` tests the programs as users compile them.
 FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",

@@ -27,9 +27,9 @@ SHARD_BYTES = 5 * 10**9  # as large as the hub recommends a file to be
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-# The dtypes of weights; a file may hold others, such as buffers of integers and booleans, that are not read.
+# Dtypes of weights. Tensors of other dtypes, such as integer and boolean buffers, are not read.
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-# Every dtype of the format with the bits of an element.
+# Bits per element of every dtype of the format.
 _BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -42,7 +42,7 @@ _BITS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A tensor in a file; `first` and `last` are bytes from where the data start."""
+    """A tensor in a file; `first` and `last` are byte offsets within the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Entry:
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a folder by name; each is read when it is asked for, and only floating-point ones can be.
+    """The tensors of a folder by name, read on access; only floating-point tensors can be read.
 
     Attributes:
       shapes: the shape of every tensor.
@@ -137,7 +137,7 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = 
 
 
 def _weight_map(folder: str) -> dict[str, str]:
-    """The index: the file of each tensor, all in the folder itself."""
+    """Reads the index: the file of each tensor, all in the folder itself."""
     path = paths.join(folder, INDEX)
     found = json_files.read(path).get("weight_map")
     if not isinstance(found, dict) or not found:
@@ -163,7 +163,7 @@ def _files(folder: str, weight_map: Mapping[str, str] | None) -> list[str]:
 
 
 def _header(path: str) -> tuple[int, dict[str, _Entry]]:
-    """The byte at which a file's data start, and its tensors by name.
+    """Reads the header of a file: the offset of its data, and its tensors by name.
 
     Raises:
       UserError: the file breaks a rule of the format, as the safetensors library enforces them.
@@ -187,7 +187,7 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
 
 
 def _entry(path: str, name: str, described: Any) -> _Entry:
-    """What a header says of a tensor, checked by itself."""
+    """Parses and checks the header entry of one tensor."""
     thing = f"{path}: tensor {name!r}"
     if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
         raise UserError(f"{thing} must have a dtype, a shape and data_offsets, and nothing else")
@@ -205,7 +205,7 @@ def _entry(path: str, name: str, described: Any) -> _Entry:
 
 
 def _check_layout(path: str, entries: Mapping[str, _Entry], size: int) -> None:
-    """Refuses data that tensors do not cover once each, from the first byte to the last."""
+    """Checks that the tensors cover every byte of the data exactly once."""
     end, before = 0, None
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
         if entry.last > size:

@@ -50,8 +50,8 @@ class LlamaConfig:
     activations: tuple[str, ...] = ("silu", "linear")
     # Base of the rotations' wave lengths. Llama 3: 500,000.
     rope_theta: float = 10000.0
-    # How the rotations are stretched to rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn`
-    # of layers/rope_scaling.py. None: not at all. Llama 3.1 and 3.2: Llama3.
+    # Scaling of rotary positions to rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
+    # layers/rope_scaling.py, or None. Llama 3.1 and 3.2: Llama3.
     rope_scaling: Scaling | None = None
     # How many positions back, its own included, a layer attends; None: all. Several are taken in turns by the layers.
     # Mistral: (4096,).
