@@ -163,7 +163,7 @@ def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monk
 
 
 def test_a_folder_without_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no complete checkpoint"):
+    with pytest.raises(ValueError, match="no checkpoint found"):
         infer_lines(str(tmp_path / "nothing"), tmp_path, ["a"])
 
 
