@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_like import cli, debugging, optimizers, program, schedules
+from t5x_like.cli import startup
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
@@ -114,10 +115,11 @@ def test_without_compilation_results_still_go_where_they_belong():
 
 def test_the_flag_turns_compilation_off_and_looks_for_nans(monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(cli, "_log", lambda level: None)
+    monkeypatch.setattr(startup, "log", lambda level: None)
+    monkeypatch.setattr(startup.quiet_imports, "install", lambda: None)
     before = jax.config.jax_disable_jit, jax.config.jax_debug_nans
     try:
-        cli.prepare(cli.parse(["train", "--debug"]))
+        startup.prepare(cli.parse(["train", "--debug"]))
         assert jax.config.jax_disable_jit and jax.config.jax_debug_nans
         assert os.environ["JAX_DISABLE_JIT"] == os.environ["JAX_DEBUG_NANS"] == "1"
         with pytest.raises(FloatingPointError, match="nan"):
