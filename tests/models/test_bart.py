@@ -66,6 +66,14 @@ def test_the_objective_of_text_to_text_reads_it():
     np.testing.assert_allclose(terms.sums["targets"], entropies.sum(), rtol=1e-5)
 
 
+def test_no_norm_follows_the_last_layer():
+    model, batch = make(BART.config), example(BART)
+    names = ("decoder/layers/1/hidden", "decoder/layers/0/cross_attention/scores")
+    outputs = jax.jit(lambda model: model(batch, capture=names))(model)
+    np.testing.assert_array_equal(outputs.captured["decoder/layers/1/hidden"], outputs.hidden)
+    assert outputs.captured["decoder/layers/0/cross_attention/scores"].shape == (2, 2, 6, 7)
+
+
 def test_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(BART.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/bias"] == ("layers", "heads", "kv")

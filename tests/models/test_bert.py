@@ -55,6 +55,22 @@ def test_what_a_batch_leaves_out_counts_along_the_row_and_is_of_the_first_type()
 # ---- captures, names, configuration --------------------------------------------------------------------------------
 
 
+def test_captures_of_embeddings_and_scores():
+    model, batch = make(BERT.config), example(BERT)
+    names = ("encoder/embedded", "encoder/layers/1/hidden", "encoder/layers/0/attention/scores")
+    outputs = jax.jit(lambda model: model(batch, capture=names))(model)
+    np.testing.assert_allclose(outputs.captured["encoder/embedded"], model.embed(batch)["encoder"], atol=2e-5)
+    np.testing.assert_array_equal(outputs.captured["encoder/layers/1/hidden"], outputs.hidden)
+    assert outputs.captured["encoder/layers/0/attention/scores"].shape == (2, 2, 7, 7)
+
+
+def test_kernels_start_truncated_at_two_standard_deviations_and_biases_at_zero():
+    mlp = jax.jit(scanned(BERT.config).make)(jax.random.key(0)).encoder.layers.mlp
+    kernel = np.asarray(mlp.wi.kernel[...])
+    assert np.abs(kernel).max() <= 0.04 and kernel.std() > 0.015
+    np.testing.assert_array_equal(mlp.wi.bias[...], 0)
+
+
 def test_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(BERT.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")

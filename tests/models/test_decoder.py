@@ -91,6 +91,13 @@ def test_a_prompt_that_is_a_prefix_is_read_as_one():
 # ---- captures, counts, configuration ------------------------------------------------------------------------------
 
 
+def test_captured_probabilities_of_a_window_are_a_band():
+    model = make(FAMILIES["gpt3"].config)
+    name = "decoder/layers/1/attention/probabilities"
+    captured = model({"decoder_input_tokens": tokens(2, 9)}, capture=(name,)).captured[name]
+    assert (captured > 0).sum() == 2 * 4 * (1 + 8 * 2)  # two positions for each query but the first
+
+
 def test_flops_count_windows_as_windows():
     banded = dataclasses.replace(GPT2, attention_windows=(None, 3))
     # Layer 1 attends to 3 instead of 10 positions: 2 products of 12 values for each of 10 queries, two operations each.

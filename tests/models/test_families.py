@@ -153,11 +153,11 @@ def test_bfloat16_keeps_logits_and_losses_in_float32(name):
     assert {leaf.dtype for leaf in jax.tree.leaves((value, gradient))} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5_1_1"])
-def test_bfloat16_stays_near_float32(name):
+@pytest.mark.parametrize(("name", "tolerance"), [("bert", 0.01), ("llama", 0.02), ("t5_1_1", 0.01)])
+def test_bfloat16_stays_near_float32(name, tolerance):
     config, batch = FAMILIES[name].config, eight_rows(FAMILIES[name])
     value = jax.jit(loss)(make(scanned(config, dtype="bfloat16")), batch)
-    assert float(value) == pytest.approx(float(loss_and_gradient(name, config)[0]), rel=0.02)
+    assert float(value) == pytest.approx(float(loss_and_gradient(name, config)[0]), rel=tolerance)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -278,6 +278,9 @@ def test_flop_formula_is_what_xla_counts(name):
 
     counted = jax.jit(forward).lower(model, batch).compile().cost_analysis()["flops"]
     assert 1 <= counted / (config.train_flops(shapes) / 3) < 1.08
+    if "decoder" in family.stacks:  # an encoder's loss reads the masked positions alone
+        counted = jax.jit(jax.value_and_grad(loss)).lower(model, batch).compile().cost_analysis()["flops"]
+        assert 1 <= counted / config.train_flops(shapes) < 1.08
 
 
 # XLA computes the scores outside of a window too; the formula does not count them.

@@ -47,6 +47,23 @@ def test_decoding_continues_the_first_segment_of_a_packed_row():
 # ---- captures, counts, configuration ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("config", [T5.config, scanned(T5.config)], ids=["unrolled", "scanned"])
+def test_captures_of_cross_attention_and_projections(config):
+    model, batch = make(config), example(T5)
+    names = (
+        "encoder/output",
+        "decoder/layers/1/hidden",
+        "decoder/layers/0/cross_attention/scores",
+        "decoder/layers/self_attention/query",
+    )
+    outputs = jax.jit(lambda model: model(batch, capture=names))(model)
+    captured = outputs.captured
+    assert captured["encoder/output"].shape == (2, 7, 12)
+    np.testing.assert_allclose(model.decoder.norm(captured["decoder/layers/1/hidden"]), outputs.hidden, atol=2e-5)
+    assert captured["decoder/layers/0/cross_attention/scores"].shape == (2, 2, 6, 7)
+    assert captured["decoder/layers/self_attention/query"].shape == (2, 2, 6, 2, 5)
+
+
 def test_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(T5.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")
