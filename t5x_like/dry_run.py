@@ -145,7 +145,7 @@ def _mesh(function: Callable) -> str:
     """
     try:
         partitioner = config.arguments(function, without=_others(function)).get("partitioner")
-    except partitioning.DeviceMismatch as error:
+    except partitioning.DeviceMismatchError as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
         return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
     if partitioner is None:

@@ -115,7 +115,7 @@ def _generative(network, objective, data, partitioner, num_examples, output_dir)
     return run_evaluator(
         data,
         objective.features,
-        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))).texts(ids["eos_id"]),
+        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))).token_ids(ids["eos_id"]),
         score=lambda batch: jax.device_get(scoring(network, partitioner.put_batch(batch))),
         num_examples=num_examples,
         log_dir=os.path.join(output_dir, "inference_eval") if output_dir else None,

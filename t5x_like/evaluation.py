@@ -38,7 +38,7 @@ class Evaluator:
         """The metrics of `params`, each the ratio of its sums over all batches."""
         if self._host_batches is None:
             distributed.beat("the rows of the evaluation")
-            share, shares = self._partitioner.feed_share
+            share, shares = self._partitioner.feed_shard
             self._host_batches = list(
                 self._data.eval_batches(
                     self._objective.features, self._batches, process_index=share, process_count=shares

@@ -71,8 +71,8 @@ def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dic
     Raises:
       UserError: a tensor is missing there, or has another shape.
     """
-    network = partitioner.trace(config.make, jax.random.key(0))
-    heads = partitioner.trace(objective.init, jax.random.key(0), network)
+    network = partitioner.eval_shape(config.make, jax.random.key(0))
+    heads = partitioner.eval_shape(objective.init, jax.random.key(0), network)
     return _load(path, {"model": network, "objective": heads}, config, partitioner)
 
 
@@ -87,7 +87,7 @@ def load_model(path: str, config: Any, partitioner: Any) -> Any:
     Raises:
       UserError: a tensor is missing there, or has another shape.
     """
-    return _load(path, {"model": partitioner.trace(config.make, jax.random.key(0))}, config, partitioner)["model"]
+    return _load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
 
 
 def _load(path, like, config, partitioner):

@@ -25,7 +25,7 @@ from t5x_like.errors import UserError
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 LENGTH = "length"
 # How the features are called that networks read, and whose length is that of a row of tokens.
-INPUT_TOKENS = "_input_tokens"
+INPUT_TOKENS_SUFFIX = "_input_tokens"
 Rules = Mapping[str, str | tuple[str, ...]]
 
 # Logical axis -> mesh axes. A mesh axis serves one dimension of an array only, the first that asks for it: `embed` is
@@ -54,7 +54,7 @@ RULE_SETS: dict[str, Rules] = {
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
 
 
-class DeviceMismatch(UserError):
+class DeviceMismatchError(UserError):
     """A mesh does not fit the devices of this machine; it may fit those of another."""
 
 
@@ -72,7 +72,7 @@ def make_mesh(
 
     Raises:
       UserError: unknown axes, or sizes that no mesh has.
-      DeviceMismatch: the sizes do not multiply to the number of devices, or JAX cannot lay the mesh out over them.
+      DeviceMismatchError: the sizes do not multiply to the number of devices, or JAX cannot lay the mesh out over them.
     """
     devices = list(jax.devices() if devices is None else devices)
     ici, dcn = dict(ici or {"data": -1}), dict(dcn or {})
@@ -84,18 +84,18 @@ def make_mesh(
     ici_sizes = _filled("ici", ici, len(devices) // slices if len(devices) % slices == 0 else 0)
     if math.prod(ici_sizes) * slices != len(devices):
         known = math.prod(size for size in (*ici.values(), *dcn.values()) if size != -1)
-        raise DeviceMismatch(
+        raise DeviceMismatchError(
             f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: "
             f"the sizes multiply to {known}. Change the mesh, or use --cpu_devices=N to pretend N devices."
         )
     if slices > 1 and slices != count_slices(devices):
-        raise DeviceMismatch(
+        raise DeviceMismatchError(
             f"dcn={dcn} multiplies to {slices}, but the devices belong to {count_slices(devices)} slices (on CPU, "
             "processes). Change DCN, or let an axis of it be -1"
         )
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if devices[0].platform == "tpu" and slices == 1 and count_slices(devices) > 1:
-        raise DeviceMismatch(
+        raise DeviceMismatchError(
             f"the devices belong to {count_slices(devices)} slices, and no mesh axis is said to cross them: give "
             "--gin.DCN=\"{'data': -1}\", or another axis that the network between slices is to carry"
         )
@@ -109,7 +109,7 @@ def make_mesh(
         else:
             grid = mesh_utils.create_device_mesh(ici_sizes, devices, allow_split_physical_axes=True)
     except (NotImplementedError, AssertionError) as error:
-        raise DeviceMismatch(
+        raise DeviceMismatchError(
             f"ici={ici} dcn={dcn}: JAX cannot lay this mesh out over the {devices[0].platform} devices: {error}. "
             "Choose other sizes, or a slice whose chips form a full cuboid."
         ) from error
@@ -230,7 +230,7 @@ class Partitioner:
         Raises:
           UserError: the rows, or the length of an input, do not divide by the mesh.
         """
-        inputs = [name for name in shapes if name.endswith(INPUT_TOKENS)] or list(shapes)
+        inputs = [name for name in shapes if name.endswith(INPUT_TOKENS_SUFFIX)] or list(shapes)
         lengths = {shapes[name][1] for name in inputs if len(shapes[name]) > 1}
         specs = {}
         for name, shape in shapes.items():
@@ -245,7 +245,7 @@ class Partitioner:
         return specs
 
     @functools.cached_property
-    def feed_share(self) -> tuple[int, int]:
+    def feed_shard(self) -> tuple[int, int]:
         """Which part of each batch's rows this process reads, and how many parts there are.
 
         Processes whose devices hold the same rows, because the mesh splits something else between them, read the same
@@ -263,8 +263,8 @@ class Partitioner:
         return shares.index(tuple(sorted(rows_of[jax.process_index()]))), len(shares)
 
     def put_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The rows that this process has read (see `feed_share`) of every feature as one global array."""
-        shares = self.feed_share[1]
+        """The rows that this process has read (see `feed_shard`) of every feature as one global array."""
+        shares = self.feed_shard[1]
         shapes = {name: (rows.shape[0] * shares, *rows.shape[1:]) for name, rows in host_batch.items()}
         specs = self.batch_specs(shapes)
         return {
@@ -294,7 +294,7 @@ class Partitioner:
 
         return jax.jit(traced, **options)
 
-    def trace(self, function: Callable, *args) -> Any:
+    def eval_shape(self, function: Callable, *args) -> Any:
         """The shapes that `function(*args)` returns, as `jax.eval_shape`, with this partitioner bound."""
         with self.bound():
             return jax.eval_shape(function, *args)

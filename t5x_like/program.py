@@ -64,7 +64,7 @@ def make_program(
         trainable, frozen = optimizers.split(params, optimizer.groups)
         return step.create_state(trainable, optimizer, seed), frozen
 
-    shapes = partitioner.trace(init, jax.eval_shape(lambda: jax.random.key(seed)))
+    shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(seed)))
     # What does not divide is refused here, by its name in model_info.txt rather than by its place in a state.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1]))
     shardings = partitioner.shardings(shapes)

@@ -112,7 +112,7 @@ def gradients(
     """The gradient of the normalised loss over the whole batch, and the summed metrics.
 
     Args:
-      objective: see `objectives.terms.Objective`.
+      objective: see `objectives.base.Objective`.
       params: trainable parameters.
       frozen: parameters merged in that are not differentiated.
       batch: global batch.

@@ -90,7 +90,7 @@ def train(
 
     Args:
       model: a family's configuration, such as `models.t5.T5Config`.
-      objective: see `objectives.terms.Objective`.
+      objective: see `objectives.base.Objective`.
       optimizer: see `optimizers`; its parameter groups say what is frozen.
       data: where training batches come from, such as `data.seqio_feed.SeqIOSource`.
       total_steps: the step to stop at.
@@ -163,7 +163,7 @@ def train(
         distributed.agree(model_dir, run_config.text if run_config else "")
 
         # ---- data: it starts to flow while the model is being built ------------------------------------------------
-        share, shares = partitioner.feed_share
+        share, shares = partitioner.feed_shard
         source = data.host_iterator(objective.features, process_index=share, process_count=shares)
         for line in data.describe():
             logging.info("%s", line)

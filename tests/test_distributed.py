@@ -367,7 +367,7 @@ def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
     beats = []
     monkeypatch.setattr(distributed.Watchdog, "beat", lambda watchdog, doing: beats.append(doing))
     partitioner = types.SimpleNamespace(
-        jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_share=(0, 1)
+        jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_shard=(0, 1)
     )
     data = types.SimpleNamespace(eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
     evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
@@ -398,4 +398,4 @@ def test_rows_that_overlap_or_interleave_are_refused():
 
 
 def test_alone_a_process_reads_all_rows():
-    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_share == (0, 1)
+    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_shard == (0, 1)

@@ -123,7 +123,7 @@ def test_imports_run_downhill():
         ("t5x_like.layers.mlp", "from ..partitioning import shard", True),
         ("t5x_like.layers.mlp", "from ..models.t5 import T5", False),
         ("t5x_like.step", "def f():\n  import t5x_like.models.t5", False),
-        ("t5x_like.checkpoints", "from t5x_like.objectives.terms import Terms", False),
+        ("t5x_like.checkpoints", "from t5x_like.objectives.base import Terms", False),
         ("t5x_like.kernels.masks", "from t5x_like.layers.mlp import MLP", False),
         ("t5x_like.config", "from t5x_like import train", False),
         ("t5x_like.train", "from t5x_like import config, eval, step", True),
@@ -138,7 +138,7 @@ def test_a_loop_names_no_family_and_no_objective():
     rooms = ("t5x_like.models", "t5x_like.objectives")
     named = [f for f in all_imports() if f.importer in ("t5x_like.train", "t5x_like.step") and under(f.imported, rooms)]
     # The type of what every objective returns names none of them.
-    assert [f for f in named if f.imported != "t5x_like.objectives.terms"] == []
+    assert [f for f in named if f.imported != "t5x_like.objectives.base"] == []
 
 
 def test_only_the_mesh_names_mesh_axes():

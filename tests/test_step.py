@@ -9,8 +9,8 @@ from flax import nnx
 from t5x_like import optimizers, parameters, schedules, step
 from t5x_like.data import batches, features
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.base import Terms
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.objectives.terms import Terms
 from t5x_like.partitioning import Partitioner, shard
 
 BATCH, LENGTH, WIDTH = 16, 6, 8

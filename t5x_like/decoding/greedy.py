@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.data.features import BOS_ID, EOS_ID
-from t5x_like.decoding.prompts import aligned
+from t5x_like.decoding.prompts import left_pad
 
 
 @struct.dataclass
@@ -26,7 +26,7 @@ class Generated:
     lengths: Int[Array, "batch"]
     log_probability: Float[Array, "batch"]
 
-    def texts(self, eos_id: int) -> list[list[int]]:
+    def token_ids(self, eos_id: int) -> list[list[int]]:
         """The generated ids of each row, up to and without the first EOS; of a result that is on the host."""
         rows = [tokens[:length].tolist() for tokens, length in zip(self.tokens, self.lengths, strict=True)]
         return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
@@ -64,7 +64,7 @@ def greedy(
 
     Args:
       model: offers `decode_step` and `unembed`; and `encode` and `init_cache`, or `prefill` for prompts.
-      batch: `encoder_input_tokens`, 0 for padding; or prompts as `prompts.aligned` reads them.
+      batch: `encoder_input_tokens`, 0 for padding; or prompts as `prompts.left_pad` reads them.
       max_length: tokens to generate at most, EOS included.
       bos_id: what an answer begins with; prompts have it in them, where there is one.
       eos_id: the id that ends a row.
@@ -115,7 +115,7 @@ def _inputs(model, batch, max_length, bos_id) -> Start:
 
 def _prompts(model, batch, max_length) -> Start:
     """The prompts' last token, which is in the cache already, is decoded once more to start with."""
-    prompts = aligned(batch)
+    prompts = left_pad(batch)
     tokens, lengths = prompts["decoder_input_tokens"], jnp.sum(prompts["decoder_segment_ids"], axis=1)
     return Start(
         previous=tokens[:, -1],

@@ -8,7 +8,7 @@ from jaxtyping import Array, Int
 FIRST_SEGMENT = 1
 
 
-def aligned(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[Array, "batch length"]]:
+def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[Array, "batch length"]]:
     """Rows with their padding moved to the front, so that the next token of all of them has the same place.
 
     `[a b c 0 0]` becomes `[0 0 a b c]` with positions `[0 0 0 1 2]`.

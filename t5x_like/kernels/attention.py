@@ -13,16 +13,16 @@ from t5x_like.kernels.masks import Mask
 
 # Added to the score of a hidden key. It is finite, so that a query which sees no key averages them all instead of
 # giving NaN, and so large that nothing is left of the score in float32.
-HIDDEN_SCORE = -1e10
+MASK_VALUE = -1e10
 
 
 @struct.dataclass
-class Attended:
+class AttentionOutput:
     """What the reference implementation knows.
 
     Attributes:
       output: averaged values.
-      scores: before the softmax, in float32: scaled, with the bias, and `HIDDEN_SCORE` where the mask hides a key.
+      scores: before the softmax, in float32: scaled, with the bias, and `MASK_VALUE` where the mask hides a key.
       probabilities: after the softmax, in float32, before dropout.
     """
 
@@ -41,7 +41,7 @@ def reference(
     scale: float = 1.0,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
-) -> Attended:
+) -> AttentionOutput:
     """Attention by plain matrix products on any device; the arguments are those of `attention`."""
     batch, q_len, heads, _ = q.shape
     kv_len, kv_heads = k.shape[1:3]
@@ -55,12 +55,14 @@ def reference(
     visible = mask.materialise(q_len, kv_len)
     if visible is not None:
         # Added rather than selected: a sum leaves nothing behind for the backward pass.
-        scores = scores + jnp.where(visible, 0.0, HIDDEN_SCORE)[:, None]
+        scores = scores + jnp.where(visible, 0.0, MASK_VALUE)[:, None]
     probabilities = softmax(scores)
     weights = dropout(probabilities, dropout_key).astype(v.dtype)
     output = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(batch, q_len, heads, v.shape[-1])
     ungrouped = (batch, heads, q_len, kv_len)
-    return Attended(output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped))
+    return AttentionOutput(
+        output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)
+    )
 
 
 @jax.custom_jvp

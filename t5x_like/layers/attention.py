@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
-from t5x_like.layers.embeddings import row_positions
+from t5x_like.layers.embeddings import position_ids
 from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.projections import Projection, shard_activation
 from t5x_like.layers.rotary import Rotary
@@ -40,7 +40,7 @@ class KeyValueCache:
         return cls(key=(zeros,) * layers, value=(zeros,) * layers)
 
     @classmethod
-    def of_layers(cls, caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
+    def from_layers(cls, caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
         """The cache of an unrolled stack from those of its layers, each without a dimension `layers`."""
         return cls(key=tuple(cache.key for cache in caches), value=tuple(cache.value for cache in caches))
 
@@ -90,7 +90,7 @@ class MultiHeadAttention(nnx.Module):
     """
 
     # What a call can hand back beside its output.
-    CAPTURED = ("query", "key", "value", "scores", "probabilities")
+    CAPTURABLE = ("query", "key", "value", "scores", "probabilities")
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class MultiHeadAttention(nnx.Module):
         self, x: Float[Array, "batch length embed"], positions: Int[Array, "batch length"] | None = None
     ) -> KeysValues:
         """What queries attend to; `positions` turn the keys, and count along the row where they are not given."""
-        key, value = self._turned(self.key(x), positions), self.value(x)
+        key, value = self._apply_rope(self.key(x), positions), self.value(x)
         return shard_activation(key, "heads", "kv"), shard_activation(value, "heads", "kv")
 
-    def cached(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
+    def make_cache(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
         """One layer's `keys_values(x)` in the layout of a cache."""
         key, value = self.keys_values(x)
         return KeyValueCache(key=jnp.swapaxes(key, 1, 2), value=jnp.swapaxes(value, 1, 2))
@@ -177,12 +177,12 @@ class MultiHeadAttention(nnx.Module):
           bias: added to the scores.
           positions: of `x`, for rotations; 0, 1, 2 … where not given.
           dropout_key: None for no dropout.
-          capture: names of `CAPTURED` to hand back; scores and probabilities need the reference implementation.
+          capture: names of `CAPTURABLE` to hand back; scores and probabilities need the reference implementation.
 
         Returns:
           The output, and what was captured by name.
         """
-        query = shard_activation(self._turned(self.query(x), positions), "heads", "kv")
+        query = shard_activation(self._apply_rope(self.query(x), positions), "heads", "kv")
         if keys_values is None:
             keys_values = self.keys_values(x, positions) if source is None else self.keys_values(source)
         key, value = keys_values
@@ -212,5 +212,5 @@ class MultiHeadAttention(nnx.Module):
         output, _ = self(x, mask=mask, keys_values=cache.at(layer), bias=bias, positions=positions)
         return output, cache
 
-    def _turned(self, x, positions):
-        return x if self.rotary is None else self.rotary(x, row_positions(*x.shape[:2], positions))
+    def _apply_rope(self, x, positions):
+        return x if self.rotary is None else self.rotary(x, position_ids(*x.shape[:2], positions))

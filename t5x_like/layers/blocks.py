@@ -22,10 +22,10 @@ class Block(Protocol):
     """What a layer is made of: attention or a feed-forward block.
 
     Attributes:
-      CAPTURED: names of what a call can hand back beside its output.
+      CAPTURABLE: names of what a call can hand back beside its output.
     """
 
-    CAPTURED: Sequence[str]
+    CAPTURABLE: Sequence[str]
 
     def __call__(
         self, x: Hidden, *, dropout_key: jax.Array | None, capture: frozenset[str], **inputs
@@ -65,9 +65,9 @@ class TransformerLayer(nnx.Module):
         self.names, self.norm_position, self.dropout = tuple(blocks), norm_position, dropout
 
     @property
-    def captured(self) -> tuple[str, ...]:
+    def capturable(self) -> tuple[str, ...]:
         """Names of what can be captured: `hidden` (the layer's output) and what the blocks offer."""
-        return ("hidden", *(f"{name}/{what}" for name in self.names for what in getattr(self, name).CAPTURED))
+        return ("hidden", *(f"{name}/{what}" for name in self.names for what in getattr(self, name).CAPTURABLE))
 
     def __call__(
         self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures

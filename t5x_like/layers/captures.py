@@ -19,20 +19,20 @@ class Captures:
     requests: Mapping[str, tuple[int | None, str]] = dataclasses.field(default_factory=dict)
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def requested(self) -> frozenset[str]:
         """What every layer has to hand back."""
         return frozenset(what for _, what in self.requests.values())
 
     def within(self, part: str) -> frozenset[str]:
         """What is wanted of a part of the layer, by the part's own names."""
-        return frozenset(what.removeprefix(f"{part}/") for what in self.wanted if what.startswith(f"{part}/"))
+        return frozenset(what.removeprefix(f"{part}/") for what in self.requested if what.startswith(f"{part}/"))
 
     def collect(self, **parts: Array | Mapping[str, Array]) -> dict[str, Array]:
         """A layer's wanted arrays; a part is an array or a mapping of arrays by the part's own names."""
         known = {}
         for part, value in parts.items():
             known |= {f"{part}/{what}": x for what, x in value.items()} if isinstance(value, Mapping) else {part: value}
-        return {what: known[what] for what in self.wanted}
+        return {what: known[what] for what in self.requested}
 
     def named(self, stacked: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays with a leading dimension `layers`, by the names they were asked for."""

@@ -60,7 +60,7 @@ def logits(
     return partitioning.shard(product, "batch", length, "vocab")
 
 
-def row_positions(
+def position_ids(
     batch: int, length: int, positions: Int[Array, "batch length"] | None = None
 ) -> Int[Array, "batch length"]:
     """`positions`, or 0, 1, 2 … along each row where none are given."""

@@ -20,7 +20,7 @@ def truncated_normal(deviation: float) -> Initializer:
     return lambda key, shape, inputs: deviation * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-def by_inputs(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
+def fan_in(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
     """Variance `variance / (number of inputs)`; where it is cut at two deviations, it is stretched back to that."""
 
     def initializer(key, shape, inputs):

@@ -55,7 +55,7 @@ class MLP(nnx.Module):
       wo: `[mlp, embed]`.
     """
 
-    CAPTURED = ()
+    CAPTURABLE = ()
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 
 def relative_position_bucket(
-    relative: Int[np.ndarray, "..."], *, bidirectional: bool, buckets: int = 32, max_distance: int = 128
+    relative: Int[np.ndarray, "..."], *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> Int[np.ndarray, "..."]:
     """The bucket of T5's relative positions (Raffel et al. 2020, section 2.1).
 
@@ -19,20 +19,20 @@ def relative_position_bucket(
       relative: key position minus query position.
       bidirectional: half of the buckets, rounded down, for keys after the query, as many for the others; otherwise all
         are for keys at or before the query, and keys after it count as distance 0.
-      buckets: number of buckets.
+      num_buckets: number of buckets.
       max_distance: from which on all distances are alike.
     """
     first = np.zeros_like(relative)
     if bidirectional:
-        buckets //= 2
-        first = np.where(relative > 0, buckets, 0)
+        num_buckets //= 2
+        first = np.where(relative > 0, num_buckets, 0)
         distance = np.abs(relative)
     else:
         distance = np.maximum(-relative, 0)
-    exact = buckets // 2
+    exact = num_buckets // 2
     # Float32 and its epsilon as T5X has them: they decide at distances where the logarithm is a whole number.
     ratio = np.log(distance.astype(np.float32) / exact + np.finfo(np.float32).eps) / np.log(max_distance / exact)
-    logarithmic = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int32), buckets - 1)
+    logarithmic = np.minimum(exact + (ratio * (num_buckets - exact)).astype(np.int32), num_buckets - 1)
     return (first + np.where(distance < exact, distance, logarithmic)).astype(np.int32)
 
 
@@ -43,15 +43,17 @@ class RelativePositionBias(nnx.Module):
       table: float32 `[heads, relpos_buckets]`.
     """
 
-    def __init__(self, heads: int, *, bidirectional: bool, buckets: int = 32, max_distance: int = 128, key: jax.Array):
+    def __init__(
+        self, heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, key: jax.Array
+    ):
         """Args:
         heads: number of attention heads.
-        bidirectional, buckets, max_distance: see `relative_position_bucket`.
-        key: for the initial values, uniform with variance `2 / (heads + buckets)`.
+        bidirectional, num_buckets, max_distance: see `relative_position_bucket`.
+        key: for the initial values, uniform with variance `2 / (heads + num_buckets)`.
         """
         initialise = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        self.table = nnx.Param(initialise(key, (heads, buckets), jnp.float32), axes=("heads", "relpos_buckets"))
-        self.bidirectional, self.buckets, self.max_distance = bidirectional, buckets, max_distance
+        self.table = nnx.Param(initialise(key, (heads, num_buckets), jnp.float32), axes=("heads", "relpos_buckets"))
+        self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
 
     def __call__(
         self, q_len: int, kv_len: int, *, bidirectional: bool | None = None
@@ -69,11 +71,11 @@ class RelativePositionBias(nnx.Module):
         bucket = relative_position_bucket(
             np.arange(first, last + 1),
             bidirectional=self.bidirectional if bidirectional is None else bidirectional,
-            buckets=self.buckets,
+            num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
         # A product with one-hot columns: its gradient is one too, and the same every time, unlike a scatter's on a GPU.
-        one_hot = (np.arange(self.buckets)[:, None] == bucket).astype(np.float32)
+        one_hot = (np.arange(self.num_buckets)[:, None] == bucket).astype(np.float32)
         return jnp.matmul(self.table[...], one_hot, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -35,9 +35,9 @@ REMAT_POLICIES: dict[str, Callable | None] = {
 }
 
 
-def make_layers(make: Callable[[jax.Array], nnx.Module], number: int, *, key: jax.Array, scan: bool) -> Layers:
+def make_layers(make: Callable[[jax.Array], nnx.Module], num_layers: int, *, key: jax.Array, scan: bool) -> Layers:
     """A stack of `number` layers, each `make(key)` with a key of its own."""
-    keys = jax.random.split(key, number)
+    keys = jax.random.split(key, num_layers)
     return jax.vmap(make)(keys) if scan else nnx.List([make(key) for key in keys])
 
 
@@ -51,7 +51,7 @@ def run(
     functions: LayerFunction | Sequence[LayerFunction],
     carry: Any,
     *,
-    number: int,
+    num_layers: int,
     dropout_key: jax.Array | None = None,
     remat: str = "none",
 ) -> tuple[Any, Any]:
@@ -62,24 +62,24 @@ def run(
       functions: see `LayerFunction`. Several take turns: the first with layers 0, p, 2p …, the second with layers 1,
         p + 1 …; a scan then goes over groups of p layers.
       carry: what goes into the first layer.
-      number: of layers; a multiple of the number of functions.
+      num_layers: of layers; a multiple of the number of functions.
       dropout_key: split into one key a layer; None for no dropout.
       remat: a name in `REMAT_POLICIES`.
 
     Returns:
       (the last layer's carry, the layers' outs): outs with a leading dimension `layers` for a scanned stack, a tuple of
-      them for an unrolled one; `stacked` makes them alike.
+      them for an unrolled one; `stack_outputs` makes them alike.
     """
     functions = [functions] if callable(functions) else list(functions)
     period = len(functions)
-    if number % period:
-        raise UserError(f"{number} layers cannot take turns in groups of {period}: give a multiple of {period}")
-    keys = None if dropout_key is None else jax.random.split(dropout_key, number)
+    if num_layers % period:
+        raise UserError(f"{num_layers} layers cannot take turns in groups of {period}: give a multiple of {period}")
+    keys = None if dropout_key is None else jax.random.split(dropout_key, num_layers)
     if not is_scanned(layers):
         outs = []
         for index, layer in enumerate(layers):
             function = functions[index % period]
-            step = _rematerialised(
+            step = _remat(
                 lambda layer, carry, key, index=index, function=function: function(layer, carry, index, key), remat
             )
             carry, out = step(layer, carry, None if keys is None else keys[index])
@@ -87,7 +87,7 @@ def run(
         return carry, tuple(outs)
 
     steps = [
-        _rematerialised(
+        _remat(
             lambda layer, carry, key, index, function=function: function(layer, carry, index, key),
             remat,
             prevent_cse=False,
@@ -103,19 +103,19 @@ def run(
             outs.append(out)
         return carry, outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
-    each = (layers, jnp.arange(number), keys)
+    each = (layers, jnp.arange(num_layers), keys)
     if period == 1:
         return jax.lax.scan(body, carry, each)
     carry, outs = jax.lax.scan(body, carry, jax.tree.map(lambda x: x.reshape(-1, period, *x.shape[1:]), each))
-    return carry, jax.tree.map(lambda x: x.reshape(number, *x.shape[2:]), outs)
+    return carry, jax.tree.map(lambda x: x.reshape(num_layers, *x.shape[2:]), outs)
 
 
-def stacked(layers: Layers, outs: Any) -> Any:
+def stack_outputs(layers: Layers, outs: Any) -> Any:
     """The outs of `run` with a leading dimension `layers`, whatever the layout of the stack."""
     return outs if is_scanned(layers) else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def _rematerialised(function, remat, *, prevent_cse=True):
+def _remat(function, remat, *, prevent_cse=True):
     if remat == "none":
         return function
     return jax.checkpoint(function, policy=REMAT_POLICIES[remat], prevent_cse=prevent_cse)
@@ -132,7 +132,7 @@ class Stack(nnx.Module):
     def __init__(
         self,
         make_layer: Callable[[jax.Array], TransformerLayer],
-        number: int,
+        num_layers: int,
         *,
         key: jax.Array,
         norm: nnx.Module | None = None,
@@ -141,21 +141,21 @@ class Stack(nnx.Module):
     ):
         """Args:
         make_layer: makes a layer from a key.
-        number: of layers.
+        num_layers: of layers.
         key: for the initial values.
         norm: applied to the last layer's output.
         scan: whether the layers are stacked and scanned.
         remat: a name in `REMAT_POLICIES`.
         """
-        self.layers = make_layers(make_layer, number, key=key, scan=scan)
+        self.layers = make_layers(make_layer, num_layers, key=key, scan=scan)
         if norm is not None:
             self.norm = norm
-        self.has_norm, self.number, self.remat = norm is not None, number, remat
+        self.has_norm, self.num_layers, self.remat = norm is not None, num_layers, remat
 
     @property
-    def captured(self) -> tuple[str, ...]:
+    def capturable(self) -> tuple[str, ...]:
         """Names of what can be captured of each layer."""
-        return (self.layers if is_scanned(self.layers) else self.layers[0]).captured
+        return (self.layers if is_scanned(self.layers) else self.layers[0]).capturable
 
     def __call__(
         self,
@@ -176,7 +176,7 @@ class Stack(nnx.Module):
           The result, and what was captured by the names it was asked for.
         """
         x, captured = self.run(x, *inputs, dropout_key=dropout_key, captures=captures)
-        return self.finish(x), captured
+        return self.apply_norm(x), captured
 
     def run(
         self,
@@ -190,8 +190,8 @@ class Stack(nnx.Module):
             lambda layer, x, index, key, inputs=each: layer(x, inputs, dropout_key=key, captures=captures)
             for each in inputs
         ]
-        x, outs = run(self.layers, functions, x, number=self.number, dropout_key=dropout_key, remat=self.remat)
-        return x, captures.named(stacked(self.layers, outs))
+        x, outs = run(self.layers, functions, x, num_layers=self.num_layers, dropout_key=dropout_key, remat=self.remat)
+        return x, captures.named(stack_outputs(self.layers, outs))
 
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs
@@ -213,9 +213,9 @@ class Stack(nnx.Module):
 
             return one
 
-        (x, cache), _ = run(self.layers, [function(each) for each in inputs], (x, cache), number=self.number)
-        return self.finish(x), cache
+        (x, cache), _ = run(self.layers, [function(each) for each in inputs], (x, cache), num_layers=self.num_layers)
+        return self.apply_norm(x), cache
 
-    def finish(self, x: Hidden) -> Hidden:
+    def apply_norm(self, x: Hidden) -> Hidden:
         """The norm after the last layer, where there is one."""
         return self.norm(x) if self.has_norm else x

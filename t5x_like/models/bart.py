@@ -22,7 +22,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.captures import Captures
-from t5x_like.layers.embeddings import Embedder, row_positions
+from t5x_like.layers.embeddings import Embedder, position_ids
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
@@ -209,7 +209,7 @@ class Bart(EncoderDecoder):
           UserError: rows are longer than the table of positions.
         """
         checks.row_length(self.config, tokens.shape[1])
-        return layer(self.token_embedder(tokens), row_positions(*tokens.shape, positions))
+        return layer(self.token_embedder(tokens), position_ids(*tokens.shape, positions))
 
     def run_encoder(
         self, x: Hidden, *, mask: Mask, dropout_key: jax.Array | None = None, captures: Captures = NO_CAPTURES

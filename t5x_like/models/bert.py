@@ -22,7 +22,7 @@ from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
-from t5x_like.layers.embeddings import Embedder, row_positions
+from t5x_like.layers.embeddings import Embedder, position_ids
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import Stack
@@ -209,7 +209,7 @@ class Bert(nnx.Module):
         """
         tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
         checks.row_length(self.config, tokens.shape[1])
-        positions = row_positions(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
+        positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
         types = self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
         return {"encoder": self.embedding_norm(self.token_embedder(tokens) + self.position_embedder(positions) + types)}
 
@@ -234,7 +234,7 @@ class Bert(nnx.Module):
             `/probabilities`. Layers of which scores or probabilities are captured use the reference attention.
         """
         captures = capturing.parse(
-            capture, {"encoder": (self.config.num_layers, self.encoder.captured)}, others=(EMBEDDED,)
+            capture, {"encoder": (self.config.num_layers, self.encoder.capturable)}, others=(EMBEDDED,)
         )
         first_key, layers_key = split_key(dropout_key, 2)
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)

@@ -15,7 +15,7 @@ from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
 from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.blocks import Hidden
-from t5x_like.layers.embeddings import row_positions
+from t5x_like.layers.embeddings import position_ids
 from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
 
@@ -59,7 +59,7 @@ class Decoder(nnx.Module):
         """The vectors of `decoder_input_tokens`, as `decoder`; positions count along the row where none are given."""
         tokens = batch["decoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
-        positions = row_positions(*tokens.shape, batch.get("decoder_positions"))
+        positions = position_ids(*tokens.shape, batch.get("decoder_positions"))
         return {"decoder": self.embed_tokens(tokens, positions)}
 
     def trunk(
@@ -82,7 +82,7 @@ class Decoder(nnx.Module):
             `/value`, `/scores` (before the softmax, with the mask) or `/probabilities`. Layers of which scores or
             probabilities are captured use the reference attention.
         """
-        captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.captured)})
+        captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.capturable)})
         embedding_key, layers_key = split_key(dropout_key, 2)
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
 
@@ -108,20 +108,20 @@ class Decoder(nnx.Module):
         """`trunk(embed(batch), batch)`."""
         return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
 
-    def prefill(self, batch: Batch, room: int) -> Cache:
+    def prefill(self, batch: Batch, cache_length: int) -> Cache:
         """Reads prompts in one pass.
 
         Args:
           batch: rows whose padding is in front, so that the next token of all of them has the same slot: as
-            `decoding.prompts.aligned` makes them.
-          room: slots of the cache, those of the prompts included.
+            `decoding.prompts.left_pad` makes them.
+          cache_length: slots of the cache, those of the prompts included.
         """
         captured = self(batch, capture=(_KEYS, _VALUES)).captured
         scanned = stacks.is_scanned(self.decoder.layers)
 
         def cached(x):
             x = jnp.swapaxes(x, 2, 3)  # [layers, batch, heads, length, kv]
-            x = jnp.pad(x, ((0, 0),) * 3 + ((0, room - x.shape[3]), (0, 0)))
+            x = jnp.pad(x, ((0, 0),) * 3 + ((0, cache_length - x.shape[3]), (0, 0)))
             return x if scanned else tuple(x)
 
         return Cache(

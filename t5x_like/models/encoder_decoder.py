@@ -84,14 +84,14 @@ class EncoderDecoder(nnx.Module):
         """The decoder's result; options are those of the encoder, `encoded` and `cross_mask`."""
         return self.decoder(x, **options)
 
-    def step_inputs(self, index: Int[Array, ""], room: int) -> dict[str, Array]:
-        """What the self-attention of a decoding step reads beside its mask, in a cache of `room` positions."""
+    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+        """What the self-attention of a decoding step reads beside its mask, in a cache of `cache_length` positions."""
         return {}
 
     @property
-    def encoder_captured(self) -> tuple[str, ...]:
+    def encoder_capturable(self) -> tuple[str, ...]:
         """Names of what can be captured of the encoder's layers."""
-        return self.encoder.captured
+        return self.encoder.capturable
 
     # ---- what all of them do --------------------------------------------------------------------------------------
 
@@ -123,8 +123,8 @@ class EncoderDecoder(nnx.Module):
         captures = capturing.parse(
             capture,
             {
-                "encoder": (config.encoder_layers, self.encoder_captured),
-                "decoder": (config.decoder_layers, self.decoder.captured),
+                "encoder": (config.encoder_layers, self.encoder_capturable),
+                "decoder": (config.decoder_layers, self.decoder.capturable),
             },
             others=("encoder/output",),
         )
@@ -162,16 +162,16 @@ class EncoderDecoder(nnx.Module):
         config, layers = self.config, self.decoder.layers
         _, cross = stacks.run(
             layers,
-            lambda layer, _, index, key: (None, layer.cross_attention.cached(encoded.hidden)),
+            lambda layer, _, index, key: (None, layer.cross_attention.make_cache(encoded.hidden)),
             None,
-            number=config.decoder_layers,
+            num_layers=config.decoder_layers,
         )
         shape = (batch_size, config.num_heads, max_length, config.head_dim)
         return Cache(
             self_attention=KeyValueCache.empty(
                 shape, layers=config.decoder_layers, stacked=stacks.is_scanned(layers), dtype=config.compute_dtype
             ),
-            cross_attention=KeyValueCache.of_layers(cross) if not stacks.is_scanned(layers) else cross,
+            cross_attention=KeyValueCache.from_layers(cross) if not stacks.is_scanned(layers) else cross,
             encoder_valid=encoded.valid,
         )
 
@@ -188,12 +188,12 @@ class EncoderDecoder(nnx.Module):
         Returns:
           What `unembed` reads to predict the next token, and the cache with this position in it.
         """
-        room = cache.self_attention.length
-        mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(room) <= index, (tokens.shape[0], room)))
+        cache_length = cache.self_attention.length
+        mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(cache_length) <= index, (tokens.shape[0], cache_length)))
 
         def inputs(layer):
             return {
-                "self_attention": {"mask": mask, **self.step_inputs(index, room)},
+                "self_attention": {"mask": mask, **self.step_inputs(index, cache_length)},
                 "cross_attention": {
                     "mask": Mask(key_valid=cache.encoder_valid),
                     "keys_values": cache.cross_attention.at(layer),

@@ -110,9 +110,9 @@ def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) ->
             config.embed_dim,
             heads=config.num_heads,
             head_dim=config.head_dim,
-            init=initializers.by_inputs(),
+            init=initializers.fan_in(),
             # The factor that other networks give the scores is in the initial queries.
-            query_init=initializers.by_inputs(1.0 / config.head_dim),
+            query_init=initializers.fan_in(1.0 / config.head_dim),
             dropout=alike,
             dtype=config.compute_dtype,
             key=attention_key,
@@ -123,7 +123,7 @@ def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) ->
         config.embed_dim,
         config.mlp_dim,
         activations=config.activations,
-        init=initializers.by_inputs(truncated=True),
+        init=initializers.fan_in(truncated=True),
         dropout=alike,
         dtype=config.compute_dtype,
         key=mlp_key,
@@ -160,7 +160,7 @@ class Stack(stacks.Stack):
         self.relative_bias = RelativePositionBias(
             config.num_heads,
             bidirectional=bidirectional,
-            buckets=config.relpos_buckets,
+            num_buckets=config.relpos_buckets,
             max_distance=config.relpos_max_distance,
             key=bias_key,
         )
@@ -197,7 +197,7 @@ class Stack(stacks.Stack):
             "cross_attention": None if encoded is None else {"mask": cross_mask, "source": encoded},
         }
         x, captured = self.run(x, inputs, dropout_key=layers_key, captures=captures)
-        x = self.finish(x) if encoder_norm is None else encoder_norm(x)
+        x = self.apply_norm(x) if encoder_norm is None else encoder_norm(x)
         # T5X drops entries of the encoder's result one by one, all others alike along a row.
         return dropout(x, self.dropout_rate, last_key, broadcast_dims=() if bidirectional else (-2,)), captured
 
@@ -228,7 +228,7 @@ class T5(EncoderDecoder):
                 (config.vocab_size,),
                 axes=("embed", "vocab"),
                 key=key,
-                init=initializers.by_inputs(truncated=True),
+                init=initializers.fan_in(truncated=True),
             )
 
     def _make_encoder(self, config: T5Config, key: jax.Array) -> nnx.Module:
@@ -243,8 +243,8 @@ class T5(EncoderDecoder):
     def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
         return self.token_embedder(tokens)
 
-    def step_inputs(self, index: Int[Array, ""], room: int) -> dict[str, Array]:
-        return {"bias": self.decoder.relative_bias.at(index, room)}
+    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+        return {"bias": self.decoder.relative_bias.at(index, cache_length)}
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Logits in float32."""

@@ -59,8 +59,8 @@ class SharedT5(T5):
         return self.decoder(x, encoder_norm=self.encoder.norm, **options)
 
     @property
-    def encoder_captured(self) -> tuple[str, ...]:
-        return tuple(name for name in self.decoder.captured if not name.startswith("cross_attention/"))
+    def encoder_capturable(self) -> tuple[str, ...]:
+        return tuple(name for name in self.decoder.capturable if not name.startswith("cross_attention/"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class T5Decoder(T5):
           dropout_key: None for no dropout.
           capture: `decoder/layers/WHAT` as in `T5.trunk`, `attention` being the one attention there is.
         """
-        captures = capturing.parse(capture, {"decoder": (self.config.decoder_layers, self.decoder.captured)})
+        captures = capturing.parse(capture, {"decoder": (self.config.decoder_layers, self.decoder.capturable)})
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
         mask = Mask(
             causal=True,

@@ -10,11 +10,11 @@ import jax
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.terms import Batch, Objective, Scalar, Terms
+from t5x_like.objectives.base import Batch, Objective, Scalar, Terms
 from t5x_like.recorded import recorded
 
 
-class Part(Objective, Protocol):
+class Component(Objective, Protocol):
     """An objective that runs the network just once, on the whole batch, and can be told of the result instead."""
 
     def terms_of(self, params: Mapping[str, Any], outputs: Outputs, batch: Batch) -> Terms:
@@ -29,47 +29,47 @@ class Joint:
     (Devlin et al. 2019, appendix A.2).
     """
 
-    def __init__(self, parts: Sequence[Part], *, coefficients: Mapping[str, float] | None = None):
+    def __init__(self, objectives: Sequence[Component], *, coefficients: Mapping[str, float] | None = None):
         """Args:
-        parts: objectives over one network.
+        objectives: objectives over one network.
         coefficients: of terms by name, where they are not the parts' own; 0 leaves a term out of the gradient.
 
         Raises:
           UserError: there are no parts, parts share a term or read the same feature differently, or a coefficient is
             of no term.
         """
-        if not parts:
+        if not objectives:
             raise UserError("a joint objective needs at least one part")
-        self.parts = tuple(parts)
-        self.features = joined_features([part.features for part in parts])
-        terms = collections.Counter(name for part in parts for name in part.coefficients)
+        self.objectives = tuple(objectives)
+        self.features = merge_features([part.features for part in objectives])
+        terms = collections.Counter(name for part in objectives for name in part.coefficients)
         _refuse_repeated("term", terms)
-        own = {name: value for part in parts for name, value in part.coefficients.items()}
+        own = {name: value for part in objectives for name, value in part.coefficients.items()}
         if unknown := sorted(set(coefficients or {}) - set(own)):
             raise UserError(f"coefficients={dict(coefficients)} names {unknown[0]!r}; terms are {', '.join(own)}")
         self.coefficients = own | dict(coefficients or {})
 
     def init(self, key: jax.Array, model: Any) -> dict[str, Any]:
         """The parts' heads, by their names."""
-        keys = jax.random.split(key, len(self.parts))
-        return _union("head", [part.init(key, model) for part, key in zip(self.parts, keys, strict=True)])
+        keys = jax.random.split(key, len(self.objectives))
+        return _union("head", [part.init(key, model) for part, key in zip(self.objectives, keys, strict=True)])
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:
-        return _union("term", [part.weights(batch) for part in self.parts])
+        return _union("term", [part.weights(batch) for part in self.objectives])
 
     def terms(self, params: Mapping[str, Any], batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
         return self.terms_of(params, params["model"](batch, dropout_key=dropout_key), batch)
 
     def terms_of(self, params: Mapping[str, Any], outputs: Outputs, batch: Batch) -> Terms:
         """The parts' terms and metrics where the network has been run, as `outputs`."""
-        terms = [part.terms_of(params, outputs, batch) for part in self.parts]
+        terms = [part.terms_of(params, outputs, batch) for part in self.objectives]
         return Terms(
             sums=_union("term", [each.sums for each in terms]),
             metrics=_union("metric", [each.metrics for each in terms]),
         )
 
 
-def joined_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
+def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     """What reads all that each spec reads, packable where all of them are.
 
     Raises:

@@ -16,7 +16,7 @@ from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.terms import Batch, Scalar, Terms
+from t5x_like.objectives.base import Batch, Scalar, Terms
 from t5x_like.recorded import recorded
 
 NAME = "masked_lm"
@@ -55,7 +55,7 @@ class MaskedLMHead(nnx.Module):
         return self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
 
 
-def take_positions(
+def gather_positions(
     hidden: Float[Array, "batch length embed"], positions: Int[Array, "batch predictions"]
 ) -> Float[Array, "batch predictions embed"]:
     """The hidden states at `positions` of each row.
@@ -103,7 +103,7 @@ class MaskedLM:
         """The term and metrics where the network has been run, as `outputs`."""
         model, head = params["model"], params["objective"][NAME]
         entropy = cross_entropy(
-            head(take_positions(outputs.hidden, batch["masked_positions"])),
+            head(gather_positions(outputs.hidden, batch["masked_positions"])),
             lambda hidden: model.unembed(hidden) + head.bias[...],
             batch["masked_targets"],
             batch["masked_weights"],

@@ -14,7 +14,7 @@ from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.terms import Batch, Scalar, Terms
+from t5x_like.objectives.base import Batch, Scalar, Terms
 from t5x_like.recorded import recorded
 
 NAME = "next_sentence"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import cross_entropy
-from t5x_like.objectives.terms import Batch, Scalar, Terms
+from t5x_like.objectives.base import Batch, Scalar, Terms
 
 
 class TokenPrediction:

@@ -14,7 +14,7 @@ UNKNOWN_AXIS = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshOfDevices:
+class DeviceMesh:
     """The mesh as the program numbers it: device i of the program is the i-th of the mesh.
 
     Attributes:
@@ -38,7 +38,7 @@ class MeshOfDevices:
         return "+".join(name for name in names if name in varying) or "none"
 
     @property
-    def axis_of_slices(self) -> str:
+    def slice_axes(self) -> str:
         """The mesh axes along which one gets from slice to slice."""
         shape = tuple(self.axes.values())
         grid = np.asarray(self.slices).reshape(shape)
@@ -46,7 +46,7 @@ class MeshOfDevices:
             "+".join(name for dim, name in enumerate(self.axes) if (grid != grid.take([0], axis=dim)).any()) or "none"
         )
 
-    def slices_of(self, group: Sequence[int]) -> int:
+    def num_slices_of(self, group: Sequence[int]) -> int:
         """In how many slices the devices of a group are."""
         return len({self.slices[device] for device in group if device < len(self.slices)})
 
@@ -59,17 +59,17 @@ class Collective:
       kind: one of `KINDS`.
       axis: mesh axes that it runs along.
       bytes: that a device sends to others of its slice.
-      slice_bytes: that a device sends to other slices.
+      dcn_bytes: that a device sends to other slices.
     """
 
     kind: str
     axis: str
     bytes: float
-    slice_bytes: float = 0.0
+    dcn_bytes: float = 0.0
 
 
 def collective(
-    instruction: Instruction, operand_bytes: float, mesh: MeshOfDevices, *, within: str = ""
+    instruction: Instruction, operand_bytes: float, mesh: DeviceMesh, *, within: str = ""
 ) -> Collective | None:
     """What a device sends in a collective; None for any other instruction.
 
@@ -93,12 +93,12 @@ def collective(
         pairs = [pair for pair in _pairs(instruction.attributes) if pair[0] != pair[1]]
         if not pairs:
             return Collective(kind, mesh.axis_of([]), 0.0)
-        crosses = any(mesh.slices_of(pair) > 1 for pair in pairs)
+        crosses = any(mesh.num_slices_of(pair) > 1 for pair in pairs)
         inside, across = (0.0, operand_bytes) if crosses else (operand_bytes, 0.0)
         return Collective(kind, mesh.axis_of(pairs), inside, across)
     groups = replica_groups(instruction.attributes, len(mesh.slices))
     size = max(len(group) for group in groups)
-    slices = max(mesh.slices_of(group) for group in groups)
+    slices = max(mesh.num_slices_of(group) for group in groups)
     whole = operand_bytes * size if kind == "all-gather" else operand_bytes
     whole *= 2.0 if kind == "all-reduce" else 1.0
     inside = size // slices
@@ -108,7 +108,7 @@ def collective(
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(?P<kind>[A-Z_]+)"')
 
 
-def between_slices(instruction: Instruction, operand_bytes: float, mesh: MeshOfDevices) -> Collective | None:
+def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh: DeviceMesh) -> Collective | None:
     """What a device sends to other slices; None for any instruction but such a `send`.
 
     In a program for several slices a collective runs within each of them, and what is left for the network between them
@@ -122,7 +122,7 @@ def between_slices(instruction: Instruction, operand_bytes: float, mesh: MeshOfD
     slices = len(set(mesh.slices))
     factor = {"all-reduce": 2.0 * (slices - 1) / slices, "all-gather": slices - 1.0, "collective-permute": 1.0}
     sent = operand_bytes * factor.get(kind, (slices - 1) / slices)
-    return Collective(kind, mesh.axis_of_slices, 0.0, sent)
+    return Collective(kind, mesh.slice_axes, 0.0, sent)
 
 
 def _pairs(attributes: str) -> list[list[int]]:

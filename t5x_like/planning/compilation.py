@@ -72,7 +72,7 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
         with _no_cache():
             compiled = program.train_step.lower(state, frozen, batch).compile()
     except jax.errors.JaxRuntimeError as error:
-        peak = needed_memory(str(error))
+        peak = required_memory(str(error))
         if peak is None:
             raise
         memory = Memory(weights, others, rows, max(0.0, peak - weights - others - rows), peak)
@@ -93,7 +93,7 @@ def peak_memory(stats: Any) -> float:
     return float(allocated + stats.generated_code_size_in_bytes)
 
 
-def needed_memory(message: str) -> float | None:
+def required_memory(message: str) -> float | None:
     """The bytes that a program needs by the compiler's refusal to make it, or None if it says nothing of the kind."""
     if "out of memory" not in message.lower():
         return None
@@ -137,7 +137,7 @@ def _bytes_a_device(tree: Any) -> float:
     return float(total)
 
 
-def _mesh(program: Program) -> collectives.MeshOfDevices:
+def _mesh(program: Program) -> collectives.DeviceMesh:
     mesh = program.partitioner.mesh
     slices = tuple(getattr(device, "slice_index", None) or 0 for device in mesh.devices.flat)
-    return collectives.MeshOfDevices({axis: int(size) for axis, size in mesh.shape.items()}, slices)
+    return collectives.DeviceMesh({axis: int(size) for axis, size in mesh.shape.items()}, slices)

@@ -9,7 +9,7 @@ from t5x_like.planning.compilation import CompiledStep
 from t5x_like.planning.roofline import Bound, bound
 from t5x_like.planning.topologies import Topology
 
-SECONDS_A_DAY = 86_400
+SECONDS_PER_DAY = 86_400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +96,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "executed_flops": work.flops if work else None,
         "hbm_traffic_bytes": work.hbm_bytes if work else None,
         "collective_bytes": work.by_kind() if work else None,
-        "dcn_bytes": work.slice_bytes if work else None,
+        "dcn_bytes": work.dcn_bytes if work else None,
         "loops_of_unknown_length": sorted(work.unknown_loops) if work else None,
         "step_seconds_bound": limit.seconds if limit else None,
-        "bound_by": limit.by if limit else None,
-        "bound_parts": limit.parts if limit else None,
+        "bound_by": limit.resource if limit else None,
+        "bound_parts": limit.seconds_by_resource if limit else None,
         "tokens_per_step": plan.tokens,
         "tokens_per_second": plan.tokens_per_second,
         "mfu_at_bound": plan.mfu_at_bound,
@@ -152,7 +152,7 @@ def ranking(plans: Sequence[Plan]) -> str:
         lines.append(
             f"{mesh_text(plan.mesh):<34}{plan.microbatches:>13}{plan.remat or '-':>7}"
             f"{_gib(plan.compiled.memory.peak):>12}"
-            f"{1e3 * limit.seconds:>10,.2f} ms{limit.by:>10}{100 * plan.mfu_at_bound:>6.1f} %"
+            f"{1e3 * limit.seconds:>10,.2f} ms{limit.resource:>10}{100 * plan.mfu_at_bound:>6.1f} %"
         )
     return "\n".join([*lines, "", "configured, in this order, by", *(f"  {settings(plan)}" for plan in plans)])
 
@@ -190,17 +190,17 @@ def _work_lines(plan: Plan, each: str) -> list[str]:
 
 def _speed_lines(plan: Plan) -> list[str]:
     limit = plan.bound
-    parts = ", ".join(f"{name} {1e3 * seconds:,.2f}" for name, seconds in limit.parts.items() if seconds)
+    parts = ", ".join(f"{name} {1e3 * seconds:,.2f}" for name, seconds in limit.seconds_by_resource.items() if seconds)
     lines = [
         "at best (a roofline: everything at its full rate, all of it at once)",
-        _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.by} (ms: {parts})"),
+        _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.resource} (ms: {parts})"),
         _row("tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} a chip"),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
     ]
     if plan.run_seconds is None:
         lines.append(_row("run", "give --gin.TRAIN_STEPS=… for its time, and --price=… for its cost"))
         return lines
-    total, days = plan.tokens * plan.total_steps, plan.run_seconds / SECONDS_A_DAY
+    total, days = plan.tokens * plan.total_steps, plan.run_seconds / SECONDS_PER_DAY
     lines.append(_row("run", f"{plan.total_steps:,} steps, {total:,} tokens: {_number(days)} days"))
     if plan.cost is not None:
         hours = plan.topology.chips * plan.run_seconds / 3600

@@ -11,32 +11,32 @@ class Bound:
     """A lower bound on the time of a step.
 
     Attributes:
-      parts: what limits it -> seconds, were it alone: `compute` (matrix products at the bfloat16 peak), `hbm` (its
-        bandwidth), `ici` (links within the slice, all of them busy), `dcn` (the network between slices).
+      seconds_by_resource: seconds that each resource takes alone. `compute` is matrix products at the bfloat16 peak,
+        `hbm` the memory bandwidth, `ici` all links within the slice, `dcn` the network between slices.
     """
 
-    parts: dict[str, float]
+    seconds_by_resource: dict[str, float]
 
     @property
     def seconds(self) -> float:
-        return max(self.parts.values())
+        return max(self.seconds_by_resource.values())
 
     @property
-    def by(self) -> str:
-        """Which of `parts` is the longest."""
-        return max(self.parts, key=self.parts.__getitem__)
+    def resource(self) -> str:
+        """Which of `seconds_by_resource` is the longest."""
+        return max(self.seconds_by_resource, key=self.seconds_by_resource.__getitem__)
 
 
 def bound(work: Work, topology: Topology) -> Bound:
     """The bound for what one device does in a step, if all of it overlaps perfectly."""
     chip = topology.chip
     sent = sum(work.collective_bytes.values())
-    within = sent - work.slice_bytes
+    within = sent - work.dcn_bytes
     return Bound(
         {
             "compute": work.flops / chip.peak_flops,
             "hbm": work.hbm_bytes / chip.hbm_bandwidth,
             "ici": within / topology.ici_bandwidth if within > 0 else 0.0,
-            "dcn": work.slice_bytes / chip.dcn_bandwidth,
+            "dcn": work.dcn_bytes / chip.dcn_bandwidth,
         }
     )

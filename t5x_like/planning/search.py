@@ -82,7 +82,7 @@ def candidates(program: Program, objective: Any, topology: Topology) -> list[Can
     for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
         config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
         embed = max((size for leaf in leaves for axis, size in leaf.dims if axis == "embed"), default=0)
-        needs = tracing.row_needs(config, objective, program.shapes, program.batch_shapes, embed)
+        needs = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
             for microbatches in MICROBATCHES:
                 parts = ici["data"] * ici["fsdp"] * topology.slices
@@ -155,7 +155,7 @@ class _Estimate:
         chip, shapes = topology.chip, list(program.batch_shapes.values())
         self._rows = shapes[0][0] / (ici["data"] * ici["fsdp"] * topology.slices)
         self._length = sum(shape[1] for shape in shapes) / len(shapes)
-        kept = self._rows * (needs.kept_bytes / ici["tensor"] + needs.kept_whole_bytes)
+        kept = self._rows * (needs.residual_bytes / ici["tensor"] + needs.unsplit_residual_bytes)
         static = sum(leaf.bytes / leaf.split(ici) for leaf in leaves)
         gradients = sum(GRADIENT_BYTES * leaf.size / leaf.split(ici) for leaf in leaves if leaf.is_parameter)
         held = gradients * (2 if microbatches > 1 else 1)  # the sum so far, and those of one part

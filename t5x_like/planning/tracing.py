@@ -13,23 +13,23 @@ from t5x_like import optimizers
 
 
 @dataclasses.dataclass(frozen=True)
-class RowNeeds:
+class RowCost:
     """What one row of a batch takes.
 
     Attributes:
       flops: of matrix products, forward and backward, those done again included.
-      kept_bytes: kept for the backward pass, in arrays of which a tensor-parallel mesh splits a dimension.
-      kept_whole_bytes: the same in arrays that end in `embed`, which it does not split.
+      residual_bytes: kept for the backward pass, in arrays of which a tensor-parallel mesh splits a dimension.
+      unsplit_residual_bytes: the same in arrays that end in `embed`, which it does not split.
     """
 
     flops: float
-    kept_bytes: float
-    kept_whole_bytes: float
+    residual_bytes: float
+    unsplit_residual_bytes: float
 
 
-def row_needs(
+def row_cost(
     config: Any, objective: Any, shapes: Any, row_shapes: Mapping[str, tuple[int, ...]], embed: int
-) -> RowNeeds:
+) -> RowCost:
     """Traces the loss on one row and on two: the difference is what a row takes.
 
     Args:
@@ -43,7 +43,7 @@ def row_needs(
     rebuilt = jax.eval_shape(config.make, jax.random.key(0))  # with this configuration's remat, not the program's
     params = {**params, "model": jax.tree.unflatten(jax.tree.structure(rebuilt), jax.tree.leaves(params["model"]))}
     one, two = (_of_rows(objective, params, row_shapes, rows, embed) for rows in (1, 2))
-    return RowNeeds(*(after - before for before, after in zip(one, two, strict=True)))
+    return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
 
 
 def _of_rows(objective, params, row_shapes, rows, embed) -> tuple[float, float, float]:

@@ -15,21 +15,21 @@ class Work:
       flops: of matrix products.
       hbm_bytes: read from and written to HBM.
       collective_bytes: (kind, mesh axis) -> bytes that it sends.
-      slice_bytes: bytes of those that it sends to other slices.
+      dcn_bytes: bytes of those that it sends to other slices.
       unknown_loops: names of loops whose length the program does not tell; they are counted once.
     """
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
     collective_bytes: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
-    slice_bytes: float = 0.0
+    dcn_bytes: float = 0.0
     unknown_loops: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, other: "Work", times: int = 1) -> None:
         """Adds what another part of the program does, so many times."""
         self.flops += times * other.flops
         self.hbm_bytes += times * other.hbm_bytes
-        self.slice_bytes += times * other.slice_bytes
+        self.dcn_bytes += times * other.dcn_bytes
         for key, sent in other.collective_bytes.items():
             self.collective_bytes[key] = self.collective_bytes.get(key, 0.0) + times * sent
         self.unknown_loops |= other.unknown_loops
@@ -42,7 +42,7 @@ class Work:
         return nested
 
 
-def work(module: hlo.Module, mesh: collectives.MeshOfDevices) -> Work:
+def work(module: hlo.Module, mesh: collectives.DeviceMesh) -> Work:
     """What one device does in one run of a program.
 
     Args:
@@ -53,7 +53,7 @@ def work(module: hlo.Module, mesh: collectives.MeshOfDevices) -> Work:
 
 
 class _Walk:
-    def __init__(self, module: hlo.Module, mesh: collectives.MeshOfDevices):
+    def __init__(self, module: hlo.Module, mesh: collectives.DeviceMesh):
         self._module, self._mesh = module, mesh
         self._known: dict[tuple[str, bool], Work] = {}
         # A collective that runs beside computation is cut into a start, pieces inside of other fusions, and an end, all
@@ -107,8 +107,8 @@ class _Walk:
             return
         read = sum(array.bytes for arrays in computation.operand_arrays(instruction) for array in arrays)
         found = collectives.collective(instruction, read, self._mesh, within=computation.name)
-        found = found or collectives.between_slices(instruction, read, self._mesh)
-        if found is not None and (sent := found.bytes + found.slice_bytes):
+        found = found or collectives.inter_slice_collective(instruction, read, self._mesh)
+        if found is not None and (sent := found.bytes + found.dcn_bytes):
             key = (found.kind, found.axis)
             total.collective_bytes[key] = total.collective_bytes.get(key, 0.0) + sent
-            total.slice_bytes += found.slice_bytes
+            total.dcn_bytes += found.dcn_bytes

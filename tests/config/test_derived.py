@@ -59,7 +59,7 @@ def test_parts_of_an_objective_keep_their_own_settings():
     text, unknown = derive(ROOT, arguments(model=BertConfig(vocab_size=30), objective=joint))
     assert unknown == []
     made = rebuilt("objective", text)
-    assert made.coefficients == joint.coefficients and made.parts[0].z_loss == 0.1
+    assert made.coefficients == joint.coefficients and made.objectives[0].z_loss == 0.1
 
 
 def test_inexpressible_arguments_are_named_and_omitted():

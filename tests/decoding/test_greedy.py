@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.decoding.greedy import greedy
-from t5x_like.decoding.prompts import aligned
+from t5x_like.decoding.prompts import left_pad
 
 VOCAB = 12
 
@@ -71,9 +71,9 @@ class AddsUp:
     def config(self):
         return self
 
-    def prefill(self, batch, room):
+    def prefill(self, batch, cache_length):
         tokens = batch["decoder_input_tokens"]
-        return jnp.pad(tokens, ((0, 0), (0, room - tokens.shape[1])))
+        return jnp.pad(tokens, ((0, 0), (0, cache_length - tokens.shape[1])))
 
     def decode_step(self, tokens, cache, index):
         cache = jax.lax.dynamic_update_slice(cache, tokens, (0, index))
@@ -107,7 +107,7 @@ def test_a_row_ends_with_the_network_s_positions():
 
 
 def test_prompts_end_where_they_are_to_be_continued():
-    found = aligned(PROMPTS | {"decoder_prefix": jnp.array([[1, 1, 0], [1, 0, 0], [1, 0, 0]])})
+    found = left_pad(PROMPTS | {"decoder_prefix": jnp.array([[1, 1, 0], [1, 0, 0], [1, 0, 0]])})
     np.testing.assert_array_equal(found["decoder_input_tokens"], [[2, 3, 4], [0, 0, 7], [0, 5, 8]])
     np.testing.assert_array_equal(found["decoder_positions"], [[0, 1, 2], [0, 0, 0], [0, 0, 1]])
     np.testing.assert_array_equal(found["decoder_segment_ids"], [[1, 1, 1], [0, 0, 1], [0, 1, 1]])
@@ -116,14 +116,14 @@ def test_prompts_end_where_they_are_to_be_continued():
 
 def test_full_rows_are_as_they_are_and_an_empty_one_is_a_zero():
     rows = {"decoder_input_tokens": jnp.array([[2, 3], [4, 5]])}
-    np.testing.assert_array_equal(aligned(rows)["decoder_input_tokens"], [[2, 3], [4, 5]])
-    empty = aligned({"decoder_input_tokens": jnp.zeros((1, 2), int), "decoder_segment_ids": jnp.zeros((1, 2), int)})
+    np.testing.assert_array_equal(left_pad(rows)["decoder_input_tokens"], [[2, 3], [4, 5]])
+    empty = left_pad({"decoder_input_tokens": jnp.zeros((1, 2), int), "decoder_segment_ids": jnp.zeros((1, 2), int)})
     np.testing.assert_array_equal(empty["decoder_segment_ids"], [[0, 1]])
 
 
 def test_what_is_to_be_predicted_is_no_part_of_a_prompt():
     weights = jnp.array([[0, 1, 1], [1, 0, 0], [0, 0, 0]])  # nothing is to be predicted of the last row
-    found = aligned(PROMPTS | {"decoder_loss_weights": weights})
+    found = left_pad(PROMPTS | {"decoder_loss_weights": weights})
     np.testing.assert_array_equal(found["decoder_input_tokens"], [[0, 2, 3], [0, 0, 7], [0, 5, 8]])
 
 
@@ -131,6 +131,6 @@ def test_lengths_count_what_was_generated_and_texts_end_before_eos():
     batch = {"encoder_input_tokens": jnp.array([[4, 9], [1, 9], [9, 9]])}
     generated = jax.device_get(greedy(CountsDown(), batch, max_length=5))
     assert generated.lengths.tolist() == [4, 1, 5]
-    assert generated.texts(1) == [[4, 3, 2], [], [9, 8, 7, 6, 5]]
+    assert generated.token_ids(1) == [[4, 3, 2], [], [9, 8, 7, 6, 5]]
     ends_in_zero = greedy(CountsDown(), {"encoder_input_tokens": jnp.array([[2]])}, max_length=3, eos_id=0)
-    assert ends_in_zero.lengths.tolist() == [3] and jax.device_get(ends_in_zero).texts(7) == [[2, 1, 0]]
+    assert ends_in_zero.lengths.tolist() == [3] and jax.device_get(ends_in_zero).token_ids(7) == [[2, 1, 0]]

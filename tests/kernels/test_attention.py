@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.kernels.attention import BACKENDS, HIDDEN_SCORE, attention, backend_for, reference, softmax
+from t5x_like.kernels.attention import BACKENDS, MASK_VALUE, attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.partitioning import make_mesh
@@ -46,7 +46,7 @@ def test_scores_and_probabilities_are_those_of_the_output():
     attended = reference(q, k, v, mask=Mask(causal=True), bias=bias)
     np.testing.assert_allclose(attended.probabilities, jax.nn.softmax(attended.scores), atol=1e-6)
     np.testing.assert_allclose(np.einsum("bhqk,bkhd->bqhd", attended.probabilities, v), attended.output, atol=1e-6)
-    assert np.all(np.asarray(attended.scores)[:, :, 0, 1:] == HIDDEN_SCORE)
+    assert np.all(np.asarray(attended.scores)[:, :, 0, 1:] == MASK_VALUE)
     assert np.all(np.asarray(attended.probabilities)[:, :, 0, 1:] == 0)
 
 

@@ -14,7 +14,7 @@ from t5x_like.layers.blocks import TransformerLayer
 class Times(nnx.Module):
     """A block that multiplies by a number and adds what it is given."""
 
-    CAPTURED = ("seen",)
+    CAPTURABLE = ("seen",)
 
     def __init__(self, factor):
         self.factor = factor
@@ -61,7 +61,7 @@ def test_the_sum_is_never_dropped():
 
 
 def test_what_a_block_saw_is_captured():
-    wanted = captures.parse(["stack/layers/mlp/seen", "stack/layers/hidden"], {"stack": (1, layer("pre").captured)})
+    wanted = captures.parse(["stack/layers/mlp/seen", "stack/layers/hidden"], {"stack": (1, layer("pre").capturable)})
     y, captured = layer("pre")(X, {}, captures=wanted["stack"])
     assert captured.keys() == {"mlp/seen", "hidden"}
     np.testing.assert_allclose(captured["mlp/seen"], 1.0)

@@ -13,7 +13,7 @@ def test_names_are_sorted_by_stack_and_layer():
     captures = parse(["encoder/layers/hidden", "encoder/layers/1/attention/scores", "whole"], STACKS, ["whole"])[
         "encoder"
     ]
-    assert captures.wanted == {"hidden", "attention/scores"}
+    assert captures.requested == {"hidden", "attention/scores"}
     assert captures.within("attention") == {"scores"}
     layers = {"hidden": jnp.array([1, 2]), "attention/scores": jnp.array([3, 4])}
     named = captures.named(layers)

@@ -14,7 +14,7 @@ from t5x_like.layers.norms import LayerNorm, RMSNorm
 from t5x_like.layers.projections import Projection
 
 KEY = jax.random.key(0)
-INIT = initializers.by_inputs()
+INIT = initializers.fan_in()
 
 
 def random(*shape):
@@ -33,11 +33,11 @@ def test_projections_contract_one_or_several_dimensions():
 @pytest.mark.parametrize(
     ("inputs", "outputs", "init", "deviation", "largest"),
     [
-        ((256,), (8, 32), initializers.by_inputs(), 256**-0.5, None),
-        ((8, 32), (256,), initializers.by_inputs(), 256**-0.5, None),
-        ((256,), (8, 32), initializers.by_inputs(1 / 32), (256 * 32) ** -0.5, None),
+        ((256,), (8, 32), initializers.fan_in(), 256**-0.5, None),
+        ((8, 32), (256,), initializers.fan_in(), 256**-0.5, None),
+        ((256,), (8, 32), initializers.fan_in(1 / 32), (256 * 32) ** -0.5, None),
         # A normal distribution cut at two deviations has 0.8796 of its deviation; stretched back it ends further out.
-        ((256,), (1024,), initializers.by_inputs(truncated=True), 256**-0.5, 2 / 0.8796 * 256**-0.5),
+        ((256,), (1024,), initializers.fan_in(truncated=True), 256**-0.5, 2 / 0.8796 * 256**-0.5),
         ((256,), (1024,), initializers.truncated_normal(0.02), 0.8796 * 0.02, 0.04),
         ((256,), (1024,), initializers.normal(0.02), 0.02, None),
     ],

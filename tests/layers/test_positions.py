@@ -20,7 +20,7 @@ def test_an_odd_bucket_is_unused_in_an_encoder_and_used_in_a_decoder():
     distances = np.array([0, 1, 2, 4, 11, 100])
     # 7 // 2 = 3 buckets a direction: 1 for the distance 0, then 1 + floor(2 · log(d) / log(20)), at most 2.
     expected = np.array([0, 1, 1, 1, 2, 2])
-    sizes = dict(buckets=7, max_distance=20)
+    sizes = dict(num_buckets=7, max_distance=20)
     np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True, **sizes), expected)
     np.testing.assert_array_equal(
         relative_position_bucket(distances[1:], bidirectional=True, **sizes), expected[1:] + 3
@@ -53,10 +53,10 @@ def test_toeplitz(q_len, kv_len):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_bias_is_the_table_s_entry_of_the_bucket(bidirectional):
-    module = RelativePositionBias(3, bidirectional=bidirectional, buckets=8, max_distance=20, key=jax.random.key(0))
+    module = RelativePositionBias(3, bidirectional=bidirectional, num_buckets=8, max_distance=20, key=jax.random.key(0))
     q_len = kv_len = 30
     relative = np.arange(kv_len)[None] - np.arange(q_len)[:, None]
-    buckets = relative_position_bucket(relative, bidirectional=bidirectional, buckets=8, max_distance=20)
+    buckets = relative_position_bucket(relative, bidirectional=bidirectional, num_buckets=8, max_distance=20)
     expected = np.asarray(module.table[...])[:, buckets][None]
     bias = module(q_len, kv_len)
     np.testing.assert_array_equal(bias, expected)
@@ -66,7 +66,7 @@ def test_bias_is_the_table_s_entry_of_the_bucket(bidirectional):
 
 
 def test_initial_table_has_t5x_s_distribution():
-    table = np.asarray(RelativePositionBias(64, bidirectional=True, buckets=256, key=jax.random.key(0)).table[...])
+    table = np.asarray(RelativePositionBias(64, bidirectional=True, num_buckets=256, key=jax.random.key(0)).table[...])
     limit = np.sqrt(3 * 2 / (64 + 256))  # uniform with variance 1 / fan_avg
     assert limit * 0.99 < np.abs(table).max() <= limit
     assert abs(table.std() / (limit / np.sqrt(3)) - 1) < 0.02

@@ -33,8 +33,8 @@ def loss(tree, x, remat="none", key=None):
         x = layer(x, key)
         return x, {"sum": jnp.sum(x), "index": index * jnp.ones(())}
 
-    x, outs = stacks.run(tree["layers"], function, x, number=NUMBER, dropout_key=key, remat=remat)
-    return jnp.sum(x**2), stacks.stacked(tree["layers"], outs)
+    x, outs = stacks.run(tree["layers"], function, x, num_layers=NUMBER, dropout_key=key, remat=remat)
+    return jnp.sum(x**2), stacks.stack_outputs(tree["layers"], outs)
 
 
 X = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
@@ -52,7 +52,7 @@ def test_dots_keeps_products_with_parameters_and_full_computes_them_again(remat,
         return jnp.sin(contract(jnp.tanh(x), kernel, 1)), None
 
     def squares(kernels, x):
-        x, _ = stacks.run(kernels, layer, x, number=NUMBER, remat=remat)
+        x, _ = stacks.run(kernels, layer, x, num_layers=NUMBER, remat=remat)
         return jnp.sum(x**2)
 
     kernels = jnp.ones((NUMBER, SIZE, SIZE))
@@ -87,7 +87,7 @@ def test_layers_drop_differently():
     def function(layer, carry, index, key):
         return carry, layer(X, key)
 
-    _, outs = stacks.run(tree["layers"], function, None, number=NUMBER, dropout_key=jax.random.key(0))
+    _, outs = stacks.run(tree["layers"], function, None, num_layers=NUMBER, dropout_key=jax.random.key(0))
     assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[1], outs[2])
 
 
@@ -95,12 +95,12 @@ def test_layers_drop_differently():
 def test_layers_take_turns(scan):
     layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
     functions = [lambda layer, x, index, key, sign=sign: (sign * x + index, x) for sign in (1, -1)]
-    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), number=4)
+    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), num_layers=4)
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
-    np.testing.assert_array_equal(stacks.stacked(layers, outs), [5, 5, -4, -2])
+    np.testing.assert_array_equal(stacks.stack_outputs(layers, outs), [5, 5, -4, -2])
     with pytest.raises(ValueError, match="3 layers cannot take turns in groups of 2"):
-        stacks.run(layers, functions, jnp.asarray(5.0), number=3)
+        stacks.run(layers, functions, jnp.asarray(5.0), num_layers=3)
 
 
 def test_full_rematerialisation_keeps_less():

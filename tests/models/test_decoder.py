@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from families import FAMILIES, make, scanned, tokens
 
-from t5x_like.decoding.prompts import aligned
+from t5x_like.decoding.prompts import left_pad
 from t5x_like.models.decoder import forward_flops
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig
@@ -78,7 +78,7 @@ def test_a_prompt_that_is_a_prefix_is_read_as_one():
     @jax.jit
     def decode(model):
         prompts = {"decoder_input_tokens": whole[:, :4], "decoder_prefix": np.ones((2, 4), np.int32)}
-        cache = model.prefill(aligned(prompts), 6)
+        cache = model.prefill(left_pad(prompts), 6)
         first, cache = model.decode_step(whole[:, 4:5], cache, 4)
         second, _ = model.decode_step(whole[:, 5:], cache, 5)
         return model.unembed(jnp.concatenate([first, second], axis=1))

@@ -9,7 +9,7 @@ import pytest
 from families import FAMILIES, assert_same, eight_rows, example, hidden, loss, loss_and_gradient, make, scanned, tokens
 
 from t5x_like import parameters
-from t5x_like.decoding.prompts import aligned
+from t5x_like.decoding.prompts import left_pad
 from t5x_like.partitioning import Partitioner, for_platform
 
 ALL = list(FAMILIES)
@@ -224,7 +224,7 @@ def test_prefill_and_decoding_step_by_step_equal_whole_rows(name, layout):
         state, cache = model.decode_step(following, cache, index)
         return model.unembed(state)[:, 0], cache
 
-    cache = jax.jit(lambda model: model.prefill(aligned(prompts), 10))(model)
+    cache = jax.jit(lambda model: model.prefill(left_pad(prompts), 10))(model)
     expected = np.asarray(logits(model, {"decoder_input_tokens": whole}))
     for step in range(4):
         positions = lengths[:, None] + step

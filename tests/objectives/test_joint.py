@@ -111,7 +111,7 @@ def test_the_network_runs_once_and_the_parts_terms_stand_side_by_side():
     model.unembed = params["model"].unembed
     terms = PRETRAINING.terms({"model": model, "objective": params["objective"]}, batch, dropout_key=None)
     assert runs == [None]
-    alone = [part.terms(params, batch) for part in PRETRAINING.parts]
+    alone = [part.terms(params, batch) for part in PRETRAINING.objectives]
     assert terms.sums.keys() == {"masked_lm", "next_sentence"} == PRETRAINING.weights(batch).keys()
     for part in alone:
         for name, value in part.sums.items():

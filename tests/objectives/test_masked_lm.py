@@ -12,7 +12,7 @@ from t5x_like import parameters
 from t5x_like.data import batches, features
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.masked_lm import MaskedLM, take_positions
+from t5x_like.objectives.masked_lm import MaskedLM, gather_positions
 from t5x_like.partitioning import Partitioner
 
 CONFIG = BertConfig(
@@ -40,14 +40,16 @@ def test_positions_are_taken_exactly():
     hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
     positions = np.array([[4, 0, 0], [2, 2, 3]])
     expected = np.take_along_axis(hidden, positions[..., None], axis=1)
-    np.testing.assert_array_equal(take_positions(hidden, positions), expected)
-    np.testing.assert_array_equal(take_positions(hidden.astype(jnp.bfloat16), positions), expected.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(gather_positions(hidden, positions), expected)
+    np.testing.assert_array_equal(
+        gather_positions(hidden.astype(jnp.bfloat16), positions), expected.astype(jnp.bfloat16)
+    )
 
 
 def test_a_position_gets_the_gradients_of_all_that_took_it():
     hidden, positions = jnp.zeros((1, 3, 2)), np.array([[1, 1, 2]])
     factors = np.array([[[1.0, 2.0], [10.0, 20.0], [5.0, 7.0]]])
-    gradient = jax.grad(lambda hidden: jnp.sum(take_positions(hidden, positions) * factors))(hidden)
+    gradient = jax.grad(lambda hidden: jnp.sum(gather_positions(hidden, positions) * factors))(hidden)
     np.testing.assert_array_equal(gradient, [[[0, 0], [11, 22], [5, 7]]])
 
 

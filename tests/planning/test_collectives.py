@@ -3,9 +3,9 @@
 import pytest
 
 from t5x_like.planning import collectives, hlo
-from t5x_like.planning.collectives import MeshOfDevices, replica_groups
+from t5x_like.planning.collectives import DeviceMesh, replica_groups
 
-MESH = MeshOfDevices({"data": 2, "fsdp": 2, "tensor": 2}, (0,) * 8)
+MESH = DeviceMesh({"data": 2, "fsdp": 2, "tensor": 2}, (0,) * 8)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_group_lies_along_the_axes_in_which_it_differs(groups, axis):
 def sent(opcode, attributes, mesh=MESH, within="main", read=1000.0):
     line = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  ROOT %c = f32[8] {opcode}(%a), {attributes}\n}}\n"
     found = collectives.collective(hlo.parse(line).entry.root, read, mesh, within=within)
-    return found.kind, found.axis, found.bytes, found.slice_bytes
+    return found.kind, found.axis, found.bytes, found.dcn_bytes
 
 
 PAIRS_ALONG_FSDP = "replica_groups={{0,2},{1,3},{4,6},{5,7}}"
@@ -74,7 +74,7 @@ def test_a_reduce_scatter_written_as_an_all_reduce_is_one():
 
 
 def test_across_slices_goes_the_share_that_is_left_within():
-    mesh = MeshOfDevices({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
+    mesh = DeviceMesh({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
     # Of an all-reduce over both slices: 2 · 3/4 within, and each device's quarter, twice, halved by the ring of two.
     assert sent("all-reduce", "replica_groups=[1,8]<=[8]", mesh) == ("all-reduce", "data+fsdp", 1500, 250)
     assert sent("all-reduce", "replica_groups=[4,2]<=[2,4]T(1,0)", mesh) == ("all-reduce", "data", 0, 1000)
@@ -82,8 +82,8 @@ def test_across_slices_goes_the_share_that_is_left_within():
 
 
 def test_between_slices_a_collective_is_a_send_to_the_host():
-    mesh = MeshOfDevices({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
-    assert mesh.axis_of_slices == "data"
+    mesh = DeviceMesh({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
+    assert mesh.slice_axes == "data"
     attributes = (
         'channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="x",'
         '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
@@ -92,8 +92,12 @@ def test_between_slices_a_collective_is_a_send_to_the_host():
         "ENTRY %m (a: f32[250]) -> f32[8] {\n  ROOT %c = (f32[250], u32[], token[]) OPCODE(%a), " + attributes + "\n}\n"
     )
     send = hlo.parse(line.replace("OPCODE", "send")).entry.root
-    assert collectives.between_slices(send, 1000.0, mesh) == collectives.Collective("all-reduce", "data", 0.0, 1000.0)
-    assert collectives.between_slices(hlo.parse(line.replace("OPCODE", "recv")).entry.root, 1000.0, mesh) is None
+    assert collectives.inter_slice_collective(send, 1000.0, mesh) == collectives.Collective(
+        "all-reduce", "data", 0.0, 1000.0
+    )
+    assert (
+        collectives.inter_slice_collective(hlo.parse(line.replace("OPCODE", "recv")).entry.root, 1000.0, mesh) is None
+    )
 
 
 def test_other_instructions_send_nothing():

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from t5x_like.planning import report, roofline, topologies
-from t5x_like.planning.compilation import CompiledStep, Memory, needed_memory, peak_memory
+from t5x_like.planning.compilation import CompiledStep, Memory, peak_memory, required_memory
 from t5x_like.planning.walk import Work
 
 V5E = topologies.parse("v5e:2x4")
@@ -39,14 +39,18 @@ KEYS = (
 
 def test_the_slowest_part_bounds_a_step():
     limit = roofline.bound(WORK, V5E)
-    assert limit.parts == {"compute": 2.0, "hbm": 1.0, "ici": 1.5, "dcn": 0.0}
-    assert (limit.seconds, limit.by) == (2.0, "compute")
+    assert limit.seconds_by_resource == {"compute": 2.0, "hbm": 1.0, "ici": 1.5, "dcn": 0.0}
+    assert (limit.seconds, limit.resource) == (2.0, "compute")
 
 
 def test_what_goes_to_other_slices_takes_their_network():
-    work = Work(flops=0, collective_bytes={("all-reduce", "data"): 6.25e9}, slice_bytes=6.25e9)
+    work = Work(flops=0, collective_bytes={("all-reduce", "data"): 6.25e9}, dcn_bytes=6.25e9)
     limit = roofline.bound(work, topologies.parse("v5p:2x2x1", 2))
-    assert limit.parts["ici"] == 0 and limit.parts["dcn"] == pytest.approx(1.0) and limit.by == "dcn"
+    assert (
+        limit.seconds_by_resource["ici"] == 0
+        and limit.seconds_by_resource["dcn"] == pytest.approx(1.0)
+        and limit.resource == "dcn"
+    )
 
 
 def test_speed_cost_and_utilisation_follow_from_the_bound():
@@ -107,7 +111,7 @@ def test_what_does_not_fit_says_so_and_what_to_do():
     ],
 )
 def test_the_compilers_refusal_tells_what_a_step_needs(message, expected):
-    assert needed_memory(message) == expected
+    assert required_memory(message) == expected
 
 
 def test_the_peak_is_what_is_allocated_and_the_program():

@@ -35,7 +35,7 @@ def planned():
 
 def needs(planned, remat):
     config = dataclasses.replace(planned.config, remat=remat)
-    return tracing.row_needs(config, OBJECTIVE, planned.shapes, planned.batch_shapes, CONFIG.embed_dim)
+    return tracing.row_cost(config, OBJECTIVE, planned.shapes, planned.batch_shapes, CONFIG.embed_dim)
 
 
 def test_operations_of_a_loop_count_as_often_as_it_runs():
@@ -51,7 +51,7 @@ def test_a_row_needs_the_models_operations_and_remat_trades_them_for_memory(plan
     model = planned.config.train_flops({name: (1, *shape[1:]) for name, shape in planned.batch_shapes.items()})
     assert none.flops == pytest.approx(model)
     assert none.flops < dots.flops < full.flops < 4 / 3 * none.flops
-    kept = [one.kept_bytes + one.kept_whole_bytes for one in (none, dots, full)]
+    kept = [one.residual_bytes + one.unsplit_residual_bytes for one in (none, dots, full)]
     assert kept[0] > kept[1] > kept[2] > 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from t5x_like.planning import collectives, hlo, traffic, walk
 
 PROGRAM = Path(__file__).parent / "programs" / "tpu_scan.hlo"
-MESH = collectives.MeshOfDevices({"fsdp": 2, "tensor": 2}, (0,) * 4)
+MESH = collectives.DeviceMesh({"fsdp": 2, "tensor": 2}, (0,) * 4)
 LAYERS, ROWS, WIDTH = 3, 32, 256  # of one device
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 KERNEL = 2 * WIDTH * WIDTH  # bytes, bfloat16
@@ -36,7 +36,7 @@ def test_collectives_count_once_a_layer_by_kind_and_axis(work):
         # The kernel's gradient over fsdp, the gradient of x over tensor.
         "all-reduce": {"fsdp": LAYERS * 2 * KERNEL / 2, "tensor": LAYERS * 2 * (2 * ROWS * WIDTH) / 2},
     }
-    assert work.slice_bytes == 0
+    assert work.dcn_bytes == 0
     assert work.unknown_loops == set()
 
 
