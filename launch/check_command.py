@@ -14,11 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from protocol import USER_ERROR
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_DRY_RUN = ("inspect", "vocabulary", "convert", "plan")
-USER_ERROR = 2
 SECONDS = 180
 
 

@@ -11,12 +11,12 @@ import sys
 import tarfile
 from pathlib import Path
 
+from protocol import CODE_DIRECTORY, VENV_DIRECTORY
 from slices import LaunchError, Slice
 
 ROOT = Path(__file__).resolve().parent.parent
-# On each worker, in the home folder.
-CODE, ENVIRONMENT, ARCHIVE = "t5x_like", "t5x_like_venv", "t5x_like_code.tar.gz"
-SUPERVISE = f"python3 {CODE}/launch/supervise.py"
+ARCHIVE = "t5x_like_code.tar.gz"
+SUPERVISE = f"python3 {CODE_DIRECTORY}/launch/supervise.py"
 LARGE_ARCHIVE = 200 * 2**20  # bytes; a checkout without its data is a few MB
 
 # A preempted VM does not say goodbye: a connection that went dead ends after 90 s, and gcloud, which tries ten times,
@@ -257,11 +257,14 @@ class Tpu:
             self.ssh(f"gcloud storage cp {shlex.quote(source)} {ARCHIVE}", everywhere=True)
         else:
             self._gcloud("scp", str(archive), f"{self.name}:{ARCHIVE}", *self._target(True), "--quiet")
-        self.ssh(f"rm -rf {CODE} && mkdir {CODE} && tar -xzf {ARCHIVE} -C {CODE}", everywhere=True)
+        self.ssh(
+            f"rm -rf {CODE_DIRECTORY} && mkdir {CODE_DIRECTORY} && tar -xzf {ARCHIVE} -C {CODE_DIRECTORY}",
+            everywhere=True,
+        )
 
     def install(self) -> None:
         """Makes the environment on every worker, or brings it up to date."""
-        self.ssh(f"VENV=$HOME/{ENVIRONMENT} {CODE}/launch/install_worker.sh", everywhere=True)
+        self.ssh(f"VENV=$HOME/{VENV_DIRECTORY} {CODE_DIRECTORY}/launch/install_worker.sh", everywhere=True)
 
     def start(self, command: list[str], max_restarts: int, environment: dict[str, str]) -> None:
         """Starts a command on every worker under its supervisor, detached from here.
@@ -272,10 +275,10 @@ class Tpu:
           environment: variables for the supervisor, which every start of the command inherits.
         """
         words = shlex.join([f"--max_restarts={max_restarts}", "--", *command])
-        path = f"PATH=$HOME/{ENVIRONMENT}/bin:$PATH"
+        path = f"PATH=$HOME/{VENV_DIRECTORY}/bin:$PATH"
         variables = shlex.join([f"{name}={value}" for name, value in environment.items()])
         python = f"env {variables} python3" if variables else "python3"
-        self.ssh(f"cd {CODE} && {path} {python} launch/supervise.py start {words}", everywhere=True)
+        self.ssh(f"cd {CODE_DIRECTORY} && {path} {python} launch/supervise.py start {words}", everywhere=True)
 
     def follow(self, node: int = 0, worker: int = 0, lines: int = 50) -> None:
         """Shows a worker's output until its job ends or the connection does; which of the two, `job` tells."""

@@ -19,10 +19,12 @@ import argparse
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
 import jobs
+import protocol
 import slices
 from check_command import check_command
 
@@ -31,7 +33,8 @@ SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # as launch/Dockerfile lays it 
 # A lost peer costs the others a start each time that they look for it in vain, and its node may be gone for an hour
 # before the cluster gives it up: ten minutes without a sign of life, then as long as its pods are waited for.
 RESTARTS, PAUSE = 20, 60  # times; seconds before each. A start that waits for a peer takes five minutes more
-PREEMPTED_CODES = (75, 137, 143)  # asked to leave and saved; killed; asked to leave before it could listen
+# Stopped after a checkpoint; killed; terminated before the signal handler was installed.
+PREEMPTED_CODES = (protocol.PREEMPTED, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
 JOB = "slice"
 
 
@@ -210,15 +213,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    separator = argv.index("--") if "--" in argv else len(argv)
-    options, command = parser().parse_args(argv[:separator]), argv[separator + 1 :]
+    words, command = jobs.split_command(argv)
+    options = parser().parse_args(words)
     try:
         shape = check(options, command)
         if options.action == "apply" and not options.dry_run:
             print(f"gke.py: {check_command(command)}", file=sys.stderr)
     except slices.LaunchError as error:
         print(f"gke.py: {error}", file=sys.stderr)
-        return 2
+        return protocol.USER_ERROR
     text = to_yaml(manifest(options, shape, command)) + "\n" if shape else None
     if options.action == "print":
         print(text, end="")

@@ -7,12 +7,19 @@ import argparse
 import re
 from pathlib import Path
 
+from protocol import JOB_ID, SUPERVISED
 from slices import LaunchError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job themselves.
-OWN_VARIABLES = ("PATH", "T5X_LIKE_JOB", "T5X_LIKE_SUPERVISED")
+OWN_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
+
+
+def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the arguments of a launcher at the first `--` into its own options and the command to run."""
+    separator = argv.index("--") if "--" in argv else len(argv)
+    return argv[:separator], argv[separator + 1 :]
 
 
 def check_bucket(setting: str, path: str) -> None:

@@ -14,6 +14,8 @@
 # first one that failed, and 0 where none did. Ctrl-C and SIGTERM are passed on to all.
 set -euo pipefail
 
+preempted=75 # exit code, see launch/protocol.py
+
 say() { printf 'local_multiprocess.sh: %s\n' "$*" >&2; }
 mistake() {
   say "$@"
@@ -133,5 +135,5 @@ done
 
 sleep 0.3 # what process 0 wrote last is shown yet
 kill -- "-$shown" 2>/dev/null || true
-((failed)) && ((code != 75)) && tail -n 20 "$log_dir/$failed.log" >&2
+((failed)) && ((code != preempted)) && tail -n 20 "$log_dir/$failed.log" >&2
 exit "$code"

@@ -30,11 +30,12 @@ import sys
 import time
 from pathlib import Path
 
-DONE, MISTAKE, PREEMPTED = 0, 2, 75  # exit codes of t5x_like
+import protocol
+from jobs import split_command
+from protocol import PREEMPTED, SUCCESS, USER_ERROR
+
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
 POLL_SECONDS = 0.2
-# In the environment of all processes of a job, by which they are known when their parents are gone.
-MARK = "T5X_LIKE_JOB"
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
@@ -43,9 +44,10 @@ def describe_exit(code: int) -> str:
     if code < 0:
         hint = ", often for want of memory" if -code == signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
-    return {MISTAKE: "exit code 2, a mistake in its arguments or settings", PREEMPTED: "preempted (exit code 75)"}.get(
-        code, f"exit code {code}"
-    )
+    return {
+        USER_ERROR: "exit code 2, a mistake in its arguments or settings",
+        PREEMPTED: "preempted (exit code 75)",
+    }.get(code, f"exit code {code}")
 
 
 class Job:
@@ -87,7 +89,7 @@ class Job:
 
 def processes(state: dict) -> list[int]:
     """The numbers of a job's processes that are alive; none where there is no /proc to tell them from others."""
-    mark, found = f"{MARK}={state.get('mark')}".encode(), []
+    mark, found = f"{protocol.JOB_ID}={state.get('mark')}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             if mark in path.read_bytes().split(b"\0"):
@@ -165,7 +167,7 @@ class Supervisor:
         while True:
             code, seconds = self._run_once(offset, reason)
             reason = describe_exit(code)
-            if code in (DONE, MISTAKE) or self.stopping:
+            if code in (SUCCESS, USER_ERROR) or self.stopping:
                 break
             if code == PREEMPTED:
                 if self.options.on_preempted == "exit":
@@ -186,7 +188,7 @@ class Supervisor:
             if self.stopping:
                 break
         code = code if code >= 0 else 128 - code
-        if self.stopping and self.options.on_preempted == "exit" and code not in (DONE, MISTAKE):
+        if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
             code = PREEMPTED  # peers that left before it may have torn it down: that is part of being asked to leave
         self._say(f"the job has ended: {reason}" if code else "the job is done")
         self._record("finished", offset, reason, exit_code=code)
@@ -194,7 +196,7 @@ class Supervisor:
 
     def _run_once(self, offset: int, reason: str | None) -> tuple[int, float]:
         start = time.monotonic()
-        environment = {**os.environ, "T5X_LIKE_SUPERVISED": "1", MARK: self.mark}
+        environment = {**os.environ, protocol.SUPERVISED: "1", protocol.JOB_ID: self.mark}
         try:
             # A session of its own: Ctrl-C reaches it through here alone, once, and stays a request to save and leave.
             self.child = subprocess.Popen(
@@ -202,7 +204,7 @@ class Supervisor:
             )
         except OSError as error:
             self._say(f"{self.command[0]} cannot be started: {error.strerror}")
-            return MISTAKE, 0.0
+            return USER_ERROR, 0.0
         self._record("running", offset, reason)
         if self.stopping:  # asked between two runs, when there was no child to pass it on to
             self.child.terminate()
@@ -310,14 +312,15 @@ def stop(job: Job, grace: float) -> int:
 
 
 def main(argv: list[str]) -> int:
-    separator = argv.index("--") if "--" in argv else len(argv)
-    argv, command = argv[:separator], argv[separator + 1 :]
+    argv, command = split_command(argv)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("action", choices=("run", "start", "status", "follow", "stop"))
-    parser.add_argument("--job_dir", type=lambda text: Path(text).expanduser(), default=Path.home() / "t5x_like_job")
-    parser.add_argument("--max_restarts", type=int, default=3, help="after a crash (default: 3)")
+    parser.add_argument(
+        "--job_dir", type=lambda text: Path(text).expanduser(), default=Path.home() / protocol.JOB_DIRECTORY
+    )
+    parser.add_argument("--max_restarts", type=int, default=protocol.MAX_RESTARTS, help="after a crash (default: 3)")
     parser.add_argument("--delay", type=float, default=10.0, help="before a restart, in seconds (default: 10)")
     parser.add_argument("--reset_after", type=float, default=3600.0, help="in seconds (default: an hour)")
     parser.add_argument("--on_preempted", choices=("restart", "exit"), default="restart")

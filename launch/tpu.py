@@ -23,6 +23,7 @@ import sys
 import time
 
 import jobs
+import protocol
 import slices
 from check_command import check_command
 from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, Shell, State, Tpu, Unanswered
@@ -32,7 +33,6 @@ LONGEST_NAME = 50  # of the 63 characters of a VM's name; slices and workers add
 UNREACHABLE_LIMIT = 10
 LEFT_OVER_GRACE = 30  # seconds for a job whose first worker has lost it already
 LEAST = {"num_slices": 1, **dict.fromkeys(("max_restarts", "max_recreations", "grace", "worker", "slice", "lines"), 0)}
-MISTAKE = 2  # exit code of what a user can mend, here as in t5x_like
 
 
 def look(tpu: Tpu, poll_seconds: float) -> State:
@@ -268,7 +268,7 @@ def _code(made: argparse.ArgumentParser) -> None:
 
 
 def _job(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--max_restarts", type=int, default=3, help="after crashes (default: 3)")
+    made.add_argument("--max_restarts", type=int, default=protocol.MAX_RESTARTS, help="after crashes (default: 3)")
     made.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is a mounted file store")
     jobs.add_environment(made)
 
@@ -371,13 +371,13 @@ def act(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    separator = argv.index("--") if "--" in argv else len(argv)
-    options = parser().parse_args(argv[:separator])
+    words, command = jobs.split_command(argv)
+    options = parser().parse_args(words)
     try:
-        return act(options, argv[separator + 1 :])
+        return act(options, command)
     except slices.LaunchError as error:
         print(f"tpu.py: {error}", file=sys.stderr)
-        return MISTAKE
+        return protocol.USER_ERROR
     except CommandFailed as error:
         print(f"tpu.py: {error}", file=sys.stderr)
         return 1
