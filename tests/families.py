@@ -38,21 +38,23 @@ class Family:
       config: a small configuration without dropout and with unrolled layers.
       stacks: its stacks, of "encoder" and "decoder".
       mesh: rules and mesh axes for the test that compares eight devices with one.
-      wide: changes to `config` for the test of FLOPs.
+      flops_sizes: changes to `config` for the test of FLOPs.
       attention: name of the attention module of each stack, for the test of captures.
-      decodes: whether it has `prefill` or `init_cache` and `decode_step`.
+      generates: whether it has `prefill` or `init_cache` and `decode_step`.
       padding_id: padding token in batches without segment ids, or None.
-      first_loss: nats per token by which the initial loss may exceed that of a uniform prediction.
+      initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
     """
 
     config: Any
     stacks: tuple[str, ...]
     mesh: tuple[str, Mapping[str, int]] = ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2})
-    wide: Mapping[str, int] = dataclasses.field(default_factory=lambda: WIDE | {"num_layers": 3, "max_length": 96})
+    flops_sizes: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: WIDE | {"num_layers": 3, "max_length": 96}
+    )
     attention: Mapping[str, str] | None = None
-    decodes: bool = True
+    generates: bool = True
     padding_id: int | None = 0
-    first_loss: float = 0.2
+    initial_loss_margin: float = 0.2
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -93,32 +95,32 @@ FAMILIES: dict[str, Family] = {
     "gpt3": Family(
         dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),
         ("decoder",),
-        wide=WIDE | {"num_layers": 4, "max_length": 96},
+        flops_sizes=WIDE | {"num_layers": 4, "max_length": 96},
     ),
     "llama": Family(_LLAMA, ("decoder",), mesh=_FSDP),
     "mistral": Family(dataclasses.replace(_LLAMA, attention_windows=(3,), tied_embeddings=True), ("decoder",)),
     "bart": Family(
         dataclasses.replace(BartConfig(**SIZES, **ENCODER_DECODER, max_length=16), **NO_DROPOUT),
         ("encoder", "decoder"),
-        wide=_WIDE_STACKS | {"max_length": 96},
+        flops_sizes=_WIDE_STACKS | {"max_length": 96},
     ),
-    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=_FSDP, wide=_WIDE_STACKS, first_loss=1.5),
-    "t5_1_1": Family(_T5, ("encoder", "decoder"), wide=_WIDE_STACKS, first_loss=1.5),
+    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=_FSDP, flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
+    "t5_1_1": Family(_T5, ("encoder", "decoder"), flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
     "t5_shared": Family(
         _as(SharedT5Config, _T5_1_0),
         ("encoder", "decoder"),
         mesh=("dp", {"data": 8}),
-        wide=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
+        flops_sizes=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
         attention={"encoder": "self_attention", "decoder": "self_attention"},
-        first_loss=1.5,
+        initial_loss_margin=1.5,
     ),
     "t5_decoder": Family(
         _as(T5DecoderConfig, _T5_1_0),
         ("decoder",),
         mesh=("dp", {"data": 8}),
-        wide=_WIDE_STACKS,
-        decodes=False,
-        first_loss=1.5,
+        flops_sizes=_WIDE_STACKS,
+        generates=False,
+        initial_loss_margin=1.5,
     ),
 }
 
@@ -129,7 +131,7 @@ def scanned(config: Any, **changes: Any) -> Any:
 
 
 @functools.cache
-def make(config: Any) -> Any:
+def random_model(config: Any) -> Any:
     """A model of random values, the same in either layout; compiling an initialization takes longer than a test."""
     stack = jax.eval_shape(scanned(config).make, jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -149,7 +151,7 @@ def tokens(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, VOCABULARY, shape).astype(np.int32)
 
 
-def example(family: Family, rows: int = 2, encoder: int = 7, decoder: int = 6) -> dict[str, np.ndarray]:
+def example_batch(family: Family, rows: int = 2, encoder: int = 7, decoder: int = 6) -> dict[str, np.ndarray]:
     """A batch of full rows of the given lengths, one feature per stack."""
     lengths = {"encoder": encoder, "decoder": decoder}
     return {
@@ -159,7 +161,7 @@ def example(family: Family, rows: int = 2, encoder: int = 7, decoder: int = 6) -
 
 def eight_rows(family: Family) -> dict[str, np.ndarray]:
     """As many rows and positions as there are devices to split them over."""
-    return example(family, rows=8, encoder=8, decoder=8)
+    return example_batch(family, rows=8, encoder=8, decoder=8)
 
 
 @jax.jit
@@ -178,9 +180,9 @@ def loss(model, batch, key=None):
 @functools.cache
 def loss_and_gradient(name: str, config: Any) -> tuple[jax.Array, Any]:
     """Of `eight_rows`, on one device; `config` is a variant of the family's."""
-    return jax.jit(jax.value_and_grad(loss))(make(config), eight_rows(FAMILIES[name]))
+    return jax.jit(jax.value_and_grad(loss))(random_model(config), eight_rows(FAMILIES[name]))
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_trees_close(ours: Any, theirs: Any) -> None:
     """Two trees of parameters or gradients, in either layout, are equal but for rounding."""
     assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (ours, theirs)))

@@ -14,11 +14,11 @@ import numpy as np
 
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, json_files, safetensors_files, special_tokens, tables
+from t5x_like.interop import fields, json_files, safetensors_files, special_token_fields, tables
 
 # What may differ from a stored configuration: none of it changes what the parameters mean. The vocabulary is left to
 # the tensors' shapes, so that whoever starts with fresh embeddings may have another one.
-FREE = (
+FREE_FIELDS = (
     "vocab_size",
     "dropout_rate",
     "attention_dropout_rate",
@@ -50,14 +50,14 @@ def config_from_huggingface(path: str) -> Any:
       UserError: a file is damaged, or describes a model that is not supported.
     """
     file, generation = paths.join(path, CONFIG), paths.join(path, GENERATION_CONFIG)
-    described = json_files.read(file)
-    family = _family_of_type(described.get("model_type"), file)
+    hf_config = json_files.read(file)
+    family = _family_of_type(hf_config.get("model_type"), file)
     with _named(file):
-        special_tokens.read(described, None)  # checked first: a family may compute with an id
-        config = family.config_from(described)
+        special_token_fields.from_json(hf_config, None)  # checked first: a family may compute with an id
+        config = family.config_from_json(hf_config)
     with _named(generation):
         stated = json_files.read(generation) if paths.is_file(generation) else None
-        return dataclasses.replace(config, special_tokens=special_tokens.read(described, stated))
+        return dataclasses.replace(config, special_tokens=special_token_fields.from_json(hf_config, stated))
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def read(path: str, config: Any) -> dict[str, np.ndarray]:
     Args:
       path: local folder or bucket with `config.json` and safetensors.
       config: the network's configuration, whatever layout; what the folder says must agree with it, except for
-        `FREE` and the family's own free fields.
+        `FREE_FIELDS` and the family's own free fields.
 
     Raises:
       UserError: another family, another architecture, or a tensor missing, superfluous or of the wrong shape.
@@ -112,7 +112,8 @@ def read(path: str, config: Any) -> dict[str, np.ndarray]:
     differences = [
         f"{field.name}: {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
         for field in dataclasses.fields(stored)
-        if field.name not in (*FREE, *family.free) and getattr(stored, field.name) != getattr(config, field.name)
+        if field.name not in (*FREE_FIELDS, *family.free_fields)
+        and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differences:
         raise UserError(f"{path} holds another network than the one configured: " + "; ".join(differences))
@@ -134,11 +135,11 @@ def to_huggingface(params: Mapping[str, Any], config: Any, path: str) -> None:
     """
     leaves = parameters.stack(parameters.named_leaves(params))
     family = _family_of(config)
-    described = family.config_to(config, [name for name in leaves if name.startswith(tables.OBJECTIVE)])
+    hf_config = family.config_to_json(config, [name for name in leaves if name.startswith(tables.OBJECTIVE)])
     safetensors_files.write(path, tables.write(family, config, leaves))
     if config.special_tokens is not None and config.special_tokens.generation is not None:
         _write(dict(config.special_tokens.generation), paths.join(path, GENERATION_CONFIG))
-    _write(described, paths.join(path, CONFIG))
+    _write(hf_config, paths.join(path, CONFIG))
 
 
 def _write(contents: Mapping[str, Any], file: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_tokens
-from t5x_like.interop.tables import Family, Row, dense, norm
+from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.bart import BartConfig
 
 _NAMES = {
@@ -55,21 +55,21 @@ _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu"
 _POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
 
 
-def config_from_huggingface(described: Mapping[str, Any]) -> BartConfig:
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Raises:
       UserError: a value is missing, of another type, or not supported.
     """
-    described = fields.with_defaults(described, _DEFAULTS)
-    found = fields.values(described, _NAMES, BartConfig)
-    fields.check_fixed(described, _FIXED | _FIXED_OF_OLD_FILES)
-    fields.check_fixed(described, {decoder: described[encoder] for decoder, encoder in _SAME.items()})
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    found = fields.values(hf_config, _NAMES, BartConfig)
+    fields.check_fixed(hf_config, _FIXED | _FIXED_OF_OLD_FILES)
+    fields.check_fixed(hf_config, {decoder: hf_config[encoder] for decoder, encoder in _SAME.items()})
     return BartConfig(
-        head_dim=fields.head_dim(described, "d_model", "encoder_attention_heads"),
+        head_dim=fields.head_dim(hf_config, "d_model", "encoder_attention_heads"),
         position_offset=_POSITION_OFFSET,
         norm_epsilon=_NORM_EPSILON,
-        activations=(fields.choice(described, "activation_function", _ACTIVATIONS),),
+        activations=(fields.choice(hf_config, "activation_function", _ACTIVATIONS),),
         **found,
     )
 
@@ -91,21 +91,21 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
     for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
         if getattr(config, name) != only:
             raise UserError(f"transformers' BART has {name}={only} alone, not {getattr(config, name)}")
-    described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    hf_config = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     return {
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
         "is_encoder_decoder": True,
         "activation_function": names[config.activations],
         "torch_dtype": "float32",
-        **special_tokens.described(config.special_tokens, _SPECIAL_TOKENS),
+        **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
         **_FIXED,
-        **described,
-        **{decoder: described[encoder] for decoder, encoder in _SAME.items()},
+        **hf_config,
+        **{decoder: hf_config[encoder] for decoder, encoder in _SAME.items()},
     }
 
 
-def table(config: BartConfig) -> list[Row]:
+def table(config: BartConfig) -> list[TensorMapping]:
     """Every tensor of a BART."""
     attention = {"attention": ("self_attn", "self_attn_layer_norm")}
     attentions = {
@@ -113,23 +113,25 @@ def table(config: BartConfig) -> list[Row]:
         "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
     }
     return [
-        Row("model/token_embedder/embedding", "model.shared.weight"),
+        TensorMapping("model/token_embedder/embedding", "model.shared.weight"),
         *_stack("encoder", attention),
         *_stack("decoder", attentions),
     ]
 
 
-def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Row]:
+def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[TensorMapping]:
     """The tensors of a stack; its attention blocks by our name, with their names of the block and of its norm."""
     ours, theirs = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
     rows = [
-        Row(f"model/{stack}_input/position_embedder/embedding", f"model.{stack}.embed_positions.weight"),
+        TensorMapping(f"model/{stack}_input/position_embedder/embedding", f"model.{stack}.embed_positions.weight"),
         *norm(f"model/{stack}_input/norm", f"model.{stack}.layernorm_embedding"),
     ]
     for block, (their_block, their_norm) in attentions.items():
         rows += norm(f"{ours}/{block}_norm", f"{theirs}.{their_norm}")
         for name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}.items():
-            rows += dense(f"{ours}/{block}/{name}", f"{theirs}.{their_block}.{other}", inputs=2 if name == "out" else 1)
+            rows += dense(
+                f"{ours}/{block}/{name}", f"{theirs}.{their_block}.{other}", input_dims=2 if name == "out" else 1
+            )
     rows += dense(f"{ours}/mlp/wi", f"{theirs}.fc1") + dense(f"{ours}/mlp/wo", f"{theirs}.fc2")
     return rows + norm(f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
 
@@ -137,13 +139,13 @@ def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Row]:
 FAMILY = Family(
     model_types=("bart",),
     config_class=BartConfig,
-    config_from=config_from_huggingface,
-    config_to=config_to_huggingface,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
     table=table,
     prefix="model.",
     # Marks of fairseq's files, and the heads of what was fine-tuned to classify or to answer questions.
     ignored=re.compile(r"model\.(encoder|decoder)\.version|(classification_head\.(dense|out_proj)|qa_outputs)\..*"),
-    zeros=re.compile(r"final_logits_bias"),
+    must_be_zero=re.compile(r"final_logits_bias"),
     tied=lambda config: {
         name: "model.shared.weight"
         for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")

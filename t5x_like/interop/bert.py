@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_tokens
-from t5x_like.interop.tables import OBJECTIVE, Family, Row, dense, norm
+from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop.tables import OBJECTIVE, Family, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
 
 _NAMES = {
@@ -66,24 +66,24 @@ _ARCHITECTURES = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any]) -> BertConfig:
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Raises:
       UserError: a value is missing, of another type, or not supported.
     """
-    kind = described["model_type"]
-    described = fields.with_defaults(described, _DEFAULTS, {"pad_token_id": _PADDING[kind]})
-    found = fields.values(described, _NAMES, BertConfig)
-    fields.check_fixed(described, _FIXED)
-    activation = fields.choice(described, "hidden_act", _ACTIVATIONS)
-    if "RobertaForMaskedLM" in fields.strings(described, "architectures"):
-        _check_head(activation, f"hidden_act {described['hidden_act']!r}")
-    padding = described["pad_token_id"]
+    kind = hf_config["model_type"]
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[kind]})
+    found = fields.values(hf_config, _NAMES, BertConfig)
+    fields.check_fixed(hf_config, _FIXED)
+    activation = fields.choice(hf_config, "hidden_act", _ACTIVATIONS)
+    if "RobertaForMaskedLM" in fields.strings(hf_config, "architectures"):
+        _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
+    padding = hf_config["pad_token_id"]
     offset = padding + 1 if kind == "roberta" else 0
     return BertConfig(
-        head_dim=fields.head_dim(described, "hidden_size", "num_attention_heads"),
-        max_length=fields.size(described, "max_position_embeddings") - offset,
+        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
+        max_length=fields.size(hf_config, "max_position_embeddings") - offset,
         position_offset=offset,
         padding_id=padding,
         activations=(activation,),
@@ -151,7 +151,7 @@ def _special_tokens(config: BertConfig, kind: str) -> dict[str, Any]:
     default = {"pad_token_id": config.padding_id}
     if kind == "roberta":
         default |= {"bos_token_id": 0, "eos_token_id": 2}
-    tokens = special_tokens.described(config.special_tokens, default)
+    tokens = special_token_fields.to_json(config.special_tokens, default)
     stated = tokens.get("pad_token_id")
     if config.padding_id != (_PADDING[kind] if stated is None else stated):
         tokens["pad_token_id"] = config.padding_id
@@ -166,19 +166,19 @@ def _check_head(activation: str, found: str) -> None:
         )
 
 
-def table(config: BertConfig) -> list[Row]:
+def table(config: BertConfig) -> list[TensorMapping]:
     """Every tensor of a BERT or RoBERTa and of the heads."""
     kind = _model_type(config)
     embeddings, layer, here = f"{kind}.embeddings", f"{kind}.encoder.layer.{{i}}", "model/encoder/layers"
     return [
-        Row("model/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        Row("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        Row("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
+        TensorMapping("model/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
+        TensorMapping("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
+        TensorMapping("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
         *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
         *dense(f"{here}/attention/query", f"{layer}.attention.self.query"),
         *dense(f"{here}/attention/key", f"{layer}.attention.self.key"),
         *dense(f"{here}/attention/value", f"{layer}.attention.self.value"),
-        *dense(f"{here}/attention/out", f"{layer}.attention.output.dense", inputs=2),
+        *dense(f"{here}/attention/out", f"{layer}.attention.output.dense", input_dims=2),
         *norm(f"{here}/attention_norm", f"{layer}.attention.output.LayerNorm"),
         *dense(f"{here}/mlp/wi", f"{layer}.intermediate.dense"),
         *dense(f"{here}/mlp/wo", f"{layer}.output.dense"),
@@ -187,21 +187,21 @@ def table(config: BertConfig) -> list[Row]:
     ]
 
 
-def _bert_heads() -> list[Row]:
+def _bert_heads() -> list[TensorMapping]:
     return [
         *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
         *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
-        Row(f"{MASKED_LM}/bias", "cls.predictions.bias"),
+        TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),
         *dense(f"{NEXT_SENTENCE}/pooler", "bert.pooler.dense"),
         *dense(f"{NEXT_SENTENCE}/classifier", "cls.seq_relationship"),
     ]
 
 
-def _roberta_heads() -> list[Row]:
+def _roberta_heads() -> list[TensorMapping]:
     return [
         *dense(f"{MASKED_LM}/dense", "lm_head.dense"),
         *norm(f"{MASKED_LM}/norm", "lm_head.layer_norm"),
-        Row(f"{MASKED_LM}/bias", "lm_head.bias"),
+        TensorMapping(f"{MASKED_LM}/bias", "lm_head.bias"),
     ]
 
 
@@ -220,12 +220,12 @@ def _model_type(config: BertConfig) -> str:
 FAMILY = Family(
     model_types=("bert", "roberta"),
     config_class=BertConfig,
-    config_from=config_from_huggingface,
-    config_to=config_to_huggingface,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
     table=table,
     prefix=("bert.", "roberta."),
     # As the first files, converted from TensorFlow, spell them.
-    renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
+    name_substitutions=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
     ignored=re.compile(
         r"(bert|roberta)\.embeddings\.(position_ids|token_type_ids)|roberta\.pooler\.dense\.(weight|bias)"
     ),

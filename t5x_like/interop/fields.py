@@ -10,95 +10,95 @@ from t5x_like.errors import UserError
 _LARGEST = 2**31 - 1
 
 
-def with_defaults(described: Mapping[str, Any], *defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(hf_config: Mapping[str, Any], *defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the contents of a config.json with defaults for keys that are missing or null."""
     found: dict[str, Any] = {}
-    for values in (*defaults, described):
+    for values in (*defaults, hf_config):
         found |= {name: value for name, value in values.items() if value is not None}
     return found
 
 
-def values(described: Mapping[str, Any], names: Mapping[str, str], config_class: type) -> dict[str, Any]:
+def values(hf_config: Mapping[str, Any], names: Mapping[str, str], config_class: type) -> dict[str, Any]:
     """Reads the values of our configuration's fields, and checks them against its types.
 
     Args:
-      described: contents of a config.json with defaults.
+      hf_config: contents of a config.json with defaults.
       names: our field name -> key of config.json.
       config_class: dataclass whose annotations give the type of each field.
 
     Raises:
       UserError: a key is missing, or its value has another type.
     """
-    if missing := sorted(theirs for theirs in names.values() if theirs not in described):
+    if missing := sorted(theirs for theirs in names.values() if theirs not in hf_config):
         raise UserError(f"does not say {', '.join(missing)}")
     hints = typing.get_type_hints(config_class)
-    return {ours: _typed(described, theirs, hints[ours]) for ours, theirs in names.items()}
+    return {ours: _typed(hf_config, theirs, hints[ours]) for ours, theirs in names.items()}
 
 
-def _typed(described: Mapping[str, Any], name: str, kind: Any) -> Any:
+def _typed(hf_config: Mapping[str, Any], name: str, kind: Any) -> Any:
     if kind is bool:
-        return boolean(described, name)
-    return number(described, name) if kind is float else size(described, name)
+        return boolean(hf_config, name)
+    return number(hf_config, name) if kind is float else size(hf_config, name)
 
 
-def size(described: Mapping[str, Any], name: str) -> int:
+def size(hf_config: Mapping[str, Any], name: str) -> int:
     """Reads a positive integer."""
-    value = described[name]
+    value = hf_config[name]
     if type(value) is not int or not 1 <= value <= _LARGEST:
         raise UserError(f"{name} {_shown(value)}: must be a positive integer below 2^31")
     return value
 
 
-def number(described: Mapping[str, Any], name: str) -> float:
+def number(hf_config: Mapping[str, Any], name: str) -> float:
     """Reads a number, which in JSON is finite."""
-    value = described[name]
+    value = hf_config[name]
     if type(value) not in (int, float) or abs(value) > 1e30:
         raise UserError(f"{name} {_shown(value)}: must be a number")
     return float(value)
 
 
-def boolean(described: Mapping[str, Any], name: str) -> bool:
+def boolean(hf_config: Mapping[str, Any], name: str) -> bool:
     """Reads a boolean."""
-    if type(value := described[name]) is not bool:
+    if type(value := hf_config[name]) is not bool:
         raise UserError(f"{name} {_shown(value)}: must be true or false")
     return value
 
 
-def choice(described: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
+def choice(hf_config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
     """Reads a string and maps it by `options`."""
-    value = described[name]
+    value = hf_config[name]
     if not isinstance(value, str) or value not in options:
         raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}")
     return options[value]
 
 
-def strings(described: Mapping[str, Any], name: str) -> list[str]:
+def strings(hf_config: Mapping[str, Any], name: str) -> list[str]:
     """Reads a list of strings, empty if the key is missing."""
-    value = described.get(name, [])
+    value = hf_config.get(name, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise UserError(f"{name} {_shown(value)}: must be a list of strings")
     return value
 
 
-def mapping(described: Mapping[str, Any], name: str) -> dict[str, Any]:
+def mapping(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Reads a JSON object, empty if the key is missing."""
-    if not isinstance(value := described.get(name, {}), dict):
+    if not isinstance(value := hf_config.get(name, {}), dict):
         raise UserError(f"{name} {_shown(value)}: must be an object")
     return value
 
 
-def check_fixed(described: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+def check_fixed(hf_config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """Checks that the keys are missing or have their only supported value."""
     for name, only in fixed.items():
-        if described.get(name, only) != only:
-            raise UserError(f"{name} {_shown(described[name])}: not supported. The only supported value is {only!r}")
+        if hf_config.get(name, only) != only:
+            raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}")
 
 
-def head_dim(described: Mapping[str, Any], width: str, heads: str) -> int:
+def head_dim(hf_config: Mapping[str, Any], width: str, heads: str) -> int:
     """Returns the size of a head, after checking that the number of heads divides the width."""
-    if size(described, width) % size(described, heads):
-        raise UserError(f"{width} {described[width]}: not divisible by {heads} {described[heads]}")
-    return described[width] // described[heads]
+    if size(hf_config, width) % size(hf_config, heads):
+        raise UserError(f"{width} {hf_config[width]}: not divisible by {heads} {hf_config[heads]}")
+    return hf_config[width] // hf_config[heads]
 
 
 def _shown(value: Any) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_tokens
-from t5x_like.interop.tables import Family, Row, dense, norm
+from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.gpt import GPTConfig
 
 _NAMES = {
@@ -46,12 +46,12 @@ _ACTIVATIONS = {
     },
     "openai-gpt": {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
 }
-_ACTIVATION_FIELD = {"gpt2": "activation_function", "openai-gpt": "afn"}
+_ACTIVATION_KEY = {"gpt2": "activation_function", "openai-gpt": "afn"}
 # What a config.json may switch on or off that there is one way of here.
 _FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
-def config_from_huggingface(described: Mapping[str, Any]) -> GPTConfig:
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Dropout of the embeddings, which has a rate of its own there, is that of the residuals.
@@ -59,17 +59,17 @@ def config_from_huggingface(described: Mapping[str, Any]) -> GPTConfig:
     Raises:
       UserError: a value is of another type, or not supported.
     """
-    kind = described["model_type"]
-    described = fields.with_defaults(described, _DEFAULTS, _DEFAULTS_OF[kind])
-    fields.check_fixed(described, _FIXED)
-    head_dim = fields.head_dim(described, "n_embd", "n_head")
-    described.setdefault("n_inner", 4 * described["n_embd"])
+    kind = hf_config["model_type"]
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[kind])
+    fields.check_fixed(hf_config, _FIXED)
+    head_dim = fields.head_dim(hf_config, "n_embd", "n_head")
+    hf_config.setdefault("n_inner", 4 * hf_config["n_embd"])
     return GPTConfig(
         head_dim=head_dim,
-        activations=(fields.choice(described, _ACTIVATION_FIELD[kind], _ACTIVATIONS[kind]),),
+        activations=(fields.choice(hf_config, _ACTIVATION_KEY[kind], _ACTIVATIONS[kind]),),
         norm_position="pre" if kind == "gpt2" else "post",
         **fields.values(
-            described, _NAMES | {"mlp_dim": "n_inner", "tied_embeddings": "tie_word_embeddings"}, GPTConfig
+            hf_config, _NAMES | {"mlp_dim": "n_inner", "tied_embeddings": "tie_word_embeddings"}, GPTConfig
         ),
     )
 
@@ -96,12 +96,12 @@ def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[
     return {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
-        _ACTIVATION_FIELD[kind]: named[config.activations[0]],
+        _ACTIVATION_KEY[kind]: named[config.activations[0]],
         "embd_pdrop": config.dropout_rate,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": "float32",
         # Not known: transformers' defaults for the family hold.
-        **special_tokens.described(config.special_tokens, {}),
+        **special_token_fields.to_json(config.special_tokens, {}),
         **({"n_inner": config.mlp_dim} if kind == "gpt2" else {}),
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }
@@ -111,26 +111,28 @@ def _kind(config: GPTConfig) -> str:
     return "gpt2" if config.norm_position == "pre" else "openai-gpt"
 
 
-def table(config: GPTConfig) -> list[Row]:
+def table(config: GPTConfig) -> list[TensorMapping]:
     """Every tensor of a GPT or a GPT-2."""
     gpt2 = config.norm_position == "pre"
     ours, theirs = "model/decoder/layers", "transformer.h.{i}"
     rows = [
-        Row("model/token_embedder/embedding", "transformer.wte.weight" if gpt2 else "transformer.tokens_embed.weight"),
-        Row(
+        TensorMapping(
+            "model/token_embedder/embedding", "transformer.wte.weight" if gpt2 else "transformer.tokens_embed.weight"
+        ),
+        TensorMapping(
             "model/position_embedder/embedding",
             "transformer.wpe.weight" if gpt2 else "transformer.positions_embed.weight",
         ),
         *norm(f"{ours}/attention_norm", f"{theirs}.ln_1"),
         *norm(f"{ours}/mlp_norm", f"{theirs}.ln_2"),
-        *dense(f"{ours}/attention/out", f"{theirs}.attn.c_proj", layout="conv1d", inputs=2),
+        *dense(f"{ours}/attention/out", f"{theirs}.attn.c_proj", layout="conv1d", input_dims=2),
         *dense(f"{ours}/mlp/wi", f"{theirs}.mlp.c_fc", layout="conv1d"),
         *dense(f"{ours}/mlp/wo", f"{theirs}.mlp.c_proj", layout="conv1d"),
     ]
     for k, name in enumerate(("query", "key", "value")):  # one tensor there
         rows += [
-            Row(f"{ours}/attention/{name}/kernel", f"{theirs}.attn.c_attn.weight", "conv1d", part=(k, 3)),
-            Row(f"{ours}/attention/{name}/bias", f"{theirs}.attn.c_attn.bias", "flat", part=(k, 3)),
+            TensorMapping(f"{ours}/attention/{name}/kernel", f"{theirs}.attn.c_attn.weight", "conv1d", part=(k, 3)),
+            TensorMapping(f"{ours}/attention/{name}/bias", f"{theirs}.attn.c_attn.bias", "flat", part=(k, 3)),
         ]
     if gpt2:
         rows += norm("model/decoder/norm", "transformer.ln_f")
@@ -139,7 +141,7 @@ def table(config: GPTConfig) -> list[Row]:
 
 def tied(config: GPTConfig) -> dict[str, str]:
     """Their logits, where they are a copy of the embeddings."""
-    embeddings = table(config)[0].theirs
+    embeddings = table(config)[0].hf_name
     return {"lm_head.weight": embeddings} if config.tied_embeddings else {}
 
 
@@ -149,8 +151,8 @@ _IGNORED = re.compile(r"transformer\.(h\.\d+\.attn\.(bias|masked_bias)|position_
 FAMILY = Family(
     model_types=("gpt2", "openai-gpt"),
     config_class=GPTConfig,
-    config_from=config_from_huggingface,
-    config_to=config_to_huggingface,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
     table=table,
     prefix="transformer.",
     ignored=_IGNORED,

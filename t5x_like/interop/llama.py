@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, rope, special_tokens
-from t5x_like.interop.tables import Family, Row, dense, norm
+from t5x_like.interop import fields, rope, special_token_fields
+from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.llama import LlamaConfig
 
 _NAMES = {
@@ -54,33 +54,33 @@ _ACTIVATIONS = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any]) -> LlamaConfig:
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Raises:
       UserError: a value is of another type, or not supported, such as layers with different windows.
     """
-    kind = described["model_type"]
+    kind = hf_config["model_type"]
     mistral = kind == "mistral"
     # null means something else than a missing key.
-    window = described.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
-    kv_heads = described.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
-    described = fields.with_defaults(described, _DEFAULTS, _DEFAULTS_OF[kind])
-    width, heads = (fields.size(described, name) for name in ("hidden_size", "num_attention_heads"))
-    described.setdefault("num_key_value_heads", kv_heads or heads)
-    described.setdefault("head_dim", width // heads)
+    window = hf_config.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
+    kv_heads = hf_config.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[kind])
+    width, heads = (fields.size(hf_config, name) for name in ("hidden_size", "num_attention_heads"))
+    hf_config.setdefault("num_key_value_heads", kv_heads or heads)
+    hf_config.setdefault("head_dim", width // heads)
     if mistral:
-        described |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
-    if len(set(fields.strings(described, "layer_types"))) > 1:
-        raise UserError(f"layer_types {described['layer_types']}: not supported. All layers must have the same type")
-    theta, scaling, max_length = rope.read(described)
+        hf_config |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
+    if len(set(fields.strings(hf_config, "layer_types"))) > 1:
+        raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type")
+    theta, scaling, max_length = rope.from_json(hf_config)
     return LlamaConfig(
-        activations=(fields.choice(described, "hidden_act", _ACTIVATIONS), "linear"),
+        activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS), "linear"),
         attention_windows=(window,),
         max_length=max_length,
         rope_theta=theta,
         rope_scaling=scaling,
-        **fields.values(described, _NAMES, LlamaConfig),
+        **fields.values(hf_config, _NAMES, LlamaConfig),
     )
 
 
@@ -92,7 +92,7 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
     """
     named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     mistral = config.attention_windows != (None,)
-    kind, described = ("mistral" if mistral else "llama"), {}
+    kind, hf_config = ("mistral" if mistral else "llama"), {}
     wrong = None
     if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in named:
         wrong = f"activations={config.activations}"
@@ -102,27 +102,27 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
         wrong = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
     if wrong:
         raise UserError(f"transformers' {kind} has no {wrong}")
-    described = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    hf_config = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
     if mistral:
-        described |= {"sliding_window": config.attention_windows[0]}
-        del described["attention_bias"], described["mlp_bias"]
+        hf_config |= {"sliding_window": config.attention_windows[0]}
+        del hf_config["attention_bias"], hf_config["mlp_bias"]
     return {
         "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
         "model_type": kind,
         "hidden_act": named[config.activations[0]],
         "torch_dtype": "float32",
         # Not known: transformers' defaults for the family hold.
-        **special_tokens.described(config.special_tokens, {}),
-        **rope.described(config.rope_theta, config.rope_scaling, config.max_length),
-        **described,
+        **special_token_fields.to_json(config.special_tokens, {}),
+        **rope.to_json(config.rope_theta, config.rope_scaling, config.max_length),
+        **hf_config,
     }
 
 
-def table(config: LlamaConfig) -> list[Row]:
+def table(config: LlamaConfig) -> list[TensorMapping]:
     """Every tensor of a Llama or a Mistral."""
     ours, theirs = "model/decoder/layers", "model.layers.{i}"
     rows = [
-        Row("model/token_embedder/embedding", "model.embed_tokens.weight"),
+        TensorMapping("model/token_embedder/embedding", "model.embed_tokens.weight"),
         *norm("model/decoder/norm", "model.norm", bias=False),
         *norm(f"{ours}/attention_norm", f"{theirs}.input_layernorm", bias=False),
         *norm(f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm", bias=False),
@@ -132,7 +132,7 @@ def table(config: LlamaConfig) -> list[Row]:
             f"{ours}/attention/{name}",
             f"{theirs}.self_attn.{other}",
             bias=config.attention_bias,
-            inputs=2 if name == "out" else 1,
+            input_dims=2 if name == "out" else 1,
         )
     for name, other in {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}.items():
         rows += dense(f"{ours}/mlp/{name}", f"{theirs}.mlp.{other}", bias=config.mlp_bias)
@@ -145,11 +145,11 @@ _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 FAMILY = Family(
     model_types=("llama", "mistral"),
     config_class=LlamaConfig,
-    config_from=config_from_huggingface,
-    config_to=config_to_huggingface,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
     table=table,
     prefix="model.",
-    free=("max_length",),  # positions have no table
+    free_fields=("max_length",),  # positions have no table
     ignored=_IGNORED,
     tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},
 )

@@ -26,19 +26,19 @@ _NUMBERS = {
 _NEEDED = ("factor", "low_freq_factor", "high_freq_factor")
 
 
-def read(described: Mapping[str, Any]) -> tuple[float, Scaling | None, int]:
+def from_json(hf_config: Mapping[str, Any]) -> tuple[float, Scaling | None, int]:
     """Reads the base, the scaling, and the maximum length of the model.
 
     Args:
-      described: contents of a config.json with defaults, including `rope_theta` and `max_position_embeddings`.
+      hf_config: contents of a config.json with defaults, including `rope_theta` and `max_position_embeddings`.
 
     Raises:
       UserError: the two spellings contradict each other, a number is missing, or the kind is not supported.
     """
-    fields.check_fixed(described, {"partial_rotary_factor": 1.0})
-    new, old = fields.mapping(described, "rope_parameters"), fields.mapping(described, "rope_scaling")
-    theta = fields.number(new if "rope_theta" in new else described, "rope_theta")
-    length = fields.size(described, "max_position_embeddings")
+    fields.check_fixed(hf_config, {"partial_rotary_factor": 1.0})
+    new, old = fields.mapping(hf_config, "rope_parameters"), fields.mapping(hf_config, "rope_scaling")
+    theta = fields.number(new if "rope_theta" in new else hf_config, "rope_theta")
+    length = fields.size(hf_config, "max_position_embeddings")
     try:
         scalings = [_scaling(field, length) for field in (new, old) if field]
     except UserError as error:
@@ -77,7 +77,7 @@ def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
     return kind(**found)
 
 
-def described(theta: float, scaling: Scaling | None, max_length: int) -> dict[str, Any]:
+def to_json(theta: float, scaling: Scaling | None, max_length: int) -> dict[str, Any]:
     """Returns the fields of a config.json, in the form that transformers 4 and 5 both read."""
     found: dict[str, Any] = {"rope_theta": theta, "max_position_embeddings": max_length}
     if scaling is None:

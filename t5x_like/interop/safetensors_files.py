@@ -181,17 +181,17 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UserError(f"{path}: __metadata__ must be an object of strings")
-    entries = {name: _entry(path, name, described) for name, described in header.items()}
+    entries = {name: _entry(path, name, header_entry) for name, header_entry in header.items()}
     _check_layout(path, entries, size - start)
     return start, entries
 
 
-def _entry(path: str, name: str, described: Any) -> _Entry:
+def _entry(path: str, name: str, header_entry: Any) -> _Entry:
     """Parses and checks the header entry of one tensor."""
     thing = f"{path}: tensor {name!r}"
-    if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
         raise UserError(f"{thing} must have a dtype, a shape and data_offsets, and nothing else")
-    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    dtype, shape, offsets = header_entry["dtype"], header_entry["shape"], header_entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise UserError(f"{thing} has dtype {dtype!r}, which the format does not have")
     for field, values in (("shape", shape), ("data_offsets", offsets)):

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_tokens
-from t5x_like.interop.tables import Family, Row, dense, norm
+from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.t5 import T5Config
 
 _NAMES = {
@@ -46,17 +46,17 @@ _ACTIVATIONS = {
 }
 
 
-def config_from_huggingface(described: Mapping[str, Any]) -> T5Config:
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
     """The configuration that a config.json describes; `dtype` and layout are left to the platform.
 
     Raises:
       UserError: a value is missing, of another type, or not supported.
     """
-    described = fields.with_defaults(described, _DEFAULTS)
-    described.setdefault("num_decoder_layers", described.get("num_layers"))
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
     return T5Config(
-        activations=fields.choice(described, "feed_forward_proj", _ACTIVATIONS),
-        **fields.values(described, _NAMES, T5Config),
+        activations=fields.choice(hf_config, "feed_forward_proj", _ACTIVATIONS),
+        **fields.values(hf_config, _NAMES, T5Config),
     )
 
 
@@ -75,16 +75,16 @@ def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[s
         "is_encoder_decoder": True,
         "feed_forward_proj": names[config.activations],
         "torch_dtype": "float32",
-        **special_tokens.described(config.special_tokens, _SPECIAL_TOKENS),
+        **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
     }
 
 
-def table(config: T5Config) -> list[Row]:
+def table(config: T5Config) -> list[TensorMapping]:
     """Every tensor of a T5."""
     gated = len(config.activations) > 1
     rows = [
-        Row("model/token_embedder/embedding", "shared.weight"),
+        TensorMapping("model/token_embedder/embedding", "shared.weight"),
         *_stack("encoder", {"attention": "SelfAttention", "mlp": "DenseReluDense"}, gated),
         *_stack(
             "decoder",
@@ -95,10 +95,10 @@ def table(config: T5Config) -> list[Row]:
     return rows if config.tied_embeddings else [*rows, *dense("model/logits", "lm_head", bias=False)]
 
 
-def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[Row]:
+def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMapping]:
     """The tensors of a stack; its blocks by our name and by theirs, in order."""
     rows = [
-        Row(
+        TensorMapping(
             f"model/{stack}/relative_bias/table",
             f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             "linear",
@@ -113,8 +113,8 @@ def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[Row]:
         else:
             names = {"query": "q", "key": "k", "value": "v", "out": "o"}
         for name, other in names.items():
-            inputs = 2 if name == "out" else 1
-            rows += dense(f"{inside}/{name}", f"{there}.{theirs}.{other}", bias=False, inputs=inputs)
+            input_dims = 2 if name == "out" else 1
+            rows += dense(f"{inside}/{name}", f"{there}.{theirs}.{other}", bias=False, input_dims=input_dims)
     return rows
 
 
@@ -127,8 +127,8 @@ _IGNORED = re.compile(
 FAMILY = Family(
     model_types=("t5",),
     config_class=T5Config,
-    config_from=config_from_huggingface,
-    config_to=config_to_huggingface,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
     table=table,
     ignored=_IGNORED,
     tied=lambda config: {"lm_head.weight": "shared.weight"} if config.tied_embeddings else {},

@@ -1,4 +1,4 @@
-"""The machinery under every family's mapping: a table of tensors, ours beside theirs, read in both directions."""
+"""Reads and writes Hugging Face weights through a table of tensor mappings, one table per family."""
 
 import dataclasses
 import math
@@ -14,154 +14,177 @@ from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
 
 MODEL, OBJECTIVE = "model/", "objective/"
-NOTHING = re.compile(r"(?!)")
+NO_MATCH = re.compile(r"(?!)")
 
 Layout = Literal["same", "linear", "conv1d", "flat"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A tensor of ours and where it is in theirs.
+class TensorMapping:
+    """Maps one parameter to a Hugging Face tensor.
 
     Attributes:
-      ours: name as stored, a stack being one leaf: `model/…` or `objective/…`.
-      theirs: name; `{i}` is the layer.
-      layout: how theirs lies: `same`; `linear` (torch's `[outputs, inputs]`); `conv1d` (`[inputs, outputs]`, as GPT-2);
-        `flat` (all dimensions in one, as the bias of several heads).
-      inputs: of `linear` and `conv1d`, how many of our leading dimensions are inputs.
-      part: (k, n): ours is the k-th of n equal parts of theirs along its outputs.
+      name: stored name of the parameter, `model/…` or `objective/…`. A stack of layers is one parameter.
+      hf_name: name of the Hugging Face tensor; `{i}` stands for the index of the layer.
+      layout: layout of the Hugging Face tensor: `same` as the parameter; `linear` (`[outputs, inputs]`, as in
+        `torch.nn.Linear`); `conv1d` (`[inputs, outputs]`, as in GPT-2); `flat` (one dimension, as the bias of several
+        heads).
+      input_dims: number of leading dimensions of the parameter that are inputs, for `linear` and `conv1d`.
+      part: (k, n): the parameter is the k-th of n equal parts of the Hugging Face tensor along its outputs.
     """
 
-    ours: str
-    theirs: str
+    name: str
+    hf_name: str
     layout: Layout = "same"
-    inputs: int = 1
+    input_dims: int = 1
     part: tuple[int, int] = (0, 1)
 
-    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that theirs has where one layer of ours has `ours`."""
-        inputs, outputs = math.prod(ours[: self.inputs]), math.prod(ours[self.inputs :]) * self.part[1]
+    def hf_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the Hugging Face tensor.
+
+        Args:
+          shape: shape of the parameter, of one layer if it is stacked.
+        """
+        inputs, outputs = math.prod(shape[: self.input_dims]), math.prod(shape[self.input_dims :]) * self.part[1]
         if self.layout == "linear":
             return (outputs, inputs)
         if self.layout == "conv1d":
             return (inputs, outputs)
-        return (math.prod(ours) * self.part[1],) if self.layout == "flat" else tuple(ours)
+        return (math.prod(shape) * self.part[1],) if self.layout == "flat" else tuple(shape)
 
-    def read(self, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Ours, of `shape`, out of theirs."""
+    def from_hf(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Converts a Hugging Face tensor to the parameter, of the given shape."""
         index, parts = self.part
-        theirs = theirs.T if self.layout == "linear" else theirs
-        return np.split(theirs, parts, axis=-1)[index].reshape(shape)
+        tensor = tensor.T if self.layout == "linear" else tensor
+        return np.split(tensor, parts, axis=-1)[index].reshape(shape)
 
-    def write(self, ours: np.ndarray) -> np.ndarray:
-        """Theirs, or the part of it, out of ours."""
+    def to_hf(self, parameter: np.ndarray) -> np.ndarray:
+        """Converts the parameter to the Hugging Face tensor, or to its part of that tensor."""
         if self.layout in ("linear", "conv1d"):
-            ours = ours.reshape(math.prod(ours.shape[: self.inputs]), -1)
-            return ours.T if self.layout == "linear" else ours
-        return ours.reshape(-1) if self.layout == "flat" else ours
+            parameter = parameter.reshape(math.prod(parameter.shape[: self.input_dims]), -1)
+            return parameter.T if self.layout == "linear" else parameter
+        return parameter.reshape(-1) if self.layout == "flat" else parameter
 
-    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Theirs out of all its parts, in order."""
+    def concatenate(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Concatenates all parts of a Hugging Face tensor, in order."""
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if self.layout == "linear" else -1)
 
 
-def dense(ours: str, theirs: str, *, bias: bool = True, layout: Layout = "linear", inputs: int = 1) -> list[Row]:
-    """The rows of a projection: its kernel and, where it has one, its bias."""
-    kernel = Row(f"{ours}/kernel", f"{theirs}.weight", layout, inputs)
-    return [kernel, Row(f"{ours}/bias", f"{theirs}.bias", "flat")] if bias else [kernel]
+def dense(
+    name: str, hf_name: str, *, bias: bool = True, layout: Layout = "linear", input_dims: int = 1
+) -> list[TensorMapping]:
+    """Maps a projection: its kernel and, with `bias`, its bias."""
+    kernel = TensorMapping(f"{name}/kernel", f"{hf_name}.weight", layout, input_dims)
+    return [kernel, TensorMapping(f"{name}/bias", f"{hf_name}.bias", "flat")] if bias else [kernel]
 
 
-def norm(ours: str, theirs: str, *, bias: bool = True) -> list[Row]:
-    """The rows of a norm: its scale and, for a LayerNorm, its bias."""
-    return [Row(f"{ours}/scale", f"{theirs}.weight")] + ([Row(f"{ours}/bias", f"{theirs}.bias")] if bias else [])
+def norm(name: str, hf_name: str, *, bias: bool = True) -> list[TensorMapping]:
+    """Maps a norm: its scale and, with `bias` (LayerNorm), its bias."""
+    scale = TensorMapping(f"{name}/scale", f"{hf_name}.weight")
+    return [scale, TensorMapping(f"{name}/bias", f"{hf_name}.bias")] if bias else [scale]
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How transformers stores a family.
+    """Describes how transformers stores a family.
 
     Attributes:
-      model_types: the `model_type`s of a config.json that it reads.
-      config_class: our configuration.
-      config_from: contents of a config.json -> our configuration; `dtype` and layout are left to the platform. What is
-        refused raises a UserError that names the key; the file is added by the caller.
-      config_to: (configuration, names of the objective's tensors) -> contents of a config.json, `architectures` among
-        them; UserError where transformers has no such network.
-      table: the rows of a configuration, heads that objectives may own included.
-      prefix: what every name of the network itself begins with, or one a model type; files of the bare network are
-        without it.
-      free: fields of our configuration that do not change what the parameters mean, besides those of every family.
-      renamed: (regex, replacement) pairs for names that old files have.
-      ignored: names of tensors that nothing needs: copies, buffers, heads that there are none of here.
-      zeros: names of tensors that ours has no place for, and that must be 0 everywhere.
-      tied: their name of a copy -> of the tensor that it must equal.
+      model_types: the values of `model_type` in config.json that belong to the family.
+      config_class: the family's configuration class.
+      config_from_json: converts the contents of config.json to a configuration. `dtype` and `scan_layers` stay None.
+        Raises a UserError that names the key; the caller adds the file.
+      config_to_json: converts a configuration and the names of the objective's parameters to the contents of
+        config.json, including `architectures`. Raises a UserError if transformers does not support the model.
+      table: returns the tensor mappings of a configuration, including those of heads that objectives own.
+      prefix: prefix of the names of the model's tensors, or one prefix per model type. Files without heads may omit it.
+      free_fields: fields of the configuration that may differ from config.json, in addition to `interop.FREE_FIELDS`.
+      name_substitutions: (regex, replacement) pairs that convert tensor names of old files.
+      ignored: names of tensors that are not read: copies, buffers, and heads that no objective has.
+      must_be_zero: names of tensors without a counterpart here, which must be 0 everywhere.
+      tied: returns the name of each copy and the name of the tensor that it must equal.
     """
 
     model_types: tuple[str, ...]
     config_class: type
-    config_from: Callable[[Mapping[str, Any]], Any]
-    config_to: Callable[[Any, Iterable[str]], dict[str, Any]]
-    table: Callable[[Any], list[Row]]
+    config_from_json: Callable[[Mapping[str, Any]], Any]
+    config_to_json: Callable[[Any, Iterable[str]], dict[str, Any]]
+    table: Callable[[Any], list[TensorMapping]]
     prefix: str | tuple[str, ...] = ""
-    free: tuple[str, ...] = ()
-    renamed: tuple[tuple[str, str], ...] = ()
-    ignored: re.Pattern = NOTHING
-    zeros: re.Pattern = NOTHING
+    free_fields: tuple[str, ...] = ()
+    name_substitutions: tuple[tuple[str, str], ...] = ()
+    ignored: re.Pattern = NO_MATCH
+    must_be_zero: re.Pattern = NO_MATCH
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
 
 
-def read(folder: str, family: Family, config: Any) -> dict[str, np.ndarray]:
-    """The tensors of a folder by our stored names, in float32: the whole network, and the heads that are there.
+def read(directory: str, family: Family, config: Any) -> dict[str, np.ndarray]:
+    """Reads the parameters of the whole model, and of the heads that the directory has.
 
     Args:
-      folder: local folder or bucket with safetensors.
-      family: how they are named.
-      config: the network's configuration.
+      directory: local directory or bucket with safetensors.
+      family: the family of the model.
+      config: configuration of the model.
+
+    Returns:
+      Stored name -> float32 array. Layers are stacked.
 
     Raises:
-      UserError: a tensor is missing or of the wrong shape, or one is there that nothing has a place for.
+      UserError: a tensor is missing, unexpected or of the wrong shape.
     """
-    source = _Source(folder, family)
+    source = _Source(directory, family)
     leaves: dict[str, np.ndarray] = {}
     expected = _shapes(config)
-    for row in family.table(config):
-        if row.ours in expected:
-            shape, layers = expected[row.ours]
-        elif row.ours.startswith(OBJECTIVE) and source.has(row.theirs):
-            shape, layers = row.shape(source.shape(row.theirs)), None  # a head has no dimension that theirs joins
+    for mapping in family.table(config):
+        if mapping.name in expected:
+            shape, layers = expected[mapping.name]
+        elif mapping.name.startswith(OBJECTIVE) and source.has(mapping.hf_name):
+            # Heads have the same dimensions on both sides, so that hf_shape is its own inverse for them.
+            shape, layers = mapping.hf_shape(source.shape(mapping.hf_name)), None
         else:
             continue
         if layers is None:
-            leaves[row.ours] = source.take(row, row.theirs, shape)
+            leaves[mapping.name] = source.read(mapping, mapping.hf_name, shape)
         else:
-            leaves[row.ours] = np.stack([source.take(row, row.theirs.format(i=i), shape) for i in range(layers)])
-    source.check_rest(config)
+            per_layer = [source.read(mapping, mapping.hf_name.format(i=i), shape) for i in range(layers)]
+            leaves[mapping.name] = np.stack(per_layer)
+    source.check_unread(config)
     return leaves
 
 
 def write(family: Family, config: Any, leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Their tensors, float32, from ours by stored names; also those of a tree like a network, such as its gradient.
+    """Converts parameters to Hugging Face tensors; gradients and other trees of the same structure work too.
+
+    Args:
+      family: the family of the model.
+      config: configuration of the model.
+      leaves: stored name -> array. Layers are stacked.
+
+    Returns:
+      Hugging Face name -> float32 array.
 
     Raises:
-      UserError: a tensor has no place in theirs.
+      UserError: the family's table does not have one of the names.
     """
-    rows = {row.ours: row for row in family.table(config)}
-    if unknown := sorted(set(leaves) - set(rows)):
-        raise UserError(f"transformers' {family.model_types[0]} has no place for {unknown[0]!r}")
+    table = {mapping.name: mapping for mapping in family.table(config)}
+    if unknown := sorted(set(leaves) - set(table)):
+        raise UserError(f"parameter {unknown[0]!r}: not supported by transformers' {family.model_types[0]}")
     parts: dict[str, dict[int, np.ndarray]] = {}
-    whole: dict[str, Row] = {}
+    mappings: dict[str, TensorMapping] = {}
     for name, leaf in leaves.items():
-        row = rows[name]
-        each = enumerate(leaf) if "{i}" in row.theirs else [(0, leaf)]
-        for i, array in each:
-            theirs = row.theirs.format(i=i)
-            parts.setdefault(theirs, {})[row.part[0]] = row.write(np.asarray(array, np.float32))
-            whole[theirs] = row
-    return {theirs: whole[theirs].join([found[k] for k in sorted(found)]) for theirs, found in parts.items()}
+        mapping = table[name]
+        layers = enumerate(leaf) if "{i}" in mapping.hf_name else [(0, leaf)]
+        for i, array in layers:
+            hf_name = mapping.hf_name.format(i=i)
+            parts.setdefault(hf_name, {})[mapping.part[0]] = mapping.to_hf(np.asarray(array, np.float32))
+            mappings[hf_name] = mapping
+    return {
+        hf_name: mappings[hf_name].concatenate([by_index[k] for k in sorted(by_index)])
+        for hf_name, by_index in parts.items()
+    }
 
 
 def _shapes(config) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """Our stored names with the shape of one layer and the number of layers, None where there are none."""
+    """Returns stored name -> (shape of one layer, number of layers); None for parameters outside of stacks."""
     model = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
     axes = parameters.logical_axes(model)
     shapes = {}
@@ -172,23 +195,23 @@ def _shapes(config) -> dict[str, tuple[tuple[int, ...], int | None]]:
 
 
 class _Source:
-    """A folder's tensors by the table's names, whatever prefix or old spelling they have there."""
+    """The tensors of a directory by the names of the family's table, with or without prefix, old names included."""
 
-    def __init__(self, folder: str, family: Family):
-        self._folder, self._family = folder, family
+    def __init__(self, directory: str, family: Family):
+        self._directory, self._family = directory, family
         self._prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
-        self._tensors = safetensors_files.Tensors(folder)
-        self._actual = {self._canonical(name): name for name in self._tensors}
-        self._used: set[str] = set()
+        self._tensors = safetensors_files.Tensors(directory)
+        self._stored_names = {self._canonical(name): name for name in self._tensors}
+        self._read: set[str] = set()
 
     def _canonical(self, name: str) -> str:
-        for pattern, replacement in self._family.renamed:
+        for pattern, replacement in self._family.name_substitutions:
             name = re.sub(pattern, replacement, name)
         return name
 
     def _find(self, name: str) -> str | None:
         bare = next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
-        return self._actual.get(name) or self._actual.get(bare)
+        return self._stored_names.get(name) or self._stored_names.get(bare)
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None
@@ -196,43 +219,50 @@ class _Source:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shapes[self._find(name)]
 
-    def take(self, row: Row, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        actual, expected = self._find(name), row.shape(shape)
-        if actual is None or self._tensors.shapes[actual] != expected:
-            found = "is missing" if actual is None else f"has shape {self._tensors.shapes[actual]}"
+    def read(self, mapping: TensorMapping, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        stored, expected = self._find(name), mapping.hf_shape(shape)
+        if stored is None or self._tensors.shapes[stored] != expected:
+            problem = "is missing" if stored is None else f"has shape {self._tensors.shapes[stored]}"
             raise UserError(
-                f"{self._folder}: tensor {actual or name!r} {found}; {row.ours} {shape} needs it in shape {expected}"
+                f"{self._directory}: tensor {stored or name!r} {problem}; parameter {mapping.name} {shape} requires "
+                f"shape {expected}"
             )
-        self._used.add(actual)
-        return row.read(self._tensors[actual].astype(np.float32), shape)
+        self._read.add(stored)
+        return mapping.from_hf(self._tensors[stored].astype(np.float32), shape)
 
-    def check_rest(self, config) -> None:
-        """Refuses a copy that differs from what it is tied to, and what nothing has a place for unless it is 0."""
+    def check_unread(self, config) -> None:
+        """Checks the tensors that were not read.
+
+        Raises:
+          UserError: a copy differs from the tensor that it is tied to, a tensor that must be 0 is not, or a tensor is
+            unexpected.
+        """
+        config_name = self._family.config_class.__name__
         for copy, original in self._family.tied(config).items():
             found, other = self._find(copy), self._find(original)
-            if found is None or found in self._used:
+            if found is None or found in self._read:
                 continue
             if not np.array_equal(self._tensors[found], self._tensors[other]):
                 raise UserError(
-                    f"{self._folder}: {found!r} differs from {other!r}, with which this network ties it; "
-                    "there is no place for logits of their own"
+                    f"{self._directory}: tensor {found!r} differs from {other!r}, but this {config_name} ties the two"
                 )
-            self._used.add(found)
-        for spelt, name in self._actual.items():
-            if self._family.zeros.fullmatch(spelt):
+            self._read.add(found)
+        for canonical, name in self._stored_names.items():
+            if self._family.must_be_zero.fullmatch(canonical):
                 if np.any(self._tensors[name]):
                     raise UserError(
-                        f"{self._folder}: {name!r} is not 0 everywhere; this {self._family.config_class.__name__} has "
-                        "no place for it, and would compute something else"
+                        f"{self._directory}: tensor {name!r} is not zero. {config_name} does not support it"
                     )
-                self._used.add(name)
-        strangers = [
-            name for spelt, name in self._actual.items() if name not in self._used and not self._ignored(spelt)
+                self._read.add(name)
+        unexpected = [
+            name
+            for canonical, name in self._stored_names.items()
+            if name not in self._read and not self._ignored(canonical)
         ]
-        if strangers:
+        if unexpected:
             raise UserError(
-                f"{self._folder} has {len(strangers)} tensors that this {self._family.config_class.__name__} has no "
-                f"place for, such as {strangers[0]!r}"
+                f"{self._directory}: unexpected tensors for this {config_name}: {unexpected[0]!r} "
+                f"({len(unexpected)} in total)"
             )
 
     def _ignored(self, name: str) -> bool:

@@ -71,8 +71,8 @@ class BartConfig:
     scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
-        checks.whole_numbers(self, "encoder_layers", "decoder_layers", "max_length")
+        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        checks.positive_integers(self, "encoder_layers", "decoder_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
@@ -234,14 +234,14 @@ class Bart(EncoderDecoder):
         x = Dropout(self.config.dropout_rate)(x, first_key)
         return stack(x, inputs, dropout_key=layers_key, captures=captures)
 
-    def init_cache(self, batch_size: int, max_length: int, encoded: Encoded) -> Cache:
+    def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
         """As every encoder-decoder's.
 
         Raises:
-          UserError: there are fewer positions than `max_length`.
+          UserError: there are fewer positions than `cache_length`.
         """
-        checks.row_length(self.config, max_length)
-        return super().init_cache(batch_size, max_length, encoded)
+        checks.row_length(self.config, cache_length)
+        return super().init_cache(batch_size, cache_length, encoded)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Products with the token embeddings, in float32."""

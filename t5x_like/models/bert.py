@@ -76,8 +76,8 @@ class BertConfig:
     scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
-        checks.whole_numbers(self, "max_length", "num_token_types")
+        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
+        checks.positive_integers(self, "max_length", "num_token_types")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)

@@ -8,7 +8,7 @@ from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
 
 
-def whole_numbers(config: Any, *names: str) -> None:
+def positive_integers(config: Any, *names: str) -> None:
     """Refuses a field that is no whole number of at least 1."""
     for name in names:
         value = getattr(config, name)

@@ -30,11 +30,11 @@ class Cache:
 
     Attributes:
       self_attention: keys and values, a slot for each position of the row.
-      first: the slot of each row's first token; those before it are empty.
+      first_slot: the slot of each row's first token; those before it are empty.
     """
 
     self_attention: KeyValueCache
-    first: Int[Array, "batch"]
+    first_slot: Int[Array, "batch"]
 
 
 class Decoder(nnx.Module):
@@ -126,7 +126,7 @@ class Decoder(nnx.Module):
 
         return Cache(
             self_attention=KeyValueCache(key=cached(captured[_KEYS]), value=cached(captured[_VALUES])),
-            first=jnp.sum(batch["decoder_segment_ids"] == 0, axis=1),
+            first_slot=jnp.sum(batch["decoder_segment_ids"] == 0, axis=1),
         )
 
     def decode_step(
@@ -143,8 +143,8 @@ class Decoder(nnx.Module):
           What `unembed` reads to predict the next token, and the cache with this position in it.
         """
         slots = jnp.arange(cache.self_attention.length)
-        present = (slots >= cache.first[:, None]) & (slots <= index)
-        positions = (index - cache.first)[:, None]
+        present = (slots >= cache.first_slot[:, None]) & (slots <= index)
+        positions = (index - cache.first_slot)[:, None]
 
         def inputs(window):
             near = present if window is None else present & (slots > index - window)
@@ -159,7 +159,7 @@ class Decoder(nnx.Module):
         return x, cache.replace(self_attention=self_attention)
 
 
-def check_layers(config: Any) -> None:
+def check_attention_windows(config: Any) -> None:
     """Refuses windows that no layers can take turns with; turns the list that gin hands over into a tuple.
 
     Raises:

@@ -157,8 +157,8 @@ class EncoderDecoder(nnx.Module):
         hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=_encoder_mask(batch))
         return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)
 
-    def init_cache(self, batch_size: int, max_length: int, encoded: Encoded) -> Cache:
-        """A cache with room for `max_length` positions, and the keys and values of the cross-attention in it."""
+    def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
+        """A cache with room for `cache_length` positions, and the keys and values of the cross-attention in it."""
         config, layers = self.config, self.decoder.layers
         _, cross = stacks.run(
             layers,
@@ -166,7 +166,7 @@ class EncoderDecoder(nnx.Module):
             None,
             num_layers=config.decoder_layers,
         )
-        shape = (batch_size, config.num_heads, max_length, config.head_dim)
+        shape = (batch_size, config.num_heads, cache_length, config.head_dim)
         return Cache(
             self_attention=KeyValueCache.empty(
                 shape, layers=config.decoder_layers, stacked=stacks.is_scanned(layers), dtype=config.compute_dtype

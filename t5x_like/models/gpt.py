@@ -26,8 +26,8 @@ from t5x_like.models.special_tokens import SpecialTokens
 
 # Standard deviation of initial kernels and tables (Radford et al. 2018, section 4.1), and of GPT-2's table of positions
 # in its released code.
-INIT_DEVIATION = 0.02
-GPT2_POSITIONS_DEVIATION = 0.01
+INIT_STDDEV = 0.02
+GPT2_POSITIONS_INIT_STDDEV = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +69,14 @@ class GPTConfig:
     scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
-        checks.whole_numbers(self, "num_layers", "max_length")
+        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        checks.positive_integers(self, "num_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.one_of(self, "norm_position", ("pre", "post"))
         checks.activations(self)
         checks.computation(self)
-        decoder.check_layers(self)
+        decoder.check_attention_windows(self)
 
     @property
     def compute_dtype(self) -> str:
@@ -106,8 +106,8 @@ def make_layer(config: GPTConfig, key: jax.Array) -> TransformerLayer:
     # GPT-2's residual projections start smaller by the root of their number (Radford et al. 2019, section 2.3).
     smaller = (2 * config.num_layers) ** -0.5 if config.norm_position == "pre" else 1.0
     shared = dict(
-        init=initializers.normal(INIT_DEVIATION),
-        out_init=initializers.normal(INIT_DEVIATION * smaller),
+        init=initializers.normal(INIT_STDDEV),
+        out_init=initializers.normal(INIT_STDDEV * smaller),
         bias=True,
         dtype=config.compute_dtype,
     )
@@ -141,7 +141,7 @@ class GPT(decoder.Decoder):
     def __init__(self, config: GPTConfig, *, key: jax.Array):
         tokens_key, positions_key, decoder_key, logits_key = jax.random.split(key, 4)
         self.config = config
-        init = initializers.normal(INIT_DEVIATION)
+        init = initializers.normal(INIT_STDDEV)
         self.token_embedder = embeddings.Embedder(
             config.vocab_size, config.embed_dim, init=init, dtype=config.compute_dtype, key=tokens_key
         )
@@ -149,7 +149,7 @@ class GPT(decoder.Decoder):
             config.max_length,
             config.embed_dim,
             axis="positions",
-            init=initializers.normal(GPT2_POSITIONS_DEVIATION) if config.norm_position == "pre" else init,
+            init=initializers.normal(GPT2_POSITIONS_INIT_STDDEV) if config.norm_position == "pre" else init,
             dtype=config.compute_dtype,
             key=positions_key,
         )

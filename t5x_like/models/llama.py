@@ -26,7 +26,7 @@ from t5x_like.models import checks, decoder
 from t5x_like.models.special_tokens import SpecialTokens
 
 # Standard deviation of initial kernels and embeddings; the papers give none, this is transformers'.
-INIT_DEVIATION = 0.02
+INIT_STDDEV = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +79,14 @@ class LlamaConfig:
     def __post_init__(self):
         if self.num_kv_heads is None:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
-        checks.whole_numbers(self, "num_layers", "max_length")
+        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
+        checks.positive_integers(self, "num_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "rope_theta", "norm_epsilon")
         checks.divides(self, "num_kv_heads", "num_heads")
         checks.activations(self)
         checks.computation(self)
-        decoder.check_layers(self)
+        decoder.check_attention_windows(self)
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
             raise UserError(
                 f"LlamaConfig.rope_scaling={self.rope_scaling!r} must be None or one of "
@@ -120,7 +120,7 @@ class LlamaConfig:
 def make_layer(config: LlamaConfig, key: jax.Array) -> TransformerLayer:
     """Self-attention and a gated feed-forward block."""
     attention_key, mlp_key = jax.random.split(key)
-    init = initializers.normal(INIT_DEVIATION)
+    init = initializers.normal(INIT_STDDEV)
     blocks = {
         "attention": MultiHeadAttention(
             config.embed_dim,
@@ -160,7 +160,7 @@ class Llama(decoder.Decoder):
     def __init__(self, config: LlamaConfig, *, key: jax.Array):
         tokens_key, decoder_key, logits_key = jax.random.split(key, 3)
         self.config = config
-        init = initializers.normal(INIT_DEVIATION)
+        init = initializers.normal(INIT_STDDEV)
         self.token_embedder = embeddings.Embedder(
             config.vocab_size, config.embed_dim, init=init, dtype=config.compute_dtype, key=tokens_key
         )

@@ -66,8 +66,8 @@ class T5Config:
     scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.whole_numbers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
-        checks.whole_numbers(self, "encoder_layers", "decoder_layers", "relpos_buckets", "relpos_max_distance")
+        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        checks.positive_integers(self, "encoder_layers", "decoder_layers", "relpos_buckets", "relpos_max_distance")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from families import FAMILIES, example, make, scanned, tokens
+from families import FAMILIES, example_batch, random_model, scanned, tokens
 
 from t5x_like import parameters
 from t5x_like.decoding.greedy import greedy
@@ -24,7 +24,7 @@ def logits(model, batch):
 
 
 def test_what_goes_into_the_stacks_by_hand():
-    model, batch = make(BART.config), example(BART, rows=1)
+    model, batch = random_model(BART.config), example_batch(BART, rows=1)
     table = np.asarray(model.token_embedder.embedding[...])
     for stack, layer in (("encoder", model.encoder_input), ("decoder", model.decoder_input)):
         positions = np.asarray(layer.position_embedder.embedding[...])
@@ -37,7 +37,7 @@ def test_what_goes_into_the_stacks_by_hand():
 
 
 def test_cache_longer_than_the_position_table_is_refused():
-    model, batch = make(BART.config), example(BART, encoder=16, decoder=16)
+    model, batch = random_model(BART.config), example_batch(BART, encoder=16, decoder=16)
     with pytest.raises(ValueError, match="rows of 17 tokens exceed BartConfig.max_length=16"):
         model.init_cache(2, 17, model.encode(batch))
     assert np.isfinite(logits(model, batch)).all()
@@ -47,7 +47,7 @@ def test_cache_longer_than_the_position_table_is_refused():
 
 
 def test_greedy_tokens_are_the_best_of_teacher_forcing():
-    model, batch = make(BART.config), {"encoder_input_tokens": tokens(3, 7)}
+    model, batch = random_model(BART.config), {"encoder_input_tokens": tokens(3, 7)}
     generated = jax.jit(lambda model: greedy(model, batch, max_length=6, eos_id=BART.config.vocab_size))(model)
     given = np.pad(np.asarray(generated.tokens), ((0, 0), (1, 0)))[:, :-1]
     found = logits(model, batch | {"decoder_input_tokens": given})
@@ -58,7 +58,7 @@ def test_greedy_tokens_are_the_best_of_teacher_forcing():
 
 
 def test_the_objective_of_text_to_text_reads_it():
-    model, batch = make(BART.config), example(BART)
+    model, batch = random_model(BART.config), example_batch(BART)
     targets = batch["decoder_input_tokens"]
     batch |= {"decoder_target_tokens": targets, "decoder_loss_weights": np.ones_like(targets)}
     terms = jax.jit(lambda model: SequenceToSequence(z_loss=0.0).terms({"model": model}, batch))(model)
@@ -67,7 +67,7 @@ def test_the_objective_of_text_to_text_reads_it():
 
 
 def test_no_norm_follows_the_last_layer():
-    model, batch = make(BART.config), example(BART)
+    model, batch = random_model(BART.config), example_batch(BART)
     names = ("decoder/layers/1/hidden", "decoder/layers/0/cross_attention/scores")
     outputs = jax.jit(lambda model: model(batch, capture=names))(model)
     np.testing.assert_array_equal(outputs.captured["decoder/layers/1/hidden"], outputs.hidden)

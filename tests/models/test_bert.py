@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from families import FAMILIES, example, hidden, make, scanned, tokens
+from families import FAMILIES, example_batch, hidden, random_model, scanned, tokens
 
 from t5x_like import parameters
 
@@ -15,7 +15,7 @@ BERT, ROBERTA = FAMILIES["bert"], FAMILIES["roberta"]
 def test_a_token_0_is_padding_only_where_the_configuration_says_so():
     batch = {"encoder_input_tokens": np.array([[0, 5, 6, 1]], np.int32)}
     other = {"encoder_input_tokens": np.array([[0, 5, 6, 7]], np.int32)}
-    roberta = make(ROBERTA.config)
+    roberta = random_model(ROBERTA.config)
     without = {"encoder_input_tokens": batch["encoder_input_tokens"][:, :3]}
     np.testing.assert_allclose(hidden(roberta, batch)[:, :3], hidden(roberta, without), atol=2e-5)
     assert np.abs(hidden(roberta, batch)[:, :3] - hidden(roberta, other)[:, :3]).max() > 1e-3
@@ -27,7 +27,7 @@ def test_a_token_0_is_padding_only_where_the_configuration_says_so():
 
 
 def test_embeddings_by_hand():
-    model = make(ROBERTA.config)
+    model = random_model(ROBERTA.config)
     token, position, kind = (
         np.asarray(table.embedding[...])
         for table in (model.token_embedder, model.position_embedder, model.token_type_embedder)
@@ -41,7 +41,7 @@ def test_embeddings_by_hand():
 
 
 def test_what_a_batch_leaves_out_counts_along_the_row_and_is_of_the_first_type():
-    model, batch = make(BERT.config), example(BERT) | {"token_types": tokens(2, 7, seed=1) % 2}
+    model, batch = random_model(BERT.config), example_batch(BERT) | {"token_types": tokens(2, 7, seed=1) % 2}
     full = {
         "encoder_input_tokens": batch["encoder_input_tokens"],
         "encoder_positions": np.tile(np.arange(7, dtype=np.int32), (2, 1)),
@@ -56,7 +56,7 @@ def test_what_a_batch_leaves_out_counts_along_the_row_and_is_of_the_first_type()
 
 
 def test_captures_of_embeddings_and_scores():
-    model, batch = make(BERT.config), example(BERT)
+    model, batch = random_model(BERT.config), example_batch(BERT)
     names = ("encoder/embedded", "encoder/layers/1/hidden", "encoder/layers/0/attention/scores")
     outputs = jax.jit(lambda model: model(batch, capture=names))(model)
     np.testing.assert_allclose(outputs.captured["encoder/embedded"], model.embed(batch)["encoder"], atol=2e-5)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, make, scanned, tokens
+from families import FAMILIES, random_model, scanned, tokens
 
 from t5x_like.decoding.prompts import left_pad
 from t5x_like.models.decoder import forward_flops
@@ -23,7 +23,7 @@ def logits(model, batch):
 
 def influence(config, batch):
     """How much each position's result follows from each input: `[length, length]`, of the first row."""
-    model = make(config)
+    model = random_model(config)
     embedded = model.embed(batch)["decoder"]
     jacobian = jax.jit(jax.jacobian(lambda decoder: model.trunk({"decoder": decoder}, batch).hidden[0]))(embedded)
     return np.abs(jacobian[:, :, 0]).max(axis=(1, 3))
@@ -62,7 +62,7 @@ def test_a_prefix_is_seen_by_the_whole_segment_alone():
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["learnt", "rotated"])
 def test_positions_matter(config):
-    model, batch = make(config), {"decoder_input_tokens": tokens(2, 9)}
+    model, batch = random_model(config), {"decoder_input_tokens": tokens(2, 9)}
     counted = np.broadcast_to(np.arange(9), (2, 9))
     np.testing.assert_array_equal(logits(model, batch | {"decoder_positions": counted}), logits(model, batch))
     assert np.abs(logits(model, batch | {"decoder_positions": counted[:, ::-1]}) - logits(model, batch)).max() > 0.1
@@ -72,7 +72,7 @@ def test_positions_matter(config):
 
 
 def test_a_prompt_that_is_a_prefix_is_read_as_one():
-    model, whole = make(scanned(GPT2)), tokens(2, 6)
+    model, whole = random_model(scanned(GPT2)), tokens(2, 6)
     prefix = {"decoder_prefix": np.array([[1] * 4 + [0] * 2] * 2)}
 
     @jax.jit
@@ -92,7 +92,7 @@ def test_a_prompt_that_is_a_prefix_is_read_as_one():
 
 
 def test_captured_probabilities_of_a_window_are_a_band():
-    model = make(FAMILIES["gpt3"].config)
+    model = random_model(FAMILIES["gpt3"].config)
     name = "decoder/layers/1/attention/probabilities"
     captured = model({"decoder_input_tokens": tokens(2, 9)}, capture=(name,)).captured[name]
     assert (captured > 0).sum() == 2 * 4 * (1 + 8 * 2)  # two positions for each query but the first

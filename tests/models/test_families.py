@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, assert_same, eight_rows, example, hidden, loss, loss_and_gradient, make, scanned, tokens
+from families import (
+    FAMILIES,
+    assert_trees_close,
+    eight_rows,
+    example_batch,
+    hidden,
+    loss,
+    loss_and_gradient,
+    random_model,
+    scanned,
+    tokens,
+)
 
 from t5x_like import parameters
 from t5x_like.decoding.prompts import left_pad
@@ -41,7 +52,7 @@ def test_decoder_is_causal(name):
     config = family.config
     if hasattr(config, "attention_windows"):
         config = dataclasses.replace(config, attention_windows=(None,))
-    found = influence(make(config), example(family, rows=1), "decoder")
+    found = influence(random_model(config), example_batch(family, rows=1), "decoder")
     assert (found[np.triu_indices_from(found, 1)] == 0).all()
     assert (found[np.tril_indices_from(found)] > 0).all()
 
@@ -49,9 +60,9 @@ def test_decoder_is_causal(name):
 @those(lambda family: "encoder" in family.stacks)
 def test_every_position_sees_the_whole_encoder_but_padding(name):
     family = FAMILIES[name]
-    batch = example(family, rows=1)
+    batch = example_batch(family, rows=1)
     batch["encoder_input_tokens"][:, 5:] = family.padding_id
-    found = influence(make(family.config), batch, "encoder")
+    found = influence(random_model(family.config), batch, "encoder")
     if not family.is_encoder_decoder:
         found = found[:5]  # results at padding positions are never read
     assert (found[:, :5] > 0).all()
@@ -61,9 +72,9 @@ def test_every_position_sees_the_whole_encoder_but_padding(name):
 @pytest.mark.parametrize("name", ALL)
 def test_packed_examples_do_not_see_each_other(name):
     family = FAMILIES[name]
-    model = make(family.config)
-    first = example(family, rows=1, encoder=4, decoder=3)
-    second = {key: row[:, ::-1] for key, row in example(family, rows=1, encoder=5, decoder=2).items()}
+    model = random_model(family.config)
+    first = example_batch(family, rows=1, encoder=4, decoder=3)
+    second = {key: row[:, ::-1] for key, row in example_batch(family, rows=1, encoder=5, decoder=2).items()}
     packed = {}
     for stack in family.stacks:
         a, b = first[f"{stack}_input_tokens"], second[f"{stack}_input_tokens"]
@@ -82,7 +93,7 @@ def test_packed_examples_do_not_see_each_other(name):
 @those(lambda family: "encoder" in family.stacks)
 def test_padding_changes_nothing(name):
     family = FAMILIES[name]
-    model, batch = make(family.config), example(family)
+    model, batch = random_model(family.config), example_batch(family)
     padded = {key: np.pad(rows, ((0, 0), (0, 3)), constant_values=family.padding_id) for key, rows in batch.items()}
     expected = hidden(model, batch)
     np.testing.assert_allclose(hidden(model, padded)[:, : expected.shape[1]], expected, atol=2e-5)
@@ -93,7 +104,7 @@ def test_rows_longer_than_the_position_table_are_refused(name):
     family = FAMILIES[name]
     for stack in family.stacks:
         with pytest.raises(ValueError, match=r"rows of 17 tokens exceed \w+Config.max_length=16"):
-            make(family.config).embed(example(family) | {f"{stack}_input_tokens": tokens(1, 17)})
+            random_model(family.config).embed(example_batch(family) | {f"{stack}_input_tokens": tokens(1, 17)})
 
 
 # ---- layouts, dropout, precision, devices ----------------------------------------------------------------------------
@@ -105,7 +116,7 @@ def test_scanned_and_rematerialized_layers_give_the_same_gradients(name):
     value, gradient = loss_and_gradient(name, config)
     other_value, other = loss_and_gradient(name, scanned(config, remat="full"))
     np.testing.assert_allclose(value, other_value, rtol=1e-6)
-    assert_same(other, gradient)
+    assert_trees_close(other, gradient)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt3", "t5_1_1"])
@@ -115,26 +126,26 @@ def test_every_kind_of_rematerialization_gives_the_same_gradients(name):
     for changes in (dict(remat="dots", scan_layers=True), dict(remat="full")):
         other_value, other = loss_and_gradient(name, dataclasses.replace(config, **changes))
         np.testing.assert_allclose(value, other_value, rtol=1e-6)
-        assert_same(other, gradient)
+        assert_trees_close(other, gradient)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_fresh_parameters_are_the_same_in_either_layout(name):
     config = FAMILIES[name].config
     unrolled, stacked = (jax.jit(each.make)(jax.random.key(0)) for each in (config, scanned(config)))
-    assert_same(unrolled, stacked)
+    assert_trees_close(unrolled, stacked)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_dropout_needs_a_key_and_follows_it_alike_in_either_layout(name):
     family = FAMILIES[name]
-    batch = example(family)
+    batch = example_batch(family)
     run = jax.jit(lambda model, key=None: model(batch, dropout_key=key).hidden)
     rates = [rate for rate in ("dropout_rate", "attention_dropout_rate") if hasattr(family.config, rate)]
-    plain = run(make(family.config))
+    plain = run(random_model(family.config))
     for rate in rates:
         dropping = dataclasses.replace(family.config, **{rate: 0.3})
-        unrolled, stack = make(dropping), make(scanned(dropping))
+        unrolled, stack = random_model(dropping), random_model(scanned(dropping))
         np.testing.assert_array_equal(run(unrolled), plain)
         first = run(unrolled, jax.random.key(1))
         np.testing.assert_array_equal(first, run(unrolled, jax.random.key(1)))
@@ -145,18 +156,18 @@ def test_dropout_needs_a_key_and_follows_it_alike_in_either_layout(name):
 @pytest.mark.parametrize("name", ALL)
 def test_bfloat16_keeps_logits_and_losses_in_float32(name):
     family = FAMILIES[name]
-    model = make(scanned(family.config, dtype="bfloat16"))
-    states = jax.eval_shape(lambda model: model(example(family)).hidden, model)
+    model = random_model(scanned(family.config, dtype="bfloat16"))
+    states = jax.eval_shape(lambda model: model(example_batch(family)).hidden, model)
     assert states.dtype == jnp.bfloat16
     assert jax.eval_shape(model.unembed, states).dtype == jnp.float32
-    value, gradient = jax.eval_shape(jax.value_and_grad(loss), model, example(family))
+    value, gradient = jax.eval_shape(jax.value_and_grad(loss), model, example_batch(family))
     assert {leaf.dtype for leaf in jax.tree.leaves((value, gradient))} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("bert", 0.01), ("llama", 0.02), ("t5_1_1", 0.01)])
 def test_bfloat16_stays_near_float32(name, tolerance):
     config, batch = FAMILIES[name].config, eight_rows(FAMILIES[name])
-    value = jax.jit(loss)(make(scanned(config, dtype="bfloat16")), batch)
+    value = jax.jit(loss)(random_model(scanned(config, dtype="bfloat16")), batch)
     assert float(value) == pytest.approx(float(loss_and_gradient(name, config)[0]), rel=tolerance)
 
 
@@ -166,7 +177,7 @@ def test_eight_devices_agree_with_one(name):
     rules, mesh = family.mesh
     # Every second family is unrolled here, so that both layouts meet each rule set.
     config = scanned(family.config) if ALL.index(name) % 2 else family.config
-    model, partitioner = make(config), Partitioner(rules=rules, ici=mesh)
+    model, partitioner = random_model(config), Partitioner(rules=rules, ici=mesh)
     step = partitioner.jit(
         jax.value_and_grad(loss), out_shardings=(partitioner.replicated, partitioner.shardings(model))
     )
@@ -175,7 +186,7 @@ def test_eight_devices_agree_with_one(name):
     )
     value, expected = loss_and_gradient(name, family.config)
     np.testing.assert_allclose(found, value, rtol=2e-6)
-    assert_same(jax.device_get(gradient), expected)
+    assert_trees_close(jax.device_get(gradient), expected)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -189,11 +200,11 @@ def test_platform_sets_dtype_and_layout(name):
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
 
-@those(lambda family: family.decodes and family.is_encoder_decoder)
+@those(lambda family: family.generates and family.is_encoder_decoder)
 def test_decoding_step_by_step_equals_teacher_forcing(name):
     family = FAMILIES[name]
     config = scanned(family.config) if ALL.index(name) % 2 else family.config
-    model, batch = make(config), example(family)
+    model, batch = random_model(config), example_batch(family)
     batch["encoder_input_tokens"][1, 4:] = 0
 
     @jax.jit
@@ -210,9 +221,9 @@ def test_decoding_step_by_step_equals_teacher_forcing(name):
 
 
 @pytest.mark.parametrize("layout", ["scanned", "unrolled"])
-@those(lambda family: family.decodes and family.stacks == ("decoder",))
+@those(lambda family: family.generates and family.stacks == ("decoder",))
 def test_prefill_and_decoding_step_by_step_equal_whole_rows(name, layout):
-    model = make(dataclasses.replace(FAMILIES[name].config, scan_layers=layout == "scanned"))
+    model = random_model(dataclasses.replace(FAMILIES[name].config, scan_layers=layout == "scanned"))
     whole, lengths = tokens(2, 9), np.array([5, 2])
     prompts = {
         "decoder_input_tokens": whole[:, :5],
@@ -240,7 +251,7 @@ def test_prefill_and_decoding_step_by_step_equal_whole_rows(name, layout):
 def test_captures_have_a_layer_axis_unless_one_layer_is_named(name):
     family = FAMILIES[name]
     config = family.config if ALL.index(name) % 2 else scanned(family.config)
-    model, batch = make(config), example(family)
+    model, batch = random_model(config), example_batch(family)
     layers = getattr(config, "num_layers", 2)
     wanted = []
     for stack in family.stacks:
@@ -265,8 +276,8 @@ def test_captures_have_a_layer_axis_unless_one_layer_is_named(name):
 @pytest.mark.parametrize("name", ALL)
 def test_flop_formula_is_what_xla_counts(name):
     family = FAMILIES[name]
-    config = dataclasses.replace(family.config, **family.wide, **WITHOUT_WINDOWS.get(name, {}))
-    batch = example(family, rows=4, encoder=96, decoder=40 if family.is_encoder_decoder else 96)
+    config = dataclasses.replace(family.config, **family.flops_sizes, **WITHOUT_WINDOWS.get(name, {}))
+    batch = example_batch(family, rows=4, encoder=96, decoder=40 if family.is_encoder_decoder else 96)
     shapes = {key: rows.shape for key, rows in batch.items()}
     if family.stacks == ("encoder",):
         shapes["masked_positions"] = (4, 20)
@@ -295,7 +306,7 @@ def test_first_loss_is_near_that_of_guessing(name):
     sizes = dict(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
     config, batch = dataclasses.replace(family.config, **sizes, **layers), eight_rows(family)
     first = jax.jit(lambda key: loss(config.make(key), batch))(jax.random.key(0))
-    assert float(first) / 64 < np.log(512) + family.first_loss
+    assert float(first) / 64 < np.log(512) + family.initial_loss_margin
 
 
 def test_families_name_their_parameters_as_documented():

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from families import FAMILIES, example, make, scanned, tokens
+from families import FAMILIES, example_batch, random_model, scanned, tokens
 
 from t5x_like import parameters
 from t5x_like.models.t5 import make_layer
@@ -14,9 +14,9 @@ T5 = FAMILIES["t5_1_1"]
 
 
 def test_segment_ids_of_one_stack_alone_are_refused():
-    batch = example(T5)
+    batch = example_batch(T5)
     with pytest.raises(ValueError, match="together or neither"):
-        make(T5.config)(batch | {"encoder_segment_ids": np.ones_like(batch["encoder_input_tokens"])})
+        random_model(T5.config)(batch | {"encoder_segment_ids": np.ones_like(batch["encoder_input_tokens"])})
 
 
 def test_queries_are_initialised_with_the_scale_that_scores_lack():
@@ -30,7 +30,7 @@ def test_queries_are_initialised_with_the_scale_that_scores_lack():
 
 
 def test_decoding_continues_the_first_segment_of_a_packed_row():
-    model, alone = make(T5.config), example(T5, rows=1, encoder=4)
+    model, alone = random_model(T5.config), example_batch(T5, rows=1, encoder=4)
     packed = {
         "encoder_input_tokens": np.concatenate([alone["encoder_input_tokens"], tokens(1, 3, seed=5)], 1),
         "encoder_segment_ids": np.array([[1] * 4 + [2] * 3]),
@@ -49,7 +49,7 @@ def test_decoding_continues_the_first_segment_of_a_packed_row():
 
 @pytest.mark.parametrize("config", [T5.config, scanned(T5.config)], ids=["unrolled", "scanned"])
 def test_captures_of_cross_attention_and_projections(config):
-    model, batch = make(config), example(T5)
+    model, batch = random_model(config), example_batch(T5)
     names = (
         "encoder/output",
         "decoder/layers/1/hidden",

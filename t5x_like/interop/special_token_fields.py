@@ -6,13 +6,13 @@ from typing import Any
 from t5x_like.models.special_tokens import SUFFIX, Ids, SpecialTokens
 
 
-def read(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> SpecialTokens | None:
+def from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> SpecialTokens | None:
     """Reads the ids from the contents of config.json and generation_config.json; None if neither has any."""
     found = SpecialTokens(_ids(config), None if generation is None else _ids(generation))
     return found if found.config or found.generation else None
 
 
-def described(tokens: SpecialTokens | None, default: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(tokens: SpecialTokens | None, default: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ids for config.json: those that were imported, or the family's default."""
     return dict(default) if tokens is None else dict(tokens.config)
 
