@@ -10,10 +10,12 @@ import time
 import jax
 import numpy as np
 
-from t5x_like import optimizers, partitioning, schedules, step
+from t5x_like import optimizers, partitioning
 from t5x_like.data import batches, features
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.training import step
 
 ROWS, INPUTS, TARGETS = 8, 512, 114
 

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import compilation_cache, config, metrics, parameters, paths, run_folder
+from t5x_like import config, metrics, parameters, paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime import compilation_cache
+from t5x_like.training import run_directory
 
 Grid = Mapping[str, Mapping[str, str]]
 
@@ -70,7 +72,7 @@ def ablate(
     runs = resolve_cells(grid=grid, output_dir=output_dir, gin_files=gin_files, settings=settings)
     for number, (row, column, folder, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s", number, len(runs), row, column)
-        result = run.configured()(run_config=run_folder.RunConfig(run.text))
+        result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
             raise RunFailed(
                 f"stopped by {result.stopped_by} in {row}, {column}; the same command goes on from step {result.step}"

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
-from t5x_like import initial, interop, parameters, partitioning, paths, run_folder, weight_files
-from t5x_like.checkpoints import Checkpoints
+from t5x_like import interop, parameters, partitioning, paths
 from t5x_like.errors import UserError
+from t5x_like.training import run_directory, warm_start, weight_files
+from t5x_like.training.checkpoints import Checkpoints
 
 _PARAMS = "params/"
 
@@ -47,7 +48,7 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
         _write_run(leaves, config, checkpoint_path, output_path)
     else:
         if model is None:
-            if initial.find_step(checkpoint_path) is None:
+            if warm_start.find_step(checkpoint_path) is None:
                 raise UserError(weight_files.explain_missing(checkpoint_path))
             raise UserError(
                 f"{checkpoint_path}: no model given, and no config.gin read that describes it. Leave out --gin_file "
@@ -61,7 +62,7 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
 
 def _read_run(path: str) -> dict[str, Any]:
     """The parameters of a checkpoint by stored name, `model/…` and `objective/…`."""
-    directory, step = initial.locate(path)
+    directory, step = warm_start.locate(path)
     reader = Checkpoints(directory, read_only=True)
     try:
         step = reader.latest() if step is None else step
@@ -87,7 +88,7 @@ def _write_run(leaves: Mapping[str, Any], config: Any, source: str, output_path:
     finally:
         keeper.close()
     # Last: a folder with a config.gin is whole.
-    paths.write_atomic(paths.join(output_path, run_folder.CONFIG), describe(config))
+    paths.write_atomic(paths.join(output_path, run_directory.CONFIG), describe(config))
 
 
 def describe(config: Any) -> str:

@@ -9,12 +9,14 @@ import jax
 from absl import logging
 from etils import epath
 
-from t5x_like import distributed, initial, partitioning
+from t5x_like import partitioning
 from t5x_like.data.features import EOS_ID
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
-from t5x_like.evaluation import Evaluator
+from t5x_like.runtime import distributed
+from t5x_like.training import warm_start
+from t5x_like.training.evaluation import Evaluator
 
 
 @distributed.bounded()
@@ -63,13 +65,13 @@ def evaluate(
         _check_decodes(model, objective, data)
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
-    distributed.beat(f"the parameters of {checkpoint_path}")
-    params = initial.load_params(checkpoint_path, config, objective, partitioner)
+    distributed.heartbeat(f"the parameters of {checkpoint_path}")
+    params = warm_start.load_params(checkpoint_path, config, objective, partitioner)
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps, config.vocab_size)(params))
 
     if generates:
         results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
-    step = initial.find_step(checkpoint_path)
+    step = warm_start.find_step(checkpoint_path)
     stored = checkpoint_path if step is None else f"step {step} of {checkpoint_path}"
     logging.info("%s, split %s:", stored, getattr(data, "split", "of the data"))
     for name, value in results.items():

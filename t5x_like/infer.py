@@ -14,12 +14,13 @@ import numpy as np
 from absl import logging
 from rich.progress import Progress
 
-from t5x_like import initial, partitioning, paths
+from t5x_like import partitioning, paths
 from t5x_like.data import batches, features
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
-from t5x_like.program import check_inputs
+from t5x_like.training import warm_start
+from t5x_like.training.program import check_inputs
 
 _BATCHES_A_PART = 16
 
@@ -87,7 +88,7 @@ def infer(
     batch_size = _round_up(batch_size, partitioner.axis_size("batch"))
     config = partitioning.for_platform(model, partitioner.platform)
     check_inputs(config, objective, layout.shapes(batch_size, lengths))
-    network = initial.load_model(checkpoint_path, config, partitioner)
+    network = warm_start.load_model(checkpoint_path, config, partitioner)
 
     def predict(network, batch):
         bos_id = layout.bos[0] if layout.bos else features.BOS_ID

@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
-from t5x_like.program import Program
+from t5x_like.training.program import Program
 
 
 def plan(

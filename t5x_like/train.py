@@ -11,27 +11,16 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import (
-    compilation_cache,
-    console_log,
-    debugging,
-    distributed,
-    initial,
-    metrics,
-    optimizers,
-    partitioning,
-    paths,
-    run_folder,
-    run_lock,
-    step,
-)
-from t5x_like.checkpoints import Checkpoints
+from t5x_like import metrics, optimizers, partitioning, paths
 from t5x_like.data import token_ids
 from t5x_like.data.feed import Feed, OtherData
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.evaluation import Evaluator
-from t5x_like.preemption import StopRequest
-from t5x_like.program import make_program
+from t5x_like.runtime import compilation_cache, console_log, distributed
+from t5x_like.runtime.preemption import StopRequest
+from t5x_like.training import debugging, run_directory, run_lock, step, warm_start
+from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.evaluation import Evaluator
+from t5x_like.training.program import make_program
 
 
 class TrainingFailed(RunFailed):
@@ -83,8 +72,8 @@ def train(
     initial_mapping: Sequence[tuple[str, str]] = (),
     stop_after_skipped: int = 20,
     compiler_options: Mapping[str, Any] | None = None,
-    at_end: Callable[..., None] | None = None,
-    run_config: run_folder.RunConfig | None = None,
+    on_finish: Callable[..., None] | None = None,
+    run_config: run_directory.RunConfig | None = None,
 ) -> TrainResult:
     """Trains until `total_steps`, resuming from the newest checkpoint in `model_dir`.
 
@@ -111,7 +100,7 @@ def train(
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into the checkpoint's.
       stop_after_skipped: how many non-finite updates in a row end the run.
       compiler_options: XLA's, for the step, such as those in `gin_configs/hardware`.
-      at_end: called with what it asks for by name once training has finished, to report on the result.
+      on_finish: called with what it asks for by name once training has finished, to report on the result.
       run_config: the resolved configuration, to be kept in `model_dir` and compared on resumption.
 
     Returns:
@@ -144,7 +133,7 @@ def train(
     )
     config, shapes = program.config, program.shapes
     data.check_vocabulary(config.vocab_size)
-    model_dir = run_folder.resolve(model_dir)
+    model_dir = run_directory.resolve(model_dir)
     is_main = jax.process_index() == 0
     logging.info("run folder %s", model_dir)
     logging.info("%d %s devices, mesh %s, rules %s", *_describe(partitioner))
@@ -152,14 +141,14 @@ def train(
         stop = stack.enter_context(StopRequest())
         # What is entered here is left in the opposite order, however the run ends. Errors are explained inside of the
         # status, so that status.json and a supervisor's log say what the command says.
-        with paths.user_path("MODEL_DIR", model_dir), run_folder.storage_explained(model_dir):
+        with paths.user_path("MODEL_DIR", model_dir), run_directory.storage_explained(model_dir):
             lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
-        status = stack.enter_context(run_folder.Status(model_dir, enabled=is_main))
+        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main))
         stack.enter_context(distributed.loss_explained())
-        stack.enter_context(run_folder.storage_explained(model_dir))
+        stack.enter_context(run_directory.storage_explained(model_dir))
         stack.enter_context(debugging.memory_explained(program, microbatches))
-        run_folder.accept_config(model_dir, run_config)
-        distributed.beat("the others, to compare configurations and folders")
+        run_directory.accept_config(model_dir, run_config)
+        distributed.heartbeat("the others, to compare configurations and folders")
         distributed.agree(model_dir, run_config.text if run_config else "")
 
         # ---- data: it starts to flow while the model is being built ------------------------------------------------
@@ -173,20 +162,20 @@ def train(
             token_ids.check_ids(batch, limits, data=token_ids.name_of(data), holder="the model")
             return partitioner.put_batch(batch)
 
-        feed = stack.enter_context(run_folder.closing(Feed(source, put)))
+        feed = stack.enter_context(run_directory.closing(Feed(source, put)))
 
         # ---- model, optimizer, state: initialised straight into their shards ---------------------------------------
-        keeper = stack.enter_context(run_folder.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
-        start = run_folder.resume_step(keeper, model_dir, run_config)
+        keeper = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
+        start = run_directory.resume_step(keeper, model_dir, run_config)
         status.step = start
-        distributed.beat(f"the state of step {start}")
+        distributed.heartbeat(f"the state of step {start}")
         if start:
             state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
-            run_folder.warn_of_another_environment(keeper.about(start), partitioner)
+            run_directory.warn_of_another_environment(keeper.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
             if initial_checkpoint_path:
-                state, frozen = initial.restore(
+                state, frozen = warm_start.restore(
                     initial_checkpoint_path, state, frozen, config, partitioner, initial_mapping
                 )
         if start >= total_steps:
@@ -198,15 +187,15 @@ def train(
             return TrainResult(model_dir, start, optimizers.merge(state.params, frozen), None, {})
         if start:
             _restore_position(feed, keeper.restore_feed(start), run_config)
-        info = run_folder.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
+        info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
         logging.info("%s", info.splitlines()[-1])
 
         # ---- who watches: evaluation, metrics, progress, status ----------------------------------------------------
         evaluate = Evaluator(eval_objective or objective, eval_data, partitioner, eval_steps, config.vocab_size)
-        writer = stack.enter_context(run_folder.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
+        writer = stack.enter_context(run_directory.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
         writer.rewind(start)
         if is_main:
-            run_folder.write_description(model_dir, info, run_config, arguments | {"model_dir": model_dir})
+            run_directory.write_description(model_dir, info, run_config, arguments | {"model_dir": model_dir})
         progress = stack.enter_context(metrics.Progress(total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
@@ -244,7 +233,7 @@ def train(
         current, stopped_by, ballot = start, None, None
         status.write("running", step=current)
         while current < total_steps and not stopped_by:
-            distributed.beat(f"step {current + 1}")
+            distributed.heartbeat(f"step {current + 1}")
             lock.check()
             batch = next(feed)
             debugging.show_first(batch, current == start)
@@ -272,7 +261,7 @@ def train(
                 pending = None
                 clock.pause()
                 if evaluates:
-                    distributed.beat(f"the evaluation after step {current}")
+                    distributed.heartbeat(f"the evaluation after step {current}")
                     results = evaluate(optimizers.merge(state.params, frozen))
                     writer.write(current, "validation", results)
                     progress.note(current, results)
@@ -283,7 +272,7 @@ def train(
                         *(current, "none was saved before" if newest is None else f"the newest is {newest}"),
                     )
                 elif saves:
-                    distributed.beat(f"the checkpoint of step {current}")
+                    distributed.heartbeat(f"the checkpoint of step {current}")
                     lock.check()
                     writer.flush()  # rows up to this step are on disk before its checkpoint commits
                     saved = state.replace(params=optimizers.merge(state.params, frozen))
@@ -291,24 +280,26 @@ def train(
                         current,
                         saved,
                         feed=feed.state(),
-                        about=run_folder.environment(partitioner),
+                        about=run_directory.environment(partitioner),
                         metrics=results if evaluates else None,
                     )
                 clock.resume(feed.wait_seconds)
-        distributed.beat("the last checkpoint")
+        distributed.heartbeat("the last checkpoint")
         keeper.wait()
         writer.flush()
         status.write("finished" if current >= total_steps else "preempted", step=current)
         if current < total_steps:
             logging.warning(
-                "stopped by %s, %s", stopped_by, run_folder.how_to_resume(model_dir, keeper.latest(), current)
+                "stopped by %s, %s", stopped_by, run_directory.how_to_resume(model_dir, keeper.latest(), current)
             )
 
     # ---- what came of it --------------------------------------------------------------------------------------------
     params = optimizers.merge(state.params, frozen)
-    if at_end is not None and current >= total_steps and not stopped_by:
-        distributed.beat("the report at the end")
-        at_end(params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir)
+    if on_finish is not None and current >= total_steps and not stopped_by:
+        distributed.heartbeat("the report at the end")
+        on_finish(
+            params=params, objective=objective, partitioner=partitioner, data=eval_data or data, model_dir=model_dir
+        )
     return TrainResult(model_dir, current, params, stopped_by if current < total_steps else None, results)
 
 

@@ -17,7 +17,8 @@ import pytest
 from absl import logging
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from t5x_like import compilation_cache, paths
+from t5x_like import paths
+from t5x_like.runtime import compilation_cache
 
 pytestmark = [
     pytest.mark.notf,

@@ -15,7 +15,6 @@ import seqio
 
 from t5x_like import cache as command
 from t5x_like import cli
-from t5x_like.checkpoint_items import FeedHandler, FeedSave
 from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, manifest, writer
 from t5x_like.data.cached.rows import Decoder
@@ -24,6 +23,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.training.checkpoint_items import FeedHandler, FeedSave
 
 # Found by worker processes too, in the working directory.
 TASKS = """

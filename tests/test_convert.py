@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import config, initial, interop, parameters
-from t5x_like.checkpoints import Checkpoints
+from t5x_like import config, interop, parameters
 from t5x_like.convert import convert, describe
 from t5x_like.interop import safetensors_files
 from t5x_like.layers.rope_scaling import Llama3
@@ -20,6 +19,8 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.partitioning import Partitioner
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import Checkpoints
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 
@@ -54,7 +55,7 @@ def test_a_converted_folder_is_read_as_a_run(folder, tmp_path):
     run = str(tmp_path / "run")
     convert(checkpoint_path=str(folder), output_path=run)
     objective = MaskedLM()
-    params = initial.load_params(run, BERT, objective, Partitioner(rules="dp"))
+    params = warm_start.load_params(run, BERT, objective, Partitioner(rules="dp"))
     expected = interop.read(str(folder), BERT)
     for name, leaf in parameters.stack(parameters.named_leaves(params)).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
@@ -65,7 +66,7 @@ def test_what_is_written_describes_the_network(folder, tmp_path):
     convert(checkpoint_path=str(folder), output_path=str(run))
     bindings = [("CHECKPOINT_PATH", "x"), ("OUTPUT_PATH", "y")]
     read = config.load(
-        "t5x_like.convert.convert", files=["runs/convert.gin"], bindings=bindings, run_folder=str(run)
+        "t5x_like.convert.convert", files=["runs/convert.gin"], bindings=bindings, run_directory=str(run)
     ).text
     assert "max_length = 16" in read and "vocab_size = 31" in read
 
@@ -90,7 +91,7 @@ def test_scaled_rotations_and_special_tokens_survive_a_run(tmp_path):
         "t5x_like.convert.convert",
         files=["runs/convert.gin"],
         bindings=[("CHECKPOINT_PATH", str(run)), ("OUTPUT_PATH", str(back))],
-        run_folder=str(run),
+        run_directory=str(run),
     )
     run_config.configured()()
     for file in ("config.json", "generation_config.json"):

@@ -12,12 +12,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from t5x_like import cli, optimizers, partitioning, plan, program, train
+from t5x_like import cli, optimizers, partitioning, plan, train
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, topologies
+from t5x_like.training import program
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_compiler = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from t5x_like.metrics import read_metrics
-from t5x_like.run_folder import read_status
+from t5x_like.training.run_directory import read_status
 
 # A saved step in the middle of an evaluation period, and several saves.
 STEPS = 40

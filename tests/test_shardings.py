@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import config, optimizers, parameters, program, step
+from t5x_like import config, optimizers, parameters
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
+from t5x_like.training import program, step
 
 GOLDENS = Path(__file__).parent / "goldens"
 # Family -> the files of a run of it. A new family is a line here, and a file that the environment variable writes.

@@ -10,17 +10,19 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import metrics, optimizers, parameters, run_folder, run_lock, schedules, step
-from t5x_like.checkpoints import Checkpoints
+from t5x_like import metrics, optimizers, parameters
 from t5x_like.data import batches, features
 from t5x_like.data.feed import Feed, OtherData
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
-from t5x_like.run_folder import read_status
 from t5x_like.train import TrainingFailed, train
+from t5x_like.training import run_directory, run_lock, step
+from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.run_directory import read_status
 
 pytestmark = pytest.mark.notf
 
@@ -301,7 +303,7 @@ def test_compilation_is_not_in_the_rates_of_a_resumed_run(tmp_path, monkeypatch)
 
 
 def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, monkeypatch):
-    append = metrics._rows._AppendedFile.append
+    append = metrics.rows._AppendedFile.append
 
     def full(file, line):
         if '"step": 5' in line:
@@ -309,7 +311,7 @@ def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, m
         append(file, line)
 
     with monkeypatch.context() as patched:
-        patched.setattr(metrics._rows._AppendedFile, "append", full)
+        patched.setattr(metrics.rows._AppendedFile, "append", full)
         with pytest.raises(RunFailed, match="metrics.jsonl cannot be written: No space left on device"):
             run(tmp_path / "run")
     status = read_status(str(tmp_path / "run"))
@@ -370,7 +372,7 @@ def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_pa
     run(tmp_path, data=Identified(), total_steps=2, **once)
     with pytest.raises(OtherData, match="batch_size was 8, is 4"):
         run(tmp_path, data=Identified(batch_size=4), **once)
-    override = run_folder.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
+    override = run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
     drawn = Identified(batch_size=4)
     run(tmp_path, data=drawn, total_steps=4, run_config=override, **once)
     assert "batch_size was 8, is 4: as --override_config is given, the data begins again" in caplog.text

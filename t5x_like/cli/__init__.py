@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Sequence
 
 import t5x_like
-from t5x_like import stop_signals
 from t5x_like.cli.arguments import Arguments, UsageError, parse
+from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.execute import PREEMPTED_EXIT_CODE, SUPERVISORS, find_run, is_supervised, run
 from t5x_like.cli.startup import log, prepare
 from t5x_like.cli.usage import overview, usage
-from t5x_like.commands import COMMANDS, Command
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime import stop_signals
 
 __all__ = [
     "COMMANDS",
@@ -78,7 +78,7 @@ def _without_gin_trail(error: Exception) -> str:
 
 def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
     """Runs the same command line as a child process, and restarts it when it crashes."""
-    from t5x_like import supervisor
+    from t5x_like.runtime import supervisor
 
     model_dir = dict(arguments.bindings).get("MODEL_DIR", "")
     if not model_dir.strip("'\""):
@@ -94,5 +94,5 @@ def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
 
 def _leave_others(code: int, error: Exception | None = None) -> None:
     """Ends a process of a multi-process run, see `distributed.abandon`; returns in a single-process run."""
-    if distributed := sys.modules.get("t5x_like.distributed"):
+    if distributed := sys.modules.get("t5x_like.runtime.distributed"):
         distributed.abandon(code, error)

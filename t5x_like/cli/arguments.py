@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 from collections.abc import Sequence
 
-from t5x_like.commands import COMMANDS, Command
+from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5x_like import paths, stop_signals
+from t5x_like import paths
 from t5x_like.cli.arguments import Arguments
+from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
-from t5x_like.commands import COMMANDS, Command
 from t5x_like.errors import UserError
+from t5x_like.runtime import stop_signals
 
 if TYPE_CHECKING:
     from t5x_like import config
@@ -30,20 +31,20 @@ def run(arguments: Arguments) -> int:
     prepare(arguments)
     check_paths(command.paths, given_macros(arguments))
     if command.joins and not arguments.dry_run:
-        from t5x_like import distributed
+        from t5x_like.runtime import distributed
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
-    run_folder = find_run(arguments) if command.needs_run and not arguments.gin_files else None
-    resolved = resolve(arguments, run_folder)
+    run_directory = find_run(arguments) if command.needs_run and not arguments.gin_files else None
+    resolved = resolve(arguments, run_directory)
     with stop_signals.watched() as signals:
         signals.check()  # imports swallow what a signal raises
     check_paths(command.paths, resolved.macros)
     if arguments.dry_run:
-        from t5x_like.dry_run import dry_run
+        from t5x_like.cli.dry_run import dry_run
 
         dry_run(command, resolved)
         return 0
-    with _compilation_cache(resolved.macros, run_folder) if command.compiles else contextlib.nullcontext():
+    with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
         result = resolved.configured()(**_given(command, arguments, resolved))
     return PREEMPTED_EXIT_CODE if getattr(result, "stopped_by", None) and is_supervised() else 0
 
@@ -53,25 +54,25 @@ def is_supervised() -> bool:
     return any(os.environ.get(name) for name in SUPERVISORS)
 
 
-def _compilation_cache(macros: Mapping[str, Any], run_folder: str | None) -> contextlib.AbstractContextManager:
+def _compilation_cache(macros: Mapping[str, Any], run_directory: str | None) -> contextlib.AbstractContextManager:
     """The persistent compilation cache for a command.
 
-    Programs are not read from the directory of a run that the command only reads (`run_folder`): someone else may have
-    written it, and a compiled program is code.
+    Programs are not read from the directory of a run that the command only reads (`run_directory`): another user may
+    have written it, and a compiled program is code.
     """
-    from t5x_like import compilation_cache
+    from t5x_like.runtime import compilation_cache
 
-    folders = () if run_folder else (macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
+    folders = () if run_directory else (macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
     folder = next((folder for folder in folders if isinstance(folder, str) and folder), None)
     return compilation_cache.persistent(compilation_cache.choose_directory(macros, folder))
 
 
-def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
+def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
     """Reads and checks the configuration of a command, and builds nothing.
 
     Args:
       arguments: the command line.
-      run_folder: the run whose stored configuration gives model and task, if any.
+      run_directory: the run whose stored configuration gives model and task, if any.
 
     Raises:
       ConfigError: with every problem found.
@@ -83,16 +84,16 @@ def resolve(arguments: Arguments, run_folder: str | None) -> config.Resolved:
         return config.load(
             command.function,
             files=[*([command.first_file] if command.first_file else []), *(arguments.gin_files or [command.run_file])],
-            # `run_folder` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
-            bindings=[(name, text) for name, text in arguments.bindings if not (run_folder and name == "MODEL_DIR")],
+            # `run_directory` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
+            bindings=[(name, text) for name, text in arguments.bindings if not (run_directory and name == "MODEL_DIR")],
             search_paths=arguments.search_paths,
-            run_folder=run_folder,
+            run_directory=run_directory,
             given=_parameters(command),
-            stand_ins=command.stand_ins,
+            placeholder_macros=command.placeholder_macros,
             process=PROCESS_MACROS if command.compiles else (),
         )
     except config.ConfigError as error:
-        if command.needs_run and run_folder is None:
+        if command.needs_run and run_directory is None:
             hint = "To take model, task and lengths from a run, give --gin.MODEL_DIR=its directory and no --gin_file."
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
@@ -142,7 +143,7 @@ def _given(command: Command, arguments: Arguments, resolved: config.Resolved) ->
     names = _parameters(command)
     given: dict[str, Any] = {"stood_in": resolved.stood_in} if "stood_in" in names else {}
     if "run_config" in names:
-        from t5x_like.run_folder import RunConfig
+        from t5x_like.training.run_directory import RunConfig
 
         given["run_config"] = RunConfig(
             resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from t5x_like import paths, weight_files
+from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.training import weight_files
 
 # Paths that must exist; a command writes all its other paths.
 CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH")

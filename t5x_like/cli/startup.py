@@ -3,9 +3,9 @@
 import os
 import sys
 
-from t5x_like import console_log
 from t5x_like.cli import quiet_imports
 from t5x_like.cli.arguments import Arguments
+from t5x_like.runtime import console_log
 
 
 def prepare(arguments: Arguments) -> None:

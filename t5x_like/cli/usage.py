@@ -1,7 +1,7 @@
 """The help of the command line."""
 
 from t5x_like.cli.arguments import LOG_LEVELS
-from t5x_like.commands import COMMANDS
+from t5x_like.cli.commands import COMMANDS
 
 
 def overview() -> str:

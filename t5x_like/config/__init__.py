@@ -43,7 +43,7 @@ class Resolved:
       root: import path of the command's function.
       text: everything it runs with, in gin; see `operative`.
       idle: the macros of `common` settings that it does not read.
-      stood_in: the macros that nobody has set, for which `stand_ins` gave a value.
+      stood_in: the macros that nobody has set, for which `placeholder_macros` gave a value.
       macros: every macro that was read with its value, those of the process too.
     """
 
@@ -78,9 +78,9 @@ def load(
     bindings: Sequence[tuple[str, str]] = (),
     common: Sequence[tuple[str, str]] = (),
     search_paths: Sequence[str] = (),
-    run_folder: str | None = None,
+    run_directory: str | None = None,
     given: Collection[str] = (),
-    stand_ins: Mapping[str, str] | None = None,
+    placeholder_macros: Mapping[str, str] | None = None,
     process: Collection[str] = (),
 ) -> Resolved:
     """Reads and checks the configuration of a command.
@@ -94,11 +94,11 @@ def load(
       common: macros with their values for several configurations together, as `bindings`; one that this configuration
         does not read is no mistake.
       search_paths: folders with gin files.
-      run_folder: a run whose stored configuration fills in what `files` leave open, above all its model. What it was
+      run_directory: a run whose stored configuration fills in what `files` leave open, above all its model. What it was
         trained on (`TASK_MACROS`) wins over shipped defaults. A callable that a shipped file sets up is set up by that
         file alone, so that the mesh of another machine, say, does not come along.
       given: parameters of `root` that its caller will give.
-      stand_ins: values of macros that a run needs and this command can do without, for those that nobody has set.
+      placeholder_macros: values for macros that a run needs and this command does not, used where they are not set.
       process: macros about this process and not about what it computes; they do not become part of the text.
 
     Returns:
@@ -111,8 +111,8 @@ def load(
     trust = Trust(module for value in task_modules for module in ([value] if isinstance(value, str) else value))
     reader = Reader(search_paths, trust)
     root = reader.add(root)
-    if run_folder is not None:
-        reader.read_run(run_folder)
+    if run_directory is not None:
+        reader.read_run(run_directory)
     for file in files:
         reader.read_file(file)
     reader.statements.drop_stored_setups()
@@ -121,7 +121,7 @@ def load(
     for name, text in bindings:
         reader.read_binding(name, text)
     stood_in = set()
-    for name, text in (stand_ins or {}).items():
+    for name, text in (placeholder_macros or {}).items():
         setting = reader.statements.macros.get(name)
         if setting is not None and setting.value == REQUIRED:
             stood_in.add(name)

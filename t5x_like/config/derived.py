@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from t5x_like.config.values import is_literal, show
-from t5x_like.recorded import origin
+from t5x_like.runtime.recorded import origin
 
 _HEADER = """\
 # The arguments of a call of {root} from Python.
@@ -28,7 +28,7 @@ _TASK = {
     "USE_CACHED_TASKS": "use_cached",
 }
 # Arguments that describe the machine or this start, not the run.
-_LEFT_OUT = ("partitioner", "checkpoints", "at_end", "run_config")
+_LEFT_OUT = ("partitioner", "checkpoints", "on_finish", "run_config")
 
 
 class _Unknown(Exception):

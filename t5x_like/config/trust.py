@@ -16,7 +16,7 @@ MODULE_PARAMETER = "module"
 OWN_PACKAGES = ("t5x_like", "data_tasks")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
-    "t5x_like.checkpoints.Checkpoints",
+    "t5x_like.training.checkpoints.Checkpoints",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.layers.rope_scaling",
@@ -24,8 +24,8 @@ BUILDERS = (
     "t5x_like.objectives",
     "t5x_like.optimizers",
     "t5x_like.partitioning.Partitioner",
-    "t5x_like.schedules",
-    "t5x_like.showcase",
+    "t5x_like.optimizers.schedules",
+    "t5x_like.training.quickstart_report",
 )
 # Macros that are never read from a stored configuration, because they tell a command where to read and write.
 OF_ONE_COMMAND = ("COMPILATION_CACHE_DIR", "INPUT_PATH", "OUTPUT_PATH", "OUTPUT_DIR", "JSON_PATH")

@@ -5,8 +5,8 @@ A logged step of training has `loss` (that step's own, in nats a real target tok
 `tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and where they are known `mfu` and `peak_memory_bytes`.
 """
 
-from t5x_like.metrics._progress import Progress
-from t5x_like.metrics._rows import MetricsWriter, Scalars, read_metrics
-from t5x_like.metrics._throughput import PEAK_FLOPS, Throughput, mfu, peak_flops
+from t5x_like.metrics.progress import Progress
+from t5x_like.metrics.rows import MetricsWriter, Scalars, read_metrics
+from t5x_like.metrics.throughput import PEAK_FLOPS, Throughput, mfu, peak_flops
 
 __all__ = ["PEAK_FLOPS", "MetricsWriter", "Progress", "Scalars", "Throughput", "mfu", "peak_flops", "read_metrics"]

@@ -11,7 +11,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Scalar, Terms
-from t5x_like.recorded import recorded
+from t5x_like.runtime.recorded import recorded
 
 
 class Component(Objective, Protocol):

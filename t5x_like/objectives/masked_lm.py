@@ -17,7 +17,7 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Scalar, Terms
-from t5x_like.recorded import recorded
+from t5x_like.runtime.recorded import recorded
 
 NAME = "masked_lm"
 

@@ -15,7 +15,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Scalar, Terms
-from t5x_like.recorded import recorded
+from t5x_like.runtime.recorded import recorded
 
 NAME = "next_sentence"
 # 0: the second segment follows the first, 1: it is a random one.

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, parameters
 from t5x_like.planning import collectives, hlo, walk
-from t5x_like.program import Program
+from t5x_like.training.program import Program
 
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

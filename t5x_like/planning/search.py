@@ -10,7 +10,7 @@ from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.planning import report, tracing
 from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
-from t5x_like.program import Program
+from t5x_like.training.program import Program
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 TENSOR = (1, 2, 4, 8)

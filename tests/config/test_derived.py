@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from t5x_like import config, optimizers, recorded, schedules
+from t5x_like import config, optimizers
 from t5x_like.config.derived import derive
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -14,6 +14,8 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.runtime import recorded
 
 ROOT = "t5x_like.train.train"
 T5 = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=2, decoder_layers=2)
@@ -81,7 +83,7 @@ def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
         changes = {"data": data, "eval_data": None}
     text, _ = derive(ROOT, arguments(**changes))
     (tmp_path / "config.gin").write_text(text)
-    resolved = config.load("t5x_like.eval.evaluate", files=["runs/eval.gin"], run_folder=str(tmp_path))
+    resolved = config.load("t5x_like.eval.evaluate", files=["runs/eval.gin"], run_directory=str(tmp_path))
     given = config.arguments(resolved.configured(), without=("partitioner",))
     assert given["model"] == T5 and given["objective"].z_loss == 0.5
     assert given["checkpoint_path"] == str(tmp_path) and given["data"].split == "validation"
@@ -95,7 +97,7 @@ def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
         commands["infer"] = [("OUTPUT_PATH", "out"), ("INPUT_PATH", "in.txt")]
     for name, given_paths in commands.items():
         loaded = config.load(
-            f"t5x_like.{name}.{name}", files=[f"runs/{name}.gin"], bindings=given_paths, run_folder=str(tmp_path)
+            f"t5x_like.{name}.{name}", files=[f"runs/{name}.gin"], bindings=given_paths, run_directory=str(tmp_path)
         )
         assert config.arguments(loaded.configured(), without=("partitioner", "data"))["model"] == T5
 

@@ -80,7 +80,7 @@ def test_a_run_gives_its_model_and_task_but_not_its_set_up(toy, tmp_path):
           split = 'validation'
     """
     toy.write("eval.gin", text, shipped=True)
-    result = toy.load(files=["eval.gin"], run_folder=str(tmp_path / "run")).configured()()
+    result = toy.load(files=["eval.gin"], run_directory=str(tmp_path / "run")).configured()()
     assert result["model"].dim == 24  # the run's
     assert (result["data"].task, result["data"].split, result["data"].seed) == ("trained_on", "validation", 0)
     assert result["model_dir"] == str(tmp_path / "run")

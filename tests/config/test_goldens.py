@@ -66,7 +66,7 @@ def test_the_resolved_configuration_is_the_reviewed_one(name):
         files=files,
         bindings=bindings,
         given=("run_config",),
-        stand_ins=COMMANDS[command].stand_ins,
+        placeholder_macros=COMMANDS[command].placeholder_macros,
     )
     text = config.flat_text(resolved.text)
     golden = GOLDENS / f"{name}.txt"

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from t5x_like import config
-from t5x_like.commands import COMMANDS
+from t5x_like.cli.commands import COMMANDS
 from t5x_like.config import files, trust
 from t5x_like.config.values import Reference, inner
 from t5x_like.config.walk import resolved
@@ -20,7 +20,7 @@ def load(folder, text, *bindings, command="eval"):
     if command == "infer":
         pairs.append(("INPUT_PATH", "in.txt"))
     known = COMMANDS[command]
-    return config.load(known.function, files=[known.run_file], bindings=pairs, run_folder=str(folder))
+    return config.load(known.function, files=[known.run_file], bindings=pairs, run_directory=str(folder))
 
 
 MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"
@@ -43,10 +43,10 @@ def test_a_run_is_described_by_what_this_package_builds(tmp_path):
         ("from os import path\nMODEL = @path.exists()", "os.path.exists"),
         ("import os as t5x_like\nMODEL = @t5x_like.system()", "os.system"),
         (
-            "from t5x_like import supervisor\nMODEL = @supervisor.subprocess.Popen()",
-            "t5x_like.supervisor.subprocess.Popen",
+            "from t5x_like.runtime import supervisor\nMODEL = @supervisor.subprocess.Popen()",
+            "t5x_like.runtime.supervisor.subprocess.Popen",
         ),
-        ("from t5x_like import supervisor\nMODEL = @supervisor.again()", "t5x_like.supervisor.again"),
+        ("from t5x_like.runtime import supervisor\nMODEL = @supervisor.again()", "t5x_like.runtime.supervisor.again"),
         ("import t5x_like.cli\nMODEL = @t5x_like.cli.main()", "t5x_like.cli.main"),
         ("from t5x_like import paths\nMODEL = @paths.write_atomic()", "t5x_like.paths.write_atomic"),
         ("from t5x_like import ablate\nMODEL = @ablate.ablate()", "t5x_like.ablate.ablate"),

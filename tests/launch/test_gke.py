@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
-DISTRIBUTED = SCRIPT.parents[1] / "t5x_like/distributed.py"
+DISTRIBUTED = SCRIPT.parents[1] / "t5x_like/runtime/distributed.py"
 IMAGE = "--image=registry.example.com/images/t5x_like:first"
 COMMAND = [
     "--",

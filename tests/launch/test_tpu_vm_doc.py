@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from t5x_like import cli
-from t5x_like.metrics import _rows
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/tpu_vm.md").read_text()
 # Indented blocks; a line that ends with a backslash goes on in the next one.

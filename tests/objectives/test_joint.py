@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numerics import assert_close
 
-from t5x_like import optimizers, parameters, step
+from t5x_like import optimizers, parameters
 from t5x_like.data import features
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives.joint import Joint
@@ -16,6 +16,7 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
+from t5x_like.training import step
 
 CONFIG = BertConfig(
     vocab_size=24,

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from t5x_like import optimizers, partitioning, program
+from t5x_like import optimizers, partitioning
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.planning import search, topologies, tracing
+from t5x_like.training import program
 
 CONFIG = T5Config(
     vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16, encoder_layers=2, decoder_layers=2

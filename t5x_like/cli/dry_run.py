@@ -1,0 +1,158 @@
+"""`--dry_run`: checks and describes a command as far as this machine can, without computing or writing anything."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from t5x_like import ablate, config, parameters, partitioning, paths
+from t5x_like.cli.commands import Command
+
+# Timeout after which a store counts as not checked.
+ANSWER_SECONDS = 30.0
+# Arguments with paths that a command writes, and that it reads.
+WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
+READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
+
+
+def dry_run(command: Command, resolved: config.Resolved) -> None:
+    """Prints what a command would do.
+
+    Args:
+      command: the command.
+      resolved: its configuration.
+
+    Raises:
+      UserError: the command would fail before its first batch.
+    """
+    function = resolved.configured()
+    if command.function == "t5x_like.ablate.ablate":
+        cells = ablate.resolve_cells(**config.taken(ablate.resolve_cells, config.arguments(function)))
+        for row, column, folder, cell in cells:
+            print(f"{row}, {column}:")
+            _print(describe(config.arguments(cell.configured(), without=("partitioner",)) | {"model_dir": folder}))
+    else:
+        _print(describe(config.arguments(function, without=("partitioner",))))
+        print(f"  mesh: {_mesh(function)}")
+    print("dry run: nothing was computed or written")
+
+
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(f"  {line}")
+
+
+def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for the model, each data source and each path among the arguments of a command.
+
+    Raises:
+      UserError: see `dry_run`.
+    """
+    model, objective = arguments.get("model"), arguments.get("objective")
+    if model is not None:
+        yield f"model: {type(model).__name__}, {_parameters(model, objective)}"
+    for name in ("data", "eval_data"):
+        if (source := arguments.get(name)) is not None and objective is not None:
+            yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
+            shapes = source.batch_shapes(objective.features) if hasattr(source, "batch_shapes") else {}
+            yield from (f"  {feature} {list(shape)} int32" for feature, shape in shapes.items())
+    if arguments.get("total_steps") is not None:
+        yield f"steps: {arguments['total_steps']:,}"
+    for name in READ:
+        if arguments.get(name):
+            yield f"reads {name}={arguments[name]}{_reachable(arguments[name])}"
+    for name in WRITTEN:
+        if arguments.get(name):
+            yield f"writes {name}={arguments[name]}{_kept(name, arguments[name])}"
+
+
+def _parameters(model: Any, objective: Any) -> str:
+    config_here = partitioning.for_platform(model, "cpu")
+    network = jax.eval_shape(config_here.make, jax.random.key(0))
+    heads = jax.eval_shape(objective.init, jax.random.key(0), network) if objective is not None else {}
+    owner = f", heads of {type(objective).__name__} {parameters.count(heads):,}" if objective is not None else ""
+    return f"{parameters.count(network):,} parameters{owner}"
+
+
+def _data(source: Any, arguments: Mapping[str, Any]) -> str:
+    """Describes a data source after the checks that need no example."""
+    model, objective = arguments.get("model"), arguments["objective"]
+
+    def check() -> str:
+        if hasattr(source, "check"):
+            source.check(objective.features)
+        if model is not None:
+            source.check_vocabulary(model.vocab_size)
+        return source.describe()[0]
+
+    return _answer(check)
+
+
+def _answer(check: Callable[[], str]) -> str:
+    """Runs a check and returns its result, or why the check is impossible: an unreachable store is not an error."""
+    found: list[Any] = []
+
+    def run():
+        try:
+            found.append(check())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if not found:
+        return f"not checked: no answer within {ANSWER_SECONDS:.0f} s"
+    if isinstance(found[0], Exception):
+        if "://" not in str(found[0]) and not isinstance(found[0], ConnectionError | TimeoutError):
+            raise found[0]
+        return f"not checked: {str(found[0]).splitlines()[0]}"
+    return found[0]
+
+
+def _reachable(path: str) -> str:
+    if paths.is_local(path):
+        return ""
+
+    def check() -> str:
+        if not paths.exists(path):
+            raise FileNotFoundError(f"{path} not found from here")
+        return "found"
+
+    try:
+        return f" ({_answer(check)})"
+    except (ImportError, OSError) as error:
+        return f" (not checked: {error})"
+
+
+def _kept(name: str, path: str) -> str:
+    """Describes the contents of a run directory."""
+    if not paths.is_local(path):
+        return " (not checked)"
+    if name != "model_dir":
+        return ""
+    steps = [int(step) for step in paths.listdir(paths.join(path, "checkpoints")) if step.isdigit()]
+    return f" (resumes after step {max(steps)})" if steps else ""
+
+
+def _mesh(function: Callable) -> str:
+    """The mesh on this machine's devices; that of a slice cannot be made here.
+
+    Raises:
+      UserError: no machine has such a mesh, as where the rule set is misspelt.
+    """
+    try:
+        partitioner = config.arguments(function, without=_others(function)).get("partitioner")
+    except partitioning.DeviceMismatchError as error:
+        devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
+        return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
+    if partitioner is None:
+        return "all devices"
+    sizes = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
+    return f"rules {partitioner.rules_name}, {sizes or 'one device'} on this machine"
+
+
+def _others(function: Callable) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "partitioner"]

@@ -1,0 +1,84 @@
+"""AdamW (Loshchilov and Hutter, 2019, 1711.05101) on optax."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from t5x_like import parameters
+from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
+from t5x_like.optimizers.schedules import Schedule
+from t5x_like.runtime.recorded import recorded
+
+
+@recorded
+def adamw(
+    *,
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    decay_vectors: bool = False,
+    groups: Sequence[ParameterGroup] = (),
+) -> Optimizer:
+    """Adam with decoupled weight decay: `-learning_rate * (m / (sqrt(v) + eps) + weight_decay * param)`.
+
+    Args:
+      learning_rate: the schedule, or a number.
+      b1: the decay of the first moment.
+      b2: the decay of the second moment.
+      eps: added to the root of the second moment.
+      weight_decay: the decay, multiplied by the learning rate.
+      decay_vectors: whether vectors (scales of norms, biases) decay too. `heads` and `kv` count as one dimension.
+      groups: parameter groups; the first that matches a parameter counts.
+
+    Returns:
+      The optimizer. Its state is optax's `ScaleByAdamState`, with the moments by the name of their parameter.
+    """
+    schedule = as_schedule(learning_rate)
+    groups = tuple(groups)
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+
+    def init(params):
+        arrays = parameters.named_leaves(params)
+        known = trainable_leaves(params, groups)
+
+        def zeros():
+            return {name: nnx.Variable(jnp.zeros(arrays[name].shape), axes=leaf.axes) for name, leaf in known.items()}
+
+        return optax.ScaleByAdamState(nnx.Variable(jnp.zeros((), jnp.int32), axes=()), zeros(), zeros())
+
+    def update(gradients, state, params, *, step):
+        known = trainable_leaves(params, groups)
+        arrays = parameters.named_leaves(params)
+        named = {name: leaf.astype(jnp.float32) for name, leaf in parameters.named_leaves(gradients).items()}
+        plain = optax.ScaleByAdamState(
+            state.count.get_value(), parameters.named_leaves(state.mu), parameters.named_leaves(state.nu)
+        )
+        directions, plain = adam.update(named, plain)
+        rate = schedule(step)
+        updates = {}
+        for name, direction in directions.items():
+            leaf = known[name]
+            if decay_vectors or not _is_vector(leaf):
+                decay = weight_decay * _over_layers(leaf, "weight_decay_factor")
+                direction = direction + decay * arrays[name].astype(jnp.float32)
+            updates[name] = -rate * _over_layers(leaf, "learning_rate_factor") * direction
+        new_state = parameters.rebuild(state, parameters.named_leaves(plain))
+        return parameters.rebuild(gradients, updates), new_state
+
+    return Optimizer(init, update, schedule, groups)
+
+
+def _is_vector(leaf: Leaf) -> bool:
+    return len(leaf.axes) < 2 or leaf.axes == ("heads", "kv")
+
+
+def _over_layers(leaf: Leaf, field: str) -> float | np.ndarray:
+    """A factor in a shape that multiplies the whole array."""
+    factor = leaf.factor(field)
+    return factor if leaf.layers is None else factor.reshape((-1,) + (1,) * len(leaf.axes))

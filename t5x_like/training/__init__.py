@@ -1,0 +1,1 @@
+"""Training: the loop, its program and update, checkpoints, and the run directory."""

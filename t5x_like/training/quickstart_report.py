@@ -1,0 +1,119 @@
+"""What the quickstart prints when it has finished: what the model has learnt, in numbers and in words."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from t5x_like.decoding.greedy import EOS_ID, greedy
+from t5x_like.training.evaluation import Evaluator
+
+
+def span_corruption(
+    *, params: Any, objective: Any, partitioner: Any, data: Any, model_dir: str, batches: int = 20, samples: int = 3
+) -> dict[str, float]:
+    """Compares the held-out loss with a unigram model's and fills in blanks of held-out text.
+
+    Both numbers are in nats per target token that is neither a sentinel nor EOS. The unigram's is the entropy of those
+    very tokens: no model that ignores context can have a lower loss on them.
+
+    Args:
+      params: what was trained, `{"model": …, "objective": …}`.
+      objective: the objective it was trained with.
+      partitioner: mesh and rules.
+      data: a source of held-out span-corrupted text.
+      model_dir: the run's folder, to be named.
+      batches: batches to evaluate at most.
+      samples: blanks to show.
+
+    Returns:
+      `held_out_loss` and `unigram_entropy`.
+    """
+    vocabulary = data.vocabularies()["targets"]
+    words = _WordsOnly(data, first_sentinel=vocabulary.vocab_size - vocabulary.extra_ids)
+    loss = Evaluator(objective, words, partitioner, batches)(params)["loss"]
+    entropy = unigram_entropy(
+        np.concatenate(
+            [
+                batch["decoder_target_tokens"][batch["decoder_loss_weights"] > 0]
+                for batch in words.eval_batches(objective.features, batches)
+            ]
+        )
+    )
+    console = Console(highlight=False)
+    console.print(
+        f"\nheld-out loss {loss:.3f} nats a token, unigram entropy {entropy:.3f}: {entropy - loss:.3f} nats below "
+        "(target tokens that are neither sentinel nor EOS)"
+    )
+    _fill_in(console, params["model"], partitioner, data, objective.features, vocabulary, samples)
+    return {"held_out_loss": loss, "unigram_entropy": entropy}
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """The entropy, in nats, of the empirical distribution of `tokens`."""
+    counts = np.unique(tokens, return_counts=True)[1]
+    shares = counts / counts.sum()
+    return float(-np.sum(shares * np.log(shares)))
+
+
+@dataclasses.dataclass
+class _WordsOnly:
+    """Evaluation batches whose sentinels and EOS weigh nothing."""
+
+    data: Any
+    first_sentinel: int
+
+    def eval_batches(self, features, batches: int, **processes) -> Iterator[dict[str, np.ndarray]]:
+        for batch in self.data.eval_batches(features, batches, **processes):
+            targets = batch["decoder_target_tokens"]
+            is_word = (targets != EOS_ID) & (targets < self.first_sentinel)
+            yield {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * is_word}
+
+
+def _fill_in(console, model, partitioner, data, features, vocabulary, samples):
+    """Prints held-out text with its blanks, what stood there, and what the model puts there."""
+    batch = next(iter(data.eval_batches(features, 1)))
+    first = batch["encoder_segment_ids"] == 1  # of a packed row, its first example
+    alone = {name: rows * first for name, rows in batch.items() if name.startswith("encoder")}
+    length = batch["decoder_target_tokens"].shape[1]
+    decode = partitioner.jit(lambda model, batch: greedy(model, batch, max_length=length).tokens)
+    predicted = jax.device_get(decode(model, partitioner.put_batch(alone)))
+    first_sentinel = vocabulary.vocab_size - vocabulary.extra_ids
+    targets = batch["decoder_target_tokens"] * (batch["decoder_segment_ids"] == 1)
+    for row in range(min(samples, len(predicted))):
+        text = _with_blanks(vocabulary, alone["encoder_input_tokens"][row], first_sentinel)
+        console.print(Text(f"\n{text}"))
+        truth, guess = (_spans(vocabulary, tokens[row], first_sentinel) for tokens in (targets, predicted))
+        for number, expected in enumerate(truth, 1):
+            found = guess[number - 1] if number <= len(guess) else ""
+            console.print(Text(f"  [{number}] {found!r}   (was {expected!r})"))
+
+
+def _spans(vocabulary, tokens, first_sentinel) -> list[str]:
+    """The text after each sentinel, up to EOS."""
+    ids = [int(token) for token in itertools.takewhile(lambda token: token not in (0, EOS_ID), tokens)]
+    spans: list[list[int]] = []
+    for token in ids:
+        if token >= first_sentinel:
+            spans.append([])
+        elif spans:
+            spans[-1].append(token)
+    return [vocabulary.decode(span).strip() for span in spans]
+
+
+def _with_blanks(vocabulary, tokens, first_sentinel) -> str:
+    """Corrupted text with each sentinel as a numbered blank."""
+    pieces, run, blank = [], [], 0
+    for token in [int(token) for token in itertools.takewhile(lambda token: token not in (0, EOS_ID), tokens)]:
+        if token >= first_sentinel:
+            blank += 1
+            pieces += [vocabulary.decode(run), f" [{blank}] "]
+            run = []
+        else:
+            run.append(token)
+    return "".join([*pieces, vocabulary.decode(run)]).strip()

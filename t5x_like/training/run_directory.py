@@ -1,0 +1,346 @@
+"""MODEL_DIR: which folder a run writes to, the description that it keeps there, and its status."""
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import json
+import os
+import pathlib
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from absl import logging
+
+import t5x_like
+from t5x_like import parameters, paths
+from t5x_like.errors import RunFailed, UserError
+
+RUNS = "runs"
+CONFIG = "config.gin"
+MODEL_INFO = "model_info.txt"
+STATUS = "status.json"
+# Messages of operating system errors on an unwritable file system, in errors of any library.
+_UNWRITABLE = {
+    os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+}
+# Limit of the reason in a status, so that the file fits into one disk block.
+_REASON_CHARACTERS = 2000
+
+# What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
+# prints and keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may
+# not change.
+FREE = (
+    "model_dir",
+    "total_steps",
+    "log_period",
+    "eval_period",
+    "eval_steps",
+    "eval_data",
+    "eval_objective",
+    "save_period",
+    "checkpoints",
+    "partitioner",
+    "microbatches",
+    "stop_after_skipped",
+    "compiler_options",
+    "on_finish",
+    # Where a cache lies and how it is read: that it is the same one is part of the position in it.
+    *(f"t5x_like.data.cached.CachedSource.{name}" for name in ("cache_dir", "threads", "verify_checksums")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The resolved configuration of a run, and what its command line says of this start of it.
+
+    Attributes:
+      text: as gin reads it again; written to `MODEL_DIR/config.gin`.
+      override: whether a run whose stored configuration differs is continued all the same.
+      profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
+      restore: `"latest"`, or `"previous"` to delete damaged checkpoints newer than the newest intact one first.
+    """
+
+    text: str
+    override: bool = False
+    profile_steps: tuple[int, int] | None = None
+    restore: str = "latest"
+
+
+def resolve(model_dir: str | None) -> str:
+    """The folder of a run: `model_dir` as an absolute path or URL, or a new `./runs/<number>`.
+
+    Raises:
+      UserError: the folder is not writable, or none is named and several processes would have to agree on one.
+    """
+    if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
+        raise UserError(f"MODEL_DIR={model_dir!r} is a {type(model_dir).__name__}; give a path or URL as text")
+    if model_dir:
+        if not paths.is_local(model_dir):
+            return os.fspath(model_dir).rstrip("/")
+        paths.check_writable("MODEL_DIR", model_dir)
+        return str(paths.local(model_dir).absolute())
+    if jax.process_count() > 1:
+        raise UserError("MODEL_DIR: missing. Give a directory that all processes of the run share")
+    paths.check_writable("MODEL_DIR", RUNS)
+    root = pathlib.Path(RUNS).absolute()
+    root.mkdir(exist_ok=True)
+    number = max((int(entry.name) for entry in root.iterdir() if entry.name.isdigit()), default=0) + 1
+    while True:
+        folder = root / str(number)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another run has just started here
+            number += 1
+        else:
+            return str(folder)
+
+
+def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
+    """Refuses to go on with a run that was started with another model or another training.
+
+    A folder without checkpoints has nothing to disagree with. Free to change is what `FREE` names.
+
+    Raises:
+      UserError: the stored configuration differs, with the differences; not with `run_config.override`.
+    """
+    stored = paths.join(model_dir, CONFIG)
+    if run_config is None or not _has_checkpoints(model_dir) or not paths.exists(stored):
+        return
+    from t5x_like import config  # gin is needed only where a configuration is given
+
+    text = paths.read_text(stored)
+    if "train.train" not in text:  # it describes a model alone
+        raise _not_a_run(model_dir)
+    differences = config.differences(text, run_config.text, free=FREE)
+    if differences and not run_config.override:
+        raise UserError(
+            f"{model_dir} was trained with another configuration (stored → now):\n"
+            + "\n".join(f"  {line}" for line in differences)
+            + "\nGive another MODEL_DIR, or the stored values, or accept the difference with --override_config."
+        )
+
+
+def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> int:
+    """The step to resume from; 0 for a new run.
+
+    Args:
+      keeper: the `Checkpoints` of the run.
+      model_dir: the run's folder, for the message.
+      run_config: whether damaged checkpoints may be deleted.
+
+    Raises:
+      UserError: the newest checkpoint is damaged, or holds parameters alone, as `t5x_like convert` writes them.
+    """
+    if run_config is not None and run_config.restore == "previous":
+        keeper.drop_damaged()
+    newest = keeper.latest()
+    if newest is None:
+        return 0
+    keeper.verify(newest)
+    if "step" not in keeper.shapes(newest):
+        raise _not_a_run(model_dir)
+    return newest
+
+
+def _not_a_run(model_dir: str) -> UserError:
+    return UserError(
+        f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "
+        "state or data position (as `t5x_like convert` writes). Give a new MODEL_DIR, and start from these parameters "
+        f"with --gin.INITIAL_CHECKPOINT_PATH={model_dir}"
+    )
+
+
+def _has_checkpoints(model_dir: str) -> bool:
+    return any(
+        name.removesuffix(".committed").isdigit() for name in paths.listdir(paths.join(model_dir, "checkpoints"))
+    )
+
+
+def model_info(tree: Any, partitioner: Any) -> str:
+    """A line for each parameter: name, shape, logical axes, and how the mesh splits it; the last line counts them.
+
+    Args:
+      tree: parameters or their shapes.
+      partitioner: the mesh and its rules.
+    """
+    axes = parameters.logical_axes(tree)
+    rows = [("parameter", "shape", "logical axes", "mesh sharding")]
+    for name, leaf in parameters.named_leaves(tree).items():
+        spec = partitioner.spec(axes[name], leaf.shape, name)
+        rows.append((name, _listed(leaf.shape), _listed(axes[name]), _listed(spec)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
+    return "\n".join([*lines, "", f"{parameters.count(tree):,} parameters in {len(rows) - 1} arrays"]) + "\n"
+
+
+def _listed(entries) -> str:
+    return "[" + " ".join("+".join(entry) if isinstance(entry, tuple) else str(entry or "-") for entry in entries) + "]"
+
+
+def write_description(
+    model_dir: str, info: str, run_config: RunConfig | None, arguments: Mapping[str, Any] | None = None
+) -> None:
+    """Writes `model_info.txt` and `config.gin`.
+
+    Args:
+      model_dir: the run's folder.
+      info: the text of `model_info.txt`.
+      run_config: the resolved configuration; None for a run started from Python.
+      arguments: the arguments of `train` in a run started from Python. The file of a run with checkpoints is kept.
+    """
+    paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
+    stored = paths.join(model_dir, CONFIG)
+    if run_config is not None:
+        paths.write_atomic(stored, run_config.text)
+    elif arguments is not None and not (_has_checkpoints(model_dir) and paths.exists(stored)):
+        from t5x_like.config.derived import derive
+
+        text, unknown = derive("t5x_like.train.train", arguments)
+        if unknown:
+            logging.info(
+                "%s: omits %s, which gin cannot express. If eval, infer or convert need them, pass them by --gin_file",
+                *(stored, ", ".join(unknown)),
+            )
+        paths.write_atomic(stored, text)
+
+
+def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
+    """Describes what is saved of a run stopped after `step` with the newest checkpoint `newest`, and how to resume."""
+    if newest is None:
+        return f"step {step} is not saved, because SAVE_PERIOD=None. The same command starts from the beginning"
+    saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the newest checkpoint is {newest}"
+    return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
+
+
+def environment(partitioner: Any) -> dict[str, Any]:
+    """The properties, besides the arrays, that bit-exact resumption depends on."""
+    return {
+        "t5x_like": t5x_like.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": partitioner.mesh.devices.flat[0].device_kind,
+        "mesh": {axis: int(size) for axis, size in partitioner.mesh.shape.items()},
+        "rules": partitioner.rules_name,
+        "cpu_threads": os.cpu_count(),
+    }
+
+
+def warn_of_another_environment(about: Mapping[str, Any], partitioner: Any) -> None:
+    """Warns if the checkpoint described by `about` was written in another environment."""
+    for name, now in environment(partitioner).items():
+        if about.get(name) != now:
+            logging.warning(
+                "%s was %s when this checkpoint was written and is %s now: losses may differ in the last bits",
+                name,
+                about.get(name),
+                now,
+            )
+
+
+@contextlib.contextmanager
+def closing(thing: Any) -> Iterator[Any]:
+    """As `contextlib.closing`, but if the body has failed, errors in closing are logged instead of raised."""
+    try:
+        yield thing
+    except BaseException:
+        try:
+            thing.close()
+        except Exception as error:
+            logging.warning("%s was not closed properly: %s", type(thing).__name__, str(error).split("\n", 1)[0])
+        raise
+    thing.close()
+
+
+@contextlib.contextmanager
+def storage_explained(model_dir: str) -> Iterator[None]:
+    """Converts errors about an unwritable MODEL_DIR into `RunFailed`.
+
+    Raises:
+      RunFailed: instead of an error of the operating system or of a library that writes checkpoints.
+    """
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        # A library's message may be long and name the reason last, so only the reason is shown.
+        reason = next((reason for reason in _UNWRITABLE if reason in str(error)), None)
+        if reason is None and getattr(error, "errno", None) not in _UNWRITABLE.values():
+            raise
+        raise RunFailed(
+            f"MODEL_DIR={model_dir} cannot be written: {reason or error}. The checkpoints written so far are intact; "
+            "free space or repair the storage, then run the same command to resume from the newest one"
+        ) from error
+
+
+class Status:
+    """Writes `MODEL_DIR/status.json`: whether a run is running, finished, preempted or failed.
+
+    As a context manager it writes `failed` with the reason on an error, and `preempted` on a signal. A start that ends
+    before it has written `running` keeps the status of a finished run.
+
+    Attributes:
+      step: number of updates so far.
+    """
+
+    STATES = ("running", "finished", "preempted", "failed")
+
+    def __init__(self, model_dir: str, *, enabled: bool = True):
+        """Initializes without writing; never writes unless `enabled`."""
+        self._model_dir, self._path, self._enabled = model_dir, paths.join(model_dir, STATUS), enabled
+        self._has_run = False
+        self.step = 0
+
+    def __enter__(self) -> "Status":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None or not self._enabled or (not self._has_run and self._is_finished()):
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self.write("preempted", step=self.step, reason=str(error) or "interrupted")
+        else:
+            self.write("failed", step=self.step, reason=f"{kind.__name__}: {error}")
+
+    def _is_finished(self) -> bool:
+        with contextlib.suppress(Exception):
+            return (read_status(self._model_dir) or {}).get("state") == "finished"
+        return False
+
+    def write(self, state: str, *, step: int, reason: str | None = None) -> None:
+        """Replaces the status. A status that cannot be written is warned about and ends nothing.
+
+        Args:
+          state: one of `STATES`.
+          step: updates done so far.
+          reason: why, for `failed`.
+        """
+        if state not in self.STATES:
+            raise ValueError(f"state={state!r} is none of {self.STATES}")
+        self._has_run = True
+        if not self._enabled:
+            return
+        status = {
+            "state": state,
+            "step": step,
+            "reason": reason and reason[:_REASON_CHARACTERS],
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+        }
+        try:
+            paths.write_despite_full_disk(self._path, json.dumps(status, indent=2) + "\n")
+        except Exception as error:  # stores raise errors of their own
+            logging.warning("%s cannot be written: %s", self._path, error)
+
+
+def read_status(model_dir: str) -> Mapping[str, Any] | None:
+    """The status that a run wrote last, or None. A `running` whose process is gone was killed."""
+    path = paths.join(model_dir, STATUS)
+    return json.loads(paths.read_text(path)) if paths.exists(path) else None

@@ -1,0 +1,200 @@
+"""Starting from somebody else's parameters: INITIAL_CHECKPOINT_PATH."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from t5x_like import interop, optimizers, parameters
+from t5x_like.errors import UserError
+from t5x_like.training import weight_files
+from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.training.checkpoints import Checkpoints
+
+MODEL, PARAMS = "model/", "params/"
+
+
+def restore(
+    path: str,
+    state: Any,
+    frozen: Any,
+    config: Any,
+    partitioner: Any,
+    mapping: Sequence[tuple[str, str]] = (),
+) -> tuple[Any, Any]:
+    """`(state, frozen)` with the parameters found at `path`; step, optimizer and data position stay fresh.
+
+    The heads of the objective are restored too, where name and shape agree. A head of another shape, such as a
+    classifier of another task, stays freshly initialised, and so do parameters that `path` lacks; both are logged.
+
+    Args:
+      path: a run folder, its `checkpoints` folder, one step's folder in it, or a Hugging Face folder with safetensors.
+      state: a `TrainState` with freshly initialised parameters.
+      frozen: the frozen part of the parameters.
+      config: the model's configuration, which a Hugging Face folder must agree with.
+      partitioner: where the arrays go.
+      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model and its heads (without
+        the leading `model/` or `objective/`) to give the checkpoint's; a name replaced by the empty string stays
+        freshly initialised.
+
+    Raises:
+      UserError: a tensor of the model is there in another shape, or nothing of the model matches.
+    """
+    params = optimizers.merge(state.params, frozen)
+    shapes = stacked_shapes(params, partitioner)
+    wanted = {name: _renamed(name, mapping) for name in shapes}
+    with _open(path, config, partitioner) as (stored, read):
+        same = {name: other for name, other in wanted.items() if stored.get(other) == shapes[name].shape}
+        other_shape = [name for name, other in wanted.items() if other in stored and name not in same]
+        _refuse(path, shapes, wanted, stored, [name for name in other_shape if name.startswith(MODEL)])
+        if not any(name.startswith(MODEL) for name in same):
+            raise UserError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
+        leaves = read({other: shapes[name] for name, other in same.items()})
+        found = {name: leaves[other] for name, other in same.items()}
+    _report(path, shapes, same, stored, other_shape)
+    shardings = parameters.named_leaves(partitioner.shardings(params))
+    placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in same})
+    merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
+    return state.replace(params=_select(state.params, merged)), _select(frozen, merged)
+
+
+def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dict[str, Any]:
+    """The parameters stored at `path`, `{"model": …, "objective": …}`, every tensor of them.
+
+    Args:
+      path, config, partitioner: as in `load_model`.
+      objective: whose heads are read too.
+
+    Raises:
+      UserError: a tensor is missing there, or has another shape.
+    """
+    network = partitioner.eval_shape(config.make, jax.random.key(0))
+    heads = partitioner.eval_shape(objective.init, jax.random.key(0), network)
+    return _load(path, {"model": network, "objective": heads}, config, partitioner)
+
+
+def load_model(path: str, config: Any, partitioner: Any) -> Any:
+    """The model stored at `path`, every tensor of it.
+
+    Args:
+      path: as in `restore`.
+      config: the model's configuration with nothing left open (see `partitioning.for_platform`).
+      partitioner: where the arrays go.
+
+    Raises:
+      UserError: a tensor is missing there, or has another shape.
+    """
+    return _load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
+
+
+def _load(path, like, config, partitioner):
+    shapes = stacked_shapes(like, partitioner)
+    with _open(path, config, partitioner) as (stored, read):
+        for root in like:
+            own = [name for name in shapes if name.startswith(f"{root}/")]
+            if missing := sorted(set(own) - set(stored)):
+                raise UserError(
+                    f"{path} lacks {len(missing)} of the {len(own)} tensors of this {root}, such as {missing[0]!r}"
+                )
+        other_shape = [name for name in shapes if stored[name] != shapes[name].shape]
+        _refuse(path, shapes, dict(zip(shapes, shapes, strict=True)), stored, other_shape)
+        leaves = read(shapes)
+    return parameters.rebuild(like, lay_out(leaves, parameters.named_leaves(partitioner.shardings(like))))
+
+
+def _select(like: Any, params: Any) -> Any:
+    leaves = parameters.named_leaves(params)
+    return parameters.rebuild(like, {name: leaves[name] for name in parameters.named_leaves(like)})
+
+
+def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
+    root, _, name = name.partition("/")
+    for pattern, replacement in mapping:
+        name = re.sub(pattern, replacement, name)
+    return f"{root}/{name}"
+
+
+@contextlib.contextmanager
+def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
+    """The shapes of the parameters at `path` by stored name, and a function that reads those of given shapes."""
+    if weight_files.is_huggingface(path):
+        leaves = interop.read(path, config)
+        yield (
+            {name: leaf.shape for name, leaf in leaves.items()},
+            lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
+        )
+        return
+    directory, step = locate(path)
+    reader = Checkpoints(directory, read_only=True)
+    try:
+        step = reader.latest() if step is None else step
+        if step is None:
+            raise UserError(weight_files.explain_missing(path))
+        yield (
+            _below(PARAMS, reader.shapes(step)),
+            lambda wanted: _below(PARAMS, reader.read(step, {PARAMS + name: shape for name, shape in wanted.items()})),
+        )
+    finally:
+        reader.close()
+
+
+def _put(leaf: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.make_array_from_callback(
+        shape.shape, shape.sharding, lambda index: np.asarray(leaf[index], shape.dtype), dtype=shape.dtype
+    )
+
+
+def _below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+
+
+def _refuse(path, shapes, wanted, stored, other_shape):
+    for name in other_shape:
+        raise UserError(
+            f"{path}: {wanted[name]} has shape {stored[wanted[name]]}, this model's {name} has {shapes[name].shape}"
+        )
+
+
+def locate(path: str) -> tuple[str, int | None]:
+    """The checkpoints folder that `path` means, and the step where it names one.
+
+    `path` is a run folder, its `checkpoints` folder, or one step's folder in that.
+    """
+    folder = path.rstrip("/")
+    parent, _, last = folder.rpartition("/")
+    if last.isdigit() and parent.endswith("checkpoints"):
+        return parent, int(last)
+    if last == "checkpoints":
+        return folder, None
+    return f"{folder}/checkpoints", None
+
+
+def find_step(path: str) -> int | None:
+    """The step of the checkpoint that `path` means, or None for a Hugging Face folder."""
+    if weight_files.is_huggingface(path):
+        return None
+    directory, step = locate(path)
+    if step is not None:
+        return step
+    reader = Checkpoints(directory, read_only=True)
+    try:
+        return reader.latest()
+    finally:
+        reader.close()
+
+
+def _report(path, shapes, present, stored, other_shape):
+    for name in other_shape:
+        logging.warning(
+            "%s: %s is freshly initialized, because the stored shape differs from %s", path, name, shapes[name].shape
+        )
+    for label, names in (
+        ("restored", present),
+        ("freshly initialised", set(shapes) - set(present)),
+        ("ignored", set(stored) - set(present.values())),
+    ):
+        logging.info("%s: %s %d tensors: %s", path, label, len(names), ", ".join(sorted(names)) or "none")

@@ -1,0 +1,310 @@
+"""The command line understands what is meant, and says what is wrong without a traceback."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import gin
+import pytest
+
+from t5x_like import cli
+from t5x_like.errors import RunFailed, UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TOY = """
+import json, os, sys
+
+def command(*, size: int = 1, text=None, run_config=None):
+    import jax
+    print(json.dumps({
+        "size": size,
+        "text": text,
+        "devices": jax.device_count(),
+        "platform": jax.default_backend(),
+        "config": run_config.text.count("size"),
+        "override": run_config.override,
+    }))
+
+def fail():
+    raise ValueError("of a user's module")
+
+class Stopped:
+    stopped_by = "SIGTERM"
+
+def preempted():
+    return Stopped()
+"""
+
+TOY_GIN = """
+from __gin__ import dynamic_registration
+import toy_commands
+
+SIZE = 2
+toy_commands.command.size = %SIZE
+"""
+
+# Stands for the console script: its folder, not the working directory, comes first on sys.path.
+SCRIPT = """
+import dataclasses, sys
+sys.path = [path for path in sys.path if path not in ("", {cwd!r})]
+sys.path.insert(0, {root!r})
+from t5x_like import cli
+for name in ("command", "fail", "preempted"):
+    cli.COMMANDS[name] = cli.Command(
+        f"toy_commands.{{name}}", "a toy", "toy.gin",
+    )
+sys.exit(cli.main())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "toy_commands.py").write_text(TOY)
+    (tmp_path / "toy.gin").write_text(TOY_GIN)
+    (tmp_path / "empty.gin").write_text("")
+    return tmp_path
+
+
+def call(folder, *arguments, **environment):
+    script = SCRIPT.format(cwd=str(folder), root=str(ROOT))
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", *cli.SUPERVISORS)}
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=folder,
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_command_runs_with_the_modules_of_the_working_directory(folder):
+    result = call(folder, "command", "--gin.SIZE=7", "--gin.command.text", "gs://bucket/x", "--cpu_devices=3")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
+        '{"size": 7, "text": "gs://bucket/x", "devices": 3, "platform": "cpu", "config": 1, "override": false}\n'
+    )
+
+
+def test_search_paths_hold_gin_files_and_modules(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    result = call(elsewhere, "command", f"--gin_search_paths={folder}", "--override_config")
+    assert result.returncode == 0, result.stderr
+    assert '"size": 2' in result.stdout and '"override": true' in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["command", "--gin.SZE=3"], "t5x_like command: command line: nothing reads SZE; did you mean SIZE?"),
+        (["command", "--gin_file=toi.gin"], "t5x_like command: there is no gin file toi.gin in the working directory"),
+        (["command", "--gin.SIZE=true"], "t5x_like command: --gin.SIZE=true: write True"),
+    ],
+)
+def test_mistakes_are_one_message_without_a_traceback(folder, arguments, message):
+    result = call(folder, *arguments)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(message) and "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback_of_a_mistake(folder):
+    assert "Traceback" in call(folder, "command", "--gin.SZE=3", "--log_level=debug").stderr
+
+
+def test_an_error_of_a_users_module_keeps_its_traceback(folder):
+    result = call(folder, "fail", "--gin_file=empty.gin")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr and "ValueError: of a user's module" in result.stderr
+
+
+def test_preemption_asks_a_supervisor_to_start_again(folder):
+    assert call(folder, "preempted", "--gin_file=empty.gin").returncode == 0
+    assert call(folder, "preempted", "--gin_file=empty.gin", SLURM_JOB_ID="7").returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("TRAIN_STEPS=0: must be positive. Give a positive integer"), 2),
+        (RunFailed("the loss is not finite. Lower the learning rate"), 1),
+        (cli.UsageError("no such flag"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_code_follows_from_the_kind_of_error(monkeypatch, capsys, error, code):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    assert cli.main(["train"]) == code
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown and (str(error) in shown)
+    assert cli.main(["train", "--log_level=debug"]) == code
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), ConnectionResetError("the store is away"), KeyError("x")])
+def test_other_errors_keep_their_traceback(monkeypatch, error):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    with pytest.raises(type(error)):  # the interpreter prints it and exits with 1, which a supervisor restarts
+        cli.main(["train"])
+
+
+def test_the_trail_of_calls_that_gin_adds_is_not_printed(monkeypatch, capsys):
+    @gin.configurable
+    def failing_command():
+        raise UserError("BATCH_SIZE=3: does not divide by 2 devices")
+
+    monkeypatch.setattr(cli, "run", lambda arguments: failing_command())
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == "t5x_like train: BATCH_SIZE=3: does not divide by 2 devices\n"
+
+
+# ---- taking the command line apart ----
+
+
+def test_flags_take_values_with_and_without_an_equals_sign():
+    arguments = cli.parse(
+        [
+            "train",
+            "--gin_file=a.gin",
+            "--gin_file",
+            "b.gin",
+            "--gin.TRAIN_STEPS",
+            "5",
+            "--gin.T5Config.name=x=y",
+            "--gin.LOW=-1",
+            "--gin_search_paths=one,gs://two",
+            "--log_level=warning",
+            "--override_config",
+            "--restore=previous",
+        ]
+    )
+    assert arguments == cli.Arguments(
+        "train",
+        gin_files=["a.gin", "b.gin"],
+        bindings=[("TRAIN_STEPS", "5"), ("T5Config.name", "x=y"), ("LOW", "-1")],
+        search_paths=["one", "gs://two"],
+        log_level="warning",
+        override_config=True,
+        restore="previous",
+    )
+
+
+def test_the_argument_of_inspect_is_the_task():
+    assert cli.parse(["inspect", "my_task", "--gin.X=1"]).bindings == [("MIXTURE_OR_TASK_NAME", "my_task"), ("X", "1")]
+
+
+def test_flags_of_a_command_set_macros(monkeypatch):
+    command = cli.Command("a.b", "a toy", "a.gin", flags={"words": ("WORDS", "how many")})
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    assert cli.parse(["toy", "--words=3"]).bindings == [("WORDS", "3")]
+    assert "--words=…" in cli.usage("toy") and "sets WORDS" in cli.usage("toy")
+
+
+def test_a_flag_may_stand_alone(monkeypatch):
+    command = cli.Command("a.b", "a toy", "a.gin", flags={"many": ("MANY", "how many")}, alone={"many": "4"})
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    assert cli.parse(["toy", "--many", "--gin.X=1"]).bindings == [("MANY", "4"), ("X", "1")]
+    assert cli.parse(["toy", "--many=8"]).bindings == [("MANY", "8")]
+
+
+def test_run_files_set_what_flags_and_arguments_stand_for():
+    for name, command in cli.COMMANDS.items():
+        text = (ROOT / "gin_configs" / (command.first_file or command.run_file)).read_text()
+        macros = [macro for macro, _ in command.flags.values()] + (
+            [command.positional[0]] if command.positional else []
+        )
+        assert all(f"\n{macro} = " in text for macro in macros), name
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian", "there is no command 'trian'; did you mean train? Commands: train, eval, infer, inspect"),
+        ("train --gin_fil=a", "train: there is no flag --gin_fil; did you mean --gin_file?"),
+        ("train --TRAIN_STEPS=5", "there is no flag --TRAIN_STEPS; did you mean --gin.TRAIN_STEPS?"),
+        ("train --T5Config.dim=5", "did you mean --gin.T5Config.dim?"),
+        ("train 5", "the argument '5' has no flag"),
+        ("inspect one two", "the argument 'two' has no flag"),
+        ("train --gin_file", "--gin_file needs a value"),
+        ("train --gin.X --gin.Y=1", "--gin.X needs a value"),
+        ("train --cpu_devices=none", "--cpu_devices=none: must be an integer of at least 1"),
+        ("train --cpu_devices=0", "at least 1"),
+        ("train --log_level=loud", "give one of debug, info, warning, error"),
+        ("train --override_config=maybe", "give True or False"),
+        ("train --restore=oldest", "--restore=oldest: give one of latest, previous"),
+        ("eval --restore=previous", "there is no flag --restore"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_the_nearest(line, message, capsys):
+    assert cli.main(line.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help(capsys):
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in cli.COMMANDS)
+    for name, command in cli.COMMANDS.items():
+        assert cli.main([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert command.run_file in shown and "--gin.NAME=VALUE" in shown
+        assert max(map(len, shown.splitlines())) <= 120
+    assert cli.main([]) == 2
+
+
+def test_help_of_a_command_imports_nothing_heavy():
+    code = "import sys; from t5x_like.cli import main; main(['train', '--help']); print(sorted(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    modules = {name.strip("'[] ").split(".")[0] for name in shown.splitlines()[-1].split(",")}
+    assert not modules & {"jax", "flax", "gin", "tensorflow", "seqio", "absl", "numpy", "rich", "fsspec"}
+
+
+# ---- the run that a command works on ----
+
+
+def test_a_run_is_found_through_its_folder_or_its_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "7").mkdir(parents=True)
+    (run / "config.gin").write_text("")
+    for flag in (
+        f"--gin.MODEL_DIR={run}",
+        f"--gin.MODEL_DIR='{run}/'",
+        f"--gin.CHECKPOINT_PATH={run}",
+        f"--gin.CHECKPOINT_PATH={run}/checkpoints",
+        f"--gin.CHECKPOINT_PATH={run}/checkpoints/7",
+    ):
+        assert cli.find_run(cli.parse(["eval", flag])) == str(run), flag
+    assert cli.find_run(cli.parse(["eval", "--gin.CHECKPOINT_PATH=/no/where"])) is None
+    assert cli.find_run(cli.parse(["eval"])) is None
+    with pytest.raises(UserError, match="is not a run directory: config.gin not found"):
+        cli.find_run(cli.parse(["eval", f"--gin.MODEL_DIR={tmp_path}"]))
+
+
+def test_a_command_takes_model_and_task_from_a_run(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "config.gin").write_text(
+        textwrap.dedent("""
+        from __gin__ import dynamic_registration
+        import toy_commands
+        SIZE = 5
+        UNUSED = 1
+        """)
+    )
+    script = SCRIPT.replace('"toy.gin",', '"toy.gin", needs_run=True,').format(cwd=str(folder), root=str(ROOT))
+    (folder / "toy.gin").write_text(
+        TOY_GIN.replace("SIZE = 2\n", "") + "toy_commands.command.text = %CHECKPOINT_PATH\n"
+    )
+    command = [sys.executable, "-c", script, "command", "--gin.MODEL_DIR=run"]
+    trusting = os.environ | {"T5X_LIKE_TRUSTED_MODULES": "toy_commands"}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=trusting)
+    assert result.returncode == 0, result.stderr
+    assert '"size": 5, "text": "run"' in result.stdout
+    result = subprocess.run([sys.executable, "-c", script, "command"], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "nothing sets %SIZE" in result.stderr and "give --gin.MODEL_DIR=" in result.stderr

@@ -1,0 +1,79 @@
+"""Every command that README, docs, launch/README.md and the headers of gin files show has a sound configuration."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from t5x_like import cli, config
+from t5x_like.cli import execute
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GIN_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
+RUN = "--gin_file=models/t5_1_1/tiny.gin --gin_file=runs/pretrain.gin --gin.TRAIN_STEPS=1 --gin.MIXTURE_OR_TASK_NAME=a"
+# The words before `t5x_like`: of a launcher, or environment variables.
+BEFORE = r"(?:launch/\S+ .*? )?(?:[A-Z][A-Z0-9_]*=\S+ )*"
+COMMAND = re.compile(rf"^ *{BEFORE}(t5x_like (?:{'|'.join(cli.COMMANDS)})\b.*)$")
+
+
+def shown_in(path):
+    """The commands of indented and fenced blocks, continued lines joined, comments dropped."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".gin":
+        text = "\n".join(line[1:] for line in text.splitlines() if line.startswith("#"))
+    fenced = "\n".join(re.findall(r"^```(?:bash|sh|shell)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    indented = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in _joined(indented) if line.startswith("   ")] + _joined(fenced)
+    found = [match[1] for line in lines if (match := COMMAND.match(line))]
+    return [shlex.split(command, comments=True)[1:] for command in found]
+
+
+def _joined(text):
+    return re.sub(r"\\\n\s*", " ", text).splitlines()
+
+
+SHOWN = [
+    pytest.param(words, id=f"{path.relative_to(ROOT)}:{number}")
+    for path in [*DOCUMENTS, *GIN_FILES]
+    for number, words in enumerate(shown_in(path), 1)
+]
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory):
+    """A run that commands with MODEL_DIR or CHECKPOINT_PATH can take their model and task from."""
+    folder = tmp_path_factory.mktemp("run")
+    resolved = execute.resolve(cli.parse(["train", *RUN.split()]), None)
+    (folder / "config.gin").write_text(resolved.text)
+    return str(folder)
+
+
+def test_commands_are_found_where_they_are_shown():
+    assert len(SHOWN) > 90
+    assert {words.values[0][0] for words in SHOWN} == set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_a_command_that_is_shown_resolves(words, run_directory):
+    if "…" in words:  # stands for what makes a run of it
+        words = [word for word in words if word != "…"] + RUN.split()
+    arguments = cli.parse(words)
+    uses_run = cli.COMMANDS[arguments.command].needs_run and not arguments.gin_files
+    resolved = execute.resolve(arguments, run_directory if uses_run else None)
+    assert isinstance(resolved, config.Resolved)
+
+
+def test_no_line_of_a_command_stands_alone():
+    for path in GIN_FILES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for before, line in zip(lines, lines[1:], strict=False):
+            assert not re.match(r"#\s+--", line) or before.endswith("\\"), (path, line)
+
+
+def test_every_model_shows_its_command():
+    for path in GIN_FILES:
+        if path.parent.parent.name == "models" and path.stem != "family" and path.parent.name != "t5_study":
+            (words,) = shown_in(path)
+            assert f"--gin_file={path.relative_to(ROOT / 'gin_configs')}" in words, path

@@ -1,0 +1,108 @@
+"""Schedules against hand-worked values and T5X's formulas."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from t5x_like.optimizers import schedules
+
+
+def at(schedule, *steps):
+    """The schedule as training calls it: jitted, on int32 steps."""
+    jitted = jax.jit(schedule)
+    values = [jitted(jnp.int32(step)) for step in steps]
+    assert all(value.dtype == jnp.float32 and value.shape == () for value in values)
+    return [float(value) for value in values]
+
+
+def approx(*values):
+    return pytest.approx(values, rel=1e-6)
+
+
+def test_t5_pretraining_is_flat_then_decays_as_the_inverse_square_root():
+    steps = (0, 1, 9_999, 10_000, 40_000, 1_000_000)
+    expected = approx(0.01, 0.01, 0.01, 0.01, 0.005, 0.001)
+    assert at(schedules.rsqrt(), *steps) == expected
+    t5x = schedules.factors("constant * rsqrt_decay", base_learning_rate=1.0, warmup_steps=10_000)
+    assert at(t5x, *steps) == expected
+
+
+def test_rsqrt_stays_above_its_floor():
+    assert at(schedules.rsqrt(1.0, warmup_steps=4, floor=0.25), 4, 9, 16, 100) == approx(0.5, 1 / 3, 0.25, 0.25)
+
+
+def test_constant_after_warmup():
+    assert at(schedules.constant(0.001), 0, 7) == approx(0.001, 0.001)
+    assert at(schedules.constant(0.8, warmup_steps=4), 0, 1, 3, 4, 100) == approx(0.0, 0.2, 0.6, 0.8, 0.8)
+    assert at(schedules.constant(0.8, warmup_steps=4, floor=0.3), 0, 1, 2) == approx(0.3, 0.3, 0.4)
+
+
+def test_linear_rises_then_falls_to_its_floor():
+    schedule = schedules.linear(1.0, total_steps=12, warmup_steps=2, floor=0.1)
+    assert at(schedule, 0, 1, 2, 7, 12, 50) == approx(0.1, 0.5, 1.0, 0.55, 0.1, 0.1)
+
+
+def test_cosine_is_halfway_down_in_the_middle():
+    schedule = schedules.cosine(1.0, total_steps=12, warmup_steps=4, floor=0.2)
+    assert at(schedule, 1, 4, 8, 12, 99) == approx(0.25, 1.0, 0.6, 0.2, 0.2)
+    assert at(schedule, 6) == approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
+
+
+def test_wsd_warms_up_stays_and_decays():
+    schedule = schedules.wsd(1.0, total_steps=20, decay_steps=5, warmup_steps=2)
+    assert at(schedule, 0, 1, 2, 15, 16, 19, 20, 21) == approx(0.0, 0.5, 1.0, 1.0, 0.8, 0.2, 0.0, 0.0)
+
+
+def test_wsd_decays_over_the_last_tenth_by_default():
+    assert at(schedules.wsd(1.0, total_steps=100), 90, 95, 100) == approx(1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step", "expected"),
+    [
+        # T5X's defaults: 0.5 * min(1, s / 1000) / sqrt(max(s, 1000)).
+        ({}, 500, 0.5 * 0.5 / math.sqrt(1000)),
+        ({}, 4000, 0.5 / math.sqrt(4000)),
+        ({}, 0, 1e-8),
+        ({"step_offset": 100}, 600, 0.5 * 0.5 / math.sqrt(1000)),
+        ({"step_offset": 100}, 50, 1e-8),
+        ({"factors": "constant*rsqrt_normalized_decay"}, 500, 0.5),
+        ({"factors": "constant*rsqrt_normalized_decay"}, 4000, 0.25),
+        ({"factors": "constant * decay_every", "steps_per_decay": 10}, 9, 0.5),
+        ({"factors": "constant * decay_every", "steps_per_decay": 10}, 25, 0.125),
+        ({"factors": "constant * cosine_decay", "steps_per_cycle": 100}, 1025, 0.25 * (1 + math.cos(math.pi / 4))),
+        # A new cycle starts at the top.
+        ({"factors": "constant * cosine_decay", "steps_per_cycle": 100}, 1100, 0.5),
+        ({"factors": "linear_decay", "decay_factor": 1e-3}, 250, 0.125),
+        ({"factors": "linear_decay", "decay_factor": 1e-3}, 1500, 0.25),
+        ({"factors": "linear_decay", "decay_factor": 1e-3}, 9000, 1e-8),
+    ],
+)
+def test_factors_follow_t5x(arguments, step, expected):
+    assert at(schedules.factors(**arguments), step) == pytest.approx([expected], rel=1e-5)
+
+
+def test_an_unknown_factor_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="'rsqrt_deccay'.*did you mean 'rsqrt_decay'"):
+        schedules.factors("constant * rsqrt_deccay")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: schedules.cosine(1.0, total_steps=100, warmup_steps=100),
+            "warmup_steps=100.*total_steps=100.*TRAIN_STEPS",
+        ),
+        (lambda: schedules.linear(1.0, total_steps=10, warmup_steps=10_000), "warmup_steps=10000.*total_steps=10"),
+        (lambda: schedules.wsd(1.0, total_steps=10, warmup_steps=4, decay_steps=7), "decay_steps=7.*10 - 4 = 6"),
+        (lambda: schedules.constant(0.1, floor=0.2), "floor=0.2"),
+        (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps=-1"),
+        (lambda: schedules.rsqrt(warmup_steps=0), "warmup_steps=0 must be at least 1"),
+    ],
+)
+def test_arguments_that_make_no_schedule_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,404 @@
+"""Several processes as one run, for real: two of them on this machine, each with two pretended devices."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import errors, optimizers, partitioning, train
+from t5x_like import eval as eval_command
+from t5x_like.metrics import read_metrics
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import distributed
+from t5x_like.training import evaluation
+from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.run_directory import read_status
+
+pytestmark = pytest.mark.notf
+
+HERE = Path(__file__).resolve().parents[1]
+MADE_UP = HERE / "processes"
+HEARTBEAT_SECONDS = 10
+LENGTHS = {"inputs": 8, "targets": 8}
+
+
+def free_port():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
+
+
+def start(folder, *flags, gin_file="made_up.gin", count=2, devices=2, **environment):
+    """Starts a run of `count` processes that share MODEL_DIR; their output goes to files beside it."""
+    command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
+    command += [f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={folder}", *flags]
+    joined = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
+        distributed.NUM_PROCESSES: str(count),
+        distributed.HEARTBEAT: str(HEARTBEAT_SECONDS),
+    }
+    processes = []
+    for index in range(count):
+        with open(f"{folder}.{index}.log", "w") as log:
+            settings = os.environ | joined | {distributed.PROCESS_ID: str(index)} | environment
+            processes.append(
+                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings, cwd=folder.parent)
+            )
+    return processes
+
+
+def finish(processes, seconds=120):
+    try:
+        return [process.wait(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def output(folder, index):
+    return Path(f"{folder}.{index}.log").read_text()
+
+
+def wait_for_rows(folder, number, processes, seconds=120):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        if (folder / "metrics.jsonl").exists() and len(read_metrics(str(folder))) >= number:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {number} rows after {seconds} s:\n{output(folder, 0)[-2000:]}\n{output(folder, 1)[-2000:]}")
+
+
+def losses(folder):
+    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(folder))}
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory, write_cache):
+    folder = tmp_path_factory.mktemp("cache")
+    lengths = {"inputs": 6, "targets": 4}
+    write_cache(folder / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13)))  # of 64 rows read, 18 come again
+    write_cache(folder / "validation", lengths=lengths, shards=((0, 12),))
+    return folder
+
+
+def start_cached(folder, cache_dir, *flags, **settings):
+    return start(folder, f"--gin.CACHE_DIR={cache_dir}", *flags, gin_file="cached.gin", **settings)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, cache_dir):
+    """What one process with four devices makes of a cache, saved at steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    codes = finish(start_cached(folder, cache_dir, count=1, devices=4))
+    assert codes == [0], output(folder, 0)[-3000:]
+    return folder
+
+
+# Each process reads its half of every batch; or all of it, where the mesh splits tensors and no rows.
+@pytest.mark.parametrize(
+    "mesh", [(), ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")], ids=["rows", "tensors"]
+)
+def test_two_processes_do_what_one_does_and_go_on_from_its_checkpoint(one_process, cache_dir, tmp_path, mesh):
+    folder = tmp_path / "run"
+    shutil.copytree(one_process, folder)
+    shutil.rmtree(folder / "checkpoints" / "8")
+    codes = finish(start_cached(folder, cache_dir, *mesh))
+    assert codes == [0, 0], output(folder, 1)[-3000:]
+    assert "restored step 4" in output(folder, 0) and "process 1 of 2" in output(folder, 1)
+    expected, found = losses(one_process), losses(folder)
+    assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations, each once
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
+    assert read_status(str(folder))["state"] == "finished"
+    # Both have written: the position of each, and arrays that a process of another mesh reads.
+    assert {entry.name for entry in (folder / "checkpoints" / "8" / "feed").iterdir()} >= {
+        "process_0_of_2.bin",
+        "process_1_of_2.bin",
+    }
+    here = restored_norm(folder, Partitioner(rules="fsdp", ici={"fsdp": 8}))
+    assert here == pytest.approx(restored_norm(folder, Partitioner(devices=jax.devices()[:1])), rel=1e-6)
+
+
+def restored_norm(folder, partitioner):
+    """The norm over all parameters of the last checkpoint, read in this process onto any mesh."""
+    reader = Checkpoints(str(folder / "checkpoints"), read_only=True)
+    shapes = {name: shape for name, shape in reader.shapes(8).items() if name.startswith("params/")}
+    like = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    restored = reader.restore(8, like, partitioner)
+    reader.close()
+    assert len(restored) > 10
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf))) for leaf in restored.values())))
+
+
+def test_asked_by_one_all_save_after_the_same_step(tmp_path):
+    folder = tmp_path / "run"
+    mesh = ["--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}"]  # of two machines, one process each
+    processes = start(folder, *mesh, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
+    wait_for_rows(folder, 3, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(processes) == [75, 75], output(folder, 0)[-3000:]
+    status = read_status(str(folder))
+    assert status["state"] == "preempted"
+    assert Checkpoints(str(folder / "checkpoints"), read_only=True).steps() == [status["step"]]
+    assert max(step for step, _ in losses(folder)) == status["step"]
+    assert "mesh {'data': 2, 'fsdp': 2}" in output(folder, 1)
+
+
+def test_where_one_is_killed_the_other_leaves_and_says_why(tmp_path):
+    folder = tmp_path / "run"
+    processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000")
+    wait_for_rows(folder, 3, processes)
+    killed = time.monotonic()
+    processes[1].kill()
+    codes = finish(processes, seconds=3 * HEARTBEAT_SECONDS)
+    assert time.monotonic() - killed < 2 * HEARTBEAT_SECONDS
+    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2)
+    assert "has lost another one" in output(folder, 0) or "another task died" in output(folder, 0)
+
+
+def test_where_one_is_stopped_the_other_leaves_and_says_why():
+    """In a loop of collectives alone, which starts faster than training: what ends it is the same."""
+    code = (
+        "import numpy as np; from jax.experimental import multihost_utils; from t5x_like.runtime import distributed\n"
+        "distributed.join()\n"
+        "with distributed.bounded():\n"
+        "    while True: multihost_utils.process_allgather(np.zeros(1)); print('together', flush=True)\n"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
+        distributed.NUM_PROCESSES: "2",
+        distributed.HEARTBEAT: str(HEARTBEAT_SECONDS),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment | {distributed.PROCESS_ID: str(index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        assert any(line == "together\n" for line in processes[0].stdout)
+        processes[1].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        said = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
+        assert time.monotonic() - stopped < 2 * HEARTBEAT_SECONDS
+    finally:
+        for process in processes:
+            process.kill()  # also ends one that is stopped
+            process.wait()
+            process.stdout.close()
+    assert processes[0].returncode not in (0, 2)
+    assert "has lost another one" in said or "another task died" in said, said[-2000:]
+
+
+def test_processes_that_were_told_different_things_refuse(tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import sys; from t5x_like.runtime import distributed; distributed.join();"
+        "import jax; distributed.agree(sys.argv[1] + (str(jax.process_index()) if sys.argv[2] == 'folder' else ''),"
+        "str(jax.process_index()) if sys.argv[2] == 'text' else '')"
+    )
+    for what, message in (("text", "processes [1] of 2 have another configuration"), ("folder", "do not see what")):
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
+            distributed.NUM_PROCESSES: "2",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(folder), what],
+                env=environment | {distributed.PROCESS_ID: str(index)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(2)
+        ]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+        assert [process.returncode for process in processes] == [1, 1]
+        assert all(message in error for error in errors), errors
+    assert not list(tmp_path.rglob(".shared-*"))
+
+
+@pytest.mark.parametrize(
+    "given, environment, message",
+    [
+        (("10.0.0.1:1", 2, None), {}, "missing --process_id"),
+        ((None, None, None), {distributed.NUM_PROCESSES: "2"}, "missing --coordinator_address, --process_id"),
+        (("10.0.0.1", 2, 0), {}, "no host:port"),
+        (("10.0.0.1:1", 2, 2), {}, "--process_id=2 is not one of 0 to 1"),
+        ((None, None, None), {distributed.PROCESS_ID: "one"}, "T5X_LIKE_PROCESS_ID=one is no number"),
+    ],
+)
+def test_what_does_not_name_the_processes_is_refused(given, environment, message, monkeypatch):
+    for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        distributed.join(*given)
+
+
+def test_on_the_cpu_a_process_that_was_told_nothing_stays_alone(monkeypatch):
+    for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.join() == 1
+    assert not jax.distributed.is_initialized()
+
+
+def test_a_process_that_waits_for_too_long_leaves_and_shows_where_it_stands():
+    code = (
+        "import time; from t5x_like.runtime import distributed\n"
+        "with distributed.Watchdog(1, enabled=True) as watchdog:\n"
+        "    for step in range(4): watchdog.heartbeat(f'step {step}'); time.sleep(0.5)\n"
+        "    time.sleep(60)\n"
+    )
+    started = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.returncode == 1 and time.monotonic() - started < 50
+    assert "for step 3: another process hangs" in result.stderr
+    assert 'File "<string>", line 4' in result.stderr
+
+
+# As gloo says that another process does not come to set a collective up.
+NO_PARTNER = (
+    "INTERNAL: Gloo context initialization failed: DEADLINE_EXCEEDED: Getting store key timed out after 30000ms"
+)
+
+
+def made_up_run():
+    """What `train` and `evaluate` take, of a network that is never computed."""
+    config = T5Config(
+        vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
+    )
+    data = types.SimpleNamespace(
+        batch_shapes=lambda spec: {name: (8, size) for name, size in spec.model_lengths(LENGTHS).items()},
+        check_vocabulary=lambda size: None,
+        has_metrics=lambda: False,
+    )
+    return {"model": config, "objective": SequenceToSequence(), "data": data}
+
+
+def break_off(monkeypatch, module, name):
+    """Puts a collective that breaks off for want of another process in the place of a function."""
+    watched = []
+
+    def breaks_off(*_):
+        watched.extend(distributed._watching)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        raise jax.errors.JaxRuntimeError(NO_PARTNER)
+
+    monkeypatch.setattr(module, name, breaks_off)
+    return watched
+
+
+def test_training_is_bounded_before_the_processes_agree(monkeypatch, tmp_path):
+    watched = break_off(monkeypatch, distributed, "agree")
+    optimizer = optimizers.adamw(learning_rate=schedules.constant(0.1))
+    with pytest.raises(distributed.ProcessLost, match="has lost another one, which has left, hangs.*Gloo context init"):
+        train.train(**made_up_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
+    assert len(watched) == 1 and not distributed._watching
+
+
+GLOO = "INTERNAL: Gloo AllGather failed: Connection closed by peer [10.0.0.1]:41034"
+
+
+def chained():
+    try:
+        raise jax.errors.JaxRuntimeError(GLOO)
+    except jax.errors.JaxRuntimeError as error:
+        raise KeyError("step") from error
+
+
+def raises(error):
+    def throw():
+        raise error
+
+    return throw
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [raises(jax.errors.JaxRuntimeError(GLOO)), raises(ValueError(f"Error while saving.\n{GLOO}")), chained],
+    ids=["a step", "a save", "a cause"],
+)
+def test_a_lost_process_is_explained_wherever_it_surfaces(fail, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(distributed.ProcessLost, match="has lost another one.*Gloo AllGather failed"):
+        with distributed.loss_explained():
+            fail()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("503 Service Unavailable"), errors.UserError("gloo is no file"), errors.RunFailed("gloo")]
+)
+def test_other_errors_of_several_processes_stay_as_they_are(error, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(type(error), match=str(error)), distributed.loss_explained():
+        raise error
+
+
+def test_single_process_errors_are_not_reported_as_lost_processes():
+    with pytest.raises(ValueError, match="Gloo"), distributed.loss_explained():
+        raise ValueError(GLOO)
+
+
+def test_an_evaluation_is_bounded_while_it_restores(monkeypatch):
+    watched = break_off(monkeypatch, initial, "load_params")
+    with pytest.raises(distributed.ProcessLost, match="has lost another one"):
+        eval_command.evaluate(**made_up_run(), checkpoint_path="anywhere")
+    assert len(watched) == 1 and not distributed._watching
+
+
+def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
+    beats = []
+    monkeypatch.setattr(distributed.Watchdog, "heartbeat", lambda watchdog, doing: beats.append(doing))
+    partitioner = types.SimpleNamespace(
+        jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_shard=(0, 1)
+    )
+    data = types.SimpleNamespace(eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
+    evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
+    evaluate(None)
+    assert not beats  # nobody watches
+    with distributed.bounded():
+        assert evaluate(None) == {"loss": 3.0}
+    assert beats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
+
+
+@pytest.mark.parametrize(
+    "rows_of, shares",
+    [
+        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
+        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # the order is that of the rows, not of the processes
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # two processes share the rows that they hold
+        ({0: {0}, 1: {0}}, [(0,)]),
+    ],
+)
+def test_processes_that_hold_the_same_rows_read_the_same_part(rows_of, shares):
+    assert partitioning._equal_shares(rows_of, len(set().union(*rows_of.values()))) == shares
+
+
+def test_rows_that_overlap_or_interleave_are_refused():
+    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
+        with pytest.raises(ValueError, match="unevenly over 2 processes"):
+            partitioning._equal_shares(rows_of, len(set().union(*rows_of.values())))
+
+
+def test_alone_a_process_reads_all_rows():
+    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_shard == (0, 1)

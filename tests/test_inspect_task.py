@@ -1,0 +1,227 @@
+import importlib.abc
+import io
+import sys
+
+import pytest
+import seqio
+import tensorflow as tf
+from rich.console import Console
+
+from data_tasks import preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
+from data_tasks.documents import Corpus, DocumentSource
+from data_tasks.span_corruption import add_span_corruption_task
+from t5x_like import inspect_task
+from t5x_like.data import features
+from t5x_like.errors import UserError
+
+TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
+
+
+def run(name, **kwargs):
+    output = io.StringIO()
+    found = inspect_task.inspect(name, console=Console(file=output, width=100), sample=50, **kwargs)
+    return found, output.getvalue()
+
+
+def source(documents):
+    corpus = Corpus(name="tiny", splits={"train": documents, "validation": []}, origin="a test", skipped={})
+    return DocumentSource(lambda: corpus)
+
+
+@pytest.fixture
+def register():
+    """Registers tasks for one test."""
+    names = []
+
+    def add(name, source, *, preprocessor=None, reads=("inputs", "targets")):
+        vocabulary = seqio.ByteVocabulary(extra_ids=100)
+        names.append(name)
+        if preprocessor is None:
+            return add_span_corruption_task(name, source, vocabulary)
+        features = {
+            feature: seqio.Feature(vocabulary if feature in ("inputs", "targets") else seqio.PassThroughVocabulary(0))
+            for feature in reads
+        }
+        return seqio.TaskRegistry.add(name, source, preprocessors=[preprocessor], output_features=features)
+
+    yield add
+    for name in names:
+        seqio.TaskRegistry.remove(name)
+
+
+def test_a_sound_task_shows_everything_and_nothing_wrong():
+    lengths = {"inputs": 128, "targets": 32}
+    found, output = run("python_docs_span_corruption", split="validation", task_feature_lengths=lengths)
+    assert found.problems == []
+    assert "nothing wrong was found" in output
+    assert "python_docs: documents" in output and "hash" in output
+    assert "1,024 ids: padding 0, EOS 1, unknown 2, 100 sentinels from 1023 down to 924" in output
+    assert "<extra_id_0>" in output and "</s>" in output and "[padding × 3]" in output
+    assert found.lengths["inputs"].max() == 128 and found.lengths["targets"].max() == 29
+    assert found.trimmed == {"inputs": 0, "targets": 0}
+    assert 0.9 < found.efficiency["inputs"] <= 1
+
+
+def test_lengths_that_nobody_gave_suit_the_task(register):
+    found, output = run("python_docs_span_corruption", split="validation")
+    assert "lengths inputs 128, targets 29," in output and found.problems == []
+    copied = {"inputs": [70] * 100, "targets": [71] * 100}
+    register("shown_copies", source([b"x"] * 5), preprocessor=lambda ds: ds.map(lambda _: copied))
+    found, output = run("shown_copies")
+    assert "lengths inputs 128, targets 128," in output and found.problems == []
+
+
+def test_documents_left_out_are_counted_by_reason(register):
+    register("shown_dirty", source([b"", b"\xff\xff", TEXT.encode() * 3, b" "]))
+    found, output = run("shown_dirty", task_feature_lengths={"inputs": 64, "targets": 20})
+    assert found.skipped == {"empty": 2, "not valid UTF-8": 1}
+    assert found.documents == 4
+    assert "left out of the first 4: 2 empty, 1 not valid UTF-8" in output
+    assert any("75% of the documents are left out" in problem for problem in found.problems)
+
+
+def tokens(**lengths):
+    def preprocess(ds):
+        return ds.map(lambda _: {name: tf.fill([length], 70) for name, length in lengths.items()})
+
+    return preprocess
+
+
+def test_long_examples_and_padding_are_reported(register):
+    register("shown_long", source([b"x"] * 10), preprocessor=tokens(inputs=50, targets=4))
+    found, _ = run("shown_long", task_feature_lengths={"inputs": 40, "targets": 40}, pack=False)
+    assert found.trimmed == {"inputs": 10, "targets": 0}
+    assert found.efficiency == {"inputs": 1.0, "targets": 0.1}
+    trimmed, padded = found.problems
+    assert "10 of 10 examples have more than 40 tokens in 'inputs'" in trimmed and "up to 50" in trimmed
+    assert "90% of 'targets' is padding: set pack=True" in padded
+
+
+def test_packing_is_counted(register):
+    register("shown_packed", source([b"x"] * 12), preprocessor=tokens(inputs=10, targets=5))
+    found, output = run("shown_packed", task_feature_lengths={"inputs": 40, "targets": 40})
+    assert found.examples_a_row == 4
+    assert found.efficiency == {"inputs": 1.0, "targets": 0.5}
+    assert "┃" in output
+
+
+def test_unknown_tokens_are_reported(register):
+    def preprocess(ds):
+        return ds.map(lambda _: {"inputs": tf.constant([2, 70, 70, 70]), "targets": tf.constant([70])})
+
+    register("shown_unknown", source([b"x"] * 5), preprocessor=preprocess)
+    found, _ = run("shown_unknown", task_feature_lengths={"inputs": 4, "targets": 1})
+    assert found.unknown == {"inputs": 0.25, "targets": 0.0}
+    assert any("25.0% of the tokens of 'inputs' are unknown" in problem for problem in found.problems)
+
+
+def test_what_a_preprocessor_raises_is_shown_as_what_is_wrong(register):
+    def preprocess(ds):
+        return ds.map(lambda example: {"inputs": tf.constant([5])})
+
+    register("shown_broken", source([b"x"]), preprocessor=preprocess)
+    found, output = run("shown_broken")
+    assert any("missing expected output feature after preprocessing: targets" in problem for problem in found.problems)
+    assert "ByteVocabulary" in output
+
+
+def test_a_pipeline_whose_position_cannot_be_saved_is_reported(register):
+    def preprocess(ds):
+        def fill(_):
+            value = tf.py_function(lambda: 7, [], tf.int32)
+            return {"inputs": tf.fill([4], tf.ensure_shape(value, [])), "targets": tf.fill([4], 7)}
+
+        return ds.map(fill)
+
+    register("shown_python", source([b"x"] * 100), preprocessor=preprocess)
+    found, _ = run("shown_python", task_feature_lengths={"inputs": 4, "targets": 4})
+    assert any("position in this pipeline cannot be saved" in problem for problem in found.problems)
+
+
+def test_an_empty_split_says_so(register):
+    register("shown_short", source([b"x"]))
+    found, _ = run("shown_short", task_feature_lengths={"inputs": 32, "targets": 20})
+    assert any("no example" in problem for problem in found.problems)
+
+
+def test_a_masked_task_shows_masks_and_what_was_there():
+    found, output = run("python_docs_masked_lm", split="validation")
+    assert found.problems == []
+    assert "lengths inputs 128, targets 20" in output and "vocabulary of inputs and targets" in output
+    assert " [CLS] " in output and " [SEP] " in output and "[MASK]→" in output
+    assert "→ masked_" not in output
+    assert found.lengths["targets"].max() == 19 and found.unknown["targets"] == 0
+    assert set(found.efficiency) == {"inputs", "targets"} and found.efficiency["targets"] > 0.5
+
+
+def test_a_language_model_reads_targets_alone():
+    found, output = run("python_docs_causal_lm", split="validation")
+    assert found.problems == []
+    assert "lengths targets 128," in output and "targets → decoder_target_tokens" in output
+    assert set(found.lengths) == set(found.efficiency) == {"targets"}
+
+
+def test_another_spec_can_be_looked_at():
+    for spec in (features.PREFIX_LM, "PREFIX_LM"):
+        found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
+        assert "inputs + targets → decoder_target_tokens" in output
+        assert set(found.efficiency) == {"inputs + targets"}
+    with pytest.raises(ValueError, match="no feature spec 'PREFIXLM'; there are ENCODER_DECODER, .*PREFIX_LM"):
+        run("python_docs_prefix_lm", spec="PREFIXLM")
+
+
+def test_pairs_are_looked_at_one_a_row(register):
+    def preprocess(ds):
+        pair = {"inputs": [9] * 8 + [8] * 8, "targets": [7] * 4, "masked_positions": [0, 1, 2, 3]}
+        pair |= {"token_types": [0] * 8 + [1] * 8, "next_sentence_label": [1]}
+        return ds.map(lambda _: {name: tf.constant(value) for name, value in pair.items()})
+
+    reads = ("inputs", "targets", "masked_positions", "token_types", "next_sentence_label")
+    register("shown_pairs", source([b"x"] * 5), preprocessor=preprocess, reads=reads)
+    found, output = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4})
+    assert found.problems == [] and found.examples_a_row == 1
+    assert "0 × 8, 1 × 8" in output and "next_sentence_label → next_sentence_label" in output
+    found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
+    assert any("cannot share a row: set pack=False" in problem for problem in found.problems)
+    found, _ = run("shown_pairs")
+    assert found.problems == []  # nobody has chosen these lengths
+    found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})
+    assert found.problems == ["56% of 'targets' is padding: lower 'targets' to 4, its longest example here"]
+
+
+def test_a_task_that_nothing_reads_is_refused(register):
+    register("shown_labels", source([b"x"]), preprocessor=lambda ds: ds, reads=("labels",))
+    with pytest.raises(ValueError, match="the features 'labels' is read by no objective"):
+        run("shown_labels")
+
+
+def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
+    class NoSeqIO(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name == "tensorflow":
+                raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+    for name in [name for name in sys.modules if name.startswith(("t5x_like.data.seqio_feed", "tensorflow"))]:
+        if name == "tensorflow" or name.startswith("t5x_like."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
+    with pytest.raises(UserError, match="no 'tensorflow' here: pip install seqio tensorflow"):
+        inspect_task.inspect("python_docs_span_corruption")
+
+
+def test_carriage_returns_and_bytes_that_are_no_text_are_counted(register):
+    register(
+        "shown_windows", source([b"one\r\ntwo", "für".encode("latin-1")]), preprocessor=tokens(inputs=4, targets=4)
+    )
+    found, _ = run("shown_windows")
+    undecodable, returns = found.problems
+    assert "1 bytes of the first 2 examples of the source are not UTF-8" in undecodable
+    assert "1 carriage returns (␍) in the first 2 examples" in returns
+
+
+def test_the_feature_that_blocks_packing_is_named(register):
+    register("shown_blocked", source([b"x"] * 40), preprocessor=tokens(inputs=10, targets=9))
+    found, _ = run("shown_blocked", task_feature_lengths={"inputs": 64, "targets": 20})
+    (padded,) = found.problems
+    assert "69% of 'inputs' is padding: raise 'targets', where rows are full first (90%)," in padded
+    assert "or lower 'inputs' to 10" in padded

@@ -1,0 +1,68 @@
+"""What a run is made of, and which networks and objectives go together."""
+
+import pytest
+
+from t5x_like import optimizers
+from t5x_like.models.bert import BertConfig
+from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+from t5x_like.training.program import make_program
+
+SIZES = dict(vocab_size=32, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4)
+T5 = T5Config(**SIZES, encoder_layers=1, decoder_layers=1)
+GPT = GPTConfig(**SIZES, num_layers=1, max_length=16)
+BERT = BertConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"}, num_layers=1, max_length=16)
+
+
+class Lengths:
+    """A source of which only the shapes are known."""
+
+    def batch_shapes(self, spec):
+        lengths = spec.model_lengths({"inputs": 16, "targets": 8})
+        return {name: (8, length) for name, length in lengths.items()}
+
+
+def program(model, objective):
+    return make_program(
+        model=model, objective=objective, optimizer=optimizers.adamw(learning_rate=1e-3), data=Lengths()
+    )
+
+
+@pytest.mark.parametrize(("model", "objective"), [(T5, SequenceToSequence()), (GPT, CausalLM()), (BERT, MaskedLM())])
+def test_networks_take_the_objectives_of_their_kind(model, objective):
+    assert program(model, objective).batch_shapes
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "message"),
+    [
+        (GPT, SequenceToSequence(), "GPTConfig is no network for SequenceToSequence.*does not read 'encoder_input_tok"),
+        (
+            BERT,
+            SequenceToSequence(),
+            "BertConfig is no network for SequenceToSequence.*not read 'decoder_input_tok",
+        ),
+        (BERT, CausalLM(), "BertConfig is no network for CausalLM.*'encoder_input_tokens' is not among them"),
+        (T5, MaskedLM(), "T5Config is no network for MaskedLM.*'decoder_input_tokens' is not among them"),
+    ],
+)
+def test_other_objectives_are_refused(model, objective, message):
+    with pytest.raises(ValueError, match=message):
+        program(model, objective)
+
+
+def test_a_parameter_that_does_not_divide_is_called_as_in_model_info():
+    model = T5Config(**(SIZES | {"vocab_size": 33}), encoder_layers=1, decoder_layers=1)
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
+    with pytest.raises(ValueError, match=r"^model/\S+: vocab=33 does not divide by the 2 parts of mesh axes tensor=2"):
+        make_program(
+            model=model,
+            objective=SequenceToSequence(),
+            optimizer=optimizers.adamw(learning_rate=1e-3),
+            data=Lengths(),
+            partitioner=partitioner,
+        )

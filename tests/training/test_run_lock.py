@@ -1,0 +1,130 @@
+"""At most one run writes to a folder; who holds it is named, and what a dead process holds is taken over."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+
+from t5x_like import paths
+from t5x_like.training import run_lock
+from t5x_like.training.run_lock import RunInUse, RunLock
+
+pytestmark = pytest.mark.notf
+
+
+@pytest.fixture(params=["local", "store"])
+def model_dir(request, tmp_path):
+    return str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4().hex}/run"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(run_lock, "_SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(run_lock, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.02)
+
+
+def lock_path(model_dir):
+    return paths.join(model_dir, run_lock.LOCK)
+
+
+def leave_lock(model_dir, **changes):
+    """A lock as another process leaves it."""
+    holder = dataclasses.replace(run_lock._Holder.me(), **changes)
+    paths.write_atomic(lock_path(model_dir), run_lock._text(holder))
+    return holder
+
+
+def holder_of(model_dir):
+    return run_lock._Holder.parse(paths.read_text(lock_path(model_dir)))
+
+
+def test_second_start_raises_and_names_the_holder(model_dir):
+    with RunLock(model_dir):
+        with pytest.raises(RunInUse) as refused, RunLock(model_dir):
+            pass
+        assert f"process {os.getpid()} on host {os.uname().nodename}, since 2" in str(refused.value)
+        assert "last heartbeat 2" in str(refused.value) and "2 minutes, or at once after `rm " in str(refused.value)
+        assert paths.exists(lock_path(model_dir))
+    assert not paths.exists(lock_path(model_dir))
+    with RunLock(model_dir):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, caplog):
+    code = (
+        "import os, signal, sys; from t5x_like.training.run_lock import RunLock\n"
+        "with RunLock(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False)
+    assert paths.exists(lock_path(str(tmp_path)))
+    started = time.monotonic()
+    with RunLock(str(tmp_path)):
+        assert time.monotonic() - started < 5
+        assert holder_of(str(tmp_path)).process == os.getpid()
+    assert "taking over" in caplog.text and "that process has ended" in caplog.text
+
+
+def test_reused_process_id_is_not_the_holder(model_dir):
+    leave_lock(model_dir, process_start="1")
+    with RunLock(model_dir):
+        pass
+
+
+def test_another_machine_without_a_heartbeat_is_waited_for_and_then_replaced(model_dir, caplog):
+    leave_lock(model_dir, machine="elsewhere", host="gone")
+    started = time.monotonic()
+    with RunLock(model_dir, stale_seconds=0.3):
+        assert 0.3 < time.monotonic() - started < 10
+    assert "it has sent no heartbeat for 0 s" in caplog.text and "host gone" in caplog.text
+
+
+def test_another_machine_that_sends_heartbeats_keeps_the_folder(model_dir):
+    holder = leave_lock(model_dir, machine="elsewhere", host="busy")
+    beat = threading.Timer(0.1, lambda: leave_lock(model_dir, **dataclasses.asdict(holder) | {"beats": 1}))
+    beat.start()
+    with pytest.raises(RunInUse, match="host busy"), RunLock(model_dir, stale_seconds=30):
+        pass
+    beat.join()
+    assert holder_of(model_dir).host == "busy"
+
+
+def test_lock_over_an_hour_old_is_taken_over_immediately(model_dir):
+    leave_lock(model_dir, machine="elsewhere", heartbeat=time.time() - 7200)
+    with RunLock(model_dir):
+        pass
+
+
+def test_a_lock_that_ends_while_it_is_watched_is_free(model_dir):
+    leave_lock(model_dir, machine="elsewhere")
+    threading.Timer(0.1, lambda: paths.remove(lock_path(model_dir))).start()
+    with RunLock(model_dir, stale_seconds=30):
+        pass
+
+
+def test_heartbeat_increments_the_counter(model_dir):
+    with RunLock(model_dir) as lock:
+        deadline = time.monotonic() + 10
+        while holder_of(model_dir).beats < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert holder_of(model_dir).beats >= 2
+        lock.check()
+
+
+def test_a_holder_that_was_replaced_stops_and_leaves_the_new_lock(model_dir):
+    with RunLock(model_dir, stale_seconds=0.0) as lock:
+        leave_lock(model_dir, token="another", host="newer")
+        with pytest.raises(RunInUse, match="taken over by .* host newer"):
+            lock.check()
+    assert holder_of(model_dir).host == "newer"
+
+
+def test_only_process_0_takes_the_lock(tmp_path):
+    with RunLock(str(tmp_path)), RunLock(str(tmp_path), enabled=False) as other:
+        other.check()

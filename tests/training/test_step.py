@@ -1,0 +1,164 @@
+"""The update: exact gradients on any number of microbatches and devices, skipped updates, what is reported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like import optimizers, parameters
+from t5x_like.data import batches, features
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.base import Terms
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.partitioning import Partitioner, shard
+from t5x_like.training import step
+
+BATCH, LENGTH, WIDTH = 16, 6, 8
+
+
+class Net(nnx.Module):
+    def __init__(self, key):
+        self.kernel = nnx.Param(jax.random.normal(key, (WIDTH, WIDTH)) / 3, axes=("embed", "mlp"))
+
+    def __call__(self, x):
+        return shard(jnp.tanh(x @ self.kernel[...]), "batch", "length", "mlp")
+
+
+class TwoTerms:
+    """A mean over masked positions plus a mean over rows: two different weights in one batch, as BERT has."""
+
+    coefficients = {"masked": 1.0, "row": 0.5}
+
+    def weights(self, batch):
+        return {"masked": jnp.sum(batch["mask"]), "row": jnp.asarray(batch["x"].shape[0], jnp.float32)}
+
+    def terms(self, params, batch, *, dropout_key):
+        y = params["model"](batch["x"])
+        masked = jnp.sum(batch["mask"] * jnp.mean((y - batch["x"]) ** 2, -1))
+        row = jnp.sum(jnp.sum(y[:, 0], -1) ** 2)
+        return Terms({"masked": masked, "row": row}, {"loss": (masked, jnp.sum(batch["mask"]))})
+
+
+def make_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    mask = np.zeros((BATCH, LENGTH), np.float32)
+    for row in range(BATCH):  # from none to all positions, so that no two microbatches weigh the same
+        mask[row, : row % (LENGTH + 1)] = 1
+    return {"x": rng.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32), "mask": mask}
+
+
+def direct_gradient(params, batch):
+    def loss(params):
+        objective = TwoTerms()
+        terms, weights = objective.terms(params, batch, dropout_key=None), objective.weights(batch)
+        return sum(objective.coefficients[t] * terms.sums[t] / weights[t] for t in weights)
+
+    return jax.grad(loss)(params)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_two_terms_have_the_same_gradient_on_any_split(microbatches, devices):
+    if microbatches * devices > BATCH:
+        pytest.skip("more parts than rows")
+    partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
+    params = {"model": Net(jax.random.key(0)), "objective": {}}
+    _, frozen = optimizers.split(params, ())
+
+    def run(params, batch):
+        normalize = step.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
+        return step.gradients(TwoTerms(), params, frozen, batch, None, microbatches, normalize)
+
+    grads, metrics = partitioner.jit(run)(params, partitioner.put_batch(make_batch()))
+    expected = direct_gradient(params, make_batch())["model"].kernel[...]
+    np.testing.assert_allclose(grads["model"].kernel[...], expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+    total, weight = metrics["loss"]
+    assert float(weight) == make_batch()["mask"].sum()
+
+
+def make_state(optimizer=None, **options):
+    optimizer = optimizer or optimizers.adamw(learning_rate=schedules.constant(0.1))
+    params = {"model": Net(jax.random.key(0)), "objective": {}}
+    trainable, frozen = optimizers.split(params, ())
+    train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options))
+    return step.create_state(trainable, optimizer, 0), frozen, train_step
+
+
+def test_the_loss_goes_down_and_the_step_counts():
+    state, frozen, train_step = make_state()
+    losses = []
+    for _ in range(5):
+        state, metrics = train_step(state, frozen, make_batch())
+        losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+    assert losses[-1] < losses[0] and int(state.step) == 5 and int(state.skipped) == 0
+
+
+def test_a_non_finite_update_is_skipped_and_counted():
+    state, frozen, train_step = make_state()
+    bad = make_batch() | {"x": np.full((BATCH, LENGTH, WIDTH), np.nan, np.float32)}
+    before = parameters.named_leaves((state.params, state.opt_state))
+    for expected in (1, 2):
+        state, metrics = train_step(state, frozen, bad)
+        assert (int(state.skipped), int(state.skipped_in_a_row), int(state.step)) == (expected,) * 3
+    for name, leaf in parameters.named_leaves((state.params, state.opt_state)).items():
+        np.testing.assert_array_equal(leaf, before[name], err_msg=name)
+    state, metrics = train_step(state, frozen, make_batch())
+    assert (int(state.skipped), int(state.skipped_in_a_row), int(state.step)) == (2, 0, 3)
+    assert np.isfinite(float(metrics["grad_norm"][0]))
+
+
+def sgd(rate):
+    def update(grads, state, params, *, step):
+        return jax.tree.map(lambda gradient: -rate * gradient, grads), state
+
+    return optimizers.Optimizer(
+        init=lambda params: {}, update=update, learning_rate=schedules.constant(rate), groups=()
+    )
+
+
+def test_clipping_limits_the_norm_and_reports_the_one_before():
+    state, frozen, train_step = make_state(sgd(1.0), max_grad_norm=1e-3)
+    old = state.params["model"].kernel[...]
+    new_state, metrics = train_step(state, frozen, make_batch())
+    assert float(metrics["grad_norm"][0]) > 1e-2
+    np.testing.assert_allclose(jnp.linalg.norm(new_state.params["model"].kernel[...] - old), 1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("factor, divisor", [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
+def test_loss_normalising_factors(factor, divisor):
+    batch = {name: jnp.asarray(x) for name, x in make_batch().items()}
+    normal = step.normalizers(TwoTerms(), batch, factor)
+    expected = TwoTerms().weights(batch) if divisor is None else dict.fromkeys(normal, divisor)
+    for name in normal:
+        assert float(normal[name]) == float(expected[name])
+
+
+def test_an_unknown_loss_normalising_factor_is_refused():
+    with pytest.raises(ValueError, match="LOSS_NORMALIZING_FACTOR='mean'"):
+        step.normalizers(TwoTerms(), make_batch(), "mean")
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+    with pytest.raises(ValueError, match="BATCH_SIZE=16 does not divide into 3 microbatches"):
+        step.split_batch(make_batch(), 3)
+
+
+def test_microbatches_lower_peak_memory():
+    config = T5Config(
+        vocab_size=64, embed_dim=32, mlp_dim=64, num_heads=4, head_dim=8, encoder_layers=2, decoder_layers=2
+    )
+    rows = np.ones((32, 64), np.int32)
+    batch = batches.from_arrays(features.ENCODER_DECODER, {"inputs": rows, "targets": rows})
+    optimizer = optimizers.adafactor(learning_rate=0.1)
+    params = {"model": config.make(jax.random.key(0)), "objective": {}}
+    state = step.create_state(params, optimizer, 0)
+    _, frozen = optimizers.split(params, ())
+
+    def temporary_bytes(microbatches):
+        train_step = step.make_train_step(SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False)
+        compiled = jax.jit(train_step).lower(state, frozen, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(4) < 0.6 * temporary_bytes(1)

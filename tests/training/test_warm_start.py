@@ -1,0 +1,75 @@
+"""INITIAL_CHECKPOINT_PATH: the model and its heads, from runs and from Hugging Face folders."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import interop, optimizers, parameters
+from t5x_like.convert import convert
+from t5x_like.models.bert import BertConfig
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.partitioning import Partitioner
+from t5x_like.training import step, warm_start
+
+BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
+
+
+def params_of(config, seed):
+    model = config.make(jax.random.key(seed))
+    return {"model": model, "objective": Joint([MaskedLM(), NextSentence()]).init(jax.random.key(seed + 1), model)}
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return params_of(BERT, 0)
+
+
+@pytest.fixture(scope="module", params=["Hugging Face folder", "run"])
+def path(request, stored, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    interop.to_huggingface(stored, BERT, str(folder / "there"))
+    if request.param == "run":
+        return convert(checkpoint_path=str(folder / "there"), output_path=str(folder / "run"))
+    return str(folder / "there")
+
+
+def restored(path, params, mapping=()):
+    optimizer = optimizers.adamw(learning_rate=0.1, groups=(optimizers.ParameterGroup("token_embedder", freeze=True),))
+    trainable, frozen = optimizers.split(params, optimizer.groups)
+    state = step.create_state(trainable, optimizer, 0)
+    state, frozen = warm_start.restore(path, state, frozen, BERT, Partitioner(rules="dp"), mapping)
+    return parameters.named_leaves(optimizers.merge(state.params, frozen))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_heads_are_restored_with_the_model(path, stored, scan_layers):
+    leaves = restored(path, params_of(dataclasses.replace(BERT, scan_layers=scan_layers), 5))
+    expected = parameters.stack(parameters.named_leaves(stored))
+    leaves = parameters.stack(leaves)
+    assert any(name.startswith("objective/masked_lm/") for name in leaves)
+    for name, leaf in leaves.items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_a_head_of_another_shape_stays_fresh_and_is_named(path, caplog):
+    params = params_of(BERT, 5)
+    params["objective"]["next_sentence"].classifier.kernel.set_value(jax.numpy.full((8, 3), 7.0))
+    with caplog.at_level("INFO", logger="absl"):
+        leaves = restored(path, params)
+    name = "objective/next_sentence/classifier/kernel"
+    np.testing.assert_array_equal(leaves[name], np.full((8, 3), 7.0))
+    assert f"{name} is freshly initialized, because the stored shape differs from (8, 3)" in caplog.text
+    assert f"freshly initialised 1 tensors: {name}" in caplog.text
+    assert f"ignored 1 tensors: {name}" in caplog.text
+
+
+def test_heads_that_the_objective_lacks_are_ignored(path, caplog):
+    params = params_of(BERT, 5)
+    with caplog.at_level("INFO", logger="absl"):
+        leaves = restored(path, {"model": params["model"], "objective": {}})
+    assert not any(name.startswith("objective/") for name in leaves)
+    assert "ignored 9 tensors: objective/masked_lm/bias, " in caplog.text
