@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like import distributed, supervisor
+from t5x_like.runtime import distributed, supervisor
 from t5x_like.cli import execute
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
