@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like.runtime import distributed, supervisor
 from t5x_like.cli import execute
+from t5x_like.runtime import distributed, supervisor
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 sys.path.insert(0, str(LAUNCH))
