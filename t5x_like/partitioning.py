@@ -328,6 +328,12 @@ def bound_mesh() -> Mesh | None:
     return None if partitioner is None else partitioner.mesh
 
 
+def bound_platform() -> str | None:
+    """Returns the platform of the bound partitioner's devices (`cpu`, `gpu` or `tpu`), or None without one."""
+    partitioner = _ACTIVE.get()
+    return None if partitioner is None else partitioner.platform
+
+
 def axis_size(logical: str, size: int | None = None) -> int:
     """Into how many parts the bound partitioner splits a logical axis of this size (1 without one)."""
     partitioner = _ACTIVE.get()

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
-from t5x_like.kernels.contraction import PRODUCT
+from t5x_like.kernels.contraction import CPU_PRODUCT
 from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.captures import Captures
@@ -28,7 +28,7 @@ LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
 REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # everything is kept
     "dots": jax.checkpoint_policies.save_from_both_policies(  # products with parameters are kept
-        jax.checkpoint_policies.save_only_these_names(PRODUCT),
+        jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT),
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     ),
     "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is kept

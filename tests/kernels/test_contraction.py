@@ -1,27 +1,95 @@
-"""Products with kernels: values and gradients of `jnp.tensordot`."""
+"""Products with kernels: values and gradients on CPU, and a plain `dot_general` on other platforms."""
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5x_like import partitioning
 from t5x_like.kernels.contraction import contract
+from t5x_like.layers import initializers
+from t5x_like.layers.projections import Projection
 
-
-@pytest.mark.parametrize(
-    ("x_shape", "kernel_shape", "rank"),
+SHAPES = pytest.mark.parametrize(
+    ("x_shape", "kernel_shape", "num_inputs"),
     [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 5, 6), 1), ((2, 3, 5, 6), (5, 6, 4), 2)],
 )
-def test_equals_tensordot(x_shape, kernel_shape, rank):
+
+
+def make_inputs(x_shape, kernel_shape):
     rng = np.random.default_rng(0)
-    x, kernel = rng.normal(size=x_shape).astype(np.float32), rng.normal(size=kernel_shape).astype(np.float32)
+    return rng.normal(size=x_shape).astype(np.float32), rng.normal(size=kernel_shape).astype(np.float32)
 
-    def loss(product):
-        return lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
 
-    found = jax.value_and_grad(loss(lambda x, kernel: contract(x, kernel, rank)), argnums=(0, 1))(x, kernel)
-    expected = jax.value_and_grad(loss(lambda x, kernel: jnp.tensordot(x, kernel, axes=rank)), argnums=(0, 1))(
-        x, kernel
-    )
+def value_and_gradients(product, x, kernel):
+    return jax.value_and_grad(lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel))), argnums=(0, 1))(x, kernel)
+
+
+def primitives(jaxpr):
+    """Names of the primitives of a jaxpr and of its inner jaxprs, except those inside a custom VJP."""
+    names = []
+    for equation in jaxpr.eqns:
+        names.append(equation.primitive.name)
+        if not equation.primitive.name.startswith("custom_vjp"):
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                names += primitives(inner)
+    return names
+
+
+@SHAPES
+@pytest.mark.parametrize("platform", ["cpu", "tpu", None])
+def test_equals_tensordot(x_shape, kernel_shape, num_inputs, platform):
+    x, kernel = make_inputs(x_shape, kernel_shape)
+    found = value_and_gradients(lambda x, kernel: contract(x, kernel, num_inputs, platform=platform), x, kernel)
+    expected = value_and_gradients(lambda x, kernel: jnp.tensordot(x, kernel, axes=num_inputs), x, kernel)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@SHAPES
+def test_cpu_result_is_bit_equal_to_explicit_products(x_shape, kernel_shape, num_inputs):
+    x, kernel = make_inputs(x_shape, kernel_shape)
+    batch, outputs = x.ndim - num_inputs, kernel.ndim - num_inputs
+    y, pullback = jax.vjp(lambda x, kernel: contract(x, kernel, num_inputs, platform="cpu"), x, kernel)
+    dy = jnp.cos(y)
+    dx, dkernel = pullback(dy)
+    np.testing.assert_array_equal(y, jnp.tensordot(x, kernel, axes=num_inputs))
+    last, kernel_last = tuple(range(batch, batch + outputs)), tuple(range(num_inputs, kernel.ndim))
+    np.testing.assert_array_equal(dx, jax.lax.dot_general(dy, kernel, ((last, kernel_last), ((), ()))))
+    first = tuple(range(batch))
+    np.testing.assert_array_equal(dkernel, jax.lax.dot_general(x, dy, ((first, first), ((), ()))))
+
+
+def test_bound_devices_choose_the_implementation(monkeypatch):
+    projection = Projection((4,), (5,), axes=("embed", "mlp"), key=jax.random.key(0), init=initializers.fan_in())
+    partitioner = partitioning.Partitioner(devices=jax.devices()[:1])
+
+    def traced():
+        return primitives(jax.make_jaxpr(lambda x: projection(x))(jnp.ones((1, 2, 4))).jaxpr)
+
+    assert "dot_general" in traced() and "custom_vjp_call" not in traced()
+    with partitioner.bound():
+        assert "dot_general" not in traced() and "custom_vjp_call" in traced()
+        monkeypatch.setattr(partitioning.Partitioner, "platform", "tpu")
+        assert "dot_general" in traced() and "custom_vjp_call" not in traced()
+
+
+@SHAPES
+def test_forward_mode_works_off_cpu(x_shape, kernel_shape, num_inputs):
+    x, kernel = make_inputs(x_shape, kernel_shape)
+    dx, dkernel = np.ones_like(x), np.full_like(kernel, 2.0)
+    _, tangent = jax.jvp(lambda *args: contract(*args, num_inputs, platform="tpu"), (x, kernel), (dx, dkernel))
+    expected = jnp.tensordot(dx, kernel, axes=num_inputs) + jnp.tensordot(x, dkernel, axes=num_inputs)
+    np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("policy", "recomputed"), [("dots_with_no_batch_dims_saveable", 0), ("nothing_saveable", 2)])
+def test_remat_policies_see_products_off_cpu(policy, recomputed):
+    def layer(x, kernel):
+        return jnp.sum(jnp.sin(contract(jnp.sin(contract(x, kernel, 1, platform="tpu")), kernel, 1, platform="tpu")))
+
+    layer = jax.checkpoint(layer, policy=getattr(jax.checkpoint_policies, policy))
+    jaxpr = jax.make_jaxpr(jax.grad(layer, argnums=1))(jnp.ones((2, 4)), jnp.ones((4, 4))).jaxpr
+    # Two products in the forward pass, three in the backward pass: the gradient of the input is not needed.
+    assert primitives(jaxpr).count("dot_general") == 5 + recomputed

@@ -46,10 +46,11 @@ def products(jaxpr):
     return sum(equation.primitive.name == "dot_general" for equation in jaxpr.eqns) + sum(map(products, inner))
 
 
-@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
-def test_dots_keeps_products_with_parameters_and_full_computes_them_again(remat, again):
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(("remat", "recomputed"), [("none", 0), ("dots", 0), ("full", 1)])
+def test_dots_policy_saves_products_with_parameters(remat, recomputed, platform):
     def layer(kernel, x, index, key):
-        return jnp.sin(contract(jnp.tanh(x), kernel, 1)), None
+        return jnp.sin(contract(jnp.tanh(x), kernel, 1, platform=platform)), None
 
     def squares(kernels, x):
         x, _ = stacks.run(kernels, layer, x, num_layers=NUMBER, remat=remat)
@@ -57,8 +58,8 @@ def test_dots_keeps_products_with_parameters_and_full_computes_them_again(remat,
 
     kernels = jnp.ones((NUMBER, SIZE, SIZE))
     jaxpr = jax.make_jaxpr(jax.grad(squares))(kernels, X).jaxpr
-    # One in the loop forward, two in the loop backward.
-    assert products(jaxpr) == 3 + again
+    # One product in the forward loop and two in the backward loop.
+    assert products(jaxpr) == 3 + recomputed
 
 
 def test_both_layouts_start_from_the_same_values():
