@@ -27,15 +27,15 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
 from t5x_like.models import checks
+from t5x_like.models.base import BaseConfig
 from t5x_like.models.encoder_decoder import Batch, Cache, Encoded, EncoderDecoder, forward_flops
-from t5x_like.models.special_tokens import SpecialTokens
 
 # Of every kernel and table, as in its released code.
 INIT = initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
-class BartConfig:
+class BartConfig(BaseConfig):
     """Sizes and hyperparameters; the defaults are those of BART base."""
 
     # Rows of the token table, which encoder, decoder and logits share.
@@ -61,28 +61,16 @@ class BartConfig:
     # Of the attention weights.
     attention_dropout_rate: float = 0.0
     norm_epsilon: float = 1e-5
-    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
-    special_tokens: SpecialTokens | None = None
-    # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
-    remat: str = "none"
-    # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.
-    dtype: str | None = None
-    # Whether stacks are scanned. None: the platform decides, unrolled without one.
-    scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        super().__post_init__()
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim")
         checks.positive_integers(self, "encoder_layers", "decoder_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
-        checks.computation(self)
         if self.position_offset < 0:
             raise UserError(f"BartConfig.position_offset={self.position_offset} must not be negative")
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.dtype or "float32"
 
     def make(self, key: jax.Array) -> "Bart":
         """A freshly initialised network."""

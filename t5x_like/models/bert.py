@@ -27,8 +27,8 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
+from t5x_like.models.base import BaseConfig
 from t5x_like.models.outputs import Outputs
-from t5x_like.models.special_tokens import SpecialTokens
 
 Batch = Mapping[str, Int[Array, "batch length"]]
 
@@ -36,7 +36,7 @@ EMBEDDED = "encoder/embedded"
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
+class BertConfig(BaseConfig):
     """Sizes and hyperparameters; the defaults are those of BERT base, uncased, as it was trained."""
 
     # Rows of the token table.
@@ -66,30 +66,18 @@ class BertConfig:
     attention_dropout_rate: float = 0.1
     # RoBERTa: 1e-5.
     norm_epsilon: float = 1e-12
-    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
-    special_tokens: SpecialTokens | None = None
-    # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
-    remat: str = "none"
-    # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.
-    dtype: str | None = None
-    # Whether the stack is scanned. None: the platform decides, unrolled without one.
-    scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
+        super().__post_init__()
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
         checks.positive_integers(self, "max_length", "num_token_types")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
-        checks.computation(self)
         for name in ("position_offset", "padding_id"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise UserError(f"BertConfig.{name}={value!r} must be a whole number of at least 0")
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.dtype or "float32"
 
     def make(self, key: jax.Array) -> "Bert":
         """A freshly initialised network."""

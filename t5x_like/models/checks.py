@@ -53,7 +53,7 @@ def activations(config: Any) -> None:
         )
 
 
-def computation(config: Any) -> None:
+def remat_and_dtype(config: Any) -> None:
     """Refuses a `remat` or `dtype` that there is not."""
     one_of(config, "remat", REMAT_POLICIES)
     if config.dtype not in (None, "float32", "bfloat16"):

@@ -22,7 +22,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks, decoder
-from t5x_like.models.special_tokens import SpecialTokens
+from t5x_like.models.base import BaseConfig
 
 # Standard deviation of initial kernels and tables (Radford et al. 2018, section 4.1), and of GPT-2's table of positions
 # in its released code.
@@ -31,7 +31,7 @@ GPT2_POSITIONS_INIT_STDDEV = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(BaseConfig):
     """Sizes and hyperparameters; the defaults are those of GPT-2's smallest network."""
 
     vocab_size: int = 50257
@@ -59,28 +59,16 @@ class GPTConfig:
     # Of the attention weights.
     attention_dropout_rate: float = 0.1
     norm_epsilon: float = 1e-5
-    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
-    special_tokens: SpecialTokens | None = None
-    # What the backward pass keeps: 'none' (keep everything), 'dots' (keep projections), 'full' (recompute layers).
-    remat: str = "none"
-    # Of activations: 'bfloat16' or 'float32'. None: the platform decides, float32 without one. Parameters are float32.
-    dtype: str | None = None
-    # Whether the stack is scanned. None: the platform decides, unrolled without one.
-    scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        super().__post_init__()
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim")
         checks.positive_integers(self, "num_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.one_of(self, "norm_position", ("pre", "post"))
         checks.activations(self)
-        checks.computation(self)
         decoder.check_attention_windows(self)
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.dtype or "float32"
 
     @property
     def kv_heads(self) -> int:

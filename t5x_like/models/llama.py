@@ -23,14 +23,14 @@ from t5x_like.layers.projections import Projection
 from t5x_like.layers.rope_scaling import SCALINGS, Scaling
 from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks, decoder
-from t5x_like.models.special_tokens import SpecialTokens
+from t5x_like.models.base import BaseConfig
 
 # Standard deviation of initial kernels and embeddings; the papers give none, this is transformers'.
 INIT_STDDEV = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(BaseConfig):
     """Sizes and hyperparameters; the defaults are those of Llama 2 7B."""
 
     vocab_size: int = 32000
@@ -67,25 +67,17 @@ class LlamaConfig:
     attention_dropout_rate: float = 0.0
     # Llama 7B, 13B and 33B: 1e-6.
     norm_epsilon: float = 1e-5
-    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
-    special_tokens: SpecialTokens | None = None
-    # What the backward pass keeps: 'none' (keep everything), 'dots' (keep projections), 'full' (recompute layers).
-    remat: str = "none"
-    # Of activations: 'bfloat16' or 'float32'. None: the platform decides, float32 without one. Parameters are float32.
-    dtype: str | None = None
-    # Whether the stack is scanned. None: the platform decides, unrolled without one.
-    scan_layers: bool | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.num_kv_heads is None:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
         checks.positive_integers(self, "num_layers", "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "rope_theta", "norm_epsilon")
         checks.divides(self, "num_kv_heads", "num_heads")
         checks.activations(self)
-        checks.computation(self)
         decoder.check_attention_windows(self)
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
             raise UserError(
@@ -94,10 +86,6 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"LlamaConfig.head_dim={self.head_dim} must be even: rotations turn pairs of entries")
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.dtype or "float32"
 
     @property
     def kv_heads(self) -> int:

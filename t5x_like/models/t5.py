@@ -27,12 +27,12 @@ from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
+from t5x_like.models.base import BaseConfig
 from t5x_like.models.encoder_decoder import Batch, EncoderDecoder, forward_flops
-from t5x_like.models.special_tokens import SpecialTokens
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(BaseConfig):
     """Sizes and hyperparameters; the defaults are those of T5 1.1 small."""
 
     # Rows of the embedding table: tokens, sentinels, and padding to a multiple that devices like.
@@ -56,22 +56,14 @@ class T5Config:
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
     norm_epsilon: float = 1e-6
-    # Those of the files that the weights came from, which are written when they are exported; nothing else reads them.
-    special_tokens: SpecialTokens | None = None
-    # What the backward pass computes again instead of keeping: a name in `layers.stacks.REMAT_POLICIES`.
-    remat: str = "none"
-    # Of activations. None: the platform decides (`partitioning.for_platform`), float32 without one.
-    dtype: str | None = None
-    # Whether stacks are scanned. None: the platform decides, unrolled without one.
-    scan_layers: bool | None = None
 
     def __post_init__(self):
-        checks.positive_integers(self, "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim")
+        super().__post_init__()
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim")
         checks.positive_integers(self, "encoder_layers", "decoder_layers", "relpos_buckets", "relpos_max_distance")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
-        checks.computation(self)
         if self.relpos_buckets < 4:
             raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets} must be at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
@@ -79,10 +71,6 @@ class T5Config:
                 f"T5Config.relpos_max_distance={self.relpos_max_distance} must exceed the {self.relpos_buckets // 2} "
                 f"distances that have a bucket of their own (half of relpos_buckets={self.relpos_buckets})"
             )
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.dtype or "float32"
 
     def make(self, key: jax.Array) -> "T5":
         """A freshly initialised network."""
