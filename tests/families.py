@@ -81,13 +81,14 @@ def _as(kind: type, config: Any) -> Any:
 
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(_BERT, ("encoder",)),
+    "bert": Family(_BERT, ("encoder",), generates=False),
     "roberta": Family(
         dataclasses.replace(
             _BERT, position_offset=2, num_token_types=1, padding_id=1, activations=("gelu_exact",), norm_epsilon=1e-5
         ),
         ("encoder",),
         mesh=_FSDP,
+        generates=False,
         padding_id=1,
     ),
     "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",)),

@@ -15,6 +15,7 @@ import numpy as np
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, json_files, safetensors_files, special_token_fields, tables
+from t5x_like.models.base import Model, ModelConfig
 
 # What may differ from a stored configuration: none of it changes what the parameters mean. The vocabulary is left to
 # the tensors' shapes, so that whoever starts with fresh embeddings may have another one.
@@ -38,7 +39,7 @@ def families() -> tuple[tables.Family, ...]:
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
-def config_from_huggingface(path: str) -> Any:
+def config_from_huggingface(path: str) -> ModelConfig:
     """The configuration that a folder's config.json describes; `dtype` and layout are left to the platform.
 
     The ids of special tokens, from config.json and generation_config.json, are in its field `special_tokens`.
@@ -69,7 +70,7 @@ def _named(file: str) -> Iterator[None]:
         raise error if file in str(error) else UserError(f"{file}: {error}") from None
 
 
-def from_huggingface(path: str, **changes: Any) -> tuple[Any, Any]:
+def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
     """The configuration and the model of a folder.
 
     Args:
@@ -95,7 +96,7 @@ def from_huggingface(path: str, **changes: Any) -> tuple[Any, Any]:
     return config, parameters.unstack(of_model, like)
 
 
-def read(path: str, config: Any) -> dict[str, np.ndarray]:
+def read(path: str, config: ModelConfig) -> dict[str, np.ndarray]:
     """The tensors of a folder by our stored names (`model/…`, and `objective/…` for the heads that it holds), float32.
 
     Args:
@@ -120,7 +121,7 @@ def read(path: str, config: Any) -> dict[str, np.ndarray]:
     return tables.read(path, family, dataclasses.replace(config, vocab_size=stored.vocab_size))
 
 
-def to_huggingface(params: Mapping[str, Any], config: Any, path: str) -> None:
+def to_huggingface(params: Mapping[str, Any], config: ModelConfig, path: str) -> None:
     """Writes `config.json` and safetensors that `from_pretrained` of transformers reads.
 
     A generation_config.json is written where the special tokens came with one, and holds nothing else.
@@ -146,7 +147,7 @@ def _write(contents: Mapping[str, Any], file: str) -> None:
     paths.write_atomic(file, json.dumps(contents, indent=2) + "\n")
 
 
-def tensors_to_huggingface(params: Mapping[str, Any], config: Any) -> dict[str, np.ndarray]:
+def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
     """The tensors that `to_huggingface` writes; of any tree like `params`, such as a gradient."""
     return tables.write(_family_of(config), config, parameters.stack(parameters.named_leaves(params)))
 
@@ -157,7 +158,7 @@ def _family_of_type(model_type: Any, file: str) -> tables.Family:
         return fields.choice({"model_type": model_type}, "model_type", dict(sorted(known.items())))
 
 
-def _family_of(config: Any) -> tables.Family:
+def _family_of(config: ModelConfig) -> tables.Family:
     for family in families():
         if family.config_class is type(config):
             return family

@@ -12,6 +12,7 @@ import numpy as np
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
+from t5x_like.models.base import ModelConfig
 
 MODEL, OBJECTIVE = "model/", "objective/"
 NO_MATCH = re.compile(r"(?!)")
@@ -105,19 +106,19 @@ class Family:
     """
 
     model_types: tuple[str, ...]
-    config_class: type
-    config_from_json: Callable[[Mapping[str, Any]], Any]
-    config_to_json: Callable[[Any, Iterable[str]], dict[str, Any]]
-    table: Callable[[Any], list[TensorMapping]]
+    config_class: type[ModelConfig]
+    config_from_json: Callable[[Mapping[str, Any]], ModelConfig]
+    config_to_json: Callable[[ModelConfig, Iterable[str]], dict[str, Any]]
+    table: Callable[[ModelConfig], list[TensorMapping]]
     prefix: str | tuple[str, ...] = ""
     free_fields: tuple[str, ...] = ()
     name_substitutions: tuple[tuple[str, str], ...] = ()
     ignored: re.Pattern = NO_MATCH
     must_be_zero: re.Pattern = NO_MATCH
-    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
 
 
-def read(directory: str, family: Family, config: Any) -> dict[str, np.ndarray]:
+def read(directory: str, family: Family, config: ModelConfig) -> dict[str, np.ndarray]:
     """Reads the parameters of the whole model, and of the heads that the directory has.
 
     Args:
@@ -151,7 +152,7 @@ def read(directory: str, family: Family, config: Any) -> dict[str, np.ndarray]:
     return leaves
 
 
-def write(family: Family, config: Any, leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def write(family: Family, config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Converts parameters to Hugging Face tensors; gradients and other trees of the same structure work too.
 
     Args:
@@ -183,7 +184,7 @@ def write(family: Family, config: Any, leaves: Mapping[str, Any]) -> dict[str, n
     }
 
 
-def _shapes(config) -> dict[str, tuple[tuple[int, ...], int | None]]:
+def _shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Returns stored name -> (shape of one layer, number of layers); None for parameters outside of stacks."""
     model = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
     axes = parameters.logical_axes(model)
@@ -230,7 +231,7 @@ class _Source:
         self._read.add(stored)
         return mapping.from_hf(self._tensors[stored].astype(np.float32), shape)
 
-    def check_unread(self, config) -> None:
+    def check_unread(self, config: ModelConfig) -> None:
         """Checks the tensors that were not read.
 
         Raises:

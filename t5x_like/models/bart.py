@@ -27,8 +27,8 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig
-from t5x_like.models.encoder_decoder import Batch, Cache, Encoded, EncoderDecoder, forward_flops
+from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.encoder_decoder import Cache, Encoded, EncoderDecoder, forward_flops
 
 # Of every kernel and table, as in its released code.
 INIT = initializers.normal(0.02)

@@ -1,9 +1,163 @@
-"""The fields that the configurations of all models share."""
+"""The interfaces of models and their configurations, and the fields that all configurations share."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import jax
+from jaxtyping import Array, Float, Int
+
+from t5x_like.layers.blocks import Hidden
 from t5x_like.models import checks
+from t5x_like.models.outputs import Outputs
 from t5x_like.models.special_tokens import SpecialTokens
+
+# Features of a batch by name; see "The model interface" in docs/architecture.md.
+Batch = Mapping[str, Int[Array, "batch length"]]
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model: an `nnx.Module` that maps tokens to hidden states and hidden states to logits.
+
+    Attributes:
+      config: the configuration that the model was built from.
+    """
+
+    config: Any
+
+    def embed(self, batch: Batch) -> dict[str, Hidden]:
+        """Embeds the input tokens.
+
+        Args:
+          batch: features by name.
+
+        Returns:
+          The input of each stack, by name: `encoder`, `decoder` or both.
+        """
+
+    def trunk(
+        self,
+        embedded: Mapping[str, Hidden],
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+    ) -> Outputs:
+        """Computes everything between the embeddings and the logits.
+
+        Args:
+          embedded: result of `embed`.
+          batch: features by name, from which masks and positions are computed.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of intermediate arrays to return.
+
+        Returns:
+          The last hidden states and the captured arrays.
+        """
+
+    def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
+        """Computes logits in float32.
+
+        Args:
+          hidden: hidden states, as in `Outputs.hidden`.
+        """
+
+    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+        """Returns `trunk(embed(batch), batch)`."""
+
+
+@runtime_checkable
+class GenerativeModel(Model, Protocol):
+    """A model that decodes one token at a time over a cache of keys and values."""
+
+    def decode_step(
+        self, tokens: Int[Array, "batch 1"], cache: Any, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch 1 embed"], Any]:
+        """Runs the decoder on one position.
+
+        Args:
+          tokens: input tokens at slot `index`.
+          cache: keys and values of all earlier slots.
+          index: slot of the tokens in the cache, the same for all rows.
+
+        Returns:
+          The hidden states from which `unembed` predicts the next tokens, and the updated cache.
+        """
+
+
+@runtime_checkable
+class GenerativeEncoderDecoder(GenerativeModel, Protocol):
+    """An encoder-decoder that generates an answer to its encoder's input."""
+
+    def encode(self, batch: Batch) -> Any:
+        """Runs the encoder once for all steps of decoding.
+
+        Args:
+          batch: `encoder_input_tokens` and optionally other encoder features.
+        """
+
+    def init_cache(self, batch_size: int, cache_length: int, encoded: Any) -> Any:
+        """Creates an empty cache with the keys and values of the cross-attention.
+
+        Args:
+          batch_size: number of rows.
+          cache_length: number of decoder positions in the cache.
+          encoded: result of `encode`.
+        """
+
+
+@runtime_checkable
+class GenerativeDecoder(GenerativeModel, Protocol):
+    """A decoder-only model that continues prompts."""
+
+    def prefill(self, batch: Batch, cache_length: int) -> Any:
+        """Runs the decoder on whole prompts.
+
+        Args:
+          batch: prompts that end at the same slot (`decoding.prompts.aligned`).
+          cache_length: number of slots in the cache, including those of the prompts.
+
+        Returns:
+          The cache of keys and values.
+        """
+
+
+@runtime_checkable
+class ModelConfig(Protocol):
+    """A model's configuration: a frozen dataclass, see `BaseConfig`.
+
+    Attributes:
+      vocab_size: number of rows of the embedding table; token ids are smaller.
+      special_tokens: special token ids of imported weights, or None.
+      remat: rematerialization policy.
+      dtype: dtype of activations, or None if the platform decides.
+      scan_layers: whether layers are stacked and scanned, or None if the platform decides.
+    """
+
+    vocab_size: int
+    special_tokens: SpecialTokens | None
+    remat: str
+    dtype: str | None
+    scan_layers: bool | None
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of activations."""
+
+    def make(self, key: jax.Array) -> Model:
+        """Returns a model with newly initialized parameters; works under `jax.jit` and `jax.eval_shape`.
+
+        Args:
+          key: random key of the initialization.
+        """
+
+    def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns the floating-point operations of one training step, forward and backward.
+
+        Args:
+          shapes: shapes of the features of a global batch, by name.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

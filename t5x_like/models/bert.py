@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
@@ -27,10 +27,8 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig
+from t5x_like.models.base import BaseConfig, Batch
 from t5x_like.models.outputs import Outputs
-
-Batch = Mapping[str, Int[Array, "batch length"]]
 
 EMBEDDED = "encoder/embedded"
 

@@ -8,7 +8,7 @@ from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
 
 
-def positive_integers(config: Any, *names: str) -> None:
+def positive_integers(config: object, *names: str) -> None:
     """Refuses a field that is no whole number of at least 1."""
     for name in names:
         value = getattr(config, name)
@@ -16,33 +16,33 @@ def positive_integers(config: Any, *names: str) -> None:
             raise UserError(f"{_field(config, name)} must be a whole number of at least 1")
 
 
-def rates(config: Any, *names: str) -> None:
+def rates(config: object, *names: str) -> None:
     """Refuses a dropout rate outside [0, 1)."""
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise UserError(f"{_field(config, name)} must be in [0, 1)")
 
 
-def positive(config: Any, *names: str) -> None:
+def positive(config: object, *names: str) -> None:
     """Refuses what is 0 or less."""
     for name in names:
         if not getattr(config, name) > 0:
             raise UserError(f"{_field(config, name)} must be positive")
 
 
-def one_of(config: Any, name: str, allowed: Collection[Any]) -> None:
+def one_of(config: object, name: str, allowed: Collection[Any]) -> None:
     """Refuses a value that is none of `allowed`."""
     if getattr(config, name) not in allowed:
         raise UserError(f"{_field(config, name)} must be one of {sorted(allowed)}")
 
 
-def divides(config: Any, part: str, whole: str) -> None:
+def divides(config: object, part: str, whole: str) -> None:
     """Refuses a `part` that does not divide `whole`."""
     if getattr(config, whole) % getattr(config, part):
         raise UserError(f"{_field(config, part)} must divide {whole}={getattr(config, whole)}")
 
 
-def activations(config: Any) -> None:
+def activations(config: object) -> None:
     """Refuses names of activations that there are not; turns the list that gin hands over into a tuple."""
     object.__setattr__(config, "activations", tuple(config.activations))
     unknown = set(config.activations) - set(ACTIVATIONS)
@@ -53,14 +53,14 @@ def activations(config: Any) -> None:
         )
 
 
-def remat_and_dtype(config: Any) -> None:
+def remat_and_dtype(config: object) -> None:
     """Refuses a `remat` or `dtype` that there is not."""
     one_of(config, "remat", REMAT_POLICIES)
     if config.dtype not in (None, "float32", "bfloat16"):
         raise UserError(f"{_field(config, 'dtype')} must be 'float32' or 'bfloat16', or None for the platform's")
 
 
-def row_length(config: Any, length: int) -> None:
+def row_length(config: object, length: int) -> None:
     """Refuses rows that are longer than the table of positions."""
     if length > config.max_length:
         raise UserError(

@@ -1,7 +1,7 @@
 """What decoder-only families share: the trunk, its masks, filling a cache from prompts, and one position at a time."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,39 @@ from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.embeddings import position_ids
 from t5x_like.models import checks
+from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
-Batch = Mapping[str, Int[Array, "batch length"]]
-
 _KEYS, _VALUES = "decoder/layers/attention/key", "decoder/layers/attention/value"
+
+
+class DecoderConfig(ModelConfig, Protocol):
+    """The fields of a decoder's configuration that this module reads.
+
+    Attributes:
+      embed_dim: size of a hidden state.
+      mlp_dim: size within a feed-forward block.
+      num_heads: number of attention heads.
+      kv_heads: number of key and value heads.
+      head_dim: size of the queries, keys and values of a head.
+      num_layers: number of layers.
+      max_length: longest row, in tokens.
+      activations: activations of the feed-forward blocks; with two, their product.
+      attention_windows: attention window of each layer, in positions, repeated over the layers; None: no window.
+    """
+
+    embed_dim: int
+    mlp_dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    max_length: int
+    activations: tuple[str, ...]
+    attention_windows: tuple[int | None, ...]
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
 
 
 @struct.dataclass
@@ -47,7 +75,7 @@ class Decoder(nnx.Module):
       embedding_dropout: of what goes into the first layer.
     """
 
-    config: Any
+    config: DecoderConfig
     decoder: stacks.Stack
     embedding_dropout: Dropout = NO_DROPOUT
 
@@ -159,7 +187,7 @@ class Decoder(nnx.Module):
         return x, cache.replace(self_attention=self_attention)
 
 
-def check_attention_windows(config: Any) -> None:
+def check_attention_windows(config: DecoderConfig) -> None:
     """Refuses windows that no layers can take turns with; turns the list that gin hands over into a tuple.
 
     Raises:
@@ -180,7 +208,7 @@ def check_attention_windows(config: Any) -> None:
         )
 
 
-def forward_flops(config: Any, batch: int, length: int) -> float:
+def forward_flops(config: DecoderConfig, batch: int, length: int) -> float:
     """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
 
     With d = embed_dim, a = num_heads · head_dim, k = kv_heads · head_dim, f = mlp_dim, m = number of products in a

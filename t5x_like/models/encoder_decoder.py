@@ -1,7 +1,7 @@
 """What encoder-decoder families share: the trunk, its masks, and decoding one position at a time."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,33 @@ from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
 from t5x_like.layers.attention import KeyValueCache
 from t5x_like.layers.blocks import Hidden
+from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
-
-Batch = Mapping[str, Int[Array, "batch length"]]
 
 PADDING_ID = 0
 FIRST_SEGMENT = 1
+
+
+class EncoderDecoderConfig(ModelConfig, Protocol):
+    """The fields of an encoder-decoder's configuration that this module reads.
+
+    Attributes:
+      embed_dim: size of a hidden state.
+      mlp_dim: size within a feed-forward block.
+      num_heads: number of attention heads.
+      head_dim: size of the queries, keys and values of a head.
+      encoder_layers: number of layers of the encoder.
+      decoder_layers: number of layers of the decoder.
+      activations: activations of the feed-forward blocks; with two, their product.
+    """
+
+    embed_dim: int
+    mlp_dim: int
+    num_heads: int
+    head_dim: int
+    encoder_layers: int
+    decoder_layers: int
+    activations: tuple[str, ...]
 
 
 @struct.dataclass
@@ -58,7 +79,7 @@ class EncoderDecoder(nnx.Module):
     the first part it may replace.
     """
 
-    config: Any
+    config: EncoderDecoderConfig
     encoder: Any
     decoder: Any
 
@@ -204,7 +225,7 @@ class EncoderDecoder(nnx.Module):
         return x, cache.replace(self_attention=self_cache)
 
 
-def forward_flops(config: Any, batch: int, encoder_length: int, decoder_length: int) -> float:
+def forward_flops(config: EncoderDecoderConfig, batch: int, encoder_length: int, decoder_length: int) -> float:
     """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
 
     With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2 or

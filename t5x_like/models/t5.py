@@ -27,8 +27,8 @@ from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig
-from t5x_like.models.encoder_decoder import Batch, EncoderDecoder, forward_flops
+from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.encoder_decoder import EncoderDecoder, forward_flops
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import embeddings
 from t5x_like.layers.blocks import Hidden
+from t5x_like.models.base import Batch
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.t5 import T5, Stack, T5Config, make_norm
-
-Batch = Mapping[str, Int[Array, "batch length"]]
 
 
 @dataclasses.dataclass(frozen=True)

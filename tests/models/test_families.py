@@ -1,6 +1,7 @@
 """Properties of every family: attention masks, layouts, dropout, devices, decoding, captures, FLOPs."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,13 @@ from families import (
 
 from t5x_like import parameters
 from t5x_like.decoding.prompts import left_pad
+from t5x_like.models.base import (
+    BaseConfig,
+    GenerativeDecoder,
+    GenerativeEncoderDecoder,
+    Model,
+    ModelConfig,
+)
 from t5x_like.partitioning import Partitioner, for_platform
 
 ALL = list(FAMILIES)
@@ -29,6 +37,40 @@ ALL = list(FAMILIES)
 def those(condition):
     """Parametrizes a test over the families for which a condition holds."""
     return pytest.mark.parametrize("name", [name for name in ALL if condition(FAMILIES[name])])
+
+
+# ---- interfaces ------------------------------------------------------------------------------------------------------
+
+
+def assert_same_parameters(kind, protocol):
+    """Asserts that the methods of a protocol have the same parameters in a class."""
+    methods = [
+        name
+        for owner in protocol.__mro__
+        for name, member in vars(owner).items()
+        if inspect.isfunction(member) and (name == "__call__" or not name.startswith("_"))
+    ]
+    assert methods
+    for name in methods:
+        expected, found = (inspect.signature(getattr(owner, name)).parameters for owner in (protocol, kind))
+        assert [(p.name, p.kind, p.default) for p in found.values()] == [
+            (p.name, p.kind, p.default) for p in expected.values()
+        ], name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_families_implement_the_model_interface(name):
+    family = FAMILIES[name]
+    config = family.config
+    assert isinstance(config, ModelConfig) and isinstance(config, BaseConfig)
+    assert_same_parameters(type(config), ModelConfig)
+    protocols = [Model]
+    if family.generates:
+        protocols.append(GenerativeEncoderDecoder if family.is_encoder_decoder else GenerativeDecoder)
+    model = jax.eval_shape(config.make, jax.random.key(0))
+    for protocol in protocols:
+        assert isinstance(model, protocol)
+        assert_same_parameters(type(model), protocol)
 
 
 @jax.jit
