@@ -238,7 +238,7 @@ def train(
             batch = next(feed)
             debugging.show_first(batch, current == start)
             profile.before(current + 1)
-            earlier, ballot = ballot, stop.cast()
+            earlier, ballot = ballot, stop.vote()
             state, pairs = program.train_step(state, frozen, batch)
             current += 1
             status.step = current

@@ -124,9 +124,9 @@ def test_pickles_are_never_read(tmp_path):
 
 
 def test_a_run_without_a_description_asks_for_one(tmp_path):
-    keeper = Checkpoints(str(tmp_path / "run/checkpoints"))
-    keeper.save(3, {"params": {"model/x": jnp.ones(2)}})
-    keeper.close()
+    checkpointer = Checkpoints(str(tmp_path / "run/checkpoints"))
+    checkpointer.save(3, {"params": {"model/x": jnp.ones(2)}})
+    checkpointer.close()
     with pytest.raises(ValueError, match="no model given, and no config.gin read that describes it. Leave out"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 

@@ -89,7 +89,7 @@ def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
     words = list(argv)
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--max_restarts")
     del words[at : at + (1 if "=" in words[at] else 2)]
-    return supervisor.again(words, arguments.max_restarts, model_dir.strip("'\""))
+    return supervisor.run_with_restarts(words, arguments.max_restarts, model_dir.strip("'\""))
 
 
 def _leave_others(code: int, error: Exception | None = None) -> None:

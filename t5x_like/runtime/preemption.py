@@ -28,11 +28,11 @@ class StopRequest:
     Use it as a context manager around the start-up and the loop. Until `defer` is called a signal raises
     `stop_signals.Stopped`, as there is nothing to save. Then, in each step
 
-        ballot = stop.cast()               # before the step is started
+        vote = stop.vote()               # before the step is started
         …
-        reason = stop.agreed(ballot)       # after an earlier step is known to be done
+        reason = stop.agreed(vote)       # after an earlier step is known to be done
 
-    One process agrees with itself at once. Of several, each puts into a step's ballot whether it has been asked, and
+    One process agrees with itself at once. Of several, each puts into a step's vote whether it has been asked, and
     all read the same result, so all stop after the same step whichever of them were asked.
 
     A second Ctrl-C ends the process at once. Outside the main thread, where signals cannot be caught, only the cloud's
@@ -49,7 +49,7 @@ class StopRequest:
         self._signals = self._stack.enter_context(stop_signals.watched())
         self._signals.check()
         if METADATA_HOST in os.environ or _on_google_machine():
-            self._notice = _CloudNotice(self._ask)
+            self._notice = _CloudNotice(self._request_stop)
         return self
 
     def __exit__(self, *exception) -> None:
@@ -67,19 +67,19 @@ class StopRequest:
         """Only records signals from now on, because there is something to save."""
         self._signals.defer()
 
-    def cast(self) -> jax.Array | None:
+    def vote(self) -> jax.Array | None:
         """This process's vote on a step, on its way to the others; None where there are none."""
-        return self._votes.cast(self.requested is not None) if self._votes else None
+        return self._votes.start(self.requested is not None) if self._votes else None
 
-    def agreed(self, ballot: jax.Array | None) -> str | None:
-        """Why to stop now, or None: what all processes say to a ballot, or this one alone says where it has none."""
+    def agreed(self, vote: jax.Array | None) -> str | None:
+        """Why to stop now, or None: what all processes say to a vote, or this one alone says where it has none."""
         if self._votes is None:
             return self.requested
-        if ballot is None or not int(ballot):
+        if vote is None or not int(vote):
             return None
         return self.requested or "another process"
 
-    def _ask(self, reason: str) -> None:
+    def _request_stop(self, reason: str) -> None:
         self._noticed = reason
 
 
@@ -92,8 +92,8 @@ class _Votes:
         self._split, self._shape = NamedSharding(mesh, PartitionSpec("all")), (len(devices),)
         self._any = jax.jit(lambda votes: votes.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
-    def cast(self, vote: bool) -> jax.Array:
-        mine = np.full(jax.local_device_count(), int(vote), np.int32)
+    def start(self, stop: bool) -> jax.Array:
+        mine = np.full(jax.local_device_count(), int(stop), np.int32)
         return self._any(jax.make_array_from_process_local_data(self._split, mine, self._shape))
 
 
@@ -104,8 +104,8 @@ class _CloudNotice:
     of the run: a machine says an hour ahead that it is to be maintained, and until it goes a run can work on it.
     """
 
-    def __init__(self, ask: Callable[[str], None]):
-        self._ask, self._seconds, self._ended = ask, _POLL_SECONDS, threading.Event()
+    def __init__(self, request_stop: Callable[[str], None]):
+        self._request_stop, self._seconds, self._ended = request_stop, _POLL_SECONDS, threading.Event()
         self._failed = False
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a proxy is another machine
         threading.Thread(target=self._run, name="cloud notice", daemon=True).start()
@@ -121,7 +121,7 @@ class _CloudNotice:
                 value = self._read(key)
                 if value == bad and last.get(key, bad) != bad:
                     logging.warning("the cloud is about to take this machine (%s is %s): saving", key, bad)
-                    self._ask(f"{key}={bad}")
+                    self._request_stop(f"{key}={bad}")
                     return
                 if value == bad and key not in last:
                     logging.warning(

@@ -142,7 +142,7 @@ def _status(model_dir: str) -> Mapping[str, Any]:
     return {}
 
 
-def again(argv: Sequence[str], max_restarts: int, model_dir: str) -> int:
+def run_with_restarts(argv: Sequence[str], max_restarts: int, model_dir: str) -> int:
     """This command line without its supervisor, under one.
 
     Args:

@@ -124,11 +124,11 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
         )
 
 
-def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> int:
+def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None) -> int:
     """The step to resume from; 0 for a new run.
 
     Args:
-      keeper: the `Checkpoints` of the run.
+      checkpointer: the `Checkpoints` of the run.
       model_dir: the run's folder, for the message.
       run_config: whether damaged checkpoints may be deleted.
 
@@ -136,12 +136,12 @@ def resume_step(keeper: Any, model_dir: str, run_config: RunConfig | None) -> in
       UserError: the newest checkpoint is damaged, or holds parameters alone, as `t5x_like convert` writes them.
     """
     if run_config is not None and run_config.restore == "previous":
-        keeper.drop_damaged()
-    newest = keeper.latest()
+        checkpointer.drop_damaged()
+    newest = checkpointer.latest()
     if newest is None:
         return 0
-    keeper.verify(newest)
-    if "step" not in keeper.shapes(newest):
+    checkpointer.verify(newest)
+    if "step" not in checkpointer.shapes(newest):
         raise _not_a_run(model_dir)
     return newest
 

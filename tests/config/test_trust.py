@@ -46,7 +46,10 @@ def test_a_run_is_described_by_what_this_package_builds(tmp_path):
             "from t5x_like.runtime import supervisor\nMODEL = @supervisor.subprocess.Popen()",
             "t5x_like.runtime.supervisor.subprocess.Popen",
         ),
-        ("from t5x_like.runtime import supervisor\nMODEL = @supervisor.again()", "t5x_like.runtime.supervisor.again"),
+        (
+            "from t5x_like.runtime import supervisor\nMODEL = @supervisor.run_with_restarts()",
+            "t5x_like.runtime.supervisor.run_with_restarts",
+        ),
         ("import t5x_like.cli\nMODEL = @t5x_like.cli.main()", "t5x_like.cli.main"),
         ("from t5x_like import paths\nMODEL = @paths.write_atomic()", "t5x_like.paths.write_atomic"),
         ("from t5x_like import ablate\nMODEL = @ablate.ablate()", "t5x_like.ablate.ablate"),

@@ -51,9 +51,9 @@ def test_a_signal_is_a_request_and_the_handlers_come_back(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         stop.defer()
-        assert stop.agreed(stop.cast()) is None
+        assert stop.agreed(stop.vote()) is None
         os.kill(os.getpid(), number)
-        assert stop.agreed(stop.cast()) == signal.Signals(number).name
+        assert stop.agreed(stop.vote()) == signal.Signals(number).name
     assert signal.getsignal(number) is before
 
 
@@ -70,7 +70,7 @@ def test_a_signal_that_a_library_swallows_still_counts():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         stop.defer()
-        assert stop.agreed(stop.cast()) == "SIGINT"
+        assert stop.agreed(stop.vote()) == "SIGINT"
 
 
 def test_a_signal_that_an_import_swallows_stops_the_start():

@@ -108,7 +108,7 @@ def test_a_request_to_stop_is_passed_on_and_ends_the_supervision(tmp_path):
 
 def test_the_command_line_is_started_again_without_the_flag(monkeypatch):
     asked = []
-    monkeypatch.setattr(supervisor, "again", lambda *given: asked.append(given) or 0)
+    monkeypatch.setattr(supervisor, "run_with_restarts", lambda *given: asked.append(given) or 0)
     line = ["train", "--max_restarts", "5", "--gin.MODEL_DIR=gs://bucket/run", "--gin.TRAIN_STEPS=3"]
     assert cli.main(line) == 0
     assert asked == [(["train", "--gin.MODEL_DIR=gs://bucket/run", "--gin.TRAIN_STEPS=3"], 5, "gs://bucket/run")]

@@ -124,35 +124,35 @@ def test_model_info_lists_names_shapes_axes_and_sharding():
 
 
 def save(folder, step, tree):
-    keeper = Checkpoints(f"{folder}/checkpoints")
-    keeper.save(step, tree)
-    keeper.wait()
-    return keeper
+    checkpointer = Checkpoints(f"{folder}/checkpoints")
+    checkpointer.save(step, tree)
+    checkpointer.wait()
+    return checkpointer
 
 
 def test_resumes_from_the_newest_checkpoint(tmp_path):
-    keeper = Checkpoints(f"{tmp_path}/checkpoints")
-    assert run_directory.resume_step(keeper, str(tmp_path), None) == 0
-    keeper.save(3, {"step": jnp.ones((), jnp.int32)})
-    keeper.wait()
-    assert run_directory.resume_step(keeper, str(tmp_path), None) == 3
+    checkpointer = Checkpoints(f"{tmp_path}/checkpoints")
+    assert run_directory.resume_step(checkpointer, str(tmp_path), None) == 0
+    checkpointer.save(3, {"step": jnp.ones((), jnp.int32)})
+    checkpointer.wait()
+    assert run_directory.resume_step(checkpointer, str(tmp_path), None) == 3
 
 
 def test_a_damaged_checkpoint_is_passed_over_only_on_request(tmp_path):
     for step in (3, 6):
         save(tmp_path, step, {"step": jnp.ones((), jnp.int32)}).close()
     (tmp_path / "checkpoints/6/feed/process_0_of_1.bin").write_bytes(b"damage")
-    keeper = Checkpoints(f"{tmp_path}/checkpoints")
+    checkpointer = Checkpoints(f"{tmp_path}/checkpoints")
     with pytest.raises(DamagedCheckpoint, match="--restore=previous"):
-        run_directory.resume_step(keeper, str(tmp_path), run_directory.RunConfig(""))
-    assert run_directory.resume_step(keeper, str(tmp_path), run_directory.RunConfig("", restore="previous")) == 3
+        run_directory.resume_step(checkpointer, str(tmp_path), run_directory.RunConfig(""))
+    assert run_directory.resume_step(checkpointer, str(tmp_path), run_directory.RunConfig("", restore="previous")) == 3
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_a_folder_of_parameters_is_not_a_run(tmp_path, step):
-    keeper = save(tmp_path, step, {"params": {"model": jnp.ones(2)}})
+    checkpointer = save(tmp_path, step, {"params": {"model": jnp.ones(2)}})
     with pytest.raises(UserError, match="--gin.INITIAL_CHECKPOINT_PATH="):
-        run_directory.resume_step(keeper, str(tmp_path), None)
+        run_directory.resume_step(checkpointer, str(tmp_path), None)
 
 
 def test_a_converted_folder_is_refused_before_its_configuration_is_compared(tmp_path):
