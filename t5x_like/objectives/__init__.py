@@ -1,1 +1,1 @@
-"""Objectives: the features they read, the heads they own, the loss terms they return."""
+"""Training objectives. Each declares the features it reads, the heads it owns and the loss terms it returns."""

@@ -1,25 +1,30 @@
-"""What an objective returns and what the step expects of it."""
+"""The interface between training and an objective."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
-from flax import struct
+from flax import nnx, struct
 from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
 
+# Model feature -> array. An array is `[batch, length]` unless the feature says otherwise.
 Batch = Mapping[str, Array]
+# The models and heads of a run: `{"model": module, "objective": the heads that Objective.init returns}`.
+Params = Mapping[str, Any]
 Scalar = Float[Array, ""]
 
 
 @struct.dataclass
 class Terms:
-    """The loss terms and metrics of a (micro)batch, all sums, so that adding microbatches up is exact.
+    """Loss terms and metrics of a batch or a microbatch.
+
+    All values are sums, so the sum over microbatches equals the value of the whole batch.
 
     Attributes:
-      sums: the summed loss of each term.
-      metrics: for each metric its (sum, weight); its value is sum / weight.
+      sums: term -> loss, summed over the positions or rows that it covers, in nats.
+      metrics: metric -> (sum, weight). The value of a metric is sum / weight.
     """
 
     sums: dict[str, Scalar]
@@ -27,16 +32,47 @@ class Terms:
 
 
 class Objective(Protocol):
-    """The interface between the training loop and an objective."""
+    """A training objective.
+
+    The loss of a batch is the sum over its terms of coefficient · sum / weight.
+
+    Attributes:
+      features: the features that the objective reads.
+      coefficients: term -> factor of its normalised loss in the total loss. Its keys are the names of all terms.
+    """
 
     features: FeatureSpec
     coefficients: Mapping[str, float]
 
-    def init(self, key: jax.Array, model: Any) -> Any:
-        """The parameters of the heads that this objective owns over `model`; `{}` where it owns none."""
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Initialises the heads that this objective owns.
+
+        Args:
+          key: random key for the initial values.
+          model: the model whose hidden states the heads read.
+
+        Returns:
+          Head -> module; empty for an objective without parameters.
+        """
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """The total weight of each term over `batch`; depends on data alone."""
+        """Computes the total weight of each term, which depends on the data alone.
 
-    def terms(self, params: Mapping[str, Any], batch: Batch, *, dropout_key: jax.Array | None) -> Terms:
-        """The terms of `batch` under `params` = `{"model": …, "objective": …}`; no dropout without a key."""
+        Args:
+          batch: the features of a global batch.
+
+        Returns:
+          Term -> sum of the weights of its positions or rows.
+        """
+
+    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
+        """Runs the model and computes the loss terms.
+
+        Args:
+          params: the model and the heads.
+          batch: the features of a batch or a microbatch.
+          dropout_key: random key for dropout; None disables dropout.
+
+        Returns:
+          The terms, with the keys of `coefficients`, and the metrics.
+        """

@@ -1,6 +1,5 @@
-"""Masked language modelling: what stood at positions whose tokens were replaced."""
+"""Masked language modelling: an encoder predicts the original tokens at masked positions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,27 +15,27 @@ from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Scalar, Terms
 from t5x_like.runtime.recorded import recorded
 
 NAME = "masked_lm"
 
 
 class MaskedLMHead(nnx.Module):
-    """What lies between the hidden state of a masked position and the product with the token embeddings.
+    """Transforms the hidden states of masked positions before the product with the token embeddings.
+
+    Args:
+      config: configuration of the model. The head uses its `embed_dim`, `vocab_size`, `norm_epsilon`, `compute_dtype`
+        and the first of its `activations`.
+      key: random key for the initial values.
 
     Attributes:
-      dense: kernel `[embed, embed]` and bias.
-      norm: after the activation.
+      dense: projection with kernel `[embed, embed]` and bias.
+      norm: layer norm after the activation.
       bias: float32 `[vocab]`, initially 0, added to the logits.
     """
 
     def __init__(self, config: Any, *, key: jax.Array):
-        """Args:
-        config: the network's; its `embed_dim`, `vocab_size`, first of the `activations` and `norm_epsilon` are the
-          head's too.
-        key: for the initial values.
-        """
         self.dense = Projection(
             (config.embed_dim,),
             (config.embed_dim,),
@@ -51,56 +50,69 @@ class MaskedLMHead(nnx.Module):
         self.activation = config.activations[0]
 
     def __call__(self, hidden: Float[Array, "batch predictions embed"]) -> Float[Array, "batch predictions embed"]:
-        """What is multiplied with the token embeddings."""
+        """Returns the vectors that are multiplied with the token embeddings."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
 
 
 def gather_positions(
     hidden: Float[Array, "batch length embed"], positions: Int[Array, "batch predictions"]
 ) -> Float[Array, "batch predictions embed"]:
-    """The hidden states at `positions` of each row.
+    """Gathers the hidden states at the given positions of each row.
 
-    A product with one-hot rows rather than a gather: where `length` is split, the parts add up and nothing else moves,
-    and the gradient is a product too, where a gather's is a scatter, which adds in no fixed order on a GPU. At 512
-    tokens and 77 positions it costs less than a thousandth of what BERT base does with the row.
+    The gather is a product with one-hot vectors. Where `length` is sharded, each device contributes a partial sum and
+    only the result is communicated. The gradient is a product as well; the gradient of an indexed gather is a scatter,
+    which is not deterministic on GPU. At 512 tokens and 77 positions the product costs less than a thousandth of the
+    FLOPs of BERT base for the row.
+
+    Args:
+      hidden: hidden states.
+      positions: indices along `length`.
+
+    Returns:
+      The hidden states at `positions`, bit-exact.
     """
     one_hot = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
-    # All but one factor are 0, so at the highest precision the sum is the hidden state itself.
+    # All but one term of each sum are 0, so the highest precision makes the result exact.
     return jnp.einsum("bpl,ble->bpe", one_hot, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
 @recorded
 class MaskedLM:
-    """An encoder predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
+    """Predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
 
-    One term, `masked_lm`: cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by `masked_weights`, with E
-    the token embeddings and f the network's activation. Metrics: `loss` in nats per masked token, without z-loss,
-    `accuracy`, `z_loss`.
+    The only term is `masked_lm`: the cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by
+    `masked_weights`, where E are the token embeddings and f is the model's activation. The metrics are `loss` in nats
+    per masked token without z-loss, `accuracy` and `z_loss`.
+
+    Args:
+      z_loss: factor of log(Z)², which keeps the logits close to normalised.
+
+    Raises:
+      UserError: `z_loss` is negative.
     """
 
     features = features.MASKED_LM
     coefficients = {NAME: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0):
-        """Args:
-        z_loss: factor of log(Z)^2, which keeps logits near normalised.
-        """
         if z_loss < 0:
-            raise UserError(f"z_loss={z_loss} must be >= 0")
+            raise UserError(f"z_loss={z_loss} is negative. Give a factor of at least 0.")
         self.z_loss = z_loss
 
-    def init(self, key: jax.Array, model: Any) -> dict[str, MaskedLMHead]:
-        """The head, as `masked_lm`."""
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, MaskedLMHead]:
+        """Initialises the head `masked_lm`; see `Objective.init`."""
         return {NAME: MaskedLMHead(model.config, key=key)}
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:
+        """Counts the masked tokens; see `Objective.weights`."""
         return {NAME: jnp.sum(batch["masked_weights"]).astype(jnp.float32)}
 
-    def terms(self, params: Mapping[str, Any], batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
+    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
+        """Runs the model and computes the term; see `Objective.terms`."""
         return self.terms_of(params, params["model"](batch, dropout_key=dropout_key), batch)
 
-    def terms_of(self, params: Mapping[str, Any], outputs: Outputs, batch: Batch) -> Terms:
-        """The term and metrics where the network has been run, as `outputs`."""
+    def terms_of(self, params: Params, outputs: Outputs, batch: Batch) -> Terms:
+        """Computes the term from a forward pass; see `joint.Component.terms_of`."""
         model, head = params["model"], params["objective"][NAME]
         entropy = cross_entropy(
             head(gather_positions(outputs.hidden, batch["masked_positions"])),

@@ -1,4 +1,4 @@
-"""Prefix language modelling: a decoder that reads its input all at once."""
+"""Prefix language modelling: a decoder with bidirectional attention over its inputs."""
 
 import dataclasses
 
@@ -9,9 +9,18 @@ from t5x_like.runtime.recorded import recorded
 
 @recorded
 class PrefixLM(TokenPrediction):
-    """A decoder reads `inputs` and predicts `targets` behind them (Raffel et al. 2020, section 3.2.1).
+    """Predicts `targets` after `inputs` in one sequence (Raffel et al. 2020, section 3.2.1).
 
-    Every position may look at all of the inputs; nothing is learnt from predicting them.
+    Every position attends to all of the inputs. Input tokens have no loss.
+
+    Args:
+      bos_id: token id in front of the inputs.
+      causal_inputs: whether inputs attend only to earlier inputs, as in a causal language model on text-to-text tasks.
+      z_loss: see `TokenPrediction`.
+      label_smoothing: see `TokenPrediction`.
+
+    Raises:
+      UserError: an argument is out of range.
     """
 
     def __init__(
@@ -22,11 +31,6 @@ class PrefixLM(TokenPrediction):
         z_loss: float = 0.0,
         label_smoothing: float = 0.0,
     ):
-        """Args:
-        bos_id: what stands in front of the inputs.
-        causal_inputs: inputs look at earlier inputs alone, as a plain language model on text-to-text tasks does
-        z_loss, label_smoothing: see `TokenPrediction`.
-        """
         super().__init__(z_loss=z_loss, label_smoothing=label_smoothing)
         spec = dataclasses.replace(features.PREFIX_LM, bos_id=bos_id)
         if causal_inputs:

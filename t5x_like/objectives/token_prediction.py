@@ -1,44 +1,51 @@
-"""What the objectives share whose network predicts `decoder_target_tokens` position by position."""
+"""Base class of the objectives that predict `decoder_target_tokens` at each position."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import cross_entropy
-from t5x_like.objectives.base import Batch, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Scalar, Terms
 
 
 class TokenPrediction:
-    """Cross-entropy of the decoder's next token.
+    """Cross-entropy of the decoder's target tokens.
 
-    One term, `targets`, weighted by `decoder_loss_weights`. Metrics: `loss` in nats per real target token (neither
-    z-loss nor smoothing in it), `accuracy`, `z_loss`.
+    The only term is `targets`, weighted by `decoder_loss_weights`. The metrics are `loss` in nats per weighted target
+    token, without z-loss and label smoothing, `accuracy` and `z_loss`. Subclasses set `features`.
+
+    Args:
+      z_loss: factor of log(Z)², which keeps the logits close to normalised.
+      label_smoothing: probability that is spread over the other tokens, in [0, 1).
+
+    Raises:
+      UserError: an argument is out of range.
     """
 
     features: FeatureSpec
     coefficients = {"targets": 1.0}
 
     def __init__(self, *, z_loss: float = 0.0, label_smoothing: float = 0.0):
-        """Args:
-        z_loss: factor of log(Z)^2, which keeps logits near normalised.
-        label_smoothing: probability spread over the other tokens, in [0, 1).
-        """
-        if z_loss < 0 or not 0 <= label_smoothing < 1:
-            raise UserError(f"z_loss={z_loss} must be >= 0 and label_smoothing={label_smoothing} in [0, 1)")
+        if z_loss < 0:
+            raise UserError(f"z_loss={z_loss} is negative. Give a factor of at least 0.")
+        if not 0 <= label_smoothing < 1:
+            raise UserError(f"label_smoothing={label_smoothing} is out of range. Give a probability in [0, 1).")
         self.z_loss, self.label_smoothing = z_loss, label_smoothing
 
-    def init(self, key: jax.Array, model: Any) -> dict:
-        """No head of its own: the network's unembedding is what is trained."""
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Returns no heads: the logits are those of the model's `unembed`."""
         return {}
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:
+        """Sums the loss weights; see `Objective.weights`."""
         return {"targets": jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32)}
 
-    def terms(self, params: Mapping[str, Any], batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
+    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
+        """Runs the model and computes the term; see `Objective.terms`."""
         model = params["model"]
         entropy = cross_entropy(
             model(batch, dropout_key=dropout_key).hidden,

@@ -1,4 +1,4 @@
-"""Several objectives over one run of the network; BERT's pretraining is exact on any split of its batch."""
+"""Joint objectives: one forward pass, and BERT's pretraining gradient on any number of microbatches and devices."""
 
 import functools
 
@@ -43,7 +43,7 @@ def make_params():
 
 @functools.cache
 def make_batch():
-    """Pairs with none to all of their predictions, some rows all padding: no two parts of it weigh the same."""
+    """Returns pairs with 0 to all predictions and some rows of padding, so that microbatches differ in weight."""
     rng = np.random.default_rng(1)
     real = (np.arange(BATCH) % 5 != 4)[:, None]
     predictions = (np.arange(BATCH) % (PREDICTIONS + 1))[:, None] * real
@@ -62,16 +62,16 @@ def make_batch():
 
 
 @functools.cache
-def gradient_by_definition():
-    """Of the mean over masked tokens plus the mean over pairs, by gathers and dense softmax."""
+def reference_gradient():
+    """Gradient of the mean over masked tokens plus the mean over pairs, with gathers and a dense softmax."""
 
     def loss(params, batch):
         model, heads = params["model"], params["objective"]
         hidden = model(batch).hidden
-        rows, places = np.nonzero(batch["masked_weights"])
-        chosen = hidden[rows, batch["masked_positions"][rows, places]][None]
+        rows, columns = np.nonzero(batch["masked_weights"])
+        chosen = hidden[rows, batch["masked_positions"][rows, columns]][None]
         logits = model.unembed(heads["masked_lm"](chosen))[0] + heads["masked_lm"].bias[...]
-        of_tokens = jax.nn.log_softmax(logits)[np.arange(len(rows)), batch["masked_targets"][rows, places]]
+        of_tokens = jax.nn.log_softmax(logits)[np.arange(len(rows)), batch["masked_targets"][rows, columns]]
         pairs = np.nonzero(batch["encoder_segment_ids"][:, 0])[0]
         of_pairs = jax.nn.log_softmax(heads["next_sentence"](hidden)[pairs, 0])
         labels = batch["next_sentence_label"][pairs, 0]
@@ -82,7 +82,7 @@ def gradient_by_definition():
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-def test_pretraining_has_the_same_gradient_on_any_split(microbatches, devices):
+def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices):
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
     _, frozen = optimizers.split(make_params(), ())
 
@@ -91,61 +91,61 @@ def test_pretraining_has_the_same_gradient_on_any_split(microbatches, devices):
         return step.gradients(PRETRAINING, params, frozen, batch, None, microbatches, normalize)
 
     found, metrics = partitioner.jit(run)(make_params(), partitioner.put_batch(make_batch()))
-    assert_close(parameters.named_leaves(found), gradient_by_definition())
+    assert_close(parameters.named_leaves(found), reference_gradient())
     assert float(metrics["loss"][1]) == make_batch()["masked_weights"].sum()
     assert float(metrics["next_sentence_loss"][1]) == make_batch()["encoder_segment_ids"].any(axis=1).sum()
 
 
-def test_it_reads_what_its_parts_read():
+def test_features_are_merged():
     assert PRETRAINING.features == features.SENTENCE_PAIRS
     assert Joint([MaskedLM()]).features == features.MASKED_LM
     assert Joint([MaskedLM()]).features.packable and not PRETRAINING.features.packable
 
 
-def test_the_network_runs_once_and_the_parts_terms_stand_side_by_side():
-    params, batch, runs = make_params(), make_batch(), []
+def test_model_runs_once_and_terms_are_combined():
+    params, batch, dropout_keys = make_params(), make_batch(), []
 
     def model(batch, *, dropout_key):
-        runs.append(dropout_key)
+        dropout_keys.append(dropout_key)
         return params["model"](batch, dropout_key=dropout_key)
 
     model.unembed = params["model"].unembed
     terms = PRETRAINING.terms({"model": model, "objective": params["objective"]}, batch, dropout_key=None)
-    assert runs == [None]
-    alone = [part.terms(params, batch) for part in PRETRAINING.objectives]
+    assert dropout_keys == [None]
+    separate = [objective.terms(params, batch) for objective in PRETRAINING.objectives]
     assert terms.sums.keys() == {"masked_lm", "next_sentence"} == PRETRAINING.weights(batch).keys()
-    for part in alone:
-        for name, value in part.sums.items():
+    for expected in separate:
+        for name, value in expected.sums.items():
             np.testing.assert_allclose(terms.sums[name], value, rtol=1e-6)
-        for name, pair in part.metrics.items():
+        for name, pair in expected.metrics.items():
             np.testing.assert_allclose(terms.metrics[name], pair, rtol=1e-6)
 
 
-def test_every_part_owns_its_head():
+def test_init_returns_heads_of_all_objectives():
     heads = jax.eval_shape(PRETRAINING.init, jax.random.key(0), jax.eval_shape(CONFIG.make, jax.random.key(0)))
     assert heads.keys() == {"masked_lm", "next_sentence"}
 
 
-def test_coefficients_are_the_parts_unless_given():
+def test_given_coefficients_replace_defaults():
     assert PRETRAINING.coefficients == {"masked_lm": 1.0, "next_sentence": 1.0}
-    without = Joint([MaskedLM(), NextSentence()], coefficients={"next_sentence": 0.0})
-    assert without.coefficients == {"masked_lm": 1.0, "next_sentence": 0.0}
+    joint = Joint([MaskedLM(), NextSentence()], coefficients={"next_sentence": 0.0})
+    assert joint.coefficients == {"masked_lm": 1.0, "next_sentence": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("parts", "coefficients", "message"),
+    ("objectives", "coefficients", "message"),
     [
-        ([], None, "at least one part"),
+        ([], None, "Joint.objectives is empty. Give at least one objective"),
         ([MaskedLM(), MaskedLM()], None, "the term 'masked_lm'"),
-        ([MaskedLM()], {"mlm": 2.0}, "names 'mlm'; terms are masked_lm"),
+        ([MaskedLM()], {"mlm": 2.0}, "unknown term 'mlm'. The terms are masked_lm"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(parts, coefficients, message):
+def test_invalid_arguments_raise(objectives, coefficients, message):
     with pytest.raises(ValueError, match=message):
-        Joint(parts, coefficients=coefficients)
+        Joint(objectives, coefficients=coefficients)
 
 
-def test_parts_that_read_one_feature_in_two_ways_are_refused():
+def test_conflicting_feature_definitions_raise():
     other = MaskedLM()
     changed = [
         features.ModelFeature(f.name, "targets", f.role) if f.name == "encoder_positions" else f

@@ -1,4 +1,4 @@
-"""Masked language modelling: which hidden states it takes, the head by hand, what weighs what."""
+"""Masked language modelling: gathered positions, the head and loss in NumPy, padding and shardings."""
 
 import math
 
@@ -29,14 +29,14 @@ CONFIG = BertConfig(
 
 
 def make_params(objective, config=CONFIG, seed=0):
-    """Random values everywhere, biases and scales included."""
+    """Returns random values for all parameters, including biases and scales."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     like = {"model": model, "objective": jax.eval_shape(objective.init, jax.random.key(0), model)}
     rng = np.random.default_rng(seed)
     return parameters.map_named(lambda name, leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), like)
 
 
-def test_positions_are_taken_exactly():
+def test_gather_positions_is_exact():
     hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
     positions = np.array([[4, 0, 0], [2, 2, 3]])
     expected = np.take_along_axis(hidden, positions[..., None], axis=1)
@@ -46,14 +46,14 @@ def test_positions_are_taken_exactly():
     )
 
 
-def test_a_position_gets_the_gradients_of_all_that_took_it():
+def test_gather_positions_accumulates_gradients_of_repeated_positions():
     hidden, positions = jnp.zeros((1, 3, 2)), np.array([[1, 1, 2]])
     factors = np.array([[[1.0, 2.0], [10.0, 20.0], [5.0, 7.0]]])
     gradient = jax.grad(lambda hidden: jnp.sum(gather_positions(hidden, positions) * factors))(hidden)
     np.testing.assert_array_equal(gradient, [[[0, 0], [11, 22], [5, 7]]])
 
 
-def test_the_loss_of_one_position_by_hand():
+def test_loss_of_one_position_equals_numpy():
     objective = MaskedLM()
     params = make_params(objective)
     hidden = np.random.default_rng(1).normal(size=(1, 3, 4)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_the_loss_of_one_position_by_hand():
     assert float(objective.weights(batch)["masked_lm"]) == 1.0
 
 
-def test_predictions_that_are_padding_change_nothing():
+def test_padding_predictions_have_no_effect():
     objective = MaskedLM(z_loss=1e-2)
     params = make_params(objective)
     inputs = np.array([[3, 4, 5, 6, 7], [5, 3, 2, 0, 0]], np.int32)
@@ -89,7 +89,7 @@ def test_predictions_that_are_padding_change_nothing():
         assert float(weight) == 3.0
 
 
-def test_z_loss_is_trained_on_and_reported_apart():
+def test_z_loss_is_in_the_term_and_in_its_own_metric():
     params = make_params(MaskedLM())
     arrays = {"inputs": [[3, 4, 5]], "targets": [[2]], "masked_positions": [[1]]}
     batch = batches.from_arrays(features.MASKED_LM, {name: np.array(array) for name, array in arrays.items()})
@@ -102,7 +102,7 @@ def test_z_loss_is_trained_on_and_reported_apart():
         MaskedLM(z_loss=-1.0)
 
 
-def test_the_head_belongs_to_the_objective():
+def test_logical_axes_of_the_head():
     objective = MaskedLM()
     model = jax.eval_shape(CONFIG.make, jax.random.key(0))
     axes = parameters.logical_axes({"objective": jax.eval_shape(objective.init, jax.random.key(0), model)})
@@ -115,7 +115,7 @@ def test_the_head_belongs_to_the_objective():
     }
 
 
-def test_a_mesh_that_splits_length_and_vocabulary_gives_the_same_gradient():
+def test_gradient_is_equal_when_length_and_vocabulary_are_sharded():
     objective = MaskedLM()
     params, rng = make_params(objective), np.random.default_rng(2)
     batch = {

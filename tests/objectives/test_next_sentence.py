@@ -1,4 +1,4 @@
-"""Next-sentence prediction: what it reads, what a row weighs, the head by hand."""
+"""Next-sentence prediction: features, weights of rows, and the head and loss in NumPy."""
 
 import dataclasses
 import math
@@ -33,13 +33,13 @@ def hidden(rows, seed=1):
     return np.random.default_rng(seed).normal(size=(rows, 3, 4)).astype(np.float32)
 
 
-def test_it_reads_pairs_and_no_masks():
+def test_features_are_sentence_pairs_without_masks():
     assert OBJECTIVE.features.task_features == ("inputs", "token_types", "next_sentence_label")
     assert not OBJECTIVE.features.packable
     assert OBJECTIVE.features.model_lengths({"inputs": 16})["next_sentence_label"] == 1
 
 
-def test_the_loss_by_hand():
+def test_loss_equals_numpy():
     params, states = make_params(), hidden(2)
     head = params["objective"]["next_sentence"]
     pooled = np.tanh(states[:, 0] @ head.pooler.kernel[...] + head.pooler.bias[...])
@@ -51,7 +51,7 @@ def test_the_loss_by_hand():
     assert [float(x) for x in terms.metrics["next_sentence_accuracy"]] == [correct, 2.0]
 
 
-def test_rows_of_padding_weigh_nothing():
+def test_padding_rows_have_zero_weight():
     params, states = make_params(), hidden(3)
     with_padding = batch([0, 1, 0], [True, True, False])
     terms = OBJECTIVE.terms_of(params, Outputs(hidden=states), with_padding)
@@ -61,7 +61,7 @@ def test_rows_of_padding_weigh_nothing():
     np.testing.assert_allclose(terms.metrics["next_sentence_loss"], without.metrics["next_sentence_loss"], rtol=1e-6)
 
 
-def test_the_first_token_alone_is_read():
+def test_only_the_first_token_is_read():
     params = make_params()
 
     def loss(states):
@@ -71,7 +71,7 @@ def test_the_first_token_alone_is_read():
     assert gradient[0] > 0 and (gradient[1:] == 0).all()
 
 
-def test_logits_are_float32_whatever_the_network_computes_in():
+def test_logits_are_float32_in_a_bfloat16_model():
     model = jax.eval_shape(dataclasses.replace(CONFIG, dtype="bfloat16").make, jax.random.key(0))
     head = jax.eval_shape(OBJECTIVE.init, jax.random.key(0), model)["next_sentence"]
     states = jax.ShapeDtypeStruct((2, 3, 4), jnp.bfloat16)
