@@ -46,8 +46,8 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
-@console_log.shown()
-@distributed.bounded()
+@console_log.enabled()
+@distributed.with_watchdog()
 def train(
     *,
     model: Any,
@@ -141,15 +141,15 @@ def train(
         stop = stack.enter_context(StopRequest())
         # What is entered here is left in the opposite order, however the run ends. Errors are explained inside of the
         # status, so that status.json and a supervisor's log say what the command says.
-        with paths.user_path("MODEL_DIR", model_dir), run_directory.storage_explained(model_dir):
+        with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
             lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
         status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main))
-        stack.enter_context(distributed.loss_explained())
-        stack.enter_context(run_directory.storage_explained(model_dir))
-        stack.enter_context(debugging.memory_explained(program, microbatches))
-        run_directory.accept_config(model_dir, run_config)
+        stack.enter_context(distributed.explain_lost_process())
+        stack.enter_context(run_directory.explain_storage_errors(model_dir))
+        stack.enter_context(debugging.explain_out_of_memory(program, microbatches))
+        run_directory.check_config(model_dir, run_config)
         distributed.heartbeat("the others, to compare configurations and folders")
-        distributed.agree(model_dir, run_config.text if run_config else "")
+        distributed.check_agreement(model_dir, run_config.text if run_config else "")
 
         # ---- data: it starts to flow while the model is being built ------------------------------------------------
         share, shares = partitioner.feed_shard
@@ -171,7 +171,7 @@ def train(
         distributed.heartbeat(f"the state of step {start}")
         if start:
             state, frozen = _restore(keeper, start, shapes, optimizer, partitioner)
-            run_directory.warn_of_another_environment(keeper.about(start), partitioner)
+            run_directory.warn_if_environment_changed(keeper.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
             if initial_checkpoint_path:
@@ -236,13 +236,13 @@ def train(
             distributed.heartbeat(f"step {current + 1}")
             lock.check()
             batch = next(feed)
-            debugging.show_first(batch, current == start)
-            profile.before(current + 1)
+            debugging.log_first_batch(batch, current == start)
+            profile.before_step(current + 1)
             earlier, ballot = ballot, stop.vote()
             state, pairs = program.train_step(state, frozen, batch)
             current += 1
             status.step = current
-            profile.after(current, pairs)
+            profile.after_step(current, pairs)
             if current == start + 1:
                 jax.block_until_ready(state.step)
                 stop.defer()
