@@ -19,7 +19,7 @@ from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluator
 
 
-@distributed.with_watchdog()
+@distributed.bounded()
 def evaluate(
     *,
     model: Any,

@@ -205,7 +205,7 @@ def test_infer_on_another_kind_of_model_says_what_to_give(checkpoint, tmp_path):
     path = tmp_path / "input.jsonl"
     path.write_text('{"inputs": [100, 1]}')
     options = dict(checkpoint_path=checkpoint, input_path=str(path), output_path=str(tmp_path / "out"))
-    with pytest.raises(UserError, match="GPTConfig is no network for a sequence-to-sequence objective.*objectives/"):
+    with pytest.raises(UserError, match="GPTConfig does not fit sequence-to-sequence generation.*objectives/"):
         infer(model=decoder, task_feature_lengths=LENGTHS, partitioner=partitioner(), **options)
     with pytest.raises(UserError, match="no length for inputs. Give both; for a decoder, inputs are prompts"):
         infer(model=decoder, task_feature_lengths={"targets": 4}, **options)

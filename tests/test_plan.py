@@ -156,7 +156,7 @@ def test_dtype_and_scan_follow_the_chips_that_are_planned_for():
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
-    with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: 8 data-parallel parts .* 2 microba"):
+    with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: .*8 shards, times 2 microba"):
         plan.plan(
             loop=loop(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
             make_program=program.make_program,

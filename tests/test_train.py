@@ -19,9 +19,10 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
-from t5x_like.train import TrainingFailed, train
+from t5x_like.train import train
 from t5x_like.training import run_directory, run_lock, step
 from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.loop import TrainingFailed
 from t5x_like.training.run_directory import read_status
 
 pytestmark = pytest.mark.notf
@@ -165,7 +166,7 @@ def test_a_finished_run_says_so(tmp_path, caplog):
     before = (tmp_path / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="absl"):
         assert run(tmp_path).step == 6
-    assert "finished at step 6; to go on, repeat the command with --gin.MODEL_DIR=" in caplog.text
+    assert "finished at step 6. To train longer, repeat the command with --gin.MODEL_DIR=" in caplog.text
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
@@ -228,7 +229,7 @@ class Damaging(Copying):
 def test_the_last_step_is_not_saved_in_a_streak_of_skipped_updates(tmp_path, caplog):
     run(tmp_path, data=Damaging(), save_period=2, total_steps=3, eval_data=None)
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [2]
-    assert "checkpoint 3 is not saved" in caplog.text and "the newest is 2" in caplog.text
+    assert "checkpoint 3 is not saved" in caplog.text and "the latest checkpoint is 2" in caplog.text
 
 
 def test_starts_from_another_run_with_fresh_optimizer_and_step(tmp_path):
@@ -263,15 +264,15 @@ def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, c
 
 
 def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="LOG_PERIOD=0 must be at least 1"):
+    with pytest.raises(ValueError, match="LOG_PERIOD=0 is not positive"):
         run(tmp_path / "run", log_period=0)
-    with pytest.raises(UserError, match="EVAL_STEPS=0 must be at least 1$"):
+    with pytest.raises(UserError, match="EVAL_STEPS=0 is not positive"):
         run(tmp_path / "run", eval_steps=0)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_that_does_not_divide_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="BATCH_SIZE=8 must be a multiple of 16: 8 data-parallel parts .* 2 microb"):
+    with pytest.raises(ValueError, match="BATCH_SIZE=8 must be a multiple of 16: .*8 shards, times 2 microb"):
         run(tmp_path / "run", partitioner=Partitioner(rules="dp", ici={"data": 8}), microbatches=2)
     assert not (tmp_path / "run").exists()
 
@@ -375,7 +376,7 @@ def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_pa
     override = run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
     drawn = Identified(batch_size=4)
     run(tmp_path, data=drawn, total_steps=4, run_config=override, **once)
-    assert "batch_size was 8, is 4: as --override_config is given, the data begins again" in caplog.text
+    assert "batch_size was 8, is 4: because of --override_config, the data starts from its beginning" in caplog.text
     assert Checkpoints(str(tmp_path / "checkpoints"), read_only=True).latest() == 4
     position = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).restore_feed(4)
     restored = Feed(Identified(batch_size=4), lambda batch: batch)

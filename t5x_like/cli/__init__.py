@@ -93,6 +93,6 @@ def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
 
 
 def _leave_others(code: int, error: Exception | None = None) -> None:
-    """Exits a process of a multi-process run by `distributed.exit_without_waiting`; returns in a single-process run."""
+    """Ends a process of a multi-process run, see `distributed.abandon`; returns in a single-process run."""
     if distributed := sys.modules.get("t5x_like.runtime.distributed"):
-        distributed.exit_without_waiting(code, error)
+        distributed.abandon(code, error)

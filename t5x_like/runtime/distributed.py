@@ -134,7 +134,7 @@ def _seconds(variable: str, default: int, environment: Mapping[str, str]) -> int
     return int(text)
 
 
-def check_agreement(model_dir: str, configuration: str) -> None:
+def agree(model_dir: str, configuration: str) -> None:
     """Refuses to start where the processes of a run do not share its folder, or were told different things.
 
     Args:
@@ -170,7 +170,7 @@ def check_agreement(model_dir: str, configuration: str) -> None:
         )
 
 
-def exit_without_waiting(code: int, error: BaseException | None = None) -> None:
+def abandon(code: int, error: BaseException | None = None) -> None:
     """Ends a process that has failed, where there are others; alone it does nothing.
 
     An ordinary exit would first wait for the others, which are waiting for this one in the middle of a step. They
@@ -194,7 +194,7 @@ class ProcessLost(RunFailed):
 
 
 @contextlib.contextmanager
-def explain_lost_process() -> Iterator[None]:
+def loss_explained() -> Iterator[None]:
     """Turns what is said where a collective breaks off, or cannot be set up, into an error that says so.
 
     JAX raises it in a step; Orbax and others wrap it in errors of their own, as in a save or when closing.
@@ -288,7 +288,7 @@ def heartbeat(doing: str) -> None:
 
 
 @contextlib.contextmanager
-def with_watchdog() -> Iterator[None]:
+def bounded() -> Iterator[None]:
     """Bounds how long a command waits for the other processes, from its first line to its last; use it as a decorator.
 
     Inside, `heartbeat` says what is being done. Where another process goes, or hangs, this one leaves and says so.
@@ -296,5 +296,5 @@ def with_watchdog() -> Iterator[None]:
     Raises:
       ProcessLost: in the place of JAX's error.
     """
-    with explain_lost_process(), Watchdog():
+    with loss_explained(), Watchdog():
         yield

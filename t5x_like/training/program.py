@@ -1,4 +1,4 @@
-"""What a training loop runs on its mesh: arrays, their layout and the update. `t5x_like plan` compiles the same."""
+"""The program of a training run: initialization and update, jitted over a mesh. `t5x_like plan` compiles the same."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,36 +8,40 @@ import jax
 
 from t5x_like import optimizers, partitioning
 from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 from t5x_like.training import step
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """How a run starts and how it changes. Made of shapes alone: no array exists before one of its functions is called.
+    """The jitted functions of a run, with shapes and shardings. Creating one allocates no array.
 
     Attributes:
-      config: the model's configuration, with what it left to the platform filled in.
-      partitioner: the mesh and its rules.
-      init: `init(key) -> (state, frozen)`, jitted, straight into shards.
-      shapes: the shapes of what `init` returns.
-      shardings: the layout of what `init` returns.
-      train_step: `train_step(state, frozen, batch) -> (state, metrics)`, jitted; it takes over `state`'s memory.
-      batch_shapes: model feature -> shape over all processes.
+      config: The model's configuration. Fields that were left to the platform are set.
+      partitioner: Device mesh and sharding rules.
+      init: `init(key) -> (state, frozen)`, jitted; arrays are created in their shards.
+      shapes: The shapes of the result of `init`.
+      shardings: The shardings of the result of `init`.
+      train_step: `train_step(state, frozen, batch) -> (state, metrics)`, jitted; it reuses the memory of `state`.
+      batch_shapes: Model feature -> shape of the global batch.
+      flops: Floating-point operations of one training step, forward and backward, without recomputation.
     """
 
-    config: Any
+    config: ModelConfig
     partitioner: partitioning.Partitioner
     init: Callable
     shapes: Any
     shardings: Any
     train_step: Callable
     batch_shapes: Mapping[str, tuple[int, ...]]
+    flops: float
 
 
 def make_program(
     *,
-    model: Any,
-    objective: Any,
+    model: ModelConfig,
+    objective: Objective,
     optimizer: optimizers.Optimizer,
     data: Any,
     partitioner: partitioning.Partitioner | None = None,
@@ -47,10 +51,25 @@ def make_program(
     seed: int = 0,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Puts together what `train.train` runs; the arguments are that function's.
+    """Creates the program of a run.
+
+    Args:
+      model: See `train.train` for all arguments.
+      objective: What the model learns.
+      optimizer: Its parameter groups say which parameters are frozen.
+      data: Source of training batches. Only its shapes are used.
+      partitioner: Device mesh and sharding rules. By default all devices with fully sharded parameters.
+      microbatches: Number of microbatches per batch.
+      max_grad_norm: Gradients with a larger global norm are scaled down to it.
+      loss_normalizing_factor: What the summed loss is divided by.
+      seed: Seed of initialization and dropout.
+      compiler_options: XLA options for the training step.
+
+    Returns:
+      The `Program`.
 
     Raises:
-      UserError: the batch or a parameter does not divide by the mesh.
+      UserError: The mesh does not divide the batch or a parameter, or the objective does not fit the model.
     """
     partitioner = partitioner or partitioning.Partitioner()
     config = partitioning.for_platform(model, partitioner.platform)
@@ -60,13 +79,13 @@ def make_program(
 
     def init(key):
         model_key, objective_key = jax.random.split(key)
-        network = config.make(model_key)
-        params = {"model": network, "objective": objective.init(objective_key, network)}
+        module = config.make(model_key)
+        params = {"model": module, "objective": objective.init(objective_key, module)}
         trainable, frozen = optimizers.split(params, optimizer.groups)
         return step.create_state(trainable, optimizer, seed), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(seed)))
-    # What does not divide is refused here, by its name in model_info.txt rather than by its place in a state.
+    # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1]))
     shardings = partitioner.shardings(shapes)
     train_step = step.make_train_step(
@@ -90,11 +109,12 @@ def make_program(
             compiler_options=dict(compiler_options or {}) or None,
         ),
         batch_shapes=batch_shapes,
+        flops=config.train_flops(batch_shapes),
     )
 
 
-class _Reading(dict):
-    """A batch that remembers which of its features were read."""
+class _RecordedReads(dict):
+    """A batch that records which of its features are read."""
 
     def __init__(self, batch: Mapping[str, Any], read: set[str]):
         super().__init__(batch)
@@ -105,43 +125,43 @@ class _Reading(dict):
         return super().__getitem__(name)
 
 
-def check_inputs(config: Any, objective: Any, batch_shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses an objective whose batches lack tokens that the model reads, or hold tokens that it does not.
+def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Checks that the model reads exactly the input tokens that the objective's batches contain.
 
     Args:
-      config: the model's configuration.
-      objective: None stands for a sequence-to-sequence objective.
-      batch_shapes: model feature -> shape.
+      config: The model's configuration.
+      objective: The objective; None stands for sequence-to-sequence generation.
+      batch_shapes: Model feature -> shape.
 
     Raises:
-      UserError: naming model, objective and features.
+      UserError: The model reads a feature that the batches lack, or ignores input tokens.
     """
     batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in batch_shapes.items()}
-    network = jax.eval_shape(config.make, jax.random.key(0))
+    module = jax.eval_shape(config.make, jax.random.key(0))
     read: set[str] = set()
     try:
-        jax.eval_shape(lambda network, batch: network.embed(_Reading(batch, read)), network, batch)
+        jax.eval_shape(lambda module, batch: module.embed(_RecordedReads(batch, read)), module, batch)
     except KeyError as error:
-        problem = f"{error} is not among them"
+        problem = f"the model needs {error}"
     else:
         ignored = [name for name in batch if name.endswith("_input_tokens") and name not in read]
         if not ignored:
             return
-        problem = f"it does not read {ignored[0]!r}"
-    name = type(objective).__name__ if objective is not None else "a sequence-to-sequence objective"
+        problem = f"the model does not read {ignored[0]!r}"
+    name = type(objective).__name__ if objective is not None else "sequence-to-sequence generation"
     raise UserError(
-        f"{type(config).__name__} is no network for {name}, whose features are {', '.join(batch)}: "
-        f"{problem}. Give an objective of its kind: a file of objectives/ after the run's, or a run file made for the "
-        "family, such as runs/bert.gin or runs/gpt.gin"
+        f"{type(config).__name__} does not fit {name}, whose features are {', '.join(batch)}: {problem}. Choose an "
+        "objective for this kind of model: add a file of objectives/ after the recipe, or use the family's recipe, "
+        "such as runs/bert.gin or runs/gpt.gin"
     )
 
 
 def _check_batch(shapes, microbatches, partitioner):
-    rows = next(iter(shapes.values()))[0]
-    parts = partitioner.axis_size("batch")
-    if rows % (parts * microbatches):
+    batch_size = next(iter(shapes.values()))[0]
+    shards = partitioner.axis_size("batch")
+    if batch_size % (shards * microbatches):
         raise UserError(
-            f"BATCH_SIZE={rows} must be a multiple of {parts * microbatches}: {parts} data-parallel parts of the mesh "
-            f"times {microbatches} microbatches"
+            f"BATCH_SIZE={batch_size} must be a multiple of {shards * microbatches}: the mesh splits a batch into "
+            f"{shards} shards, times {microbatches} microbatches"
         )
     partitioner.batch_specs(shapes)

@@ -1,8 +1,8 @@
-"""One update: microbatches, gradients, clipping, apply. Shared by every training loop.
+"""One training step: gradients over microbatches, clipping and the optimizer update.
 
-The gradient is that of  Σ_t coefficient_t · sum_t / W_t , where W_t is the weight of term t over the whole global
-batch. W depends on data alone and is computed before any gradient, so the result does not depend on how many
-microbatches or devices share the batch.
+The step differentiates  Σ_t coefficient_t · sum_t / W_t , where W_t is the total weight of loss term t over the whole
+global batch. W_t depends on the data alone and is computed before any gradient, so the result does not depend on the
+number of microbatches or devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from t5x_like import optimizers, partitioning
 from t5x_like.errors import UserError
+from t5x_like.objectives.base import Objective
 
 Scalar = Float[Array, ""]
 LossNormalization = Literal["NUM_REAL_TARGET_TOKENS"] | float | None
@@ -22,15 +23,15 @@ LossNormalization = Literal["NUM_REAL_TARGET_TOKENS"] | float | None
 
 @struct.dataclass
 class TrainState:
-    """Everything that changes from step to step, and all that a checkpoint holds of the optimisation.
+    """The state that a training step updates and a checkpoint stores.
 
     Attributes:
-      step: batches consumed so far.
-      params: the trainable parameters, `{"model": …, "objective": …}`.
-      opt_state: the optimizer's state.
-      rng: raw data of the run's key; the key of a step is `fold_in(rng, step)`.
-      skipped: updates skipped because the loss or the gradient was not finite.
-      skipped_in_a_row: how many of them immediately before this step.
+      step: Number of batches consumed so far.
+      params: The trainable parameters, `{"model": …, "objective": …}`.
+      opt_state: The optimizer's state.
+      rng: Raw data of the run's random key; the key of a step is `fold_in(rng, step)`.
+      skipped: Number of updates skipped because the loss or the gradient was not finite.
+      skipped_in_a_row: How many of them came immediately before this step.
     """
 
     step: Int[Array, ""]
@@ -42,9 +43,15 @@ class TrainState:
 
 
 def create_state(params: Any, optimizer: optimizers.Optimizer, seed: int) -> TrainState:
-    """The state before the first update."""
+    """Creates the state before the first update.
 
-    def zero():  # one array each: a buffer can be donated once only
+    Args:
+      params: The trainable parameters.
+      optimizer: Initializes its own state.
+      seed: Seed of dropout.
+    """
+
+    def zero():  # a separate array for each field, because a buffer can be donated only once
         return jnp.zeros((), jnp.int32)
 
     return TrainState(
@@ -58,35 +65,48 @@ def create_state(params: Any, optimizer: optimizers.Optimizer, seed: int) -> Tra
 
 
 def split_batch(batch: Mapping[str, Array], microbatches: int) -> dict[str, Array]:
-    """`[batch, …]` features as `[microbatches, batch / microbatches, …]`, every device keeping its own rows.
+    """Reshapes features `[batch, …]` to `[microbatches, batch / microbatches, …]`; each device keeps its rows.
+
+    Args:
+      batch: The global batch.
+      microbatches: Number of microbatches.
+
+    Returns:
+      The features with a leading dimension of microbatches.
 
     Raises:
-      UserError: the batch does not divide into that many microbatches over the devices.
+      UserError: The batch size is not a multiple of microbatches times data-parallel shards.
     """
     size = next(iter(batch.values())).shape[0]
     shards = partitioning.batch_shards()
     if size % (microbatches * shards):
         raise UserError(
-            f"BATCH_SIZE={size} does not divide into {microbatches} microbatches over {shards} data-parallel parts: "
-            f"it must be a multiple of {microbatches * shards}"
+            f"BATCH_SIZE={size} must be a multiple of {microbatches * shards}: the mesh splits a batch into {shards} "
+            f"shards, times {microbatches} microbatches"
         )
 
     def split(x):
-        # Row i goes to microbatch i % microbatches, so that the split of `batch` over devices stays where it is.
+        # Row i goes to microbatch i % microbatches, so that no row moves to another device.
         rows = x.reshape(size // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
         return partitioning.shard(rows, None, *(("batch", "length") + (None,) * x.ndim)[: x.ndim])
 
     return {name: split(x) for name, x in batch.items()}
 
 
-def normalizers(objective: Any, batch: Mapping[str, Array], factor: LossNormalization) -> dict[str, Scalar]:
-    """What each term's sum is divided by.
+def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNormalization) -> dict[str, Scalar]:
+    """Computes the divisor of each loss term.
 
     Args:
-      objective: its `weights` are used by `"NUM_REAL_TARGET_TOKENS"`.
-      batch: the whole global batch.
-      factor: `"NUM_REAL_TARGET_TOKENS"` (a mean over weighted positions), a number, or None (a plain sum, T5X's
-        default).
+      objective: Its `weights` are the divisors for `"NUM_REAL_TARGET_TOKENS"`.
+      batch: The whole global batch.
+      factor: `"NUM_REAL_TARGET_TOKENS"` (the mean over weighted positions), a positive number, or None (the sum,
+        which is T5X's default).
+
+    Returns:
+      Term -> divisor.
+
+    Raises:
+      UserError: `factor` is another string or not positive.
     """
     weights = objective.weights(batch)
     if factor == "NUM_REAL_TARGET_TOKENS":
@@ -95,13 +115,14 @@ def normalizers(objective: Any, batch: Mapping[str, Array], factor: LossNormaliz
         return {name: jnp.ones((), jnp.float32) for name in weights}
     if isinstance(factor, str) or factor <= 0:
         raise UserError(
-            f"LOSS_NORMALIZING_FACTOR={factor!r}: give 'NUM_REAL_TARGET_TOKENS', a positive number, or None for a sum"
+            f"LOSS_NORMALIZING_FACTOR={factor!r} is invalid. Give 'NUM_REAL_TARGET_TOKENS', a positive number, or None "
+            "for a sum"
         )
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
 
 
 def gradients(
-    objective: Any,
+    objective: Objective,
     params: Any,
     frozen: Any,
     batch: Mapping[str, Array],
@@ -109,51 +130,51 @@ def gradients(
     microbatches: int,
     normalize: Any,
 ) -> tuple[Any, Any]:
-    """The gradient of the normalised loss over the whole batch, and the summed metrics.
+    """Computes the gradient of the normalized loss over the whole batch, and the summed metrics.
 
     Args:
-      objective: see `objectives.base.Objective`.
-      params: trainable parameters.
-      frozen: parameters merged in that are not differentiated.
-      batch: global batch.
-      key: dropout key of this step, or None.
-      microbatches: into how many parts the batch is split, one after the other; fewer activations are alive at once.
-      normalize: the divisor of each term's sum.
+      objective: See `objectives.base.Objective`.
+      params: The trainable parameters.
+      frozen: Parameters that are merged in and not differentiated.
+      batch: The global batch.
+      key: Dropout key of this step, or None.
+      microbatches: Number of microbatches, which run one after the other.
+      normalize: The divisor of each term; see `normalizers`.
 
     Returns:
-      (gradients in float32 shaped like `params`, metrics as {name: (sum, weight)}).
+      `(gradients, metrics)`: float32 gradients shaped like `params`, and metrics as `{name: (sum, weight)}`.
     """
 
-    def loss(params, part, key):
-        terms = objective.terms(optimizers.merge(params, frozen), part, dropout_key=key)
+    def loss(params, microbatch, key):
+        terms = objective.terms(optimizers.merge(params, frozen), microbatch, dropout_key=key)
         total = sum(objective.coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
         return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
 
     differentiate = jax.grad(loss, has_aux=True)
 
-    def one(part, index):
-        part_key = None if key is None else jax.random.fold_in(key, index)
-        grads, metrics = differentiate(params, part, part_key)
+    def one(microbatch, index):
+        microbatch_key = None if key is None else jax.random.fold_in(key, index)
+        grads, metrics = differentiate(params, microbatch, microbatch_key)
         return partitioning.shard_tree(grads), metrics
 
     if microbatches == 1:
         grads, metrics = one(batch, 0)
     else:
-        parts = split_batch(batch, microbatches)
+        stacked = split_batch(batch, microbatches)
 
         def accumulate(total, indexed):
-            index, part = indexed
-            return jax.tree.map(jnp.add, total, one(part, index)), None
+            index, microbatch = indexed
+            return jax.tree.map(jnp.add, total, one(microbatch, index)), None
 
-        shapes = jax.eval_shape(one, {name: part[0] for name, part in parts.items()}, 0)
+        shapes = jax.eval_shape(one, {name: feature[0] for name, feature in stacked.items()}, 0)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        (grads, metrics), _ = jax.lax.scan(accumulate, zeros, (jnp.arange(microbatches), parts))
+        (grads, metrics), _ = jax.lax.scan(accumulate, zeros, (jnp.arange(microbatches), stacked))
     metrics["objective"] = (metrics["objective"][0], jnp.ones((), jnp.float32))
     return grads, metrics
 
 
 def make_train_step(
-    objective: Any,
+    objective: Objective,
     optimizer: optimizers.Optimizer,
     *,
     microbatches: int = 1,
@@ -162,15 +183,30 @@ def make_train_step(
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
 ) -> Callable[[TrainState, Any, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
-    """Builds `train_step(state, frozen, batch) -> (state, metrics)`; jit it with `Partitioner.jit`.
+    """Creates `train_step(state, frozen, batch) -> (state, metrics)`, to be jitted with `Partitioner.jit`.
 
-    An update whose loss or gradient is not finite is skipped: parameters and optimizer state stay, the step and the
-    counters of skipped updates advance. Metrics are (sum, weight) pairs; `grad_norm` is the norm before clipping,
-    `param_norm` after the update, `learning_rate` the one applied, `tokens` the number of non-zero entries of the
-    features `count_tokens`.
+    An update is skipped if its loss or gradient is not finite: parameters and optimizer state keep their values, the
+    step and the counters of skipped updates advance. Metrics are (sum, weight) pairs. Besides those of the objective
+    they are `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `tokens`, `skipped` and
+    `skipped_in_a_row`.
+
+    Args:
+      objective: See `objectives.base.Objective`.
+      optimizer: See `optimizers`.
+      microbatches: Number of microbatches per batch.
+      max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
+      loss_normalizing_factor: See `normalizers`.
+      dropout: Whether the model gets a dropout key.
+      count_tokens: Features whose non-zero entries are counted as `tokens`.
+
+    Returns:
+      The function.
+
+    Raises:
+      UserError: `microbatches` is not positive.
     """
     if microbatches < 1:
-        raise UserError(f"microbatches={microbatches} must be at least 1")
+        raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer")
 
     def train_step(state: TrainState, frozen: Any, batch: Mapping[str, Array]):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step) if dropout else None
@@ -208,8 +244,12 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(objective: Any) -> Callable[[Any, Mapping[str, Array]], dict[str, tuple[Scalar, Scalar]]]:
-    """Builds `eval_step(params, batch) -> {metric: (sum, weight)}`, without dropout."""
+def make_eval_step(objective: Objective) -> Callable[[Any, Mapping[str, Array]], dict[str, tuple[Scalar, Scalar]]]:
+    """Creates `eval_step(params, batch) -> {metric: (sum, weight)}`, without dropout.
+
+    Args:
+      objective: The objective whose metrics are computed.
+    """
 
     def eval_step(params: Any, batch: Mapping[str, Array]):
         return objective.terms(params, batch, dropout_key=None).metrics

@@ -40,14 +40,14 @@ def test_networks_take_the_objectives_of_their_kind(model, objective):
 @pytest.mark.parametrize(
     ("model", "objective", "message"),
     [
-        (GPT, SequenceToSequence(), "GPTConfig is no network for SequenceToSequence.*does not read 'encoder_input_tok"),
+        (GPT, SequenceToSequence(), "GPTConfig does not fit SequenceToSequence.*does not read 'encoder_input_tok"),
         (
             BERT,
             SequenceToSequence(),
-            "BertConfig is no network for SequenceToSequence.*not read 'decoder_input_tok",
+            "BertConfig does not fit SequenceToSequence.*not read 'decoder_input_tok",
         ),
-        (BERT, CausalLM(), "BertConfig is no network for CausalLM.*'encoder_input_tokens' is not among them"),
-        (T5, MaskedLM(), "T5Config is no network for MaskedLM.*'decoder_input_tokens' is not among them"),
+        (BERT, CausalLM(), "BertConfig does not fit CausalLM.*needs 'encoder_input_tokens'"),
+        (T5, MaskedLM(), "T5Config does not fit MaskedLM.*needs 'decoder_input_tokens'"),
     ],
 )
 def test_other_objectives_are_refused(model, objective, message):

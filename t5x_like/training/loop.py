@@ -1,0 +1,280 @@
+"""The training loop: from the first batch to the last checkpoint. `train` prepares its arguments."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from absl import logging
+
+from t5x_like import metrics, optimizers
+from t5x_like.data.feed import Feed
+from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime import compilation_cache, distributed
+from t5x_like.runtime.preemption import StopRequest
+from t5x_like.training import debugging, run_directory
+from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.program import Program
+from t5x_like.training.run_lock import RunLock
+from t5x_like.training.step import TrainState
+
+
+class TrainingFailed(RunFailed):
+    """The loss or its gradient stayed non-finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods:
+    """How often the loop logs, evaluates and saves.
+
+    Attributes:
+      total_steps: The step to stop at.
+      log: Steps between two rows of training metrics. The first and the last step are always logged.
+      evaluate: Steps between two evaluations, or None for no evaluation. The last step is always evaluated otherwise.
+      save: Steps between two checkpoints, or None for no checkpoint. The last step is always saved otherwise.
+
+    Raises:
+      UserError: A period is not positive.
+    """
+
+    total_steps: int
+    log: int
+    evaluate: int | None
+    save: int | None
+
+    def __post_init__(self):
+        macros = {"total_steps": "TRAIN_STEPS", "log": "LOG_PERIOD", "evaluate": "EVAL_PERIOD", "save": "SAVE_PERIOD"}
+        for name, macro in macros.items():
+            period = getattr(self, name)
+            if period is not None and period < 1:
+                never = ", or None for never" if name in ("evaluate", "save") else ""
+                raise UserError(f"{macro}={period} is not positive. Give a positive integer{never}")
+
+    def logs_at(self, step: int) -> bool:
+        """Returns whether the metrics of `step` are logged."""
+        return step == 1 or step == self.total_steps or step % self.log == 0
+
+    def evaluates_at(self, step: int) -> bool:
+        """Returns whether an evaluation follows `step`."""
+        return self.evaluate is not None and (step == self.total_steps or step % self.evaluate == 0)
+
+    def saves_at(self, step: int, stopping: bool) -> bool:
+        """Returns whether a checkpoint follows `step`; `stopping` means that the run ends there early."""
+        return self.save is not None and (stopping or step == self.total_steps or step % self.save == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reports:
+    """Where the loop reports to.
+
+    Attributes:
+      metrics: Writes rows to `metrics.jsonl` and TensorBoard.
+      progress: The progress line in the terminal.
+      status: The run's `status.json`.
+      profile: Traces the steps that `--profile_steps` asks for.
+    """
+
+    metrics: metrics.MetricsWriter
+    progress: metrics.Progress
+    status: run_directory.Status
+    profile: debugging.Profile
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopResult:
+    """The result of `run`.
+
+    Attributes:
+      state: The state after the last step.
+      step: The last step.
+      stopped_by: The signal that ended the run early, or None.
+      evaluation: The metrics of the last evaluation; empty without one.
+    """
+
+    state: TrainState
+    step: int
+    stopped_by: str | None
+    evaluation: dict[str, float]
+
+
+def run(
+    program: Program,
+    state: TrainState,
+    frozen: Any,
+    feed: Feed,
+    *,
+    periods: Periods,
+    checkpointer: Checkpoints,
+    evaluate: Callable[[Any], dict[str, float]] | None,
+    reports: Reports,
+    stop: StopRequest,
+    lock: RunLock,
+    stop_after_skipped: int = 20,
+    started: float | None = None,
+) -> LoopResult:
+    """Trains from the step of `state` to the last one, and logs, evaluates and saves on the way.
+
+    A step's metrics are fetched while the next step runs, so that the device does not wait for the host. A state is
+    saved only if its last update and its parameters are finite.
+
+    Args:
+      program: Its `train_step` is called once per batch.
+      state: The state to start from. Its memory is reused.
+      frozen: Parameters that are not trained; see `training.step`.
+      feed: Yields global batches, starting with the one that follows `state`.
+      periods: When to log, evaluate, save and stop.
+      checkpointer: Saves the state, with the position of the feed.
+      evaluate: Maps parameters to metrics; None for no evaluation.
+      reports: Where metrics, progress and status go.
+      stop: Signals and notices of preemption.
+      lock: Checked before each step, so that two runs never write to one directory.
+      stop_after_skipped: Number of consecutive non-finite updates that ends the run.
+      started: `time.monotonic()` at the start of the command, to log the time to the first step.
+
+    Returns:
+      The `LoopResult`.
+
+    Raises:
+      TrainingFailed: The loss or its gradient was not finite for `stop_after_skipped` steps in a row.
+      RunFailed: The run directory cannot be written to, or another run has taken it over.
+      ProcessLost: Another process of the run has ended.
+    """
+    started = time.monotonic() if started is None else started
+    start = step = int(state.step)
+    clock = metrics.Throughput(flops_per_step=program.flops, devices=program.partitioner.mesh.devices)
+    log = _StepLog(periods, reports, clock, feed, checkpointer, stop_after_skipped)
+    evaluation: dict[str, float] = {}
+    stopped_by, vote = None, None
+    reports.status.write("running", step=step)
+    while step < periods.total_steps and not stopped_by:
+        # ---- Update ----
+        distributed.heartbeat(f"step {step + 1}")
+        lock.check()
+        batch = next(feed)
+        debugging.show_first(batch, step == start)
+        reports.profile.before(step + 1)
+        previous_vote, vote = vote, stop.vote()
+        state, pairs = program.train_step(state, frozen, batch)
+        step += 1
+        reports.status.step = step
+        reports.profile.after(step, pairs)
+        if step == start + 1:
+            jax.block_until_ready(state.step)
+            stop.defer()
+            clock.start(feed.wait_seconds)  # the first step is not measured, because it compiles
+            logging.info("first step done %.0f s after the start", time.monotonic() - started)
+            compilation_cache.log_use()
+        log.add(step, pairs, measured=step > start + 1)
+
+        # ---- Evaluation and checkpoint ----
+        stopped_by = stop.agreed(previous_vote)
+        evaluates = evaluate is not None and periods.evaluates_at(step)
+        saves = periods.saves_at(step, stopping=bool(stopped_by))
+        if evaluates or saves or stopped_by or step == periods.total_steps:
+            healthy = log.flush()
+            clock.pause()
+            if evaluates:
+                distributed.heartbeat(f"the evaluation after step {step}")
+                evaluation = evaluate(optimizers.merge(state.params, frozen))
+                reports.metrics.write(step, "validation", evaluation)
+                reports.progress.note(step, evaluation)
+            if saves and not healthy:
+                newest = checkpointer.latest()
+                logging.warning(
+                    "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
+                    *(step, "there is no earlier one" if newest is None else f"the latest checkpoint is {newest}"),
+                )
+            elif saves:
+                distributed.heartbeat(f"the checkpoint of step {step}")
+                lock.check()
+                reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
+                checkpointer.save(
+                    step,
+                    state.replace(params=optimizers.merge(state.params, frozen)),
+                    feed=feed.state(),
+                    about=run_directory.environment(program.partitioner),
+                    metrics=evaluation if evaluates else None,
+                )
+            clock.resume(feed.wait_seconds)
+    distributed.heartbeat("the last checkpoint")
+    checkpointer.wait()
+    reports.metrics.flush()
+    finished = step >= periods.total_steps
+    reports.status.write("finished" if finished else "preempted", step=step)
+    return LoopResult(state, step, None if finished else stopped_by, evaluation)
+
+
+class _StepLog:
+    """Logs the metrics of each step while the next one runs."""
+
+    def __init__(
+        self,
+        periods: Periods,
+        reports: Reports,
+        clock: metrics.Throughput,
+        feed: Feed,
+        checkpointer: Checkpoints,
+        stop_after_skipped: int,
+    ):
+        self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
+        self._checkpointer, self._stop_after_skipped = checkpointer, stop_after_skipped
+        self._pending: tuple[int, Any, bool] | None = None
+
+    def add(self, step: int, pairs: Mapping[str, Any], *, measured: bool) -> None:
+        """Takes the metrics of `step`, which may still be computed, and logs those of the step before.
+
+        Args:
+          step: The step, counted from 1.
+          pairs: Its metrics as `{name: (sum, weight)}`.
+          measured: Whether the step counts for throughput.
+        """
+        self.flush()
+        self._pending = (step, pairs, measured)
+
+    def flush(self) -> bool:
+        """Logs the pending step.
+
+        Returns:
+          Whether the state after that step is worth saving: its update and its parameters are finite.
+        """
+        if self._pending is None:
+            return True
+        (step, pairs, measured), self._pending = self._pending, None
+        values = {
+            name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
+        }
+        if measured:
+            self._clock.count(values["tokens"], self._feed.wait_seconds)
+        skipped_in_a_row = int(values["skipped_in_a_row"])
+        if skipped_in_a_row >= self._stop_after_skipped:
+            raise TrainingFailed(
+                f"the loss or its gradient was not finite for {self._stop_after_skipped} steps in a row, up to step "
+                f"{step}. Lower the learning rate, clip gradients (max_grad_norm), or check the data; "
+                + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
+            )
+        if self._periods.logs_at(step):
+            row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
+            row |= self._clock.rates()
+            self._reports.metrics.write(step, "train", row)
+            self._reports.progress.update(step, row)
+        return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
+
+
+def _last_healthy(checkpointer: Checkpoints, last_finite: int) -> str:
+    """Describes which checkpoint to resume from, and deletes a newer one that would only repeat the failure.
+
+    A checkpoint saved after the step `last_finite` has finite parameters whose loss is not finite. It is kept if it is
+    the only one.
+    """
+    checkpointer.wait()
+    steps = checkpointer.steps()
+    if not steps:
+        return "no checkpoint has been saved yet"
+    healthy = max((step for step in steps if step < last_finite), default=None)
+    if healthy is None:
+        return f"the only checkpoint is {steps[-1]}, and no finite step has followed it"
+    if steps[-1] > healthy:
+        checkpointer.delete(steps[-1])
+    return f"the last healthy checkpoint is {healthy}, which the same command resumes from"
