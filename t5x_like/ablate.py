@@ -15,7 +15,8 @@ from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import compilation_cache
 from t5x_like.training import run_directory
 
-Grid = Mapping[str, Mapping[str, str]]
+# Row -> column -> the gin file, or files, of a training run.
+Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 TABLE, PLOT, RESULTS = "table.md", "curves.png", "results.json"
 
@@ -54,9 +55,9 @@ def ablate(
     Started again, it goes on where it was: a cell's run resumes, a finished one is only read.
 
     Args:
-      grid: row -> column -> gin file of a training run, as for `t5x_like train --gin_file`.
+      grid: row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`.
       output_dir: local folder or bucket; each cell's MODEL_DIR is a folder in it.
-      gin_files: read after the file of every cell.
+      gin_files: read after the files of every cell.
       settings: macros for every cell that reads them, such as `{"TRAIN_STEPS": 1000}`; they win over all files.
       metric: of the evaluation, the one that is compared and plotted.
       title: of the table.
@@ -95,13 +96,13 @@ def resolve_cells(
       UserError: the grid is empty, or no cell reads a setting.
       ConfigError: a cell's configuration is wrong.
     """
-    cells = [(row, column, file) for row, columns in grid.items() for column, file in columns.items()]
+    cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
     if not cells:
-        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin file")
+        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin files")
     runs = []
-    for row, column, file in cells:
+    for row, column, files in cells:
         folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
-        runs.append((row, column, folder, _resolve(file, folder, gin_files, settings or {})))
+        runs.append((row, column, folder, _resolve(files, folder, gin_files, settings or {})))
     if idle := sorted(frozenset.intersection(*(run.idle for *_, run in runs))):
         raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
     return runs
@@ -157,10 +158,10 @@ def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "A
     paths.write_atomic(path, drawn.getvalue())
 
 
-def _resolve(file, folder, gin_files, settings):
+def _resolve(files, folder, gin_files, settings):
     return config.load(
         "t5x_like.train.train",
-        files=[file, *gin_files],
+        files=[*([files] if isinstance(files, str) else files), *gin_files],
         bindings=[("MODEL_DIR", repr(folder))],
         common=[(name, repr(value)) for name, value in settings.items()],
         given=("run_config",),

@@ -57,11 +57,13 @@ TINY = {
     "PREFIX_LM_LENGTHS": {"inputs": 16, "targets": 16},
 }
 
+SHARED_LM = ("models/t5_study/shared.gin", "runs/study/encoder_decoder_lm.gin")
+
 
 def test_runs_of_the_study_are_trained_and_compared(tmp_path):
     grid = {
-        "language model": {"LM": "runs/study/language_model_lm.gin"},
-        "half the layers": {"LM": "runs/study/six_layers_lm.gin"},
+        "language model": {"LM": ("models/t5_study/decoder.gin", "runs/study/language_model_lm.gin")},
+        "half the layers": {"LM": ("models/t5_study/six_layers.gin", "runs/study/encoder_decoder_lm.gin")},
     }
     arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["runs/study/small.gin"], "settings": TINY}
     cells = ablate.ablate(**arguments)
@@ -81,18 +83,19 @@ def test_runs_of_the_study_are_trained_and_compared(tmp_path):
 def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
     (tmp_path / "wrong.gin").write_text(
         textwrap.dedent("""
-            include 'runs/study/shared_lm.gin'
+            include 'models/t5_study/shared.gin'
+            include 'runs/study/encoder_decoder_lm.gin'
             EMBED_DIMM = 3
         """)
     )
-    grid = {"a": {"LM": "runs/study/shared_lm.gin"}, "b": {"LM": str(tmp_path / "wrong.gin")}}
+    grid = {"a": {"LM": SHARED_LM}, "b": {"LM": str(tmp_path / "wrong.gin")}}
     with pytest.raises(ValueError, match="EMBED_DIMM"):
         ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings={"TRAIN_STEPS": 1})
     assert not (tmp_path / "out").exists()
 
 
 def test_a_setting_that_no_cell_reads_is_refused(tmp_path):
-    grid = {"a": {"LM": "runs/study/shared_lm.gin"}}
+    grid = {"a": {"LM": SHARED_LM}}
     settings = {"TRAIN_STEPS": 1, "HALF_LAYERS": 1}
     with pytest.raises(ValueError, match="no cell of the grid reads HALF_LAYERS"):
         ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings=settings)

@@ -66,7 +66,7 @@ def test_what_is_written_describes_the_network(folder, tmp_path):
     convert(checkpoint_path=str(folder), output_path=str(run))
     bindings = [("CHECKPOINT_PATH", "x"), ("OUTPUT_PATH", "y")]
     read = config.load(
-        "t5x_like.convert.convert", files=["runs/convert.gin"], bindings=bindings, run_directory=str(run)
+        "t5x_like.convert.convert", files=["commands/convert.gin"], bindings=bindings, run_directory=str(run)
     ).text
     assert "max_length = 16" in read and "vocab_size = 31" in read
 
@@ -89,7 +89,7 @@ def test_scaled_rotations_and_special_tokens_survive_a_run(tmp_path):
     convert(checkpoint_path=str(there), output_path=str(run))
     run_config = config.load(
         "t5x_like.convert.convert",
-        files=["runs/convert.gin"],
+        files=["commands/convert.gin"],
         bindings=[("CHECKPOINT_PATH", str(run)), ("OUTPUT_PATH", str(back))],
         run_directory=str(run),
     )

@@ -174,5 +174,7 @@ def test_task_without_vocabulary_path_raises():
 
 def test_command_line_flags_set_macros():
     parsed = cli.parse(["vocabulary", "--pattern=books/*.txt", "--kind=wordpiece", "--size=9", "--overwrite"])
-    resolved = config.load("t5x_like.vocabulary.vocabulary", files=["runs/vocabulary.gin"], bindings=parsed.bindings)
+    resolved = config.load(
+        "t5x_like.vocabulary.vocabulary", files=["commands/vocabulary.gin"], bindings=parsed.bindings
+    )
     assert (resolved.macros["KIND"], resolved.macros["SIZE"], resolved.macros["OVERWRITE"]) == ("wordpiece", 9, True)

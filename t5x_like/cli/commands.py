@@ -56,7 +56,7 @@ COMMANDS = {
     "eval": Command(
         "t5x_like.eval.evaluate",
         "loss and task metrics of a checkpoint",
-        "runs/eval.gin",
+        "commands/eval.gin",
         needs_run=True,
         joins=True,
         compiles=True,
@@ -66,7 +66,7 @@ COMMANDS = {
     "infer": Command(
         "t5x_like.infer.infer",
         "predict from, or score, the lines of a file",
-        "runs/infer.gin",
+        "commands/infer.gin",
         flags={
             "input": ("INPUT_PATH", "the .txt or .jsonl file to read"),
             "output": ("OUTPUT_PATH", "the .jsonl file to write"),
@@ -80,7 +80,7 @@ COMMANDS = {
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
         "show what the model will see of a task",
-        "runs/inspect.gin",
+        "commands/inspect.gin",
         positional=("MIXTURE_OR_TASK_NAME", "TASK"),
         flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
         needs_run=True,
@@ -88,7 +88,7 @@ COMMANDS = {
     "vocabulary": Command(
         "t5x_like.vocabulary.vocabulary",
         "train a vocabulary on text files",
-        "runs/vocabulary.gin",
+        "commands/vocabulary.gin",
         flags={
             "pattern": ("PATTERN", "the .txt and .jsonl files to train on, such as 'books/*.txt'"),
             "kind": ("KIND", "sentencepiece (T5; the default), wordpiece (BERT) or byte_bpe (GPT-2)"),
@@ -102,7 +102,7 @@ COMMANDS = {
     "convert": Command(
         "t5x_like.convert.convert",
         "weights from and to Hugging Face folders",
-        "runs/convert.gin",
+        "commands/convert.gin",
         flags={
             "input": ("CHECKPOINT_PATH", "a Hugging Face folder, or a run or one of its checkpoints"),
             "output": ("OUTPUT_PATH", "the folder to write"),
@@ -114,7 +114,7 @@ COMMANDS = {
     "ablate": Command(
         "t5x_like.ablate.ablate",
         "train a grid of configurations and compare them; without arguments, T5's study in small",
-        "runs/ablate.gin",
+        "commands/ablate.gin",
         flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
         joins=True,
         compiles=True,
@@ -131,7 +131,7 @@ COMMANDS = {
             "examples": ("EXAMPLES", "of a mixture, which has no end: how many"),
             "processes": ("PROCESSES", "how many work at a time; default: one for each CPU"),
         },
-        first_file="runs/cache.gin",
+        first_file="commands/cache.gin",
         placeholder_macros={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
         compiles=True,
         paths=("CACHE_DIR",),
@@ -149,7 +149,7 @@ COMMANDS = {
             "search": ("SEARCH", "try out microbatches, remat and mesh, and compile the best 4, or so many"),
         },
         alone={"search": "4"},
-        first_file="runs/plan.gin",
+        first_file="commands/plan.gin",
         placeholder_macros={"MIXTURE_OR_TASK_NAME": "any", "TRAIN_STEPS": "1000000"},
         compiles=True,
     ),

@@ -111,11 +111,11 @@ def test_cache_infer_and_eval_are_described(capsys, empty_folder):
     (empty_folder / "weights" / "checkpoints" / "3").mkdir(parents=True)
     (empty_folder / "in.txt").write_text("text\n")
     checkpoint = "--gin.CHECKPOINT_PATH=weights"
-    files = [TINY, "--gin_file=runs/infer.gin"]
+    files = [TINY, "--gin_file=commands/infer.gin"]
     assert cli.main(["infer", "--dry_run", *files, task, checkpoint, "--input=in.txt", "--output=out.jsonl"]) == 0
     shown = capsys.readouterr().out
     assert "reads checkpoint_path=weights" in shown and "writes output_path=out.jsonl" in shown
-    assert cli.main(["eval", "--dry_run", TINY, "--gin_file=runs/eval.gin", task, checkpoint]) == 0
+    assert cli.main(["eval", "--dry_run", TINY, "--gin_file=commands/eval.gin", task, checkpoint]) == 0
     assert "data: tests_dry_run, split validation" in capsys.readouterr().out
     assert not (empty_folder / "cache").exists() and not (empty_folder / "out.jsonl").exists()
 

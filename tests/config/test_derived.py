@@ -83,7 +83,7 @@ def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
         changes = {"data": data, "eval_data": None}
     text, _ = derive(ROOT, arguments(**changes))
     (tmp_path / "config.gin").write_text(text)
-    resolved = config.load("t5x_like.eval.evaluate", files=["runs/eval.gin"], run_directory=str(tmp_path))
+    resolved = config.load("t5x_like.eval.evaluate", files=["commands/eval.gin"], run_directory=str(tmp_path))
     given = config.arguments(resolved.configured(), without=("partitioner",))
     assert given["model"] == T5 and given["objective"].z_loss == 0.5
     assert given["checkpoint_path"] == str(tmp_path) and given["data"].split == "validation"
@@ -97,7 +97,7 @@ def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
         commands["infer"] = [("OUTPUT_PATH", "out"), ("INPUT_PATH", "in.txt")]
     for name, given_paths in commands.items():
         loaded = config.load(
-            f"t5x_like.{name}.{name}", files=[f"runs/{name}.gin"], bindings=given_paths, run_directory=str(tmp_path)
+            f"t5x_like.{name}.{name}", files=[f"commands/{name}.gin"], bindings=given_paths, run_directory=str(tmp_path)
         )
         assert config.arguments(loaded.configured(), without=("partitioner", "data"))["model"] == T5
 

@@ -28,17 +28,17 @@ RUNS = {
         [SMALL, "runs/finetune.gin"],
         [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
-    "eval": ("eval", [SMALL, "runs/eval.gin"], CHECKPOINT),
+    "eval": ("eval", [SMALL, "commands/eval.gin"], CHECKPOINT),
     "infer": (
         "infer",
-        [SMALL, "runs/infer.gin"],
+        [SMALL, "commands/infer.gin"],
         [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
     ),
-    "inspect": ("inspect", ["runs/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
-    "vocabulary": ("vocabulary", ["runs/vocabulary.gin"], [("PATTERN", "books/*.txt")]),
+    "inspect": ("inspect", ["commands/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+    "vocabulary": ("vocabulary", ["commands/vocabulary.gin"], [("PATTERN", "books/*.txt")]),
     "cache": (
         "cache",
-        ["runs/cache.gin", "runs/pretrain.gin"],
+        ["commands/cache.gin", "runs/pretrain.gin"],
         [("MIXTURE_OR_TASK_NAME", "a_task"), ("CACHE_DIR", "caches/a_task")],
     ),
     "pretrain_cached": (
@@ -52,9 +52,9 @@ RUNS = {
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
-    "convert": ("convert", ["runs/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
-    "ablate": ("ablate", ["runs/ablate.gin"], [("OUTPUT_DIR", "study")]),
-    "plan": ("plan", ["runs/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
+    "convert": ("convert", ["commands/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
+    "ablate": ("ablate", ["commands/ablate.gin"], [("OUTPUT_DIR", "study")]),
+    "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 
 
@@ -77,5 +77,7 @@ def test_the_resolved_configuration_is_the_reviewed_one(name):
 
 
 def test_every_shipped_run_has_a_golden():
-    shipped = {path.stem for path in (Path(config.SHIPPED_ROOT) / "runs").glob("*.gin")}
+    shipped = {
+        path.stem for folder in ("runs", "commands") for path in (Path(config.SHIPPED_ROOT) / folder).glob("*.gin")
+    }
     assert shipped <= set(RUNS)
