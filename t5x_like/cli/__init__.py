@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import t5x_like
 from t5x_like.cli.arguments import Arguments, UsageError, parse
 from t5x_like.cli.commands import COMMANDS, Command
-from t5x_like.cli.execute import PREEMPTED_EXIT_CODE, SUPERVISORS, find_run, is_supervised, run
+from t5x_like.cli.execute import find_run, is_supervised, run
 from t5x_like.cli.startup import log, prepare
 from t5x_like.cli.usage import overview, usage
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import stop_signals
+from t5x_like.runtime import protocol, stop_signals
 
 __all__ = [
     "COMMANDS",
-    "SUPERVISORS",
     "Arguments",
     "Command",
     "UsageError",
@@ -38,36 +37,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(overview())
-            return 0 if argv else 2
+            return protocol.SUCCESS if argv else protocol.USER_ERROR
         if argv[0] == "--version":
             print(f"t5x_like {t5x_like.__version__}")
-            return 0
+            return protocol.SUCCESS
         arguments = parse(argv)
     except UsageError as error:
         print(f"t5x_like: {error}", file=sys.stderr)
-        return 2
+        return protocol.USER_ERROR
     if arguments.help:
         print(usage(arguments.command))
-        return 0
+        return protocol.SUCCESS
     try:
         if arguments.max_restarts is not None:
             return _supervised(arguments, argv)
-        with stop_signals.watched(PREEMPTED_EXIT_CODE if is_supervised() else None):
+        with stop_signals.watched(protocol.PREEMPTED if is_supervised() else None):
             return run(arguments)
     except KeyboardInterrupt as error:
         print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
-        code = PREEMPTED_EXIT_CODE if is_supervised() else getattr(error, "exit_code", 130)
+        code = protocol.PREEMPTED if is_supervised() else getattr(error, "exit_code", 130)
         _leave_others(code)
         return code
     except (UserError, RunFailed) as error:
-        code = 2 if isinstance(error, UserError) else 1
+        code = protocol.USER_ERROR if isinstance(error, UserError) else protocol.FAILURE
         if arguments.log_level == "debug":
             traceback.print_exception(error)
         print(f"t5x_like {arguments.command}: {_without_gin_trail(error)}", file=sys.stderr)
         _leave_others(code)
         return code
     except Exception as error:
-        _leave_others(1, error)
+        _leave_others(protocol.FAILURE, error)
         raise
 
 

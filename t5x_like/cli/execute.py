@@ -13,16 +13,13 @@ from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
 from t5x_like.errors import UserError
-from t5x_like.runtime import stop_signals
+from t5x_like.runtime import protocol, stop_signals
 
 if TYPE_CHECKING:
     from t5x_like import config
 
 # Macros that the command line itself reads: the directory of compiled programs is not part of a run's configuration.
 PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
-# EX_TEMPFAIL of `sysexits.h`: a supervisor restarts a command that exits with it.
-PREEMPTED_EXIT_CODE = 75
-SUPERVISORS = ("T5X_LIKE_SUPERVISED", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 
 
 def run(arguments: Arguments) -> int:
@@ -46,12 +43,12 @@ def run(arguments: Arguments) -> int:
         return 0
     with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
         result = resolved.configured()(**_given(command, arguments, resolved))
-    return PREEMPTED_EXIT_CODE if getattr(result, "stopped_by", None) and is_supervised() else 0
+    return protocol.PREEMPTED if getattr(result, "stopped_by", None) and is_supervised() else protocol.SUCCESS
 
 
 def is_supervised() -> bool:
     """Whether a supervisor reads the exit code of this process."""
-    return any(os.environ.get(name) for name in SUPERVISORS)
+    return any(os.environ.get(name) for name in protocol.SUPERVISORS)
 
 
 def _compilation_cache(macros: Mapping[str, Any], run_directory: str | None) -> contextlib.AbstractContextManager:

@@ -23,10 +23,8 @@ from jax.experimental import multihost_utils
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime.protocol import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
-COORDINATOR = "T5X_LIKE_COORDINATOR"
-NUM_PROCESSES = "T5X_LIKE_NUM_PROCESSES"
-PROCESS_ID = "T5X_LIKE_PROCESS_ID"
 # A process that has sent no heartbeat for so long is taken for dead, and all others leave. JAX's own is 100 s.
 HEARTBEAT = "T5X_LIKE_HEARTBEAT_SECONDS"
 HEARTBEAT_SECONDS = 60

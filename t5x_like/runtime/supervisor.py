@@ -14,10 +14,8 @@ from typing import Any
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.runtime.protocol import PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
 
-# Set for what runs under a supervisor, so that it says by its exit code that it was preempted.
-SUPERVISED = "T5X_LIKE_SUPERVISED"
-DONE, MISTAKE, PREEMPTED = 0, 2, 75
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The pause before a restart: doubled with each crash, as the machine or the store may need time.
 FIRST_PAUSE_SECONDS = 5.0
@@ -87,7 +85,7 @@ class Supervisor:
         while True:
             started = time.monotonic()
             code = self._run_once()
-            if self._asked.is_set() or code in (DONE, MISTAKE):
+            if self._asked.is_set() or code in (SUCCESS, USER_ERROR):
                 return code
             seconds = time.monotonic() - started
             why = f"{describe_exit(code)} after {seconds:.0f} s{self._reason()}"

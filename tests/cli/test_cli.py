@@ -11,6 +11,7 @@ import pytest
 
 from t5x_like import cli
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +71,7 @@ def folder(tmp_path):
 
 def call(folder, *arguments, **environment):
     script = SCRIPT.format(cwd=str(folder), root=str(ROOT))
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", *cli.SUPERVISORS)}
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", *protocol.SUPERVISORS)}
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         cwd=folder,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like.cli import execute
-from t5x_like.runtime import distributed, supervisor
+from t5x_like.runtime import protocol as own_protocol
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 sys.path.insert(0, str(LAUNCH))
@@ -19,15 +18,15 @@ finally:
 
 
 def test_exit_codes_match_t5x_like():
-    assert (protocol.SUCCESS, protocol.USER_ERROR) == (supervisor.DONE, supervisor.MISTAKE)
-    assert protocol.PREEMPTED == supervisor.PREEMPTED == execute.PREEMPTED_EXIT_CODE
+    assert (protocol.SUCCESS, protocol.USER_ERROR) == (own_protocol.SUCCESS, own_protocol.USER_ERROR)
+    assert protocol.PREEMPTED == own_protocol.PREEMPTED
 
 
 def test_environment_variables_match_t5x_like():
-    assert protocol.SUPERVISED == supervisor.SUPERVISED
-    assert protocol.SUPERVISED in execute.SUPERVISORS
+    assert protocol.SUPERVISED == own_protocol.SUPERVISED
+    assert protocol.SUPERVISED in own_protocol.SUPERVISORS
     names = (protocol.COORDINATOR, protocol.NUM_PROCESSES, protocol.PROCESS_ID)
-    assert names == (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID)
+    assert names == (own_protocol.COORDINATOR, own_protocol.NUM_PROCESSES, own_protocol.PROCESS_ID)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Exit codes and environment variables that commands share with their supervisors. Imports no JAX.
+
+`launch/protocol.py` defines the same values for the launch scripts, which run where t5x_like may not be installed;
+`tests/launch/test_protocol.py` compares the two.
+"""
+
+SUCCESS = 0
+FAILURE = 1
+USER_ERROR = 2  # invalid arguments or settings: a restart would fail in the same way
+PREEMPTED = 75  # stopped on request after a checkpoint; EX_TEMPFAIL of sysexits.h
+
+# Set for a command under `--max_restarts` or a launch script: the command then reports a preemption by its exit code.
+SUPERVISED = "T5X_LIKE_SUPERVISED"
+# Set by supervisors that read the exit code: the one above, Slurm and Kubernetes.
+SUPERVISORS = (SUPERVISED, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+
+# How the processes of a run find each other where JAX does not detect a cluster.
+COORDINATOR = "T5X_LIKE_COORDINATOR"  # HOST:PORT of process 0
+NUM_PROCESSES = "T5X_LIKE_NUM_PROCESSES"
+PROCESS_ID = "T5X_LIKE_PROCESS_ID"
