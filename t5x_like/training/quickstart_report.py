@@ -1,4 +1,4 @@
-"""What the quickstart prints when it has finished: what the model has learnt, in numbers and in words."""
+"""The report of the quickstart: a plot of the losses, the held-out loss, and samples of filled-in blanks."""
 
 import dataclasses
 import itertools
@@ -10,24 +10,27 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from t5x_like import paths
 from t5x_like.decoding.greedy import EOS_ID, greedy
+from t5x_like.metrics import loss_curve, read_metrics
 from t5x_like.training.evaluation import Evaluator
 
 
 def span_corruption(
     *, params: Any, objective: Any, partitioner: Any, data: Any, model_dir: str, batches: int = 20, samples: int = 3
 ) -> dict[str, float]:
-    """Compares the held-out loss with a unigram model's and fills in blanks of held-out text.
+    """Plots the losses, compares the held-out loss with a unigram model, and fills in blanks of held-out text.
 
-    Both numbers are in nats per target token that is neither a sentinel nor EOS. The unigram's is the entropy of those
-    very tokens: no model that ignores context can have a lower loss on them.
+    Process 0 writes the plot to `loss.png` in the run directory. The two numbers are in nats per target token that is
+    neither a sentinel nor EOS. The entropy of the unigram distribution of these tokens is the lowest loss that a model
+    without context can have on them.
 
     Args:
       params: what was trained, `{"model": …, "objective": …}`.
       objective: the objective it was trained with.
       partitioner: mesh and rules.
       data: a source of held-out span-corrupted text.
-      model_dir: the run's folder, to be named.
+      model_dir: the run directory. Its metrics are plotted.
       batches: batches to evaluate at most.
       samples: blanks to show.
 
@@ -46,6 +49,10 @@ def span_corruption(
         )
     )
     console = Console(highlight=False)
+    if jax.process_index() == 0:
+        plot = paths.join(model_dir, loss_curve.FILE_NAME)
+        loss_curve.plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")
+        console.print(f"\nplot of the losses: {plot}")
     console.print(
         f"\nheld-out loss {loss:.3f} nats a token, unigram entropy {entropy:.3f}: {entropy - loss:.3f} nats below "
         "(target tokens that are neither sentinel nor EOS)"
