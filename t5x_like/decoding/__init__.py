@@ -1,1 +1,1 @@
-"""Generation: token by token over an explicit key-value cache."""
+"""Token-by-token generation over an explicit key-value cache, and scoring of given targets."""

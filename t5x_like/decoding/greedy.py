@@ -1,4 +1,4 @@
-"""Greedy decoding: the most probable token at each step."""
+"""Greedy decoding, which selects the most probable token at each step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ from t5x_like.decoding.prompts import left_pad
 
 @struct.dataclass
 class Generated:
-    """What decoding returns.
+    """Generated tokens.
 
     Attributes:
-      tokens: generated ids up to and including EOS, then 0.
-      lengths: how many tokens of each row were generated, EOS included; id 0 can be one of them.
-      log_probability: the sum of the log-probabilities of these tokens, in nats.
+      tokens: generated ids up to and including EOS, padded with 0.
+      lengths: number of generated tokens per row, including EOS. It tells a generated id 0 from padding.
+      log_probability: sum of the log-probabilities of the generated tokens, in nats.
     """
 
     tokens: Int[Array, "batch length"]
@@ -27,20 +27,20 @@ class Generated:
     log_probability: Float[Array, "batch"]
 
     def token_ids(self, eos_id: int) -> list[list[int]]:
-        """The generated ids of each row, up to and without the first EOS; of a result that is on the host."""
+        """Returns the generated ids of each row before its first EOS. The arrays must be on the host."""
         rows = [tokens[:length].tolist() for tokens, length in zip(self.tokens, self.lengths, strict=True)]
         return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
 
 
 @struct.dataclass
-class Start:
-    """Where decoding starts from.
+class _InitialState:
+    """State of decoding before the first step.
 
     Attributes:
-      previous: the token before the first to be generated.
-      cache: of what is before that.
-      index: where in the cache `previous` goes.
-      limit: how many tokens each row can have at most.
+      previous: last token before the first generated one.
+      cache: cache of the positions before `previous`.
+      index: position of `previous` in the cache.
+      limit: maximum number of generated tokens per row.
     """
 
     previous: Int[Array, "batch"]
@@ -57,20 +57,26 @@ def greedy(
     bos_id: int = BOS_ID,
     eos_id: int = EOS_ID,
 ) -> Generated:
-    """Decodes `max_length` tokens at most for each row: an encoder-decoder's answer, or a decoder's continuation.
+    """Generates the targets of an encoder-decoder, or continues the prompts of a decoder.
 
-    What is given is read in one pass: the encoder with the keys and values of the cross-attention, or the prompts.
-    Decoding ends early when every row has produced EOS, or when there is no position left for what it has produced.
+    The inputs or prompts are processed in one forward pass. Decoding ends early once every row has generated EOS or
+    reached the model's maximum length.
 
     Args:
-      model: offers `decode_step` and `unembed`; and `encode` and `init_cache`, or `prefill` for prompts.
-      batch: `encoder_input_tokens`, 0 for padding; or prompts as `prompts.left_pad` reads them.
-      max_length: tokens to generate at most, EOS included.
-      bos_id: what an answer begins with; prompts have it in them, where there is one.
-      eos_id: the id that ends a row.
+      model: has `decode_step` and `unembed`. An encoder-decoder also has `encode` and `init_cache`; a decoder has
+        `prefill` and `config.max_length`.
+      batch: `encoder_input_tokens` with 0 for padding, or prompts as `prompts.left_pad` reads them.
+      max_length: maximum number of tokens to generate per row, including EOS.
+      bos_id: first decoder input of an encoder-decoder. Prompts contain their own BOS.
+      eos_id: token id that ends a row.
+
+    Returns:
+      The generated tokens.
     """
-    answers = "encoder_input_tokens" in batch
-    start = _inputs(model, batch, max_length, bos_id) if answers else _prompts(model, batch, max_length)
+    if "encoder_input_tokens" in batch:
+        start = _start_from_inputs(model, batch, max_length, bos_id)
+    else:
+        start = _start_from_prompts(model, batch, max_length)
     rows = len(start.previous)
 
     def unfinished(carry):
@@ -103,9 +109,9 @@ def greedy(
     return Generated(tokens=tokens, lengths=lengths, log_probability=score)
 
 
-def _inputs(model, batch, max_length, bos_id) -> Start:
+def _start_from_inputs(model, batch, max_length, bos_id) -> _InitialState:
     rows = batch["encoder_input_tokens"].shape[0]
-    return Start(
+    return _InitialState(
         previous=jnp.full((rows,), bos_id, jnp.int32),
         cache=model.init_cache(rows, max_length, model.encode(batch)),
         index=0,
@@ -113,13 +119,16 @@ def _inputs(model, batch, max_length, bos_id) -> Start:
     )
 
 
-def _prompts(model, batch, max_length) -> Start:
-    """The prompts' last token, which is in the cache already, is decoded once more to start with."""
+def _start_from_prompts(model, batch, max_length) -> _InitialState:
+    """Prefills the cache with the prompts.
+
+    The first step decodes the last token of each prompt again, which the cache already holds.
+    """
     prompts = left_pad(batch)
     tokens, lengths = prompts["decoder_input_tokens"], jnp.sum(prompts["decoder_segment_ids"], axis=1)
-    return Start(
+    return _InitialState(
         previous=tokens[:, -1],
-        # What is generated last is never read: it needs neither a slot nor a position.
+        # The last generated token is never read, so it needs no cache slot.
         cache=model.prefill(prompts, tokens.shape[1] + max_length - 1),
         index=tokens.shape[1] - 1,
         limit=model.config.max_length - lengths + 1,

@@ -1,4 +1,4 @@
-"""Prompts of different lengths, moved so that they end together."""
+"""Left padding of prompts, so that prompts of different lengths end at the same position."""
 
 from collections.abc import Mapping
 
@@ -9,18 +9,19 @@ FIRST_SEGMENT = 1
 
 
 def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[Array, "batch length"]]:
-    """Rows with their padding moved to the front, so that the next token of all of them has the same place.
+    """Moves the padding of prompts to the front, so that the next token of all rows has the same position.
 
     `[a b c 0 0]` becomes `[0 0 a b c]` with positions `[0 0 0 1 2]`.
 
     Args:
-      batch: `decoder_input_tokens`; `decoder_segment_ids`, 0 for padding, unless all rows are full (of a packed row the
-        first segment is read); `decoder_loss_weights` where rows go on with what is to be predicted: the prompt ends
-        with the first token that has a weight; `decoder_prefix` where the network is to see prompts whole.
+      batch: the features of the prompts. `decoder_input_tokens` is required. The other features are optional:
+        `decoder_segment_ids` is 0 for padding, and only the first segment of a packed row is read. A prompt ends with
+        the first token whose `decoder_loss_weights` is positive. `decoder_prefix` marks the tokens that all positions
+        may attend to.
 
     Returns:
-      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, where it is given, `decoder_prefix`. Each
-      row has at least one token: one without any is read as a token 0.
+      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix`, with the
+      shapes of the inputs. An empty row becomes a row with a single token 0.
     """
     tokens = batch["decoder_input_tokens"]
     rows, length = tokens.shape
@@ -34,11 +35,11 @@ def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[A
     positions = jnp.arange(length) - (length - jnp.maximum(count, 1))
     real = positions >= 0
 
-    def moved(x):
+    def move(x):
         return jnp.where(real, jnp.take_along_axis(x, jnp.maximum(positions, 0), axis=1), 0)
 
     return {
-        **{name: moved(batch[name]) for name in ("decoder_input_tokens", "decoder_prefix") if name in batch},
+        **{name: move(batch[name]) for name in ("decoder_input_tokens", "decoder_prefix") if name in batch},
         "decoder_segment_ids": real.astype(jnp.int32),
         "decoder_positions": jnp.maximum(positions, 0).astype(jnp.int32),
     }

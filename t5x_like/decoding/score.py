@@ -1,4 +1,4 @@
-"""Scoring: how probable a model finds given targets."""
+"""Scoring of given targets by their log-probability."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,14 @@ from jaxtyping import Array, Float, Int
 
 
 def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[Array, "batch"]:
-    """The log-probability of each row's targets in nats, summed over its weighted positions.
+    """Computes the log-probability of each row's targets, summed over positions with their weights.
 
     Args:
       model: an encoder-decoder or a decoder.
-      batch: its features with `decoder_target_tokens` and `decoder_loss_weights`.
+      batch: the model's features, with `decoder_target_tokens` and `decoder_loss_weights`.
+
+    Returns:
+      Log-probabilities in nats.
     """
     hidden = model(batch).hidden
 
@@ -23,7 +26,7 @@ def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[
         chosen = jnp.take_along_axis(log_probabilities, targets[:, None], axis=-1)[:, 0]
         return chosen * weights
 
-    # Position by position, so that the logits of a whole batch are never held.
+    # One position at a time, so that the logits of the whole batch are never in memory.
     by_position = [
         jnp.moveaxis(x, 1, 0) for x in (hidden, batch["decoder_target_tokens"], batch["decoder_loss_weights"])
     ]

@@ -1,1 +1,1 @@
-"""Attention, masks, dropout and cross-entropy: the implementations, and the one place that picks among them."""
+"""Attention with its masks and its dispatcher, products with kernels, dropout and cross-entropy."""

@@ -1,29 +1,30 @@
-"""Attention: one door, `attention`, in front of every implementation."""
+"""Softmax attention: the reference implementation and the dispatcher `attention`."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 
-# Added to the score of a hidden key. It is finite, so that a query which sees no key averages them all instead of
-# giving NaN, and so large that nothing is left of the score in float32.
+# Added to the scores of masked keys. The value is finite, so a query without visible keys averages all values instead
+# of returning NaN. It is so large that float32 rounds the original score away.
 MASK_VALUE = -1e10
 
 
 @struct.dataclass
 class AttentionOutput:
-    """What the reference implementation knows.
+    """Output of the reference implementation, with the intermediate results that can be captured.
 
     Attributes:
-      output: averaged values.
-      scores: before the softmax, in float32: scaled, with the bias, and `MASK_VALUE` where the mask hides a key.
-      probabilities: after the softmax, in float32, before dropout.
+      output: averages of the values, in the dtype of the values.
+      scores: float32 scores before the softmax: scaled, with bias, and with `MASK_VALUE` added for masked keys.
+      probabilities: float32 attention weights after the softmax and before dropout.
     """
 
     output: Float[Array, "batch q_len heads kv"]
@@ -42,10 +43,24 @@ def reference(
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
 ) -> AttentionOutput:
-    """Attention by plain matrix products on any device; the arguments are those of `attention`."""
+    """Computes attention with plain matrix products, on any device.
+
+    Args:
+      q: see `attention`.
+      k: see `attention`.
+      v: see `attention`.
+      mask: see `attention`.
+      bias: see `attention`.
+      scale: see `attention`.
+      dropout: see `attention`.
+      dropout_key: see `attention`.
+
+    Returns:
+      The output, the scores and the probabilities.
+    """
     batch, q_len, heads, _ = q.shape
     kv_len, kv_heads = k.shape[1:3]
-    # A key head serves `heads / kv_heads` query heads in a row (grouped queries, Ainslie et al. 2023).
+    # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32)
     if scale != 1.0:
@@ -54,7 +69,7 @@ def reference(
         scores = scores + bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
     visible = mask.materialise(q_len, kv_len)
     if visible is not None:
-        # Added rather than selected: a sum leaves nothing behind for the backward pass.
+        # A sum, unlike a select, saves nothing for the backward pass.
         scores = scores + jnp.where(visible, 0.0, MASK_VALUE)[:, None]
     probabilities = softmax(scores)
     weights = dropout(probabilities, dropout_key).astype(v.dtype)
@@ -67,10 +82,16 @@ def reference(
 
 @jax.custom_jvp
 def softmax(scores: Float[Array, "*rows kv_len"]) -> Float[Array, "*rows kv_len"]:
-    """Softmax over the last dimension whose backward pass keeps the result alone.
+    """Computes a softmax over the last dimension and saves only its result for the backward pass.
 
-    `jax.nn.softmax` keeps scores, exponentials and sums beside it: for T5 1.1 small on 8 rows of 512 tokens a
-    gigabyte, a quarter of all activations.
+    `jax.nn.softmax` also saves scores, exponentials and sums: 1 GB for T5 1.1 small on 8 rows of 512 tokens, a quarter
+    of all activations.
+
+    Args:
+      scores: unnormalised log-probabilities.
+
+    Returns:
+      Probabilities that sum to 1 along the last dimension.
     """
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
@@ -84,9 +105,10 @@ def _softmax_jvp(primals, tangents):
 
 
 class Backend(Protocol):
-    """An implementation; it takes the arguments of `attention`."""
+    """An implementation of attention, with the arguments and the result of `attention`."""
 
-    def __call__(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array: ...
+    def __call__(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
+        """Computes attention; see `attention`."""
 
 
 def _xla(q, k, v, **options) -> Array:
@@ -96,12 +118,19 @@ def _xla(q, k, v, **options) -> Array:
 BACKENDS: dict[str, Backend] = {"xla": _xla}
 
 
-def backend_for(mesh: Any) -> str:
-    """The name of the implementation for the devices of a mesh (None where no mesh is bound).
+def backend_for(mesh: Mesh | None) -> str:
+    """Returns the name of the implementation for a mesh.
 
-    The mesh decides, never JAX's default backend: a program may be compiled here for devices that are elsewhere.
+    The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
+    without the devices that it runs on.
+
+    Args:
+      mesh: the mesh that the program is compiled for; None if no partitioner is bound.
+
+    Returns:
+      A key of `BACKENDS`.
     """
-    del mesh  # Every platform uses the one implementation there is.
+    del mesh  # All platforms use the same implementation.
     return "xla"
 
 
@@ -116,29 +145,31 @@ def attention(
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "batch q_len heads kv"]:
-    """Softmax attention (Vaswani et al. 2017, section 3.2.1), by the implementation that suits the bound mesh.
+    """Computes softmax attention (Vaswani et al. 2017, section 3.2.1) with the backend of the bound mesh.
 
     Args:
-      q, k, v: queries, keys and values; `kv_heads` divides `heads`.
-      mask: which keys a query sees.
+      q: queries.
+      k: keys; `kv_heads` divides `heads`.
+      v: values, with the shape of the keys.
+      mask: the keys that each query may attend to.
       bias: added to the scaled scores; `rows` is `batch` or 1.
-      scale: factor of the scores; 1 for T5, whose initialisation of the queries contains it.
-      dropout: of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
-      dropout_key: None for no dropout.
+      scale: factor of the scores. It is 1 in T5, whose query initialisation includes the scale.
+      dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
+      dropout_key: random key for dropout; None disables dropout.
 
     Returns:
-      Averaged values in the dtype of `v`; the softmax is in float32.
+      Averages of the values, in the dtype of `v`. The softmax is computed in float32.
 
     Raises:
-      ValueError: the shapes do not fit together.
+      ValueError: shapes are inconsistent.
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
-        raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} do not fit together")
+        raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")
     if bias is not None and not _broadcasts(bias.shape, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])):
-        raise ValueError(f"bias {bias.shape} does not fit queries {q.shape} and keys {k.shape}")
+        raise ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
     backend = BACKENDS[backend_for(partitioning.bound_mesh())]
     return backend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key)
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return len(shape) == len(target) and all(size in (1, wanted) for size, wanted in zip(shape, target, strict=True))
+    return len(shape) == len(target) and all(size in (1, full) for size, full in zip(shape, target, strict=True))

@@ -1,4 +1,4 @@
-"""Dropout as a function of its key: no key, no dropout."""
+"""Dropout as a pure function of a random key."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,13 +11,18 @@ from jaxtyping import Array, Float
 def dropout(
     x: Float[Array, "..."], rate: float, key: jax.Array | None, *, broadcast_dims: Sequence[int] = ()
 ) -> Float[Array, "..."]:
-    """Sets a share `rate` of `x` to zero and divides the rest by `1 - rate` (Srivastava et al., 2014).
+    """Sets entries of `x` to zero with probability `rate` and divides the others by `1 - rate`.
+
+    Source: Srivastava et al. 2014.
 
     Args:
       x: activations.
-      rate: the share to drop, in [0, 1).
-      key: None for no dropout.
-      broadcast_dims: dimensions along which one decision serves all entries; T5 drops alike along a sequence.
+      rate: probability of dropping an entry, in [0, 1).
+      key: random key; None disables dropout.
+      broadcast_dims: dimensions along which all entries share one decision. T5 shares it along a sequence.
+
+    Returns:
+      An array with the shape and dtype of `x`.
     """
     if key is None or rate == 0.0:
         return x
@@ -30,10 +35,10 @@ def dropout(
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """`dropout` with its rate and manner bound: what a network's configuration decides once for all its layers.
+    """Dropout with a fixed rate, as a model's configuration sets it for all layers.
 
     Attributes:
-      rate: the share to drop, in [0, 1).
+      rate: probability of dropping an entry, in [0, 1).
       broadcast_dims: see `dropout`.
     """
 
@@ -41,12 +46,21 @@ class Dropout:
     broadcast_dims: tuple[int, ...] = ()
 
     def __call__(self, x: Float[Array, "..."], key: jax.Array | None) -> Float[Array, "..."]:
+        """Applies `dropout`; a `key` of None disables it."""
         return dropout(x, self.rate, key, broadcast_dims=self.broadcast_dims)
 
 
 NO_DROPOUT = Dropout()
 
 
-def split_key(key: jax.Array | None, sites: int) -> tuple[jax.Array | None, ...]:
-    """One key for each of `sites` places that drop; Nones without a key."""
-    return (None,) * sites if key is None else tuple(jax.random.split(key, sites))
+def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:
+    """Splits an optional random key.
+
+    Args:
+      key: random key, or None where dropout is disabled.
+      num: number of keys.
+
+    Returns:
+      `num` keys, or `num` Nones without a key.
+    """
+    return (None,) * num if key is None else tuple(jax.random.split(key, num))

@@ -1,4 +1,7 @@
-"""Attention masks as structure: a backend that knows the structure never needs the dense matrix."""
+"""Structured attention masks.
+
+A backend that supports the structure of a mask does not need its dense matrix.
+"""
 
 import dataclasses
 import functools
@@ -16,15 +19,16 @@ from jaxtyping import Array, Bool, Int
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which keys each query may attend to; a key must satisfy every condition that is given.
+    """The keys that each query may attend to. A key must satisfy all conditions that are given.
 
     Attributes:
-      causal: keys after the query are hidden. Positions count from the start of the row, whatever is packed into it.
-      window: keys this many positions away from the query, or further, are hidden; None for no limit.
-      query_segments, key_segments: a query sees the keys of its own segment; given together or not at all.
-      key_valid: False hides a key from every query, as for padding.
-      prefix: True for keys that are seen in spite of `causal`, as those of a prefix language model's input.
-      dense: anything else, as a matrix.
+      causal: whether keys after the query are masked. Positions count from the start of the row, also in packed rows.
+      window: masks keys at a distance of `window` positions or more from the query; None for no limit.
+      query_segments: segment of each query. A query attends only to keys of its own segment.
+      key_segments: segment of each key; required with `query_segments`.
+      key_valid: False masks a key for all queries, such as padding.
+      prefix: True for keys that are visible regardless of `causal`, such as the inputs of a prefix language model.
+      dense: an arbitrary mask, True where a query may attend to a key.
     """
 
     causal: bool = False
@@ -37,22 +41,24 @@ class Mask:
 
     def __post_init__(self):
         if (self.query_segments is None) != (self.key_segments is None):
-            raise ValueError("a mask takes query_segments and key_segments together or neither")
+            raise ValueError("query_segments and key_segments of a mask must be given together")
         if self.window is not None and self.window < 1:
             raise ValueError(
-                f"window={self.window} must be at least 1: a window of 1 leaves each query its own position"
+                f"window={self.window} is not a positive integer. A window of 1 masks all keys but the query's own."
             )
         if self.prefix is not None and not self.causal:
-            raise ValueError("prefix needs causal=True: without it every key is seen anyway")
+            raise ValueError("prefix requires causal=True: without causal masking, all keys are visible")
 
     def materialise(self, q_len: int, kv_len: int) -> Bool[Array, "rows 1 q_len kv_len"] | None:
-        """The mask as a matrix, True where a query sees a key.
+        """Returns the dense matrix, True where a query may attend to a key.
 
         Args:
-          q_len, kv_len: how many queries and keys there are in a row.
+          q_len: number of queries per row.
+          kv_len: number of keys per row.
 
         Returns:
-          `[batch, 1, q_len, kv_len]`, with 1 instead of `batch` where all rows are alike; None where nothing is hidden.
+          `[rows, 1, q_len, kv_len]`, where `rows` is `batch`, or 1 if all rows have the same mask. None if no key is
+          masked.
         """
         queries, keys = jnp.arange(q_len)[:, None], jnp.arange(kv_len)[None, :]
         conditions = []

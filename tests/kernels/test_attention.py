@@ -1,4 +1,4 @@
-"""Attention against a loop over queries in float64."""
+"""Attention against a loop over queries in float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -21,36 +21,36 @@ def inputs(kv_heads=HEADS, dtype=np.float32):
     return [x.astype(dtype) for x in (q, k, v, bias)]
 
 
-def by_hand(q, k, v, bias, visible, scale=1.0):
+def numpy_attention(q, k, v, bias, visible, scale=1.0):
     q, k, v, bias = (np.asarray(x, np.float64) for x in (q, k, v, bias))
     output = np.zeros((BATCH, QUERIES, HEADS, DIM))
     for b, i, h in np.ndindex(BATCH, QUERIES, HEADS):
-        serving = h // (HEADS // k.shape[2])
-        scores = k[b, :, serving] @ q[b, i, h] * scale + bias[0, h, i]
+        kv_head = h // (HEADS // k.shape[2])
+        scores = k[b, :, kv_head] @ q[b, i, h] * scale + bias[0, h, i]
         weights = np.where(visible[b, i], np.exp(scores - scores.max()), 0)
-        output[b, i, h] = weights / weights.sum() @ v[b, :, serving]
+        output[b, i, h] = weights / weights.sum() @ v[b, :, kv_head]
     return output
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_equals_the_formula(kv_heads):
+def test_equals_numpy(kv_heads):
     q, k, v, bias = inputs(kv_heads)
     valid = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]], bool)
     output = attention(q, k, v, mask=Mask(key_valid=jnp.asarray(valid)), bias=bias, scale=0.5)
-    expected = by_hand(q, k, v, bias, np.broadcast_to(valid[:, None], (BATCH, QUERIES, KEYS)), scale=0.5)
+    expected = numpy_attention(q, k, v, bias, np.broadcast_to(valid[:, None], (BATCH, QUERIES, KEYS)), scale=0.5)
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
 
 
-def test_scores_and_probabilities_are_those_of_the_output():
+def test_scores_and_probabilities_are_consistent_with_output():
     q, k, v, bias = inputs()
-    attended = reference(q, k, v, mask=Mask(causal=True), bias=bias)
-    np.testing.assert_allclose(attended.probabilities, jax.nn.softmax(attended.scores), atol=1e-6)
-    np.testing.assert_allclose(np.einsum("bhqk,bkhd->bqhd", attended.probabilities, v), attended.output, atol=1e-6)
-    assert np.all(np.asarray(attended.scores)[:, :, 0, 1:] == MASK_VALUE)
-    assert np.all(np.asarray(attended.probabilities)[:, :, 0, 1:] == 0)
+    result = reference(q, k, v, mask=Mask(causal=True), bias=bias)
+    np.testing.assert_allclose(result.probabilities, jax.nn.softmax(result.scores), atol=1e-6)
+    np.testing.assert_allclose(np.einsum("bhqk,bkhd->bqhd", result.probabilities, v), result.output, atol=1e-6)
+    assert np.all(np.asarray(result.scores)[:, :, 0, 1:] == MASK_VALUE)
+    assert np.all(np.asarray(result.probabilities)[:, :, 0, 1:] == 0)
 
 
-def test_a_query_that_sees_no_key_averages_them_and_has_finite_gradients():
+def test_query_without_visible_keys_averages_values_and_has_finite_gradients():
     q, k, v, _ = inputs()
     mask = Mask(key_valid=jnp.zeros((BATCH, KEYS), bool))
     output = attention(q, k, v, mask=mask)
@@ -59,46 +59,46 @@ def test_a_query_that_sees_no_key_averages_them_and_has_finite_gradients():
     assert all(np.isfinite(g).all() for g in gradients)
 
 
-def test_softmax_has_the_gradient_of_a_softmax():
+def test_softmax_equals_jax_nn_softmax_in_value_and_gradient():
     x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32) * 4
     direction = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
     for function in (lambda f: f(x), lambda f: jax.grad(lambda x: jnp.sum(f(x) * direction))(x)):
         np.testing.assert_allclose(function(softmax), function(jax.nn.softmax), atol=1e-6)
 
 
-def test_bfloat16_in_and_out_with_a_softmax_in_float32():
+def test_bfloat16_inputs_use_a_float32_softmax():
     q, k, v, bias = inputs(dtype=jnp.bfloat16)
-    attended = reference(q, k, v, mask=Mask(), bias=bias)
-    assert attended.output.dtype == jnp.bfloat16
-    assert attended.scores.dtype == attended.probabilities.dtype == jnp.float32
+    result = reference(q, k, v, mask=Mask(), bias=bias)
+    assert result.output.dtype == jnp.bfloat16
+    assert result.scores.dtype == result.probabilities.dtype == jnp.float32
     everything = np.ones((BATCH, QUERIES, KEYS), bool)
     np.testing.assert_allclose(
-        attended.output.astype(np.float32), by_hand(q, k, v, bias, everything), rtol=0, atol=2**-7
+        result.output.astype(np.float32), numpy_attention(q, k, v, bias, everything), rtol=0, atol=2**-7
     )
 
 
-def test_dropout_can_drop_the_same_keys_for_every_query():
+def test_dropout_is_shared_along_broadcast_dims():
     v = np.eye(200, dtype=np.float32)[None, :, None, :]
-    # Uniform weights 1/200 on one-hot values: the output shows which keys were dropped.
+    # With uniform weights 1/200 and one-hot values, the output shows which keys were dropped.
     k = np.zeros((1, 200, 1, 200), np.float32)
     q = np.zeros((1, 64, 1, 200), np.float32)
-    alike = Dropout(0.25, broadcast_dims=(-2,))
-    output = np.asarray(attention(q, k, v, mask=Mask(), dropout=alike, dropout_key=jax.random.key(0)))[0, :, 0] * 200
+    shared = Dropout(0.25, broadcast_dims=(-2,))
+    output = np.asarray(attention(q, k, v, mask=Mask(), dropout=shared, dropout_key=jax.random.key(0)))[0, :, 0] * 200
     assert (output == output[0]).all()
     np.testing.assert_allclose(np.unique(output), [0, 1 / 0.75], rtol=1e-6)
     assert 0.15 < np.mean(output == 0) < 0.35
-    undropped = attention(q, k, v, mask=Mask(), dropout=alike)
+    undropped = attention(q, k, v, mask=Mask(), dropout=shared)
     np.testing.assert_allclose(undropped, 1 / 200, rtol=1e-6)
 
 
-def test_the_mesh_chooses_among_what_there_is():
+def test_backend_for_returns_a_known_backend():
     assert backend_for(None) in BACKENDS
     assert backend_for(make_mesh()) in BACKENDS
 
 
-def test_what_does_not_fit_is_refused():
+def test_inconsistent_shapes_raise():
     q, k, v, bias = inputs()
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="have inconsistent shapes"):
         attention(q, k[:, :, :3], v[:, :, :3], mask=Mask())
-    with pytest.raises(ValueError, match=r"bias \(1, 4, 3, 4\) does not fit"):
+    with pytest.raises(ValueError, match=r"bias \(1, 4, 3, 4\) does not broadcast"):
         attention(q, k, v, mask=Mask(), bias=bias[..., :-1])

@@ -1,4 +1,4 @@
-"""Cross-entropy: the dense formula, chunks of it, and its share of the work on eight pretended devices."""
+"""Cross-entropy against NumPy, its chunks, and its FLOPs per device on eight fake CPU devices."""
 
 import math
 
@@ -15,7 +15,7 @@ from t5x_like.partitioning import Partitioner
 VOCAB, EMBED = 23, 6
 
 
-def example(batch=3, length=7, vocab=VOCAB, embed=EMBED, seed=0):
+def make_inputs(batch=3, length=7, vocab=VOCAB, embed=EMBED, seed=0):
     rng = np.random.default_rng(seed)
     hidden = rng.normal(size=(batch, length, embed)).astype(np.float32)
     kernel = rng.normal(size=(embed, vocab)).astype(np.float32)
@@ -25,27 +25,27 @@ def example(batch=3, length=7, vocab=VOCAB, embed=EMBED, seed=0):
 
 
 def dense(hidden, kernel, targets, weights, z_loss=0.0, label_smoothing=0.0):
-    """The formula in float64, position by position."""
+    """Computes the loss in float64 NumPy, position by position."""
     total = nll = z = correct = 0.0
     for position in np.ndindex(targets.shape):
         logits = np.asarray(hidden[position], np.float64) @ np.asarray(kernel, np.float64)
         log_z = np.log(np.exp(logits).sum())
         log_p = logits - log_z
-        wanted = np.full(len(logits), label_smoothing / (len(logits) - 1))
-        wanted[targets[position]] = 1 - label_smoothing
-        entropy = -sum(p * np.log(p) for p in wanted if p)
+        smoothed = np.full(len(logits), label_smoothing / (len(logits) - 1))
+        smoothed[targets[position]] = 1 - label_smoothing
+        entropy = -sum(p * np.log(p) for p in smoothed if p)
         weight = weights[position]
         nll += -log_p[targets[position]] * weight
         z += z_loss * log_z**2 * weight
-        total += (-(wanted * log_p).sum() - entropy + z_loss * log_z**2) * weight
+        total += (-(smoothed * log_p).sum() - entropy + z_loss * log_z**2) * weight
         correct += (logits.argmax() == targets[position]) * weight
     return {"total": total, "nll": nll, "z_loss": z, "correct": correct, "weight": weights.sum()}
 
 
 @pytest.mark.parametrize(("z_loss", "label_smoothing"), [(0.0, 0.0), (0.01, 0.0), (0.0, 0.1), (0.02, 0.3)])
-@pytest.mark.parametrize("positions_at_once", [100, 3, 1])
-def test_equals_the_dense_formula(z_loss, label_smoothing, positions_at_once):
-    hidden, kernel, targets, weights = example()
+@pytest.mark.parametrize("positions_per_chunk", [100, 3, 1])
+def test_equals_numpy(z_loss, label_smoothing, positions_per_chunk):
+    hidden, kernel, targets, weights = make_inputs()
     entropy = cross_entropy(
         hidden,
         lambda hidden: hidden @ kernel,
@@ -53,15 +53,15 @@ def test_equals_the_dense_formula(z_loss, label_smoothing, positions_at_once):
         weights,
         z_loss=z_loss,
         label_smoothing=label_smoothing,
-        budget_bytes=4 * VOCAB * len(hidden) * positions_at_once,
+        budget_bytes=4 * VOCAB * len(hidden) * positions_per_chunk,
     )
     for name, expected in dense(hidden, kernel, targets, weights, z_loss, label_smoothing).items():
         np.testing.assert_allclose(getattr(entropy, name), expected, rtol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("length", [1, 5, 8])
-def test_chunks_have_the_gradients_of_the_whole(length):
-    hidden, kernel, targets, weights = example(length=length)
+def test_chunked_gradient_equals_unchunked_gradient(length):
+    hidden, kernel, targets, weights = make_inputs(length=length)
 
     def total(hidden, kernel, budget):
         return cross_entropy(
@@ -74,7 +74,7 @@ def test_chunks_have_the_gradients_of_the_whole(length):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_two_tokens_by_hand():
+def test_values_of_two_tokens():
     # Logits (0, log 3): Z = 4, probabilities 1/4 and 3/4.
     logits = jnp.array([[[0.0, math.log(3)], [0.0, math.log(3)]]])
     entropy = from_logits(logits, jnp.array([[1, 0]]), jnp.array([[1.0, 2.0]]), z_loss=0.5)
@@ -84,8 +84,8 @@ def test_two_tokens_by_hand():
     assert (float(entropy.correct), float(entropy.weight)) == (1.0, 3.0)
 
 
-def test_the_gradient_of_the_z_loss_multiplies_the_softmax():
-    hidden, kernel, targets, _ = example(batch=1, length=1)
+def test_gradient_of_z_loss():
+    hidden, kernel, targets, _ = make_inputs(batch=1, length=1)
     logits, z_loss = hidden @ kernel, 0.03
     gradient = jax.grad(lambda x: from_logits(x, targets, jnp.ones((1, 1)), z_loss=z_loss).total)(logits)
     log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -93,19 +93,19 @@ def test_the_gradient_of_the_z_loss_multiplies_the_softmax():
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
-def test_smoothed_loss_is_zero_at_its_optimum():
+def test_smoothed_loss_is_zero_at_its_minimum():
     smoothing, target = 0.2, 4
-    wanted = np.full(VOCAB, smoothing / (VOCAB - 1))
-    wanted[target] = 1 - smoothing
+    smoothed = np.full(VOCAB, smoothing / (VOCAB - 1))
+    smoothed[target] = 1 - smoothing
     entropy = from_logits(
-        jnp.log(wanted)[None, None] + 5.0, jnp.array([[target]]), jnp.ones((1, 1)), label_smoothing=smoothing
+        jnp.log(smoothed)[None, None] + 5.0, jnp.array([[target]]), jnp.ones((1, 1)), label_smoothing=smoothing
     )
     assert abs(float(entropy.total)) < 1e-5
     assert float(entropy.nll) == pytest.approx(-math.log(1 - smoothing), rel=1e-5)
 
 
-def test_positions_of_weight_zero_count_for_nothing():
-    hidden, kernel, targets, _ = example()
+def test_positions_of_zero_weight_have_no_effect():
+    hidden, kernel, targets, _ = make_inputs()
     weights = np.ones(targets.shape, np.float32)
     weights[:, 4:] = 0
 
@@ -119,25 +119,27 @@ def test_positions_of_weight_zero_count_for_nothing():
     assert total(changed) == value
 
 
-def test_of_equal_logits_the_first_is_predicted():
+def test_ties_predict_the_first_token():
     entropy = from_logits(jnp.zeros((1, 2, 5)), jnp.array([[0, 1]]), jnp.ones((1, 2)))
     assert float(entropy.correct) == 1.0
 
 
-def test_whole_weights_are_accepted():
-    hidden, kernel, targets, _ = example()
+def test_integer_weights_are_accepted():
+    hidden, kernel, targets, _ = make_inputs()
     entropy = cross_entropy(hidden, lambda h: h @ kernel, targets, np.ones(targets.shape, np.int32))
     assert entropy.weight.dtype == jnp.float32 and float(entropy.weight) == targets.size
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    hidden, kernel, targets, weights = example()
-    with pytest.raises(ValueError, match=r"hidden states \(3, 7, 6\) need targets and weights \(3, 7\), not \(3, 6\)"):
+def test_inconsistent_shapes_raise():
+    hidden, kernel, targets, weights = make_inputs()
+    with pytest.raises(
+        ValueError, match=r"targets \(3, 6\) .* do not match hidden states \(3, 7, 6\): expected \(3, 7\)"
+    ):
         cross_entropy(hidden, lambda h: h @ kernel, targets[:, 1:], weights)
 
 
-def test_chunks_take_less_memory():
-    hidden, kernel, targets, weights = example(batch=4, length=64, vocab=2048, embed=16)
+def test_chunks_reduce_memory():
+    hidden, kernel, targets, weights = make_inputs(batch=4, length=64, vocab=2048, embed=16)
 
     def temporaries(budget):
         def total(hidden, kernel):
@@ -151,7 +153,7 @@ def test_chunks_take_less_memory():
     assert temporaries(logits // 8) < logits / 2
 
 
-# What one device and eight do, in the same number of chunks.
+# Number of chunks, on one device and on eight.
 CHUNKS = 4
 RULES = {
     "data": ("dp", {"data": 8}),
@@ -162,9 +164,9 @@ RULES = {
 
 
 @pytest.mark.parametrize("chunks", [1, CHUNKS])
-@pytest.mark.parametrize("split", RULES)
-def test_eight_devices_share_the_work_and_agree_with_one(split, chunks):
-    hidden, kernel, targets, weights = example(batch=8, length=32, vocab=512, embed=64)
+@pytest.mark.parametrize("sharding", RULES)
+def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, chunks):
+    hidden, kernel, targets, weights = make_inputs(batch=8, length=32, vocab=512, embed=64)
     logits_bytes = 4 * 8 * 32 * 512
 
     def compiled(partitioner, budget):
@@ -185,10 +187,10 @@ def test_eight_devices_share_the_work_and_agree_with_one(split, chunks):
         program = step.lower(*arguments).compile()
         return program.cost_analysis()["flops"], jax.device_get(program(*arguments))
 
-    rules, mesh = RULES[split]
+    rules, mesh = RULES[sharding]
     one = Partitioner(rules="dp", devices=jax.devices()[:1])
-    flops_of_one, expected = compiled(one, logits_bytes // chunks)
+    flops_on_one, expected = compiled(one, logits_bytes // chunks)
     flops, found = compiled(Partitioner(rules=rules, ici=mesh), logits_bytes // 8 // chunks)
-    assert flops == pytest.approx(flops_of_one / 8, rel=0.1)
+    assert flops == pytest.approx(flops_on_one / 8, rel=0.1)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
