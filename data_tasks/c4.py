@@ -5,13 +5,14 @@ Nothing is downloaded: the dataset must have been prepared, and `task_arguments`
 
 import seqio
 
-from data_tasks import arguments, vocabularies
+from data_tasks import vocabularies
 from data_tasks.span_corruption import add_span_corruption_task
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TASK = "c4_v310_span_corruption"
 
-_ARGUMENTS = arguments.declare(
+_ARGUMENTS = task_arguments.declare(
     TASK,
     # The name, configuration and version that TFDS has prepared.
     tfds_name="c4/en:3.1.0",
@@ -25,7 +26,7 @@ _ARGUMENTS = arguments.declare(
 class LateTfdsSource(seqio.DataSource):
     """A TFDS dataset whose name and folder are asked for when it is read. It is never downloaded nor prepared."""
 
-    def __init__(self, values: arguments.Arguments):
+    def __init__(self, values: task_arguments.Arguments):
         self._values = values
         super().__init__(splits=("train", "validation"))
 

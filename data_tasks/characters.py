@@ -13,9 +13,9 @@ import fsspec
 import seqio
 import tensorflow as tf
 
-from data_tasks import arguments
 from data_tasks.documents import TRAIN, VALIDATION, Corpus
 from t5x_like import paths
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TASK = "characters_causal_lm"
@@ -209,7 +209,7 @@ def add_characters_task(name: str) -> seqio.Task:
     Args:
       name: to register it under.
     """
-    values = arguments.declare(
+    values = task_arguments.declare(
         name,
         # A text file, local or in a bucket (any fsspec path).
         path="",

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import seqio
 import tensorflow as tf
 
-from data_tasks import arguments, preprocessors, python_docs, sentences, text_files, vocabularies
+from data_tasks import preprocessors, python_docs, sentences, text_files, vocabularies
 from data_tasks.documents import Corpus, DocumentSource, split_by_hash
 from data_tasks.masked_lm import BertMasking, Masking, mask_inputs
 from data_tasks.masked_lm_tasks import PLACES, output_features
 from data_tasks.sentence_pairs import sentence_pairs
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TEXT_FILES_TASK = "text_files_sentence_pairs"
@@ -24,7 +25,7 @@ BERT_MASKING = BertMasking()
 _BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
 _WHOLE_FILE = 1 << 62  # lines
 
-_ARGUMENTS = arguments.declare(
+_ARGUMENTS = task_arguments.declare(
     TEXT_FILES_TASK,
     # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import fsspec
 import seqio
 
-from data_tasks import arguments, vocabularies
+from data_tasks import vocabularies
 from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
 from data_tasks.span_corruption import add_span_corruption_task
 from data_tasks.vocabularies import LateSentencePieceVocabulary
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TASK = "text_files_span_corruption"
@@ -64,7 +65,7 @@ def declare(
       make_vocabulary: makes the vocabulary of a function that says `vocabulary_path`, None where it is not given; by
         default a SentencePiece model, the shipped one where none is named.
     """
-    values = arguments.declare(task, **_DEFAULTS)
+    values = task_arguments.declare(task, **_DEFAULTS)
 
     def current() -> Corpus:
         return read(**{name: value for name, value in values.items() if name != "vocabulary_path"})

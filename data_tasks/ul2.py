@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 
-from data_tasks import arguments, preprocessors
+from data_tasks import preprocessors
 from data_tasks.denoising import denoise, parse_recipe
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 # The recipes of each mode, with spans of 3 tokens, of 8 and of 64 on average. The S-denoiser takes out a quarter of the
@@ -86,7 +87,7 @@ def add_ul2_mixture(
                 ],
                 output_features={feature: seqio.Feature(vocabulary) for feature in ("inputs", "targets")},
             )
-            values = arguments.declare(task, **defaults)
+            values = task_arguments.declare(task, **defaults)
             tasks.append((task, functools.partial(_rate, values, f"{mode}_rate")))
     return seqio.MixtureRegistry.add(name, tasks)
 
@@ -97,7 +98,7 @@ def _in_front(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.
     return lambda vocabulary: (mode_id(vocabulary, mode),)
 
 
-def _rate(values: arguments.Arguments, argument: str, task: seqio.Task) -> float:
+def _rate(values: task_arguments.Arguments, argument: str, task: seqio.Task) -> float:
     if values[argument] < 0:
         raise UserError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be below 0")
     return values[argument]

@@ -7,9 +7,9 @@ import pytest
 import seqio
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks import arguments
 from data_tasks.vocabularies import own
 from t5x_like import cli, config
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 from t5x_like.vocabulary import vocabulary
 
@@ -43,7 +43,7 @@ def texts(tmp_path_factory):
 
 def of_task(task, path):
     """The vocabulary of a task's targets whose `vocabulary_path` is `path`."""
-    arguments.update([task], {"pattern": "none", "vocabulary_path": path})
+    task_arguments.update([task], {"pattern": "none", "vocabulary_path": path})
     return seqio.TaskRegistry.get(task).output_features["targets"].vocabulary
 
 
@@ -51,7 +51,7 @@ def of_task(task, path):
 def no_arguments_left():
     yield
     for task, *_ in KINDS.values():
-        arguments.update([task], {})
+        task_arguments.update([task], {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +167,7 @@ def test_output_below_a_file_raises_before_reading_text(tmp_path):
 
 def test_task_without_vocabulary_path_raises():
     task = "text_files_causal_lm_byte_bpe"
-    arguments.update([task], {"pattern": "none"})
+    task_arguments.update([task], {"pattern": "none"})
     with pytest.raises(UserError, match="needs task_arguments {'vocabulary_path'.*--kind=byte_bpe"):
         _ = seqio.TaskRegistry.get(task).output_features["targets"].vocabulary.vocab_size
 

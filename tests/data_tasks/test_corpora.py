@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks import arguments, c4, characters, documents, python_docs, text_files, vocabularies
+from data_tasks import c4, characters, documents, python_docs, text_files, vocabularies
 from t5x_like.data.features import ENCODER_DECODER
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
@@ -283,24 +283,6 @@ def test_the_task_reads_what_its_arguments_say(folder):
     other = SeqIOSource(mixture_or_task_name=text_files.TASK, task_arguments={"pattern": f"{folder}/*.md"}, **settings)
     with pytest.raises(UserError, match="no file matches"):
         other.host_iterator(ENCODER_DECODER)
-
-
-# ---- arguments -------------------------------------------------------------------------------------------------------
-
-
-def test_arguments_are_checked_and_go_back_to_their_defaults():
-    declared = arguments.declare("a_task", path=None, fraction=0.5, count=3)
-    arguments.update(["a_task", "another"], {"path": "x", "fraction": 1})
-    assert dict(declared) == {"path": "x", "fraction": 1, "count": 3}
-    arguments.update(["a_task"], {"count": 4})
-    assert dict(declared) == {"path": None, "fraction": 0.5, "count": 4}
-    with pytest.raises(ValueError, match="no argument 'paht'; did you mean 'path'"):
-        arguments.update(["a_task"], {"count": 9, "paht": "x"})
-    with pytest.raises(ValueError, match="count='3' must be of type int"):
-        arguments.update(["a_task"], {"count": "3"})
-    with pytest.raises(ValueError, match="another has no argument 'path', nor any other"):
-        arguments.update(["another"], {"path": "x"})
-    assert dict(declared) == {"path": None, "fraction": 0.5, "count": 4}
 
 
 # ---- C4 --------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 import seqio
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks import arguments
 from t5x_like import cli, config
+from t5x_like.data import task_arguments
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/own_text.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -42,12 +42,12 @@ def test_commands_resolve(words):
     values = dict(parsed.bindings)
     if "TASK_ARGUMENTS" in values:
         task = values["MIXTURE_OR_TASK_NAME"]
-        arguments.update([task], ast.literal_eval(values["TASK_ARGUMENTS"]))
-        arguments.update([task], {})
+        task_arguments.update([task], ast.literal_eval(values["TASK_ARGUMENTS"]))
+        task_arguments.update([task], {})
 
 
 def test_every_task_and_argument_is_named():
     assert set(re.findall(r"^\| `(text_files_\w+)` \|", TEXT, re.MULTILINE)) == set(TASKS)
     table = TEXT.partition("`TASK_ARGUMENTS` is a dictionary of")[2]
     named = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
-    assert named == {name for task in TASKS for name in arguments.names(task)}
+    assert named == {name for task in TASKS for name in task_arguments.names(task)}

@@ -8,8 +8,9 @@ import seqio
 import tensorflow as tf
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks import arguments, ul2
+from data_tasks import ul2
 from data_tasks.denoising import chunk_length, parse_recipe
+from t5x_like.data import task_arguments
 from t5x_like.data.seqio_feed import SeqIOSource
 
 NAME = "python_docs_ul2"
@@ -20,7 +21,7 @@ BASE = 924  # pieces of the vocabulary; the ids of the modes follow them, and 97
 @pytest.fixture(autouse=True)
 def default_rates():
     yield
-    arguments.update([task.name for task in seqio.get_mixture_or_task(NAME).tasks], {})
+    task_arguments.update([task.name for task in seqio.get_mixture_or_task(NAME).tasks], {})
 
 
 def examples_of(name, count, **kwargs):

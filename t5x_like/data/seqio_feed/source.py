@@ -71,9 +71,9 @@ class SeqIOSource:
         import_modules(self.module)
         provider = find_provider(self.mixture_or_task_name)
         if self.task_arguments:
-            from data_tasks import arguments
+            from t5x_like.data import task_arguments
 
-            arguments.update([task.name for task in self._tasks(provider)], self.task_arguments)
+            task_arguments.update([task.name for task in self._tasks(provider)], self.task_arguments)
         return provider
 
     @property
