@@ -82,7 +82,7 @@ def cache(
         )
         for source, settings in wanted
     ]
-    if len({plan.folder for plan in plans}) < len(plans):
+    if len({plan.directory for plan in plans}) < len(plans):
         raise UserError(f"training and evaluation data are both the split {data.split!r}: give eval_data=None")
     for plan in plans:
         plan.check()
@@ -91,13 +91,13 @@ def cache(
 
 def _write(plan, writer, processes: int, beam: Sequence[str] | None, console: Console) -> Manifest:
     """Writes one split, or what is left of it."""
-    if (manifest := plan.complete()) is not None:
-        console.print(f"{plan.folder} is complete: {_summary(manifest)}", soft_wrap=True)
+    if (manifest := plan.completed_manifest()) is not None:
+        console.print(f"{plan.directory} is complete: {_summary(manifest)}", soft_wrap=True)
         return manifest
     done = plan.begin()
     left = [unit for unit in plan.units() if unit not in done]
     if done:
-        logging.info("%s: going on behind %d complete shards of %d", plan.folder, len(done), len(plan.units()))
+        logging.info("%s: going on behind %d complete shards of %d", plan.directory, len(done), len(plan.units()))
     # Nothing is left where only the manifest is missing, or where no shard has an example, as `finish` will say.
     if left and beam is not None:
         _with_beam(plan, left, beam)
@@ -109,7 +109,7 @@ def _write(plan, writer, processes: int, beam: Sequence[str] | None, console: Co
             else:
                 _with_processes(plan, left, processes, shown)
     manifest = plan.finish()
-    console.print(f"wrote {plan.folder}: {_summary(manifest)}", soft_wrap=True)
+    console.print(f"wrote {plan.directory}: {_summary(manifest)}", soft_wrap=True)
     return manifest
 
 
@@ -184,7 +184,7 @@ class _Shown:
     """A bar of shards with rows and tokens a second; plain lines where there is no terminal."""
 
     def __init__(self, plan, done: dict[tuple[int, int], Shard], console: Console):
-        self._name, self._total, self._finished = plan.folder, len(plan.units()), len(done)
+        self._name, self._total, self._finished = plan.directory, len(plan.units()), len(done)
         self._console, self._began, self._told = console, time.monotonic(), time.monotonic()
         self._rows, self._tokens = 0, 0
         columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))

@@ -38,7 +38,7 @@ class Inspection:
       trimmed: task feature -> how many of them are too long.
       unknown: task feature -> the fraction of unknown tokens.
       efficiency: task feature -> the fraction of a row that is no padding.
-      examples_a_row: on average.
+      examples_per_row: on average.
       skipped: reason -> how many documents are left out for it, of `documents` that were looked at.
       documents: how many that was; 0 where the task does not say what its documents are.
     """
@@ -48,7 +48,7 @@ class Inspection:
     trimmed: dict[str, int] = dataclasses.field(default_factory=dict)
     unknown: dict[str, float] = dataclasses.field(default_factory=dict)
     efficiency: dict[str, float] = dataclasses.field(default_factory=dict)
-    examples_a_row: float = 0.0
+    examples_per_row: float = 0.0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     documents: int = 0
 
@@ -108,7 +108,7 @@ def inspect(
         task_arguments=task_arguments,
     )
     if not isinstance(spec, FeatureSpec):
-        spec = features.named(spec) if spec else features.for_task(source.vocabularies())
+        spec = features.get_spec(spec) if spec else features.spec_for_task(source.vocabularies())
     source = dataclasses.replace(
         source,
         task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
@@ -311,14 +311,14 @@ def _print_rows(
     for name, feature in real.items():
         ids = np.concatenate([batch[feature] for batch in batches])
         found.efficiency[name] = float(np.mean(ids > 0))
-        found.examples_a_row = max(found.examples_a_row, float(np.mean(ids.max(axis=1))))
+        found.examples_per_row = max(found.examples_per_row, float(np.mean(ids.max(axis=1))))
     for name, fraction in found.efficiency.items():
         if judged and fraction < 1 - PADDING_FRACTION:
             advice = _against_padding(name, source, spec, found)
             found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding: {advice}")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
     console.print(
-        Text(f"\n{len(batches):,} rows, {found.examples_a_row:.2f} examples each; tokens that are no padding: {full}")
+        Text(f"\n{len(batches):,} rows, {found.examples_per_row:.2f} examples each; tokens that are no padding: {full}")
     )
     for number, batch in enumerate(batches[:num_examples]):
         for title, shown in rows_as_text(spec, batch, _text_vocabularies(source), _special_names(source, spec)):

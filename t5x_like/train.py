@@ -12,7 +12,7 @@ from absl import logging
 
 from t5x_like import metrics, optimizers, partitioning, paths
 from t5x_like.data import token_ids
-from t5x_like.data.feed import Feed, OtherData
+from t5x_like.data.feed import DataMismatchError, Feed
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
 from t5x_like.runtime.preemption import StopRequest
@@ -251,7 +251,7 @@ def _restore_position(feed, position, run_config):
     """Restores the position in the data. With --override_config, other data starts from its beginning."""
     try:
         feed.restore(position)
-    except OtherData as error:
+    except DataMismatchError as error:
         if run_config is None or not run_config.override:
             raise
         logging.warning(

@@ -181,7 +181,7 @@ def _write_cache(folder, *, lengths, shards, spec=None):
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = ArrayRecordWriter(str(path), "group_size:1")
-        for record in encode(batches.from_arrays(layout.stored(spec), tokens), layout, dtypes):
+        for record in encode(batches.from_arrays(layout.storage_spec(spec), tokens), layout, dtypes):
             writer.write(record)
         writer.close()
         digest = manifest.checksum(str(path))

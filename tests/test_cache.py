@@ -291,9 +291,9 @@ def test_shards_are_stored_in_a_bucket():
     for unit in plan.units():
         writer.write_shard(plan, unit)
     written = plan.finish()
-    assert manifest.read(plan.folder) == written
-    manifest.check_files(plan.folder, written, checksums=True)
-    assert plan.complete() == written
+    assert manifest.read(plan.directory) == written
+    manifest.check_files(plan.directory, written, checksums=True)
+    assert plan.completed_manifest() == written
 
 
 # ---- training from it ------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_long_examples_and_padding_are_reported(register):
 def test_packing_is_counted(register):
     register("shown_packed", source([b"x"] * 12), preprocessor=tokens(inputs=10, targets=5))
     found, output = run("shown_packed", task_feature_lengths={"inputs": 40, "targets": 40})
-    assert found.examples_a_row == 4
+    assert found.examples_per_row == 4
     assert found.efficiency == {"inputs": 1.0, "targets": 0.5}
     assert "┃" in output
 
@@ -166,7 +166,7 @@ def test_another_spec_can_be_looked_at():
         found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
         assert "inputs + targets → decoder_target_tokens" in output
         assert set(found.efficiency) == {"inputs + targets"}
-    with pytest.raises(ValueError, match="no feature spec 'PREFIXLM'; there are ENCODER_DECODER, .*PREFIX_LM"):
+    with pytest.raises(ValueError, match="SPEC='PREFIXLM': unknown feature spec. Give one of .*PREFIX_LM"):
         run("python_docs_prefix_lm", spec="PREFIXLM")
 
 
@@ -179,7 +179,7 @@ def test_pairs_are_looked_at_one_a_row(register):
     reads = ("inputs", "targets", "masked_positions", "token_types", "next_sentence_label")
     register("shown_pairs", source([b"x"] * 5), preprocessor=preprocess, reads=reads)
     found, output = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4})
-    assert found.problems == [] and found.examples_a_row == 1
+    assert found.problems == [] and found.examples_per_row == 1
     assert "0 × 8, 1 × 8" in output and "next_sentence_label → next_sentence_label" in output
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
     assert any("cannot share a row: set pack=False" in problem for problem in found.problems)
@@ -191,7 +191,7 @@ def test_pairs_are_looked_at_one_a_row(register):
 
 def test_a_task_that_nothing_reads_is_refused(register):
     register("shown_labels", source([b"x"]), preprocessor=lambda ds: ds, reads=("labels",))
-    with pytest.raises(ValueError, match="the features 'labels' is read by no objective"):
+    with pytest.raises(ValueError, match="task features 'labels': no objective reads them"):
         run("shown_labels")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from t5x_like import metrics, optimizers, parameters
 from t5x_like.data import batches, features
-from t5x_like.data.feed import Feed, OtherData
+from t5x_like.data.feed import DataMismatchError, Feed
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
@@ -364,14 +364,14 @@ class Identified(Copying):
     def restore(self, state):
         drawn, _, rows = state.split()
         if int(rows) != self.batch_size:
-            raise OtherData(f"batch_size was {int(rows)}, is {self.batch_size}")
+            raise DataMismatchError(f"batch_size was {int(rows)}, is {self.batch_size}")
         self.drawn = int(drawn)
 
 
 def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_path, caplog):
     once = dict(eval_data=None, save_period=2)
     run(tmp_path, data=Identified(), total_steps=2, **once)
-    with pytest.raises(OtherData, match="batch_size was 8, is 4"):
+    with pytest.raises(DataMismatchError, match="batch_size was 8, is 4"):
         run(tmp_path, data=Identified(batch_size=4), **once)
     override = run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
     drawn = Identified(batch_size=4)

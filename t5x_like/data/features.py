@@ -1,4 +1,4 @@
-"""What an objective reads, as plain data: which model features it wants and how each comes from a task's features."""
+"""Feature specs: the model features that an objective reads, and how each is made from a task's features."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -18,42 +18,42 @@ Role = Literal[
     "positions",
     "row_positions",
 ]
-"""How a model feature is made from its source, a sequence of token ids `[length]`; all are 0 where there is padding:
+"""How a model feature is made from its source, a sequence of token ids `[length]`. Every role is 0 at padding.
 
-* `tokens`: the ids themselves;
-* `shifted`: the ids one position to the right, the spec's `bos_id` at the start of each packed segment;
-* `next`: the ids one position to the left, 0 at the last token of each segment;
-* `weights`: 1 where the source has a token;
-* `next_weights`: 1 where another token of the same segment follows: where `next` is a token;
-* `last_weights`: 1 where the token comes from the last of the joined sources;
-* `prefix`: 1 where the token of `shifted` comes from a source before the last one, and at BOS;
-* `segment_ids`: 1, 2, … for the examples packed into a row (1 where nothing is packed);
-* `positions`: 0, 1, … restarting in each segment;
-* `row_positions`: the source holds places, ascending, within the example's part of another source; these are the places
-  in that source's whole row.
+* `tokens`: the ids themselves.
+* `shifted`: the ids shifted right by one position, with the spec's `bos_id` at the start of each packed segment.
+* `next`: the ids shifted left by one position, 0 at the last token of each segment.
+* `weights`: 1 where the source has a token.
+* `next_weights`: 1 where `next` has a token, that is, where another token of the same segment follows.
+* `last_weights`: 1 where the token comes from the last of the joined sources.
+* `prefix`: 1 at BOS and where the token of `shifted` comes from a source other than the last.
+* `segment_ids`: 1, 2, … for the examples packed into a row; 1 without packing.
+* `positions`: 0, 1, …, restarting in each segment.
+* `row_positions`: the source holds ascending positions within the example's part of another source. The model feature
+  holds the corresponding positions within the whole row of that source.
 """
 
 Source = str | tuple[str, ...]
-"""A task feature, or several that are joined one after the other in each example."""
+"""A task feature, or several that are concatenated in each example."""
 
 DType = Literal["int32", "float32"]
-"""The type of a feature's values: token ids and other whole numbers, or real numbers."""
+"""The dtype of a feature: int32 for token ids and other integers, or float32."""
 
 BOS_ID = 0
 EOS_ID = 1
 _ID_ROLES = ("tokens", "shifted", "next")
-_VALUE_ROLES = (*_ID_ROLES, "row_positions")  # the others tell positions alone
+_VALUE_ROLES = (*_ID_ROLES, "row_positions")  # the other roles depend only on positions
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFeature:
-    """One array `[batch, length]` that a model reads: int32, or float32 where its source is.
+    """An array `[batch, length]` that a model reads: int32, or float32 if its source is float32.
 
     Attributes:
-      name: its key in the batch.
-      source: the task feature it is made from, or several to be joined; its length is the sum of theirs.
-      role: how it is made.
-      within: for `row_positions`, the source that the places are in.
+      name: Key in the batch.
+      source: Task feature that it is made from, or several to be joined. Its length is the sum of their lengths.
+      role: How it is made; see `Role`.
+      within: For the role `row_positions`, the source that the positions refer to; otherwise None.
     """
 
     name: str
@@ -64,133 +64,151 @@ class ModelFeature:
     def __post_init__(self):
         if self.role not in get_args(Role):
             raise ValueError(
-                f"model feature {self.name!r} has role {self.role!r}; roles are {', '.join(get_args(Role))}"
+                f"model feature {self.name!r}: unknown role {self.role!r}. Give one of {', '.join(get_args(Role))}."
             )
         if (self.role == "row_positions") != (self.within is not None):
             raise ValueError(
-                f"model feature {self.name!r} has role {self.role!r} and within={self.within!r}: `row_positions`, and "
-                "no other role, needs the source that its places are in"
+                f"model feature {self.name!r} has role {self.role!r} and within={self.within!r}: only the role "
+                "`row_positions` has a source that its positions refer to. Give `within` for this role alone."
             )
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The task features it is made from."""
+        """The task features that it is made from."""
         return _names(self.source)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskFeature:
-    """What distinguishes a task feature from a sequence of token ids with a length and padding of its own.
+    """Properties of a task feature that is not a sequence of token ids with its own length and padding.
 
     Attributes:
-      name: its key in the task's examples.
-      along: another feature that it runs along, item by item: it has that one's length, is trimmed and packed with it,
-        and 0 is a value in it like any other.
-      length: how many items each example has; none of them is padding.
-      dtype: of its values. Real numbers (`float32`) are never padding, and can only be read as `tokens`.
+      name: Key in the task's examples.
+      aligned_with: Another feature with which it is aligned item by item. It has the length of that feature and is
+        trimmed and packed with it. 0 is an ordinary value, not padding.
+      length: Fixed number of items per example; none of them is padding.
+      dtype: Type of the values. A `float32` value is never padding, and can only be read with the role `tokens`.
     """
 
     name: str
-    along: str | None = None
+    aligned_with: str | None = None
     length: int | None = None
     dtype: DType = "int32"
 
     def __post_init__(self):
         if self.dtype not in get_args(DType):
-            raise ValueError(f"task feature {self.name!r}: dtype={self.dtype!r} must be {' or '.join(get_args(DType))}")
-        if self.along is not None and self.length is not None:
             raise ValueError(
-                f"task feature {self.name!r} has along={self.along!r} and length={self.length!r}: give one of them"
+                f"task feature {self.name!r}: dtype={self.dtype!r} is not supported. Give "
+                f"{' or '.join(get_args(DType))}."
             )
-        if self.along is None and self.length is None and self.dtype == "int32":
-            raise ValueError(f"task feature {self.name!r}: give along, length or a dtype other than int32")
+        if self.aligned_with is not None and self.length is not None:
+            raise ValueError(
+                f"task feature {self.name!r}: aligned_with={self.aligned_with!r} and length={self.length!r} exclude "
+                "each other. Give one of them."
+            )
+        if self.aligned_with is None and self.length is None and self.dtype == "int32":
+            raise ValueError(
+                f"task feature {self.name!r}: it is an ordinary sequence of token ids. Remove it, or give "
+                "`aligned_with`, `length` or a dtype other than int32."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """Everything an objective reads.
+    """The features that an objective reads.
 
     Attributes:
-      features: the model features.
-      packable: whether several examples may share a row, kept apart by segment ids.
-      extraordinary: the task features that run along others, have a length of their own or hold real numbers. Every
-        other one is a sequence of tokens, at most as long as `TASK_FEATURE_LENGTHS` says.
-      bos_id: what `shifted` features begin with; `dataclasses.replace(CAUSAL_LM, bos_id=50256)` is GPT-2's.
+      features: The model features.
+      packable: Whether several examples may share a row, separated by segment ids.
+      aligned_features: The task features that are aligned with others, have a fixed length or hold float32 values.
+        Every other task feature is a sequence of token ids, whose maximum length `TASK_FEATURE_LENGTHS` gives.
+      bos_id: First id of `shifted` features; GPT-2's is set by `dataclasses.replace(CAUSAL_LM, bos_id=50256)`.
     """
 
     features: tuple[ModelFeature, ...]
     packable: bool
-    extraordinary: tuple[TaskFeature, ...] = ()
+    aligned_features: tuple[TaskFeature, ...] = ()
     bos_id: int = BOS_ID
 
     def __post_init__(self):
         for kind, names in (
             ("model", [feature.name for feature in self.features]),
-            ("task", [feature.name for feature in self.extraordinary]),
+            ("task", [feature.name for feature in self.aligned_features]),
         ):
-            if twice := sorted(name for name in set(names) if names.count(name) > 1):
-                raise ValueError(f"a {kind} feature is declared twice: {twice}")
+            if duplicates := sorted(name for name in set(names) if names.count(name) > 1):
+                raise ValueError(f"{kind} features {duplicates}: declared more than once. Give each name once.")
         read = self.task_features
-        for feature in self.extraordinary:
-            if feature.along is not None and (feature.along not in read or self.lead(feature.along) != feature.along):
+        for feature in self.aligned_features:
+            lead = feature.aligned_with
+            if lead is not None and (lead not in read or self.lead(lead) != lead):
                 raise ValueError(
-                    f"task feature {feature.name!r} runs along {feature.along!r}, which must be read too and run along "
-                    f"no other; read are {', '.join(map(repr, read))}"
+                    f"task feature {feature.name!r}: aligned_with={lead!r} is not read, or is itself aligned with "
+                    f"another feature. The spec reads {', '.join(map(repr, read))}."
                 )
             if feature.length is not None and self.packable:
                 raise ValueError(
-                    f"task feature {feature.name!r} has a fixed length ({feature.length}), which packing cannot keep "
-                    "apart: declare packable=False"
+                    f"task feature {feature.name!r} has a fixed length ({feature.length}), which cannot be packed. "
+                    "Declare packable=False."
                 )
         for feature in self.features:
             if set(feature.sources) & set(self.fixed_lengths) and (len(feature.sources), feature.role) != (1, "tokens"):
                 raise ValueError(
-                    f"{feature.name!r} can only be the `tokens` of {feature.source!r}, whose length is fixed"
+                    f"model feature {feature.name!r}: role {feature.role!r} does not suit {feature.source!r}, which "
+                    "has a fixed length. Read it alone with the role `tokens`."
                 )
             dtypes = {self.task_dtype(name) for name in feature.sources}
             if dtypes != {"int32"} and (len(dtypes), feature.role) != (1, "tokens") and feature.role in _VALUE_ROLES:
-                raise ValueError(f"{feature.name!r} can only be the `tokens` of {feature.source!r}, which is float32")
+                raise ValueError(
+                    f"model feature {feature.name!r}: role {feature.role!r} does not suit {feature.source!r}, which "
+                    "is float32. Read it alone with the role `tokens`."
+                )
             for name in _names(feature.within or ()):
                 if name not in read:
-                    raise ValueError(f"{feature.name!r} holds places within {name!r}, which is not read")
+                    raise ValueError(
+                        f"model feature {feature.name!r}: within={name!r} is not read. Add a model feature that reads "
+                        "it."
+                    )
 
     @property
     def task_features(self) -> tuple[str, ...]:
-        """The task features that are read, in the order they are first named."""
+        """The task features that are read, in order of first use."""
         return tuple(dict.fromkeys(name for feature in self.features for name in feature.sources))
 
     @property
     def segment_features(self) -> tuple[str, ...]:
-        """The features whose non-zero entries are the real tokens of a batch, one a source."""
+        """The features whose non-zero entries mark the real tokens of a batch, one per source."""
         return tuple(feature.name for feature in self.features if feature.role == "segment_ids")
 
     @property
     def fixed_lengths(self) -> dict[str, int]:
-        """The task features of a length of their own, with that length."""
-        return {feature.name: feature.length for feature in self.extraordinary if feature.length is not None}
+        """The task features of fixed length -> that length."""
+        return {feature.name: feature.length for feature in self.aligned_features if feature.length is not None}
 
     def task_dtype(self, name: str) -> DType:
-        """The type of a task feature's values."""
-        return next((feature.dtype for feature in self.extraordinary if feature.name == name), "int32")
+        """Returns the dtype of a task feature."""
+        return next((feature.dtype for feature in self.aligned_features if feature.name == name), "int32")
 
     @property
     def dtypes(self) -> dict[str, DType]:
-        """Model feature -> the type of its values."""
+        """Model feature -> dtype."""
         return {
             feature.name: self.task_dtype(feature.sources[0]) if feature.role == "tokens" else "int32"
             for feature in self.features
         }
 
     def is_token_ids(self, name: str) -> bool:
-        """Whether a task feature is a sequence of token ids, not numbers along another one or of a fixed length."""
+        """Returns whether a task feature is a sequence of token ids: not aligned, of fixed length or float32."""
         plain = self.lead(name) == name and name not in self.fixed_lengths
         return plain and self.task_dtype(name) == "int32"
 
     def id_limits(self, ids: Mapping[str, int]) -> dict[str, int]:
-        """The model features that hold token ids, with the number of ids that they may hold: 0 … limit - 1.
+        """Returns the limits of token ids.
 
         Args:
-          ids: task feature -> ids of its vocabulary; features without one, or with 0, are not limited.
+          ids: Task feature -> number of ids of its vocabulary. Features that are missing or have 0 are not limited.
+
+        Returns:
+          Model feature that holds token ids -> limit; valid ids are 0 … limit - 1.
         """
         limits = {}
         for feature in self.features:
@@ -200,24 +218,29 @@ class FeatureSpec:
         return limits
 
     def lead(self, name: str) -> str:
-        """The task feature that `name` runs along; itself where it runs along none."""
-        return next((f.along for f in self.extraordinary if f.name == name and f.along is not None), name)
+        """Returns the task feature that `name` is aligned with, or `name` itself if it is not aligned."""
+        return next(
+            (f.aligned_with for f in self.aligned_features if f.name == name and f.aligned_with is not None), name
+        )
 
     def track(self, source: Source) -> tuple[str, ...]:
-        """What counts the items of a source: the features that its own run along."""
+        """Returns the features that determine the number of items of a source: the leads of its task features."""
         return tuple(self.lead(name) for name in _names(source))
 
     @property
     def tracks(self) -> tuple[tuple[str, ...], ...]:
-        """The different tracks that are read, each laid out once; those of a fixed length are not among them."""
+        """The distinct tracks that are read, without those of fixed length."""
         tracks = dict.fromkeys(self.track(feature.source) for feature in self.features)
         return tuple(track for track in tracks if not set(track) & set(self.fixed_lengths))
 
     def task_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
-        """The lengths in tokens of the task features that are read.
+        """Returns the length in tokens of each task feature that is read.
+
+        Args:
+          task_feature_lengths: Task feature -> maximum length in tokens; more features than are read may be given.
 
         Raises:
-          UserError: a length is missing or not a positive whole number, or there is no mapping from names to lengths.
+          UserError: `task_feature_lengths` is not a mapping, or a length is missing or not a positive integer.
         """
         if not isinstance(task_feature_lengths, Mapping):
             raise UserError(
@@ -228,18 +251,19 @@ class FeatureSpec:
         needed = [name for name in self.task_features if self.lead(name) == name and name not in fixed]
         if missing := [name for name in needed if name not in given]:
             raise UserError(
-                f"TASK_FEATURE_LENGTHS={given} has no length for {', '.join(map(repr, missing))}; this objective reads "
-                f"{', '.join(map(repr, needed))}"
+                f"TASK_FEATURE_LENGTHS={given}: no length for {', '.join(map(repr, missing))}. Give the length of each "
+                f"feature that the objective reads: {', '.join(map(repr, needed))}."
             )
         for name in needed:
             if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < 1:
                 raise UserError(
-                    f"TASK_FEATURE_LENGTHS={given}: the length of {name!r} must be a whole number of tokens, at least 1"
+                    f"TASK_FEATURE_LENGTHS={given}: the length of {name!r} is not a positive integer. Give a number of "
+                    "tokens."
                 )
         return {name: fixed.get(name) or given[self.lead(name)] for name in self.task_features}
 
     def model_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
-        """The length in tokens of every model feature, given those of the task features."""
+        """Returns the length in tokens of each model feature for given lengths of the task features."""
         lengths = self.task_lengths(task_feature_lengths)
         return {feature.name: sum(lengths[name] for name in feature.sources) for feature in self.features}
 
@@ -261,7 +285,7 @@ ENCODER_DECODER = FeatureSpec(
     ),
     packable=True,
 )
-"""Text to text: the encoder reads `inputs`, the decoder predicts `targets`."""
+"""Text to text: an encoder reads `inputs`, a decoder predicts `targets`."""
 
 CAUSAL_LM = FeatureSpec(
     features=(
@@ -285,7 +309,7 @@ NEXT_TOKEN = FeatureSpec(
     ),
     packable=True,
 )
-"""A decoder reads `targets` and predicts each token's successor, without BOS: how GPT is trained on windows of text."""
+"""A decoder reads `targets` and predicts the next token, without BOS: GPT's training on windows of text."""
 
 _JOINED = ("inputs", "targets")
 
@@ -300,7 +324,7 @@ PREFIX_LM = FeatureSpec(
     ),
     packable=True,
 )
-"""A decoder reads `inputs`, all of it at once (`decoder_prefix`), and predicts `targets` behind it."""
+"""A decoder reads `inputs` with bidirectional attention (`decoder_prefix`), then predicts `targets`."""
 
 MASKED_LM = FeatureSpec(
     features=(
@@ -312,10 +336,12 @@ MASKED_LM = FeatureSpec(
         ModelFeature("masked_weights", "targets", "weights"),
     ),
     packable=True,
-    extraordinary=(TaskFeature("masked_positions", along="targets"),),
+    aligned_features=(TaskFeature("masked_positions", aligned_with="targets"),),
 )
-"""An encoder reads corrupted `inputs` and predicts `targets`, which stood at `masked_positions`: as many a row at most
-as `TASK_FEATURE_LENGTHS['targets']` says (BERT's max_predictions)."""
+"""An encoder reads corrupted `inputs` and predicts `targets`, the original tokens at `masked_positions`.
+
+`TASK_FEATURE_LENGTHS['targets']` is the maximum number of predictions per row (BERT's `max_predictions_per_seq`).
+"""
 
 SENTENCE_PAIRS = FeatureSpec(
     features=(
@@ -324,13 +350,13 @@ SENTENCE_PAIRS = FeatureSpec(
         ModelFeature("next_sentence_label", "next_sentence_label", "tokens"),
     ),
     packable=False,
-    extraordinary=(
-        *MASKED_LM.extraordinary,
-        TaskFeature("token_types", along="inputs"),
+    aligned_features=(
+        *MASKED_LM.aligned_features,
+        TaskFeature("token_types", aligned_with="inputs"),
         TaskFeature("next_sentence_label", length=1),
     ),
 )
-"""Masked LM of two segments told apart by `token_types`; the second follows the first (label 0) or is random (1)."""
+"""Masked LM of two segments, distinguished by `token_types`; the second follows the first (label 0) or not (1)."""
 
 SPECS = {
     "ENCODER_DECODER": ENCODER_DECODER,
@@ -343,30 +369,32 @@ SPECS = {
 _BY_TASK = (SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
 
 
-def named(name: str) -> FeatureSpec:
-    """The spec of that name, such as `PREFIX_LM`.
+def get_spec(name: str) -> FeatureSpec:
+    """Returns the spec with a name such as `PREFIX_LM`.
 
     Raises:
-      UserError: there is none.
+      UserError: no spec has this name.
     """
     if name not in SPECS:
-        raise UserError(f"there is no feature spec {name!r}; there are {', '.join(SPECS)}")
+        raise UserError(f"SPEC={name!r}: unknown feature spec. Give one of {', '.join(SPECS)}.")
     return SPECS[name]
 
 
-def for_task(task_features: Collection[str]) -> FeatureSpec:
-    """The spec that reads most of what a task gives. One with `inputs` and `targets` is read by an encoder-decoder.
+def spec_for_task(task_features: Collection[str]) -> FeatureSpec:
+    """Returns the spec that reads most of a task's features.
+
+    A task with only `inputs` and `targets` gets the spec of an encoder-decoder.
 
     Args:
-      task_features: the names of the task's features.
+      task_features: Names of the task's features.
 
     Raises:
-      UserError: none reads a task with these features.
+      UserError: no spec reads a task with these features.
     """
     for spec in _BY_TASK:
         if set(spec.task_features) <= set(task_features):
             return spec
     raise UserError(
-        f"a task with the features {', '.join(map(repr, task_features)) or 'none'} is read by no objective: give it "
-        "`targets`, or `inputs` and `targets`"
+        f"task features {', '.join(map(repr, task_features)) or 'none'}: no objective reads them. Give the task "
+        "`targets`, or `inputs` and `targets`."
     )

@@ -16,7 +16,7 @@ HostBatch = Mapping[str, np.ndarray]
 _MAGIC = b"t5x_like feed 1\n"
 
 
-class OtherData(UserError):
+class DataMismatchError(UserError):
     """A position was saved in other data: another task, batch size, lengths, or number of processes."""
 
 
@@ -107,13 +107,13 @@ class Feed:
         """Goes to a position that `state()` gave; what was prefetched until now is dropped.
 
         Raises:
-          OtherData: the position was saved in other data; the feed continues where it was.
+          DataMismatchError: the position was saved in other data; the feed continues where it was.
         """
         source_state, pending = _unpack(state)
         self._stop()
         try:
             self._source.restore(source_state)
-        except OtherData:
+        except DataMismatchError:
             self._thread = self._start()
             raise
         self._ready.clear()

@@ -97,8 +97,8 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
       UserError: two specs declare a feature of the same name differently, or have different `bos_id`.
     """
     model_features = dict.fromkeys(feature for spec in specs for feature in spec.features)
-    extraordinary = dict.fromkeys(feature for spec in specs for feature in spec.extraordinary)
-    for kind, found in (("model feature", model_features), ("task feature", extraordinary)):
+    aligned_features = dict.fromkeys(feature for spec in specs for feature in spec.aligned_features)
+    for kind, found in (("model feature", model_features), ("task feature", aligned_features)):
         _check_unique(kind, [[feature.name] for feature in found])
     if len({spec.bos_id for spec in specs}) > 1:
         raise UserError(
@@ -107,7 +107,7 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     return dataclasses.replace(
         specs[0],
         features=tuple(model_features),
-        extraordinary=tuple(extraordinary),
+        aligned_features=tuple(aligned_features),
         packable=all(spec.packable for spec in specs),
     )
 

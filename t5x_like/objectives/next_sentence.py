@@ -63,7 +63,9 @@ class NextSentence:
     features = dataclasses.replace(
         features.SENTENCE_PAIRS,
         features=tuple(f for f in features.SENTENCE_PAIRS.features if f.name not in _MASKED_LM_FEATURES),
-        extraordinary=tuple(f for f in features.SENTENCE_PAIRS.extraordinary if f.name not in _MASKED_LM_FEATURES),
+        aligned_features=tuple(
+            f for f in features.SENTENCE_PAIRS.aligned_features if f.name not in _MASKED_LM_FEATURES
+        ),
     )
     coefficients = {NAME: 1.0}
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t5x_like.data import features
 from t5x_like.data.cached.layout import Layout
-from t5x_like.data.cached.rows import REAL, Decoder, dtype_of, encode
+from t5x_like.data.cached.rows import REAL, Decoder, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.data.seqio_feed import SpecConverter
 from t5x_like.errors import RunFailed
@@ -24,7 +24,7 @@ THREE_JOINED = FeatureSpec(
         ModelFeature("alone_weights", "b", "next_weights"),
     ),
     packable=True,
-    extraordinary=(TaskFeature("t", along="a"),),
+    aligned_features=(TaskFeature("t", aligned_with="a"),),
     bos_id=70_000,
 )
 SPECS = features.SPECS | {"three joined": THREE_JOINED}
@@ -68,8 +68,10 @@ def test_what_is_read_is_what_the_live_feed_gives(name, pack):
     examples = dataset(random_examples(spec, 80))
     live = batch_of(SpecConverter(spec, pack=pack).convert(examples, lengths))
     layout = Layout.from_json(Layout.of(spec, lengths, pack=pack).to_json())
-    dtypes = [dtype_of(50 if index else 10**6) for index in range(len(layout.values))]
-    records = encode(batch_of(SpecConverter(layout.stored(spec), pack=pack).convert(examples, lengths)), layout, dtypes)
+    dtypes = [storage_dtype(50 if index else 10**6) for index in range(len(layout.values))]
+    records = encode(
+        batch_of(SpecConverter(layout.storage_spec(spec), pack=pack).convert(examples, lengths)), layout, dtypes
+    )
     read = Decoder(layout, dtypes, spec)(records)
     assert set(read) == set(live)
     for feature in live:
@@ -126,13 +128,13 @@ def test_real_numbers_and_ids_of_0_at_an_end_come_back():
             ModelFeature("numbers", "numbers", "tokens"),
         ),
         packable=True,
-        extraordinary=(TaskFeature("numbers", along="targets", dtype="float32"),),
+        aligned_features=(TaskFeature("numbers", aligned_with="targets", dtype="float32"),),
     )
-    layout, dtypes = Layout.of(spec, {"targets": 4}, pack=True), [dtype_of(50), REAL]
+    layout, dtypes = Layout.of(spec, {"targets": 4}, pack=True), [storage_dtype(50), REAL]
     signature = {"targets": tf.TensorSpec([None], tf.int32), "numbers": tf.TensorSpec([None], tf.float32)}
     examples = [{"targets": [7, 0], "numbers": [0.5, 0.25]}, {"targets": [0], "numbers": [1.5]}]
     ds = tf.data.Dataset.from_generator(lambda: examples, output_signature=signature)
-    converter = SpecConverter(layout.stored(spec), pack=True, padding_ids={"targets": None})
+    converter = SpecConverter(layout.storage_spec(spec), pack=True, padding_ids={"targets": None})
     read = Decoder(layout, dtypes, spec)(encode(batch_of(converter.convert(ds, {"targets": 4})), layout, dtypes))
     assert read["segments"].tolist() == [[1, 1, 2, 0]] and read["tokens"].tolist() == [[7, 0, 0, 0]]
     assert read["numbers"].dtype == np.float32 and read["numbers"].tolist() == [[0.5, 0.25, 1.5, 0.0]]

@@ -11,8 +11,8 @@ from absl import logging
 
 from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, Shard, shards
-from t5x_like.data.cached.iterator import Order, _seed
-from t5x_like.data.feed import Feed, OtherData
+from t5x_like.data.cached.iterator import RowOrder, _seed
+from t5x_like.data.feed import DataMismatchError, Feed
 from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
@@ -59,25 +59,25 @@ def test_each_pass_is_read_once_in_an_order_of_its_own(cache_dir):
 
 def test_the_order_is_this_one():
     # Held to numbers: another version of Grain that shuffled otherwise would change every resumed run.
-    order = Order([5, 3], shuffle=True, seed=0)
+    order = RowOrder([5, 3], shuffle=True, seed=0)
     assert [order[place] for place in range(16)] == [1, 3, 4, 2, 0, 6, 7, 5, 3, 2, 4, 1, 0, 5, 7, 6]
 
 
 @pytest.mark.parametrize("rows_of_passes", [[1], [2], [1, 0, 3], [17, 5]])
 def test_every_row_comes_once_in_each_repetition(rows_of_passes):
-    order, rows = Order(rows_of_passes, shuffle=True, seed=2), sum(rows_of_passes)
+    order, rows = RowOrder(rows_of_passes, shuffle=True, seed=2), sum(rows_of_passes)
     for repetition in range(3):
         assert sorted(order[repetition * rows + place] for place in range(rows)) == list(range(rows))
 
 
 def test_the_order_of_a_pass_is_grains_own_shuffle():
-    order = Order([50], shuffle=True, seed=6)
+    order = RowOrder([50], shuffle=True, seed=6)
     grains = grain.MapDataset.range(50).shuffle(_seed(6, 0))
     assert [order[place] for place in range(150)] == [grains[place] % 50 for place in range(150)]
 
 
 def test_rows_are_mixed_over_the_whole_pass():
-    order = Order([10_000], shuffle=True, seed=1)
+    order = RowOrder([10_000], shuffle=True, seed=1)
     moved = np.abs(np.array([order[place] for place in range(10_000)]) - np.arange(10_000))
     assert abs(moved.mean() - 10_000 / 3) < 200  # of two random numbers below n, the mean distance is n/3
 
@@ -160,7 +160,7 @@ def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
 @pytest.mark.parametrize("change", [{"seed": 9}, {"batch_size": 2}, {"shuffle": False}, {"split": "validation"}])
 def test_a_position_in_other_data_is_refused(cache_dir, change):
     state = make(cache_dir).host_iterator(SPEC).state()
-    with pytest.raises(OtherData, match="cannot go on from the saved position: .* was .*, is "):
+    with pytest.raises(DataMismatchError, match="cannot go on from the saved position: .* was .*, is "):
         make(cache_dir, **change).host_iterator(SPEC).restore(state)
     with pytest.raises(ValueError, match="not a position in a cache"):
         make(cache_dir).host_iterator(SPEC).restore(b"t5x_like seqio position 1\n")

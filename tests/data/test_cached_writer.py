@@ -53,7 +53,7 @@ def plan(tmp_path, monkeypatch):
             tokens = {name: np.zeros((rows, length), np.int32) for name, length in LENGTHS.items()}
             for array in tokens.values():
                 array[:, 0] = 10 * unit[0] + unit[1] + 1
-            yield batches.from_arrays(plan.layout.stored(SPEC), tokens)
+            yield batches.from_arrays(plan.layout.storage_spec(SPEC), tokens)
 
     monkeypatch.setattr(writer, "_arrays", arrays)
     return plan
@@ -74,7 +74,7 @@ def write(plan, processes=1, beam=None):
 
 
 def files(plan):
-    return sorted(str(path.relative_to(plan.folder)) for path in Path(plan.folder).rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(plan.directory)) for path in Path(plan.directory).rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -112,9 +112,9 @@ def test_a_note_without_its_file_does_not_count(plan, written, damage):
     plan.begin()
     for unit in plan.units()[:3]:
         writer.write_shard(plan, unit)
-    damage(Path(plan.folder, plan.file((0, 1))))
+    damage(Path(plan.directory, plan.file((0, 1))))
     written.clear()
-    manifest.check_files(plan.folder, write(plan), checksums=True)
+    manifest.check_files(plan.directory, write(plan), checksums=True)
     assert written == [(0, 1), (1, 1)]
 
 
@@ -124,26 +124,26 @@ def test_a_complete_cache_writes_anew_what_it_has_lost_alone(plan, written, dama
     monkeypatch.setattr(logging, "warning", lambda message, *values: told.append(message % values))
     whole, there = write(plan), files(plan)
     written.clear()
-    damage(Path(plan.folder, plan.file((1, 0))))
+    damage(Path(plan.directory, plan.file((1, 0))))
     again = write(plan)
     assert written == [(1, 0)]
     assert told == [
-        f"{plan.folder} was complete and has lost 1 of its files, or parts of them ({plan.file((1, 0))}): they are "
+        f"{plan.directory} was complete and has lost 1 of its files, or parts of them ({plan.file((1, 0))}): they are "
         "written again"
     ]
     assert again.fingerprint == whole.fingerprint
     assert files(plan) == there
-    manifest.check_files(plan.folder, again, checksums=True)
+    manifest.check_files(plan.directory, again, checksums=True)
 
 
 def test_a_cache_that_is_being_written_anew_is_not_read(plan, monkeypatch):
     write(plan)
-    lose(Path(plan.folder, plan.file((1, 0))))
+    lose(Path(plan.directory, plan.file((1, 0))))
     monkeypatch.setattr(writer, "write_shard", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write(plan)
     with pytest.raises(UserError, match="half-written .3 shards are complete"):
-        CachedSource(cache_dir=str(Path(plan.folder).parent), batch_size=1).describe()
+        CachedSource(cache_dir=str(Path(plan.directory).parent), batch_size=1).describe()
 
 
 def test_a_shard_that_did_not_arrive_is_named(plan, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_shard_that_did_not_arrive_is_named(plan, monkeypatch):
     monkeypatch.setattr(command, "_with_beam", lambda plan, units, options: None)
     with pytest.raises(RuntimeError, match="2 of 4 shards of .*/train did not .*pass-001/00000-of-.*With BEAM, CACHE_"):
         write(plan, beam=["--runner=Any"])
-    assert not Path(plan.folder, manifest.MANIFEST).exists()
+    assert not Path(plan.directory, manifest.MANIFEST).exists()
 
 
 @pytest.mark.parametrize("beam", ["yes", True, [1]])
@@ -166,7 +166,7 @@ def test_beam_is_a_list_of_options(beam, tmp_path):
 
 
 def test_two_writers_of_a_file_write_to_names_of_their_own(plan):
-    target = str(Path(plan.folder, plan.file((0, 0))))
+    target = str(Path(plan.directory, plan.file((0, 0))))
     with writer._local_file(target) as mine:
         assert f"-{os.getpid()}.tmp" in mine
         assert writer._TEMPORARY.fullmatch(Path(mine).name)["host"] == socket.gethostname()
@@ -175,7 +175,7 @@ def test_two_writers_of_a_file_write_to_names_of_their_own(plan):
 def test_what_a_killed_writer_left_behind_is_removed(plan):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    folder, here = Path(plan.folder, "pass-000"), socket.gethostname()
+    folder, here = Path(plan.directory, "pass-000"), socket.gethostname()
     folder.mkdir(parents=True)
     stale = folder / f".0.array_record.{here}-{gone.pid}.tmp"
     kept = [folder / f".0.array_record.{here}-{os.getpid()}.tmp", folder / f".0.array_record.not-{here}-{gone.pid}.tmp"]

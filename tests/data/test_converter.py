@@ -191,7 +191,7 @@ def test_what_runs_along_another_is_packed_with_it_whatever_its_values():
     spec = FeatureSpec(
         (ModelFeature("x", "inputs", "tokens"), ModelFeature("types", "types", "tokens")),
         packable=True,
-        extraordinary=(TaskFeature("types", along="inputs"),),
+        aligned_features=(TaskFeature("types", aligned_with="inputs"),),
     )
     # 0 at the end of one of the two is a value while the other one still has tokens.
     examples = [{"inputs": [5, 6, 7], "types": [1, 0, 0]}, {"inputs": [8, 0], "types": [0, 2]}]
@@ -273,8 +273,8 @@ WEIGHTED = FeatureSpec(
         ModelFeature("scores", "scores", "tokens"),
     ),
     packable=True,
-    extraordinary=(
-        TaskFeature("token_weights", along="targets", dtype="float32"),
+    aligned_features=(
+        TaskFeature("token_weights", aligned_with="targets", dtype="float32"),
         TaskFeature("scores", dtype="float32"),
     ),
 )
@@ -307,7 +307,7 @@ def test_float_values_for_an_int_feature_raise():
         SpecConverter(features.CAUSAL_LM, pack=False).convert(real_dataset([], {"targets": tf.float32}), {"targets": 4})
     with pytest.raises(UserError, match="'targets': float64 values are not representable in int32"):
         batches.from_arrays(features.CAUSAL_LM, {"targets": np.array([[0.5, 2]])})
-    with pytest.raises(ValueError, match="'x' can only be the `tokens` of 'y', which is float32"):
+    with pytest.raises(ValueError, match="'x': role 'shifted' does not suit 'y', which is float32"):
         FeatureSpec(
-            (ModelFeature("x", "y", "shifted"),), packable=True, extraordinary=(TaskFeature("y", dtype="float32"),)
+            (ModelFeature("x", "y", "shifted"),), packable=True, aligned_features=(TaskFeature("y", dtype="float32"),)
         )

@@ -2,6 +2,7 @@ import pytest
 
 from t5x_like.data import features
 from t5x_like.data.features import ENCODER_DECODER, FeatureSpec, ModelFeature, TaskFeature
+from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
 
@@ -21,28 +22,28 @@ def test_model_lengths_follow_their_sources():
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ({"inputs": 9}, "no length for 'targets'; this objective reads 'inputs', 'targets'"),
-        ({"inputs": 9, "targets": 0}, "length of 'targets' must be a whole number"),
-        ({"inputs": 9.0, "targets": 5}, "length of 'inputs' must be a whole number"),
+        ({"inputs": 9}, "no length for 'targets'. .* the objective reads: 'inputs', 'targets'"),
+        ({"inputs": 9, "targets": 0}, "length of 'targets' is not a positive integer"),
+        ({"inputs": 9.0, "targets": 5}, "length of 'inputs' is not a positive integer"),
         (32, "=32 is not a dictionary. Give a length in tokens per feature, such as {'inputs': 128"),
         ("inputs", "='inputs' is not a dictionary"),
         (None, "=None is not a dictionary"),
     ],
 )
-def test_bad_lengths_name_the_setting(lengths, message):
-    with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS.*" + message):
+def test_invalid_lengths_raise(lengths, message):
+    with pytest.raises(UserError, match="TASK_FEATURE_LENGTHS.*" + message):
         ENCODER_DECODER.model_lengths(lengths)
 
 
-def test_roles_and_names_are_checked():
-    with pytest.raises(ValueError, match="'x' has role 'mask'; roles are tokens, shifted"):
+def test_unknown_role_or_duplicate_name_raises():
+    with pytest.raises(ValueError, match="'x': unknown role 'mask'. Give one of tokens, shifted"):
         ModelFeature("x", "inputs", "mask")
-    twice = (ModelFeature("x", "inputs", "tokens"), ModelFeature("x", "targets", "tokens"))
-    with pytest.raises(ValueError, match=r"declared twice: \['x'\]"):
-        FeatureSpec(twice, packable=False)
+    duplicates = (ModelFeature("x", "inputs", "tokens"), ModelFeature("x", "targets", "tokens"))
+    with pytest.raises(ValueError, match=r"model features \['x'\]: declared more than once"):
+        FeatureSpec(duplicates, packable=False)
 
 
-def test_every_spec_names_what_it_reads():
+def test_task_features_of_each_spec():
     assert features.CAUSAL_LM.task_features == features.NEXT_TOKEN.task_features == ("targets",)
     assert features.PREFIX_LM.task_features == ("inputs", "targets")
     assert features.MASKED_LM.task_features == ("inputs", "masked_positions", "targets")
@@ -58,13 +59,13 @@ def test_every_spec_names_what_it_reads():
     ]
 
 
-def test_joined_lengths_add_up():
+def test_length_of_joined_features_is_the_sum():
     lengths = features.PREFIX_LM.model_lengths({"inputs": 9, "targets": 5})
     assert set(lengths.values()) == {14}
     assert set(lengths) == {feature.name for feature in features.PREFIX_LM.features}
 
 
-def test_features_that_run_along_others_take_their_lengths():
+def test_aligned_features_have_the_length_of_their_lead():
     given = {"inputs": 128, "targets": 20}
     assert features.SENTENCE_PAIRS.task_lengths(given) == {
         "inputs": 128,
@@ -77,7 +78,7 @@ def test_features_that_run_along_others_take_their_lengths():
     assert lengths["token_types"] == lengths["encoder_input_tokens"] == 128
     assert lengths["masked_positions"] == lengths["masked_targets"] == lengths["masked_weights"] == 20
     assert lengths["next_sentence_label"] == 1
-    with pytest.raises(ValueError, match="no length for 'targets'; this objective reads 'inputs', 'targets'$"):
+    with pytest.raises(UserError, match=r"no length for 'targets'. .* the objective reads: 'inputs', 'targets'\.$"):
         features.SENTENCE_PAIRS.task_lengths({"inputs": 128, "masked_positions": 20})
 
 
@@ -93,47 +94,51 @@ def test_features_that_run_along_others_take_their_lengths():
         ),
     ],
 )
-def test_a_tasks_features_tell_its_kind(names, spec):
-    assert features.for_task(names) is spec
+def test_spec_for_task(names, spec):
+    assert features.spec_for_task(names) is spec
 
 
-def test_a_task_that_nothing_reads_is_refused():
-    with pytest.raises(ValueError, match="the features 'labels' is read by no objective"):
-        features.for_task(["labels"])
+def test_spec_for_unreadable_task_raises():
+    with pytest.raises(UserError, match="task features 'labels': no objective reads them"):
+        features.spec_for_task(["labels"])
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ModelFeature("x", "places", "row_positions"), "`row_positions`, and no other role, needs the source"),
-        (lambda: ModelFeature("x", "places", "tokens", within="inputs"), "role 'tokens' and within='inputs'"),
-        (lambda: TaskFeature("x"), "give along, length or a dtype other than int32"),
+        (lambda: ModelFeature("x", "positions", "row_positions"), "only the role `row_positions` has a source"),
+        (lambda: ModelFeature("x", "positions", "tokens", within="inputs"), "role 'tokens' and within='inputs'"),
+        (lambda: TaskFeature("x"), "give `aligned_with`, `length` or a dtype other than int32"),
         (
             lambda: FeatureSpec(
-                (ModelFeature("x", "types", "tokens"),), packable=True, extraordinary=(TaskFeature("types", along="a"),)
+                (ModelFeature("x", "types", "tokens"),),
+                packable=True,
+                aligned_features=(TaskFeature("types", aligned_with="a"),),
             ),
-            "'types' runs along 'a', which must be read too",
+            "'types': aligned_with='a' is not read",
         ),
         (
             lambda: FeatureSpec(
-                (ModelFeature("x", "label", "tokens"),), packable=True, extraordinary=(TaskFeature("label", length=1),)
+                (ModelFeature("x", "label", "tokens"),),
+                packable=True,
+                aligned_features=(TaskFeature("label", length=1),),
             ),
-            "'label' has a fixed length .*declare packable=False",
+            "'label' has a fixed length .*Declare packable=False",
         ),
         (
             lambda: FeatureSpec(
                 (ModelFeature("x", "label", "weights"),),
                 packable=False,
-                extraordinary=(TaskFeature("label", length=1),),
+                aligned_features=(TaskFeature("label", length=1),),
             ),
-            "'x' can only be the `tokens` of 'label'",
+            "'x': role 'weights' does not suit 'label', which has a fixed length",
         ),
         (
-            lambda: FeatureSpec((ModelFeature("x", "places", "row_positions", within="inputs"),), packable=True),
-            "'x' holds places within 'inputs', which is not read",
+            lambda: FeatureSpec((ModelFeature("x", "positions", "row_positions", within="inputs"),), packable=True),
+            "'x': within='inputs' is not read",
         ),
     ],
 )
-def test_specs_that_mean_nothing_are_refused(make, message):
+def test_invalid_spec_raises(make, message):
     with pytest.raises(ValueError, match=message):
         make()

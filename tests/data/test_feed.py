@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.data.feed import Feed, OtherData
+from t5x_like.data.feed import DataMismatchError, Feed
 
 pytestmark = pytest.mark.notf
 
@@ -59,12 +59,12 @@ def feeds():
 def test_a_position_in_other_data_leaves_the_feed_at_its_start(feeds):
     class Other(Counter):
         def restore(self, state):
-            raise OtherData("batch_size was 8, is 4")
+            raise DataMismatchError("batch_size was 8, is 4")
 
     position = feeds(Counter(), put).state()
     feed = feeds(Other(), put)
     wait_until(lambda: len(feed._ready) == 2)
-    with pytest.raises(OtherData, match="batch_size was 8"):
+    with pytest.raises(DataMismatchError, match="batch_size was 8"):
         feed.restore(position)
     assert numbers(feed, 4) == [1.5, 2.5, 3.5, 4.5]
 

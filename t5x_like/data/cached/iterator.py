@@ -13,16 +13,16 @@ import numpy as np
 from absl import logging
 from grain.experimental import index_shuffle
 
-from t5x_like.data.feed import OtherData
+from t5x_like.data.feed import DataMismatchError
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like cached position 1\n"
 # Grain shuffles indices of 32 bits; the rounds are those of its own `shuffle`.
-MOST_ROWS_TO_SHUFFLE = 2**32
+MAX_SHUFFLED_ROWS = 2**32
 _ROUNDS = 4
 
 
-class Order:
+class RowOrder:
     """Which row of a cache comes when, computed for any place at once.
 
     The passes come one after the other, each in an order of its own: a document is met once in each. Behind the last
@@ -42,9 +42,9 @@ class Order:
         self.rows = self._ends[-1] if self._ends else 0
         if not self.rows:
             raise UserError("a cache without rows cannot be read")
-        if shuffle and max(rows_of_passes) > MOST_ROWS_TO_SHUFFLE:
+        if shuffle and max(rows_of_passes) > MAX_SHUFFLED_ROWS:
             raise UserError(
-                f"a pass of {max(rows_of_passes):,} rows is too large to be shuffled: {MOST_ROWS_TO_SHUFFLE:,} at most"
+                f"a pass of {max(rows_of_passes):,} rows is too large to be shuffled: {MAX_SHUFFLED_ROWS:,} at most"
             )
         self._shuffle, self._seeds = shuffle, [_seed(seed, number) for number in range(len(self._ends))]
 
@@ -120,7 +120,7 @@ class CachedIterator:
         there = stored["identity"]
         if differ := [name for name in self._identity if there.get(name) != self._identity[name]]:
             changes = "; ".join(f"{name} was {there.get(name)}, is {self._identity[name]}" for name in differ)
-            raise OtherData(f"the data cannot go on from the saved position: {changes}")
+            raise DataMismatchError(f"the data cannot go on from the saved position: {changes}")
         self._go_to(stored["batches"])
 
     def _go_to(self, batches: int) -> None:

@@ -96,7 +96,7 @@ class Layout:
         """Items of a row in a track, at most."""
         return sum(self.lengths[name] for name in self.tracks[index])
 
-    def stored(self, spec: FeatureSpec) -> FeatureSpec:
+    def storage_spec(self, spec: FeatureSpec) -> FeatureSpec:
         """The spec whose converter makes what a row stores: features `value 0`, …, `segments 0`, … and `last 0`, ….
 
         `segments t` numbers the examples of track t; `last t` is 1 at the items of its last joined feature.

@@ -1,6 +1,6 @@
 """What a cache says about itself, and whether it is whole.
 
-A cache is a folder: `pass-000/00000-of-00008.array_record`, … and `manifest.json`, which is written last. Until then
+A cache is a directory: `pass-000/00000-of-00008.array_record`, … and `manifest.json`, which is written last. Until then
 `unfinished/` holds what is being written (`plan.json`) and a note for each shard that is complete.
 """
 
@@ -29,7 +29,7 @@ class Shard:
     """One file of rows.
 
     Attributes:
-      file: its path in the cache's folder; empty where there are no rows.
+      file: its path in the cache's directory; empty where there are no rows.
       number_of_pass: from 0 on.
       rows: how many it holds.
       examples: how many are packed into them.
@@ -94,10 +94,10 @@ class Manifest:
         names = ["+".join(track) for track in self.layout.tracks]
         return {name: sum(shard.tokens[index] for shard in self.shards) for index, name in enumerate(names)}
 
-    def write(self, folder: str) -> None:
-        """Makes the cache in `folder` complete."""
+    def write(self, directory: str) -> None:
+        """Makes the cache in `directory` complete."""
         stored = self._to_json() | {"fingerprint": self.fingerprint}
-        paths.write_atomic(paths.join(folder, MANIFEST), json.dumps(stored, indent=1) + "\n")
+        paths.write_atomic(paths.join(directory, MANIFEST), json.dumps(stored, indent=1) + "\n")
 
     def _to_json(self) -> dict[str, Any]:
         return {
@@ -112,22 +112,22 @@ class Manifest:
         }
 
 
-def read(folder: str) -> Manifest:
-    """The manifest of the cache in `folder`.
+def read(directory: str) -> Manifest:
+    """The manifest of the cache in `directory`.
 
     Raises:
       UserError: there is no cache, it is still being written or was never finished, or its manifest is damaged or of
         another format.
     """
-    path = paths.join(folder, MANIFEST)
+    path = paths.join(directory, MANIFEST)
     if not paths.exists(path):
-        done = [name for name in paths.listdir(paths.join(folder, UNFINISHED)) if name != PLAN]
-        if done or paths.exists(paths.join(folder, UNFINISHED, PLAN)):
+        done = [name for name in paths.listdir(paths.join(directory, UNFINISHED)) if name != PLAN]
+        if done or paths.exists(paths.join(directory, UNFINISHED, PLAN)):
             raise UserError(
-                f"the cache {folder} is half-written ({len(done)} shards are complete, the manifest is missing): "
+                f"the cache {directory} is half-written ({len(done)} shards are complete, the manifest is missing): "
                 "repeat the `t5x_like cache` command that was writing it, which goes on from there"
             )
-        raise UserError(f"there is no cache in {folder} (no {MANIFEST}): write one with `t5x_like cache`")
+        raise UserError(f"there is no cache in {directory} (no {MANIFEST}): write one with `t5x_like cache`")
     try:
         stored = json.loads(paths.read_text(path))
         if stored["format"] != FORMAT:
@@ -148,42 +148,42 @@ def read(folder: str) -> Manifest:
     return manifest
 
 
-def check_files(folder: str, manifest: Manifest, *, checksums: bool = False) -> None:
+def check_files(directory: str, manifest: Manifest, *, checksums: bool = False) -> None:
     """Refuses a cache whose files are missing, cut off or, with `checksums`, altered.
 
-    Sizes are compared in one listing of the folder. Without `checksums`, a byte that changed is still found when its
+    Sizes are compared in one listing of the directory. Without `checksums`, a byte that changed is still found when its
     row is read, by ArrayRecord's own hash of each record.
 
     Args:
-      folder: of the cache.
+      directory: of the cache.
       manifest: what it says.
       checksums: whether to read every file and compare its hash too.
 
     Raises:
       UserError: naming the file.
     """
-    there = sizes(folder)
+    there = sizes(directory)
     for shard in manifest.shards:
         if shard.file not in there:
-            raise UserError(f"the cache {folder} has lost {shard.file}: copy it again, or {_AGAIN}")
+            raise UserError(f"the cache {directory} has lost {shard.file}: copy it again, or {_AGAIN}")
         if there[shard.file] != shard.size:
             raise UserError(
-                f"{shard.file} in the cache {folder} has {there[shard.file]} bytes and had {shard.size} when it was "
+                f"{shard.file} in the cache {directory} has {there[shard.file]} bytes and had {shard.size} when it was "
                 f"written: copy it again, or {_AGAIN}"
             )
-        if checksums and checksum(paths.join(folder, shard.file)) != shard.checksum:
+        if checksums and checksum(paths.join(directory, shard.file)) != shard.checksum:
             raise UserError(
-                f"{shard.file} in the cache {folder} is not what was written (its checksum): copy it again, or delete "
-                f"it and {_AGAIN}"
+                f"{shard.file} in the cache {directory} does not match its checksum: copy it again, or delete it and "
+                f"{_AGAIN}"
             )
 
 
 _AGAIN = "repeat the `t5x_like cache` command that wrote the cache, which writes this file anew"
 
 
-def sizes(folder: str) -> dict[str, int]:
-    """Path below `folder` -> bytes, of all files, in one listing; nothing where there is no such folder."""
-    filesystem, root = fsspec.core.url_to_fs(folder)
+def sizes(directory: str) -> dict[str, int]:
+    """Path below `directory` -> bytes, of all files, in one listing; nothing where there is no such directory."""
+    filesystem, root = fsspec.core.url_to_fs(directory)
     filesystem.invalidate_cache()
     found = filesystem.find(root, detail=True)
     return {name.removeprefix(root).lstrip("/"): about["size"] for name, about in found.items()}

@@ -20,12 +20,12 @@ NARROW_IDS = 2**16
 _COUNT = np.dtype("<u4")
 
 
-def dtype_of(ids: int) -> str:
+def storage_dtype(ids: int) -> str:
     """The narrowest number that holds 0 … ids - 1."""
     return NARROW if ids <= NARROW_IDS else WIDE
 
 
-def read_dtype(stored: str) -> str:
+def batch_dtype(stored: str) -> str:
     """The type that values of a stored one have in a batch."""
     return "float32" if np.dtype(stored).kind == "f" else "int32"
 
@@ -37,7 +37,7 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
     """Rows as bytes.
 
     Args:
-      stored: the features of `layout.stored(spec)`, `[rows, length]`.
+      stored: the features of `layout.storage_spec(spec)`, `[rows, length]`.
       layout: what a row holds.
       dtypes: of each value.
 
@@ -134,7 +134,10 @@ class Decoder:
         return (
             np.asarray(examples, np.int32),
             np.concatenate(counts, axis=1).astype(np.int32),
-            [np.concatenate(found).astype(read_dtype(dtype)) for found, dtype in zip(parts, self._dtypes, strict=True)],
+            [
+                np.concatenate(found).astype(batch_dtype(dtype))
+                for found, dtype in zip(parts, self._dtypes, strict=True)
+            ],
         )
 
 

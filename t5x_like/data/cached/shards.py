@@ -30,14 +30,14 @@ class CacheReadError(RunFailed):
 class Shards:
     """The files of a cache as one sequence of records. A file is opened when it is first read."""
 
-    def __init__(self, folder: str, shards: Sequence[Shard]):
+    def __init__(self, directory: str, shards: Sequence[Shard]):
         """Args:
-        folder: of the cache.
+        directory: of the cache.
         shards: its files.
         """
-        self._folder, self._shards = folder, tuple(shards)
+        self._directory, self._shards = directory, tuple(shards)
         self._ends = list(itertools.accumulate(shard.rows for shard in shards))
-        self._options = _FROM_DISK if paths.is_local(folder) else _FROM_BUCKET
+        self._options = _FROM_DISK if paths.is_local(directory) else _FROM_BUCKET
         self._readers: dict[int, ArrayRecordReader] = {}
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Shards:
 
     def _read_file(self, number: int, rows: Sequence[int]) -> list[bytes]:
         """The records of these rows of one file."""
-        file, pauses = self._shards[number].file, () if paths.is_local(self._folder) else _PAUSES
+        file, pauses = self._shards[number].file, () if paths.is_local(self._directory) else _PAUSES
         for tried, pause in enumerate((*pauses, None), 1):
             try:
                 return self._reader(number).read(rows)
@@ -75,7 +75,7 @@ class Shards:
                     raise CacheReadError(self._explained(file, error, tried)) from error
                 logging.warning(
                     "%s in the cache %s was not read at try %d of %d (%s): again in %g s",
-                    *(file, self._folder, tried, len(pauses) + 1, error, pause),
+                    *(file, self._directory, tried, len(pauses) + 1, error, pause),
                 )
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
@@ -83,19 +83,19 @@ class Shards:
     def _explained(self, file: str, error: Exception, tried: int) -> str:
         if _DAMAGED.search(str(error)):
             return (
-                f"{file} in the cache {self._folder} is damaged: {error}. Copy that file again, or delete it and "
+                f"{file} in the cache {self._directory} is damaged: {error}. Copy that file again, or delete it and "
                 "repeat the `t5x_like cache` command that wrote the cache, which writes it anew"
             )
         times = f" in {tried} tries over {sum(_PAUSES):.0f} s" if tried > 1 else ""
         return (
-            f"{file} in the cache {self._folder} cannot be read{times}: {error}. See whether it is there and can be "
+            f"{file} in the cache {self._directory} cannot be read{times}: {error}. See whether it is there and can be "
             "reached; the same command, started again, goes on from the last checkpoint"
         )
 
     def _reader(self, number: int) -> ArrayRecordReader:
         # Two threads may both open a file; one reader is kept then.
         if (reader := self._readers.get(number)) is None:
-            path = paths.join(self._folder, self._shards[number].file)
+            path = paths.join(self._directory, self._shards[number].file)
             reader = ArrayRecordReader(path, self._options, file_reader_buffer_size=_BUFFER_BYTES)
             self._readers[number] = reader
         return reader

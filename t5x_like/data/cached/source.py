@@ -9,9 +9,9 @@ import numpy as np
 
 from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached.iterator import CachedIterator, Order
+from t5x_like.data.cached.iterator import CachedIterator, RowOrder
 from t5x_like.data.cached.layout import Layout
-from t5x_like.data.cached.rows import Decoder, read_dtype
+from t5x_like.data.cached.rows import Decoder, batch_dtype
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.token_ids import check_ids
@@ -29,7 +29,7 @@ class CachedSource:
     every batch. Nothing is opened before a method is called.
 
     Attributes:
-      cache_dir: the folder that `t5x_like cache` was given; local, or `gs://…`.
+      cache_dir: the directory that `t5x_like cache` was given; local, or `gs://…`.
       batch_size: rows of a batch over all processes.
       split: of the data.
       shuffle: whether training batches come in a random order; evaluation's never do.
@@ -58,7 +58,7 @@ class CachedSource:
             raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
 
     @property
-    def folder(self) -> str:
+    def directory(self) -> str:
         """That of the split."""
         return paths.join(self.cache_dir, self.split)
 
@@ -74,11 +74,11 @@ class CachedSource:
             raise UserError(
                 f"CACHE_DIR={self.cache_dir}: rows are read from local paths and gs:// alone; copy the cache there"
             )
-        manifest = manifests.read(self.folder)
+        manifest = manifests.read(self.directory)
         task = manifest.settings["task"]
         if self.mixture_or_task_name not in (None, task):
-            raise UserError(f"the cache {self.folder} is of {task}, not of {self.mixture_or_task_name}")
-        manifests.check_files(self.folder, manifest, checksums=self.verify_checksums)
+            raise UserError(f"the cache {self.directory} is of {task}, not of {self.mixture_or_task_name}")
+        manifests.check_files(self.directory, manifest, checksums=self.verify_checksums)
         return manifest
 
     def describe(self) -> list[str]:
@@ -87,9 +87,9 @@ class CachedSource:
         passes, lengths = manifest.rows_of_passes, manifest.layout.lengths
         ids = max((about["ids"] for about in manifest.vocabularies.values()), default=0)
         return [
-            f"data: cache {self.folder} ({manifest.fingerprint}) of {manifest.settings['task']}, split {self.split}, "
-            f"lengths {', '.join(f'{name} {length}' for name, length in lengths.items())}, {sum(passes):,} rows in "
-            f"{len(passes)} {'pass' if len(passes) == 1 else 'passes'}, "
+            f"data: cache {self.directory} ({manifest.fingerprint}) of {manifest.settings['task']}, "
+            f"split {self.split}, lengths {', '.join(f'{name} {length}' for name, length in lengths.items())}, "
+            f"{sum(passes):,} rows in {len(passes)} {'pass' if len(passes) == 1 else 'passes'}, "
             f"{sum(passes) / self.batch_size:,.1f} batches of {self.batch_size} before rows repeat, seed {self.seed}, "
             f"{ids:,} token ids"
         ]
@@ -120,7 +120,7 @@ class CachedSource:
         for name, about in self.manifest.vocabularies.items():
             if about["ids"] > embeddings:
                 raise UserError(
-                    f"the vocabulary of {name!r} in the cache {self.folder} has {about['ids']} ids (sentinels "
+                    f"the vocabulary of {name!r} in the cache {self.directory} has {about['ids']} ids (sentinels "
                     f"included), the model {embeddings} embeddings: give the model vocab_size={about['ids']} or more"
                 )
 
@@ -142,7 +142,7 @@ class CachedSource:
         """
         mine, reader = self._rows(process_index, process_count), _Reader(self, spec)
         manifest = self.manifest
-        order = Order(manifest.rows_of_passes, shuffle=self.shuffle, seed=self.seed)
+        order = RowOrder(manifest.rows_of_passes, shuffle=self.shuffle, seed=self.seed)
 
         def read(batch: int) -> dict[str, np.ndarray]:
             first = batch * self.batch_size
@@ -199,8 +199,8 @@ class _Reader:
         _refuse_other_layout(source, layout, spec)
         _refuse_other_dtypes(source, manifest, spec)
         self._decode = Decoder(layout, manifest.dtypes, spec)
-        self._shards = Shards(source.folder, manifest.shards)
-        self._data = f"the cache {source.folder} of {manifest.settings['task']}"
+        self._shards = Shards(source.directory, manifest.shards)
+        self._data = f"the cache {source.directory} of {manifest.settings['task']}"
         self._limits = spec.id_limits({name: about["ids"] for name, about in manifest.vocabularies.items()})
 
     def __call__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
@@ -217,16 +217,16 @@ def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec
     )
     if found := layout.differences(wanted):
         raise UserError(
-            f"the cache {source.folder} was written for another run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
-            "PACK to what it has, or write another with `t5x_like cache` and the gin files of this run"
+            f"the cache {source.directory} was written for another run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS "
+            "and PACK to what it has, or write another with `t5x_like cache` and the gin files of this run"
         )
 
 
 def _refuse_other_dtypes(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
     for value, dtype in zip(manifest.layout.values, manifest.dtypes, strict=True):
         wanted = "int32" if value.within else spec.task_dtype(value.sources[0])
-        if read_dtype(dtype) != wanted:
+        if batch_dtype(dtype) != wanted:
             raise UserError(
-                f"the cache {source.folder} holds {'+'.join(value.sources)!r} as {read_dtype(dtype)}, but the "
+                f"the cache {source.directory} holds {'+'.join(value.sources)!r} as {batch_dtype(dtype)}, but the "
                 f"objective reads {wanted}: write another cache with `t5x_like cache` and the gin files of this run"
             )

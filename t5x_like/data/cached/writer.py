@@ -25,7 +25,7 @@ from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
-from t5x_like.data.cached.rows import REAL, dtype_of, encode
+from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter, task_errors
 from t5x_like.data.token_ids import check_ids
@@ -45,7 +45,7 @@ class Plan:
     """A cache to be written.
 
     Attributes:
-      folder: where to.
+      directory: where to.
       source: task, split, lengths, packing and seed; its order and batch size have no part in a cache.
       spec: what the objective reads.
       passes: how often the data is read, each time with other random numbers.
@@ -54,7 +54,7 @@ class Plan:
       single_thread: whether each shard is read by one thread, as where several are written at a time.
     """
 
-    folder: str
+    directory: str
     source: SeqIOSource
     spec: FeatureSpec
     passes: int = 1
@@ -106,10 +106,10 @@ class Plan:
 
     def _dtype(self, value: Value) -> str:
         if value.within:
-            return dtype_of(sum(self.layout.lengths[name] for name in value.within))
+            return storage_dtype(sum(self.layout.lengths[name] for name in value.within))
         if self.spec.task_dtype(value.sources[0]) == "float32":
             return REAL
-        return dtype_of(max(self.vocabularies[name]["ids"] for name in value.sources))
+        return storage_dtype(max(self.vocabularies[name]["ids"] for name in value.sources))
 
     def check(self) -> None:
         """Refuses what cannot be written, before anything is.
@@ -133,47 +133,47 @@ class Plan:
     # ---- what has been done ----------------------------------------------------------------------------------------
 
     def begin(self) -> dict[tuple[int, int], Shard]:
-        """Claims the folder, and says which shards an earlier, interrupted command has completed.
+        """Claims the directory, and says which shards an earlier, interrupted command has completed.
 
         A shard counts whose note is there and whose file has the size that it says.
 
         Raises:
-          UserError: the folder holds another cache, complete or half-written.
+          UserError: the directory holds another cache, complete or half-written.
         """
         wanted = self._to_json()
-        path = paths.join(self.folder, UNFINISHED, PLAN)
+        path = paths.join(self.directory, UNFINISHED, PLAN)
         if paths.exists(path):
             stored = json.loads(paths.read_text(path))
             if found := [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]:
                 raise UserError(
-                    f"{self.folder} is a half-written cache of other settings ({'; '.join(found)}): delete it, or give "
-                    "another CACHE_DIR"
+                    f"{self.directory} is a half-written cache of other settings ({'; '.join(found)}): delete it, or "
+                    "give another CACHE_DIR"
                 )
         else:
             paths.write_atomic(path, json.dumps(wanted, indent=1))
-        _remove_left_behind(self.folder)
-        done, sizes = {}, manifests.sizes(self.folder)
+        _remove_left_behind(self.directory)
+        done, sizes = {}, manifests.sizes(self.directory)
         for unit in self.units():
             if f"{UNFINISHED}/{_name(unit)}" not in sizes:
                 continue
             shard = Shard.from_json(json.loads(paths.read_text(self._note(unit))))
             if shard.rows and sizes.get(shard.file) != shard.size:
-                logging.warning("%s in %s is lost or cut off, and will be written again", shard.file, self.folder)
+                logging.warning("%s in %s is lost or cut off, and will be written again", shard.file, self.directory)
                 continue
             done[unit] = shard
         return done
 
-    def complete(self) -> Manifest | None:
+    def completed_manifest(self) -> Manifest | None:
         """The manifest where this very cache has been written before; None where there is none yet.
 
         A cache that has lost files, or parts of them, becomes an unfinished one of which these are left to be written.
 
         Raises:
-          UserError: the folder holds another cache.
+          UserError: the directory holds another cache.
         """
-        if not paths.exists(paths.join(self.folder, manifests.MANIFEST)):
+        if not paths.exists(paths.join(self.directory, manifests.MANIFEST)):
             return None
-        manifest = manifests.read(self.folder)
+        manifest = manifests.read(self.directory)
         stored = {
             "settings": manifest.settings,
             "layout": manifest.layout.to_json(),
@@ -182,9 +182,9 @@ class Plan:
         wanted = self._to_json()
         if found := [line for part in stored for line in manifests.differences(stored[part], wanted[part])]:
             raise UserError(
-                f"{self.folder} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
+                f"{self.directory} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
             )
-        sizes = manifests.sizes(self.folder)
+        sizes = manifests.sizes(self.directory)
         if lost := [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.size]:
             self._reopen(manifest, lost)
             return None
@@ -194,15 +194,15 @@ class Plan:
         """Leaves all but the lost files done, by notes as while they were written. The manifest goes last."""
         logging.warning(
             "%s was complete and has lost %d of its files, or parts of them (%s): they are written again",
-            *(self.folder, len(lost), ", ".join(lost[:_NAMED])),
+            *(self.directory, len(lost), ", ".join(lost[:_NAMED])),
         )
         written = {shard.file: shard for shard in manifest.shards}
-        paths.write_atomic(paths.join(self.folder, UNFINISHED, PLAN), json.dumps(self._to_json(), indent=1))
+        paths.write_atomic(paths.join(self.directory, UNFINISHED, PLAN), json.dumps(self._to_json(), indent=1))
         for unit in self.units():
             file = self.file(unit)
             if file not in lost:  # what the manifest does not name has no rows
                 self.note(unit, written.get(file) or Shard("", unit[0], 0, 0, (0,) * len(self.layout.tracks), 0, ""))
-        paths.remove(paths.join(self.folder, manifests.MANIFEST))
+        paths.remove(paths.join(self.directory, manifests.MANIFEST))
 
     def finish(self) -> Manifest:
         """Writes the manifest over all shards, which are complete.
@@ -214,7 +214,7 @@ class Plan:
         done = self.begin()
         if missing := [self.file(unit) for unit in self.units() if unit not in done]:
             raise RunFailed(
-                f"{len(missing)} of {len(self.units())} shards of {self.folder} did not arrive there, or not whole "
+                f"{len(missing)} of {len(self.units())} shards of {self.directory} did not arrive there, or not whole "
                 f"({', '.join(missing[:_NAMED])}{', …' if len(missing) > _NAMED else ''}): repeat the command, which "
                 "writes these alone. With BEAM, CACHE_DIR has to be a place that every worker writes to, such as gs://…"
             )
@@ -237,8 +237,8 @@ class Plan:
             },
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        manifest.write(self.folder)
-        filesystem, inner = fsspec.core.url_to_fs(paths.join(self.folder, UNFINISHED))
+        manifest.write(self.directory)
+        filesystem, inner = fsspec.core.url_to_fs(paths.join(self.directory, UNFINISHED))
         filesystem.rm(inner, recursive=True)
         written = sum(shard.examples for shard in shards)
         if self.examples is not None and written < self.examples:
@@ -253,11 +253,11 @@ class Plan:
         paths.write_atomic(self._note(unit), json.dumps(dataclasses.asdict(shard)))
 
     def file(self, unit: tuple[int, int]) -> str:
-        """Where in the folder the rows of a pass and shard are."""
+        """Where in the directory the rows of a pass and shard are."""
         return f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{self.shards:05d}.array_record"
 
     def _note(self, unit: tuple[int, int]) -> str:
-        return paths.join(self.folder, UNFINISHED, _name(unit))
+        return paths.join(self.directory, UNFINISHED, _name(unit))
 
     def _to_json(self) -> Mapping[str, Any]:
         return {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
@@ -265,7 +265,7 @@ class Plan:
     # ---- the rows --------------------------------------------------------------------------------------------------
 
     def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
-        """What the rows of a shard hold, `_ROWS_AT_ONCE` of them at a time; see `Layout.stored`.
+        """What the rows of a shard hold, `_ROWS_AT_ONCE` of them at a time; see `Layout.storage_spec`.
 
         Documents are divided among the shards in the order of the source, which the reader shuffles anyway. The random
         numbers of each shard and pass are its own: SeqIO would give the n-th document of every shard the same ones.
@@ -277,7 +277,9 @@ class Plan:
         ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
         if self.examples:
             ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
-        converter = SpecConverter(self.layout.stored(self.spec), pack=source.pack, padding_ids=source.padding_ids())
+        converter = SpecConverter(
+            self.layout.storage_spec(self.spec), pack=source.pack, padding_ids=source.padding_ids()
+        )
         ds = converter.convert(ds, source.task_feature_lengths).batch(_ROWS_AT_ONCE)
         options = tf.data.Options()
         options.deterministic = True
@@ -300,9 +302,9 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
       wrote: called with numbers of rows and tokens as they are written.
     """
     file = plan.file(unit)
-    target = paths.join(plan.folder, file)
+    target = paths.join(plan.directory, file)
     layout, dtypes = plan.layout, plan.dtypes()
-    limits = layout.stored(plan.spec).id_limits({name: about["ids"] for name, about in plan.vocabularies.items()})
+    limits = layout.storage_spec(plan.spec).id_limits({name: about["ids"] for name, about in plan.vocabularies.items()})
     rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
     with _local_file(target) as local:
         writer = ArrayRecordWriter(local, WRITER_OPTIONS)
@@ -327,16 +329,16 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
 
 
 def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
-    with task_errors.explained(plan.source):
+    with task_errors.explain_errors(plan.source):
         yield from plan.dataset(unit).as_numpy_iterator()
 
 
 @contextlib.contextmanager
 def _local_file(target: str) -> Iterator[str]:
-    """A local path to write to: beside a local target, else in a temporary folder."""
+    """A local path to write to: beside a local target, else in a temporary directory."""
     if not paths.is_local(target):
-        with tempfile.TemporaryDirectory() as folder:
-            yield os.path.join(folder, "shard")
+        with tempfile.TemporaryDirectory() as directory:
+            yield os.path.join(directory, "shard")
         return
     path = paths.local(target)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -348,11 +350,11 @@ def _local_file(target: str) -> Iterator[str]:
         temporary.unlink(missing_ok=True)
 
 
-def _remove_left_behind(folder: str) -> None:
+def _remove_left_behind(directory: str) -> None:
     """Removes what processes of this machine were writing when they were killed."""
-    if not paths.is_local(folder):
+    if not paths.is_local(directory):
         return
-    for path in paths.local(folder).glob("pass-*/.*.tmp"):
+    for path in paths.local(directory).glob("pass-*/.*.tmp"):
         writer = _TEMPORARY.fullmatch(path.name)
         if writer and writer["host"] == socket.gethostname() and not _is_alive(int(writer["process"])):
             path.unlink(missing_ok=True)

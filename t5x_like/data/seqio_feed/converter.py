@@ -88,7 +88,7 @@ class SpecConverter(seqio.FeatureConverter):
                 rows, counts = _nonempty(rows, counts)
                 where = pack({t: _total(counts, t) for t in capacities}, capacities, window)
             else:
-                where = one_a_row(tf.shape(next(iter(rows.values())))[0])
+                where = one_per_row(tf.shape(next(iter(rows.values())))[0])
             tracks = {t: Track([counts[name] for name in t], where, length) for t, length in capacities.items()}
             return {f.name: self._model_feature(f, rows, tracks, lengths) for f in self.spec.features}
 
@@ -116,7 +116,7 @@ class SpecConverter(seqio.FeatureConverter):
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrangement:
+class Placement:
     """Which example of a window lies where.
 
     Attributes:
@@ -130,12 +130,12 @@ class Arrangement:
     number_of_rows: tf.Tensor
 
 
-def one_a_row(examples: tf.Tensor) -> Arrangement:
+def one_per_row(examples: tf.Tensor) -> Placement:
     """Every example in a row of its own."""
-    return Arrangement(tf.range(examples), tf.ones([examples], tf.int32), examples)
+    return Placement(tf.range(examples), tf.ones([examples], tf.int32), examples)
 
 
-def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], window: int) -> Arrangement:
+def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], window: int) -> Placement:
     """Several examples a row, next fit.
 
     Args:
@@ -147,7 +147,7 @@ def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], w
     row = tf.cumsum(tf.cast(begins, tf.int32)) - 1
     first = tf.cast(tf.squeeze(tf.where(begins), 1), tf.int32)
     segment = tf.range(tf.size(row)) - tf.gather(first, row) + 1
-    return Arrangement(row, segment, tf.size(first))
+    return Placement(row, segment, tf.size(first))
 
 
 class Track:
@@ -158,7 +158,7 @@ class Track:
       before: how many of them come before the last of the joined features, `[examples]`.
     """
 
-    def __init__(self, part_counts: list[tf.Tensor], where: Arrangement, length: int):
+    def __init__(self, part_counts: list[tf.Tensor], where: Placement, length: int):
         """Args:
         part_counts: tokens of each example in each of the joined features, `[examples]`.
         where: which example lies where.

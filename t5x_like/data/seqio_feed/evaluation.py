@@ -41,7 +41,7 @@ def run_evaluator(
     source.provider  # noqa: B018 (registers the user's tasks, or says which names there are)
     if log_dir:
         tf.io.gfile.makedirs(log_dir)
-    with task_errors.explained(source):
+    with task_errors.explain_errors(source):
         evaluator = seqio.Evaluator(
             mixture_or_task_name=source.mixture_or_task_name,
             feature_converter=SpecConverter(spec, pack=False, padding_ids=source.padding_ids()),
@@ -75,7 +75,7 @@ def run_evaluator(
 
         return run
 
-    with task_errors.explained(source):
+    with task_errors.explain_errors(source):
         metrics, _ = evaluator.evaluate(
             compute_metrics=True,
             predict_fn=over_batches(lambda batch: [filled(row) for row in predict(batch)]),

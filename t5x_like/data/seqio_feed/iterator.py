@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from t5x_like.data.feed import OtherData
+from t5x_like.data.feed import DataMismatchError
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
@@ -61,7 +61,7 @@ class SeqIOIterator:
         self,
         make_dataset: Callable[[], tf.data.Dataset],
         *,
-        explained: Callable[[], contextlib.AbstractContextManager],
+        explain_errors: Callable[[], contextlib.AbstractContextManager],
         lengths: Mapping[str, int],
         dtypes: Mapping[str, str],
         id_limits: Mapping[str, int],
@@ -70,14 +70,14 @@ class SeqIOIterator:
     ):
         """Args:
         make_dataset: gives the pipeline, its elements batched, always the same one.
-        explained: converts TensorFlow's errors while a batch is read into user errors.
+        explain_errors: converts TensorFlow's errors while a batch is read into user errors.
         lengths: model feature -> tokens; what each batch is checked against.
         dtypes: model feature -> the type of its values.
         id_limits: model feature -> how many token ids its vocabulary has.
         identity: what must be the same for a position to mean the same, such as the number of processes.
         versions: what may be different on restoring, with a warning.
         """
-        self._make_dataset, self._explained, self._lengths = make_dataset, explained, dict(lengths)
+        self._make_dataset, self._explain_errors, self._lengths = make_dataset, explain_errors, dict(lengths)
         self._dtypes, self._id_limits = dict(dtypes), dict(id_limits)
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
@@ -89,7 +89,7 @@ class SeqIOIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        with self._explained():
+        with self._explain_errors():
             read = next(self._iterator, None)
         if read is None:
             self._refuse_nothing()
@@ -173,7 +173,7 @@ class SeqIOIterator:
         why = ""
         if "process_count" in differ:
             why = " A live SeqIO pipeline is divided among the processes and can go on only with as many as before."
-        raise OtherData(f"the data cannot go on from the saved position: {changes}.{why}")
+        raise DataMismatchError(f"the data cannot go on from the saved position: {changes}.{why}")
 
     def _replay(self, batches: int) -> None:
         started = told = time.monotonic()

@@ -183,7 +183,7 @@ class SeqIOSource:
         versions = {"tensorflow": tf.__version__, "seqio": seqio.__version__, "corpus": self._corpus()}
         return SeqIOIterator(
             make_dataset,
-            explained=lambda: task_errors.explained(self),
+            explain_errors=lambda: task_errors.explain_errors(self),
             lengths=spec.model_lengths(self.task_feature_lengths),
             dtypes=spec.dtypes,
             id_limits=self.id_limits(spec),
@@ -210,7 +210,7 @@ class SeqIOSource:
         ds = self._dataset(self.provider, spec, shuffle=False, num_epochs=1, shard_info=None)
         ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
         limits = self.id_limits(spec)
-        for batch in _explained(ds.as_numpy_iterator(), self):
+        for batch in _explain_errors(ds.as_numpy_iterator(), self):
             check_ids(batch, limits, data=self.mixture_or_task_name, holder="its vocabulary")
             missing = self.batch_size - len(next(iter(batch.values())))
             yield {name: np.pad(array, [(0, missing), (0, 0)])[mine] for name, array in batch.items()}
@@ -223,7 +223,7 @@ class SeqIOSource:
 
     def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
         """The first examples as the task gives them, as many as there are of `number`."""
-        yield from _explained(self.task_dataset().take(number).as_numpy_iterator(), self)
+        yield from _explain_errors(self.task_dataset().take(number).as_numpy_iterator(), self)
 
     def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
         self._check_split(provider)
@@ -338,10 +338,10 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
     return seqio.get_mixture_or_task(name)
 
 
-def _explained(batches: Iterator[dict[str, np.ndarray]], source: SeqIOSource) -> Iterator[dict[str, np.ndarray]]:
+def _explain_errors(batches: Iterator[dict[str, np.ndarray]], source: SeqIOSource) -> Iterator[dict[str, np.ndarray]]:
     from t5x_like.data.seqio_feed import task_errors
 
-    with task_errors.explained(source):
+    with task_errors.explain_errors(source):
         yield from batches
 
 

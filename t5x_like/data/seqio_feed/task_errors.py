@@ -25,7 +25,7 @@ _GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|Error in user-defined f
 
 
 @contextlib.contextmanager
-def explained(source: "SeqIOSource") -> Iterator[None]:
+def explain_errors(source: "SeqIOSource") -> Iterator[None]:
     """Converts TensorFlow errors raised while a task is read into errors that name the example.
 
     Raises:
