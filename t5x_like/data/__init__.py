@@ -1,1 +1,1 @@
-"""From tasks to batches: feature specs, length arithmetic, the SeqIO feed and prefetching."""
+"""From tasks to batches: feature specs, data sources (SeqIO or a cache), conversion and prefetching."""

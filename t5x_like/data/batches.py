@@ -1,4 +1,4 @@
-"""Model batches from padded token arrays, without SeqIO: one example a row."""
+"""Model batches from padded token arrays, without SeqIO: one example per row."""
 
 from collections.abc import Mapping
 
@@ -12,27 +12,34 @@ from t5x_like.errors import UserError
 def from_arrays(
     spec: FeatureSpec, arrays: Mapping[str, np.ndarray], *, counts: Mapping[str, ArrayLike] | None = None
 ) -> dict[str, np.ndarray]:
-    """The features of `spec` for unpacked rows.
+    """Makes the model features of a spec for unpacked rows.
 
     Args:
-      spec: an objective's features.
-      arrays: task feature name -> `[batch, length]` of the feature's dtype, with padding at the end of rows.
-      counts: task feature name -> items of each row that are not padding, `[batch]`. Of token ids without a count,
-        zeros at the end of a row are padding: give counts where id 0 can be text, as with GPT-2's vocabulary.
+      spec: Features of an objective.
+      arrays: Task feature name -> `[batch, length]` of the feature's dtype, with padding at the end of rows.
+      counts: Task feature name -> number of items in each row that are not padding, `[batch]`. For token ids without
+        counts, zeros at the end of a row are padding. Give counts where id 0 can be text, as in GPT-2's vocabulary.
 
     Returns:
       Model feature name -> `[batch, length]`, int32 or the dtype of its source.
 
     Raises:
-      UserError: an array or its count is missing, has an unsuitable shape, or holds real numbers where the spec has
-        whole ones.
+      UserError: an array is missing, an array or its counts have an unsuitable shape, or values that the spec declares
+        as int32 are not integers.
     """
     if missing := [name for name in spec.task_features if name not in arrays]:
-        raise UserError(f"no array for {', '.join(map(repr, missing))}; given are {', '.join(map(repr, arrays))}")
+        raise UserError(
+            f"arrays {', '.join(map(repr, arrays))}: no array for {', '.join(map(repr, missing))}. Give one array per "
+            "task feature that the objective reads."
+        )
     given = {name: _as_dtype(name, arrays[name], spec.task_dtype(name)) for name in spec.task_features}
     for name, array in given.items():
         if array.shape != given[spec.lead(name)].shape:
-            raise UserError(f"{name!r} {array.shape} must have the shape of {spec.lead(name)!r}, which it runs along")
+            lead = spec.lead(name)
+            raise UserError(
+                f"{name!r}: shape {array.shape} differs from the shape {given[lead].shape} of {lead!r}, with which it "
+                "is aligned. Give arrays of the same shape."
+            )
     items = _items(spec, given, counts or {})
     batch = {}
     for feature in spec.features:
@@ -46,13 +53,12 @@ def from_arrays(
 
 
 def _as_dtype(name: str, array: ArrayLike, dtype: str) -> np.ndarray:
-    """Casts an array to a feature's dtype; floats are never truncated to integers."""
+    """Casts an array to a feature's dtype, but never truncates floats to integers."""
     array = np.asarray(array)
     if array.dtype.kind not in "iubf" or (dtype == "int32" and not np.array_equal(array, array.astype(dtype))):
         raise UserError(
-            f"{name!r}: {array.dtype} values are not representable in int32, which the objective "
-            f"reads. Give token ids, or declare the "
-            f"feature as TaskFeature({name!r}, …, dtype='float32') in the objective's FeatureSpec"
+            f"{name!r}: {array.dtype} values are not representable in int32, which the objective reads. Give token "
+            f"ids, or declare the feature as TaskFeature({name!r}, …, dtype='float32') in the objective's FeatureSpec."
         )
     return array.astype(dtype)
 
@@ -60,7 +66,7 @@ def _as_dtype(name: str, array: ArrayLike, dtype: str) -> np.ndarray:
 def _items(
     spec: FeatureSpec, given: Mapping[str, np.ndarray], counts: Mapping[str, ArrayLike]
 ) -> dict[str, np.ndarray]:
-    """How many items each row of a leading feature has that are not padding, `[batch, 1]`."""
+    """Returns the number of items per row that are not padding, `[batch, 1]`, for each lead."""
     items: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(map(spec.lead, given)):
         rows, length = given[name].shape
@@ -68,20 +74,21 @@ def _items(
             found = np.asarray(counts[name], np.int64)
             if found.shape != (rows,) or (found < 0).any() or (found > length).any():
                 raise UserError(
-                    f"counts[{name!r}]={found}: give one number of 0 … {length} for each of the {rows} rows"
+                    f"counts[{name!r}]={found}: unsuitable shape or values. Give one number of 0 … {length} for each "
+                    f"of the {rows} rows."
                 )
             items[name] = found[:, np.newaxis]
         elif not spec.is_token_ids(name):
             items[name] = np.full((rows, 1), length)
         else:
-            together = [array != 0 for other, array in given.items() if spec.lead(other) == name]
-            places = np.any(together, axis=0) * np.arange(1, length + 1)
-            items[name] = places.max(axis=1, initial=0, keepdims=True)
+            nonzero = [array != 0 for other, array in given.items() if spec.lead(other) == name]
+            ends = np.any(nonzero, axis=0) * np.arange(1, length + 1)
+            items[name] = ends.max(axis=1, initial=0, keepdims=True)
     return items
 
 
 def _joined(arrays: list[np.ndarray], counts: list[np.ndarray]) -> np.ndarray:
-    """Rows one after the other without the padding between them, int32 `[batch, sum of lengths]`."""
+    """Concatenates rows without the padding between them, int32 `[batch, sum of lengths]`."""
     if len(arrays) == 1:
         return arrays[0]
     joined = np.concatenate(arrays, axis=1)
@@ -92,7 +99,7 @@ def _joined(arrays: list[np.ndarray], counts: list[np.ndarray]) -> np.ndarray:
     return np.take_along_axis(np.where(padding, 0, joined), order, axis=1)
 
 
-def _places(tokens: np.ndarray) -> np.ndarray:
+def _positions(tokens: np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
 
 
@@ -101,20 +108,23 @@ def _where(condition: np.ndarray, value: np.ndarray | int = 1) -> np.ndarray:
     return np.where(condition, value, 0).astype(value.dtype if value.dtype == np.float32 else np.int32)
 
 
-# Of tokens [batch, length], their counts and how many of them come before the last source [batch, 1], and BOS.
+# Role -> function of the tokens `[batch, length]`, their number `[batch, 1]`, the number of tokens before the last
+# source `[batch, 1]`, and the BOS id.
 _ROLES = {
-    "tokens": lambda tokens, count, before, bos: _where(_places(tokens) < count, tokens),
+    "tokens": lambda tokens, count, before, bos: _where(_positions(tokens) < count, tokens),
     "shifted": lambda tokens, count, before, bos: _where(
-        _places(tokens) < count, np.pad(tokens, ((0, 0), (1, 0)), constant_values=bos)[:, :-1]
+        _positions(tokens) < count, np.pad(tokens, ((0, 0), (1, 0)), constant_values=bos)[:, :-1]
     ),
     "next": lambda tokens, count, before, bos: _where(
-        _places(tokens) + 1 < count, np.pad(tokens, ((0, 0), (0, 1)))[:, 1:]
+        _positions(tokens) + 1 < count, np.pad(tokens, ((0, 0), (0, 1)))[:, 1:]
     ),
-    "weights": lambda tokens, count, before, bos: _where(_places(tokens) < count),
-    "next_weights": lambda tokens, count, before, bos: _where(_places(tokens) + 1 < count),
-    "last_weights": lambda tokens, count, before, bos: _where((_places(tokens) >= before) & (_places(tokens) < count)),
-    "prefix": lambda tokens, count, before, bos: _where(_places(tokens) < np.minimum(before + 1, count)),
-    "segment_ids": lambda tokens, count, before, bos: _where(_places(tokens) < count),
-    "positions": lambda tokens, count, before, bos: _where(_places(tokens) < count, _places(tokens)),
-    "row_positions": lambda tokens, count, before, bos: _where(_places(tokens) < count, tokens),
+    "weights": lambda tokens, count, before, bos: _where(_positions(tokens) < count),
+    "next_weights": lambda tokens, count, before, bos: _where(_positions(tokens) + 1 < count),
+    "last_weights": lambda tokens, count, before, bos: _where(
+        (_positions(tokens) >= before) & (_positions(tokens) < count)
+    ),
+    "prefix": lambda tokens, count, before, bos: _where(_positions(tokens) < np.minimum(before + 1, count)),
+    "segment_ids": lambda tokens, count, before, bos: _where(_positions(tokens) < count),
+    "positions": lambda tokens, count, before, bos: _where(_positions(tokens) < count, _positions(tokens)),
+    "row_positions": lambda tokens, count, before, bos: _where(_positions(tokens) < count, tokens),
 }

@@ -1,4 +1,4 @@
-"""The feed: a thread that fetches host batches ahead, puts them on the devices, and knows where it is."""
+"""The feed: prefetches host batches in a thread, transfers them to the devices, and saves and restores its position."""
 
 import collections
 import io
@@ -6,45 +6,62 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from t5x_like.errors import UserError
 
 HostBatch = Mapping[str, np.ndarray]
+"""Model feature -> the rows of this process, `[rows, length]`."""
+
 _MAGIC = b"t5x_like feed 1\n"
 
 
 class DataMismatchError(UserError):
-    """A position was saved in other data: another task, batch size, lengths, or number of processes."""
+    """A position was saved in other data: another task, batch size, lengths or number of processes."""
 
 
+@runtime_checkable
 class HostIterator(Protocol):
-    """Where a feed's batches come from: this process's rows, and a position that can be saved."""
+    """Iterator over the batches of one process, whose position can be saved and restored."""
 
-    def __next__(self) -> HostBatch: ...
+    def __next__(self) -> HostBatch:
+        """Returns the next batch."""
 
-    def state(self) -> bytes: ...
+    def state(self) -> bytes:
+        """Returns the position after the last batch."""
 
-    def restore(self, state: bytes) -> None: ...
+    def restore(self, state: bytes) -> None:
+        """Moves to a position that `state` returned.
+
+        Raises:
+          DataMismatchError: the position was saved in other data.
+        """
 
 
+@runtime_checkable
 class SeekableIterator(HostIterator, Protocol):
-    """A host iterator that also knows earlier positions, so that no batch has to be stored with them."""
+    """Host iterator that also returns earlier positions, so that no prefetched batch has to be stored."""
 
-    def state_before(self, batches: int) -> bytes: ...
+    def state_before(self, batches: int) -> bytes:
+        """Returns the position so many batches before the last one."""
 
 
 class Feed:
-    """Batches as global arrays, `prefetch` of them ahead.
+    """Prefetches the batches of a host iterator in a thread and puts them on the devices.
 
-    `state()` is the position after the last batch handed out, however far the thread ran: that of the iterator and
-    the batches that lie between the two. Of a `SeekableIterator` it is the earlier position alone, which holds no rows
-    of this process and so means the same to any number of them.
+    `state()` is the position after the last batch that was returned, however far the thread has read. It consists of
+    the position of the iterator and the prefetched batches. For a `SeekableIterator` it is the earlier position alone.
+    That position contains no rows of this process, so it is valid for any number of processes.
+
+    Args:
+      host_iterator: Source of batches. From now on only the thread reads it.
+      put: Converts a host batch to global arrays, such as `Partitioner.put_batch`; called in the thread.
+      prefetch: Number of batches to keep ready.
 
     Attributes:
-      wait_seconds: how long `__next__` has waited for data so far.
+      wait_seconds: Total time in seconds that `__next__` has waited for data.
     """
 
     def __init__(
@@ -53,20 +70,13 @@ class Feed:
         put: Callable[[HostBatch], Mapping[str, Any]],
         prefetch: int = 2,
     ):
-        """Starts fetching.
-
-        Args:
-          host_iterator: read by the thread alone from now on.
-          put: turns a host batch into global arrays, such as `Partitioner.put_batch`; called in the thread.
-          prefetch: how many batches to keep ready.
-        """
         if prefetch < 1:
-            raise ValueError(f"prefetch={prefetch} must be at least 1")
+            raise ValueError(f"prefetch={prefetch} is not a positive integer.")
         self._source, self._put, self._prefetch = host_iterator, put, prefetch
         self.wait_seconds = 0.0
         self._ready: collections.deque[tuple[HostBatch, Mapping[str, Any]]] = collections.deque()
         self._changed = threading.Condition()
-        # Held while a batch moves from the iterator into `_ready`, so that `state` never sees one that is in neither.
+        # Held while a batch moves from the iterator into `_ready`, so that `state` does not miss a batch in between.
         self._moving = threading.Lock()
         self._error: BaseException | None = None
         self._stopping = False
@@ -76,11 +86,11 @@ class Feed:
         return self
 
     def __next__(self) -> Mapping[str, Any]:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
           StopIteration: the data has ended.
-          Exception: whatever the iterator or `put` raised, each time.
+          Exception: the error of the iterator or of `put`; every later call raises it again.
         """
         started = time.perf_counter()
         with self._changed:
@@ -92,10 +102,10 @@ class Feed:
                 return batch
             if self._error is not None:
                 raise self._error
-        raise RuntimeError("this feed has been closed")
+        raise RuntimeError("the feed is closed")
 
     def state(self) -> bytes:
-        """The position after the last batch handed out."""
+        """Returns the position after the last batch that was returned."""
         with self._moving:
             if hasattr(self._source, "state_before"):
                 return _pack(self._source.state_before(len(self._ready)), [])
@@ -104,10 +114,10 @@ class Feed:
         return _pack(source_state, pending)
 
     def restore(self, state: bytes) -> None:
-        """Goes to a position that `state()` gave; what was prefetched until now is dropped.
+        """Moves to a position that `state()` returned, and discards the batches prefetched so far.
 
         Raises:
-          DataMismatchError: the position was saved in other data; the feed continues where it was.
+          DataMismatchError: the position was saved in other data; the feed stays at its position.
         """
         source_state, pending = _unpack(state)
         self._stop()
@@ -122,7 +132,7 @@ class Feed:
         self._thread = self._start()
 
     def close(self) -> None:
-        """Ends the thread. Harmless when repeated."""
+        """Stops the thread. A second call has no effect."""
         self._stop()
         self._ready.clear()
 
@@ -151,14 +161,14 @@ class Feed:
                     with self._changed:
                         self._ready.append(entry)
                         self._changed.notify_all()
-        except BaseException as error:  # handed to whoever asks for the next batch
+        except BaseException as error:  # `__next__` raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
 
 def _pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
-    """A line that says what it is, a line with lengths, the state of the iterator, the pending batches."""
+    """Serializes a position: a line with the format, a line with lengths, the iterator's state, the pending batches."""
     arrays = {f"{index}/{name}": array for index, batch in enumerate(pending) for name, array in batch.items()}
     stored = io.BytesIO()
     np.savez(stored, **arrays)
@@ -168,7 +178,7 @@ def _pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
 
 def _unpack(state: bytes) -> tuple[bytes, list[HostBatch]]:
     if not state.startswith(_MAGIC):
-        raise ValueError(f"{len(state)} bytes that begin with {state[:20]!r} are not the state of a feed")
+        raise ValueError(f"{len(state)} bytes that begin with {state[:20]!r} are not the state of a feed.")
     line, _, body = state[len(_MAGIC) :].partition(b"\n")
     header = json.loads(line)
     source_state, stored = body[: header["source"]], body[header["source"] :]

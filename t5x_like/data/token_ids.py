@@ -10,7 +10,14 @@ from t5x_like.errors import UserError
 
 
 def model_limits(spec: FeatureSpec, vocab_size: int) -> dict[str, int]:
-    """Returns the number of ids that the model has for each model feature with token ids.
+    """Returns the limits of token ids that a model's embeddings set.
+
+    Args:
+      spec: Features of the objective.
+      vocab_size: Number of embeddings of the model.
+
+    Returns:
+      Model feature with token ids -> number of ids.
 
     Raises:
       UserError: the model has no embedding for the BOS of the features.
@@ -18,13 +25,13 @@ def model_limits(spec: FeatureSpec, vocab_size: int) -> dict[str, int]:
     if spec.bos_id >= vocab_size and any(feature.role == "shifted" for feature in spec.features):
         raise UserError(
             f"BOS_ID={spec.bos_id}: the model only has the token ids 0 … {vocab_size - 1}. Set BOS_ID to the BOS token "
-            "of the model's vocabulary"
+            "of the model's vocabulary."
         )
     return spec.id_limits(dict.fromkeys(spec.task_features, vocab_size))
 
 
 def name_of(data: Any) -> str:
-    """The name of a data source in messages: that of its task, or its type."""
+    """Returns the name of a data source in messages: that of its task, or its type."""
     return getattr(data, "mixture_or_task_name", None) or type(data).__name__
 
 
@@ -32,10 +39,10 @@ def check_ids(batch: Mapping[str, np.ndarray], limits: Mapping[str, int], *, dat
     """Checks that all token ids of a batch are in the vocabulary, or in the model.
 
     Args:
-      batch: model feature -> `[rows, length]`.
-      limits: model feature -> number of ids, see `FeatureSpec.id_limits`.
-      data: name of the data for messages, such as that of its task.
-      holder: name of what limits the ids for messages, such as "its vocabulary".
+      batch: Model feature -> `[rows, length]`.
+      limits: Model feature -> number of ids; see `FeatureSpec.id_limits`.
+      data: Name of the data in messages; see `DataSource.name`.
+      holder: Name in messages of the object that limits the ids, such as "its vocabulary" or "the model".
 
     Raises:
       UserError: an id is out of range; the message names the data, the feature, the row and the id.
@@ -47,5 +54,5 @@ def check_ids(batch: Mapping[str, np.ndarray], limits: Mapping[str, int], *, dat
             raise UserError(
                 f"{data}: token id {ids[row, position]} in {name!r} (row {row}, position {position} of a batch): "
                 f"{holder} only has the ids 0 … {limit - 1}. Correct the preprocessor that makes the ids, or give the "
-                "matching vocabulary and model"
+                "matching vocabulary and model."
             )

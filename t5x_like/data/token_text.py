@@ -1,4 +1,4 @@
-"""Rows of token ids as text for a terminal: special tokens, borders of examples and masks made visible."""
+"""Renders rows of token ids as text for a terminal, with special tokens, example boundaries and masks visible."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,18 @@ _SPECIAL, _PADDING, _BOUNDARY, _MASKED = "bold magenta", "dim", "bold cyan", "bo
 def rows_as_text(
     spec: FeatureSpec, batch: Mapping[str, np.ndarray], vocabularies: Mapping[str, Any], names: Mapping[int, str]
 ) -> Iterator[tuple[str, Text]]:
-    """The first row of every feature that holds what the model reads, with a title.
+    """Renders the first row of each feature with the role `tokens`.
 
-    What stood at masked positions is shown there, so it is no row of its own.
+    Masked positions show their original token, so the targets of a masked LM are not a separate row.
 
     Args:
-      spec: what the features are.
-      batch: model feature -> int32 `[batch, length]`.
-      vocabularies: task feature -> SeqIO's vocabulary, for those that are text.
-      names: ids of special tokens that the vocabularies do not know -> what to call them.
+      spec: Feature spec of the batch.
+      batch: Model feature -> int32 `[batch, length]`.
+      vocabularies: Task feature -> SeqIO vocabulary, for features that are text.
+      names: Id -> name of special tokens that the vocabularies do not name.
+
+    Yields:
+      Title and text of each row.
     """
     predicted = {spec.track(feature.source) for feature in spec.features if feature.role == "row_positions"}
     for feature in spec.features:
@@ -42,7 +45,7 @@ def rows_as_text(
 
 
 def joined_name(feature: ModelFeature) -> str:
-    """The task features that a model feature is made from."""
+    """Returns the names of the task features that a model feature is made from, joined by `+`."""
     return " + ".join(feature.sources)
 
 
@@ -54,21 +57,23 @@ def show_tokens(
     names: Mapping[int, str] | None = None,
     masked: Mapping[int, int] | None = None,
 ) -> Text:
-    """A row as text: sentinels and EOS in colour, `↵` for \\n and `␍` for \\r, `┃` between examples, padding counted.
+    """Renders a row as text.
+
+    Sentinels and EOS are coloured, `↵` stands for \\n and `␍` for \\r, `┃` separates examples, and padding is counted.
 
     Args:
       tokens: int32 `[length]`.
       segments: int32 `[length]`, 0 for padding.
-      vocabulary: SeqIO's.
-      names: further special tokens, id -> name.
-      masked: places whose token is to be predicted -> the id that stood there; shown as `[MASK]→what`.
+      vocabulary: SeqIO vocabulary.
+      names: Id -> name of further special tokens.
+      masked: Position whose token is to be predicted -> the original id; shown as `[MASK]→store`.
     """
     shown = Text()
     for segment in range(1, int(segments.max(initial=0)) + 1):
         if segment > 1:
             shown.append(" ┃ ", style=_BOUNDARY)
-        places = np.flatnonzero(segments == segment)
-        run = [(int(tokens[place]), (masked or {}).get(int(place))) for place in places]
+        positions = np.flatnonzero(segments == segment)
+        run = [(int(tokens[position]), (masked or {}).get(int(position))) for position in positions]
         shown.append_text(_show_run(run, vocabulary, names or {}))
     if padding := int(np.sum(segments == 0)):
         shown.append(f" [padding × {padding}]", style=_PADDING)
@@ -85,44 +90,46 @@ def _show_run(run: list[tuple[int, int | None]], vocabulary: Any, names: Mapping
         name = special_name(token, vocabulary, names)
         return None if name is None else (_SPECIAL, name)
 
-    for what, items in itertools.groupby(run, key=kind):
+    for special, items in itertools.groupby(run, key=kind):
         ids = [token for token, _ in items]
-        if what is None:
+        if special is None:
             shown.append(vocabulary.decode(ids).replace("\n", "↵").replace("\r", "␍"))
         else:
             for _ in ids:
-                shown.append(f" {what[1]} ", style=what[0])
+                shown.append(f" {special[1]} ", style=special[0])
     return shown
 
 
 def _show_numbers(values: np.ndarray) -> Text:
-    """Runs of the same number, counted."""
+    """Renders numbers with repetitions counted: `0 × 8, 1 × 7`."""
     runs = [(value, len(list(run))) for value, run in itertools.groupby(values.tolist())]
     return Text(", ".join(f"{value} × {count}" if count > 1 else f"{value}" for value, count in runs))
 
 
 def _masked(spec: FeatureSpec, batch: Mapping[str, np.ndarray], track: tuple[str, ...]) -> dict[int, int]:
-    """The places of a track's row whose token is to be predicted, and what stood there."""
+    """Returns the positions of a track's first row whose token is to be predicted -> the original id."""
     masked: dict[int, int] = {}
     for feature in spec.features:
         if feature.within is not None and spec.track(feature.within) == track:
             predicted = spec.track(feature.source)
             weights = _first_row(spec, batch, "weights", predicted)
             targets = _first_row(spec, batch, "tokens", predicted)
-            places = batch[feature.name][0]
+            positions = batch[feature.name][0]
             if weights is not None and targets is not None:
-                masked |= dict(zip(places[weights > 0].tolist(), targets[weights > 0].tolist(), strict=True))
+                masked |= dict(zip(positions[weights > 0].tolist(), targets[weights > 0].tolist(), strict=True))
     return masked
 
 
-def _first_row(spec: FeatureSpec, batch: Mapping[str, np.ndarray], role: str, track: tuple[str, ...]):
-    """The first row of the feature that has a role on a track, `[length]`; None where there is no such feature."""
+def _first_row(
+    spec: FeatureSpec, batch: Mapping[str, np.ndarray], role: str, track: tuple[str, ...]
+) -> np.ndarray | None:
+    """Returns the first row of the feature with a role on a track, `[length]`, or None if no feature has this role."""
     found = (batch[f.name][0] for f in spec.features if f.role == role and spec.track(f.source) == track)
     return next(found, None)
 
 
 def special_name(token: int, vocabulary: Any, names: Mapping[int, str]) -> str | None:
-    """The name of a token that stands for no text."""
+    """Returns the name of a special token, or None for a token of text."""
     if token in names:
         return names[token]
     first_sentinel = vocabulary.vocab_size - 1
@@ -132,7 +139,7 @@ def special_name(token: int, vocabulary: Any, names: Mapping[int, str]) -> str |
 
 
 def piece(token: int, vocabulary: Any) -> str:
-    """A single token's text, what cannot be seen in it escaped."""
+    """Returns the text of a single token, with invisible characters escaped."""
     tokenizer = getattr(vocabulary, "tokenizer", None)
     text = tokenizer.IdToPiece(token) if hasattr(tokenizer, "IdToPiece") else vocabulary.decode([token])
     return repr(text)[1:-1] or "·"

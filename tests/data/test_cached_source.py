@@ -291,7 +291,7 @@ def test_lost_cut_and_altered_files_are_refused_by_name(copied):
     altered[len(whole) // 2] ^= 1
     path.write_bytes(altered)
     make(copied).describe()  # sizes are right
-    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* not what was written"):
+    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* does not match its checksum"):
         make(copied, verify_checksums=True).describe()
     path.unlink()
     with pytest.raises(ValueError, match="has lost pass-001/2.array_record"):

@@ -227,9 +227,9 @@ def test_unpacked_rows_equal_those_made_without_seqio(spec, examples):
 
 
 def test_arrays_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="no array for 'masked_positions'; given are 'inputs', 'targets'"):
+    with pytest.raises(ValueError, match="arrays 'inputs', 'targets': no array for 'masked_positions'"):
         batches.from_arrays(features.MASKED_LM, {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3))})
-    with pytest.raises(ValueError, match=r"'masked_positions' \(2, 4\) must have the shape of 'targets'"):
+    with pytest.raises(ValueError, match=r"shape \(2, 4\) differs from the shape \(2, 3\) of 'targets'"):
         batches.from_arrays(
             features.MASKED_LM,
             {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3)), "masked_positions": np.ones((2, 4))},
@@ -261,7 +261,7 @@ def test_arrays_with_counts_keep_an_id_0_at_their_end():
     batch = batches.from_arrays(features.ENCODER_DECODER, arrays, counts=counts)
     assert batch["encoder_segment_ids"].tolist() == [[1, 1, 0], [1, 1, 0]]
     assert batch["decoder_loss_weights"].tolist() == [[1, 0], [1, 1]]
-    with pytest.raises(UserError, match=r"counts\['inputs'\]=\[4 1\]: give one number of 0 … 3"):
+    with pytest.raises(UserError, match=r"counts\['inputs'\]=\[4 1\]: .*Give one number of 0 … 3"):
         batches.from_arrays(features.ENCODER_DECODER, arrays, counts={"inputs": [4, 1]})
 
 

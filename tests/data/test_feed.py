@@ -9,7 +9,7 @@ pytestmark = pytest.mark.notf
 
 
 class Counter:
-    """A host iterator over `[2, 3]` arrays of n, n + 1, …, slow where asked."""
+    """Host iterator over `[2, 3]` arrays of 1, 2, …; each batch takes `seconds`."""
 
     def __init__(self, end=None, seconds=0.0):
         self.position, self.end, self.seconds = 0, end, seconds
@@ -39,7 +39,7 @@ def numbers(feed, count):
 def wait_until(condition):
     deadline = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < deadline, "the feed's thread did not get there"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.002)
 
 
@@ -56,7 +56,7 @@ def feeds():
         feed.close()
 
 
-def test_a_position_in_other_data_leaves_the_feed_at_its_start(feeds):
+def test_restore_from_other_data_raises_and_keeps_the_position(feeds):
     class Other(Counter):
         def restore(self, state):
             raise DataMismatchError("batch_size was 8, is 4")
@@ -69,11 +69,11 @@ def test_a_position_in_other_data_leaves_the_feed_at_its_start(feeds):
     assert numbers(feed, 4) == [1.5, 2.5, 3.5, 4.5]
 
 
-def test_batches_come_in_order_and_through_put(feeds):
+def test_batches_are_in_order_and_passed_through_put(feeds):
     assert numbers(feeds(Counter(), put), 5) == [1.5, 2.5, 3.5, 4.5, 5.5]
 
 
-def test_it_runs_ahead_by_so_many_batches_and_no_more(feeds):
+def test_prefetch_limits_the_batches_read_ahead(feeds):
     source = Counter()
     feed = feeds(source, put, prefetch=3)
     wait_until(lambda: source.position == 3)
@@ -84,7 +84,7 @@ def test_it_runs_ahead_by_so_many_batches_and_no_more(feeds):
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
-def test_state_is_after_the_last_batch_handed_out(feeds, prefetch):
+def test_state_is_the_position_after_the_last_returned_batch(feeds, prefetch):
     source = Counter()
     feed = feeds(source, put, prefetch=prefetch)
     assert numbers(feed, 4) == [1.5, 2.5, 3.5, 4.5]
@@ -101,7 +101,7 @@ def test_state_is_after_the_last_batch_handed_out(feeds, prefetch):
             np.testing.assert_array_equal(again[name], batch[name])
 
 
-def test_state_while_the_thread_is_in_the_middle_of_a_batch(feeds):
+def test_state_while_the_thread_reads_a_batch(feeds):
     feed = feeds(Counter(seconds=0.02), put)
     for position in range(1, 6):
         numbers(feed, 1)
@@ -124,20 +124,20 @@ def test_state_before_the_first_and_after_the_last_batch(feeds):
         next(feed)
 
 
-def test_errors_of_the_thread_reach_the_caller_after_the_good_batches(feeds):
+def test_errors_of_the_thread_are_raised_after_the_batches_before_them(feeds):
     def put_two(batch):
         if batch["x"][0, 0] == 3:
-            raise ValueError("no room for the third")
+            raise ValueError("the third batch failed")
         return batch
 
     feed = feeds(Counter(), put_two)
     assert numbers(feed, 2) == [1, 2]
     for _ in range(2):
-        with pytest.raises(ValueError, match="no room for the third"):
+        with pytest.raises(ValueError, match="the third batch failed"):
             next(feed)
 
 
-def test_waiting_is_measured(feeds):
+def test_wait_seconds_measures_slow_iterators(feeds):
     slow, fast = feeds(Counter(seconds=0.05), put), feeds(Counter(), put)
     numbers(slow, 4)
     assert slow.wait_seconds >= 0.15
@@ -146,7 +146,7 @@ def test_waiting_is_measured(feeds):
     assert fast.wait_seconds < 0.05
 
 
-def test_close_ends_the_thread_and_may_be_repeated(feeds):
+def test_close_stops_the_thread_and_may_be_repeated(feeds):
     feed = feeds(Counter(), put)
     numbers(feed, 1)
     feed.close()
@@ -156,7 +156,7 @@ def test_close_ends_the_thread_and_may_be_repeated(feeds):
         next(feed)
 
 
-def test_foreign_bytes_are_refused(feeds):
+def test_invalid_state_or_prefetch_raises(feeds):
     with pytest.raises(ValueError, match="not the state of a feed"):
         feeds(Counter(), put).restore(b"at 3")
     with pytest.raises(ValueError, match="prefetch=0"):

@@ -1,6 +1,7 @@
 import pytest
 
 from t5x_like.data.span_lengths import check_fits, corrupted_lengths, noise_counts, span_lengths
+from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
 
@@ -35,32 +36,32 @@ def test_the_chunk_is_the_largest_that_fits(inputs):
     assert lengths.inputs + lengths.targets == lengths.raw + 2 * (lengths.spans + 1)
 
 
-def test_noise_leaves_something_on_either_side():
+def test_noise_counts_keep_a_token_on_each_side():
     assert noise_counts(2) == (1, 1)
     assert noise_counts(3, 0.99, 1.0) == (2, 1)  # one token that is not noise starts one span
     assert noise_counts(20, 0.5, 1.0) == (10, 10)
 
 
-def test_more_spans_than_sentinels_is_refused_with_the_numbers():
+def test_too_few_sentinels_raise():
     check_fits(1809, 402, sentinels=100)
-    with pytest.raises(ValueError, match="inputs=2048 .* makes 114 noise spans in 2274 tokens.*100 sentinels") as error:
+    with pytest.raises(UserError, match="inputs=2048.* 2274 raw tokens have 114 noise spans.*100 sentinels") as error:
         check_fits(2048, 456, sentinels=100)
     for remedy in ("at most 1809 in TASK_FEATURE_LENGTHS", "mean_noise_span_length", "extra_ids=114 or more"):
         assert remedy in str(error.value)
     check_fits(2048, 456, sentinels=114)
 
 
-def test_short_targets_are_refused_with_the_length_they_need():
-    with pytest.raises(ValueError, match="makes targets of 114 tokens, but targets=100: set targets to 114"):
+def test_too_short_targets_raise():
+    with pytest.raises(UserError, match="the targets have 114 tokens, but targets=100. Set targets to 114"):
         check_fits(512, 100, sentinels=100)
 
 
 @pytest.mark.parametrize(("density", "mean"), [(0.0, 3.0), (1.0, 3.0), (0.15, 0.5)])
-def test_rates_out_of_range(density, mean):
-    with pytest.raises(ValueError, match="noise_density=|mean_noise_span_length="):
+def test_rates_out_of_range_raise(density, mean):
+    with pytest.raises(UserError, match="noise_density=|mean_noise_span_length="):
         span_lengths(512, density, mean)
 
 
-def test_too_short_for_corruption():
-    with pytest.raises(ValueError, match="inputs=2: span corruption needs at least 3"):
+def test_too_short_inputs_raise():
+    with pytest.raises(UserError, match="inputs=2: too short for span corruption. Give at least 3"):
         span_lengths(2)

@@ -1,4 +1,4 @@
-"""Token ids that a vocabulary or a model does not have are refused on the host."""
+"""Token ids outside of a vocabulary or a model raise on the host."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from t5x_like.data import batches, features, token_ids
 from t5x_like.errors import UserError
 
 
-def test_limits_are_those_of_the_vocabularies_and_bos():
+def test_id_limits_of_vocabularies_and_bos():
     spec = dataclasses.replace(features.PREFIX_LM, bos_id=99)
     limits = spec.id_limits({"inputs": 20, "targets": 30})
     assert limits == {"decoder_input_tokens": 100, "decoder_target_tokens": 30}

@@ -10,7 +10,7 @@ NAMES = {20: "[CLS]", 21: "[SEP]", 22: "[MASK]"}
 
 
 class Words(seqio.PassThroughVocabulary):
-    """Ids are words, none of them special."""
+    """Vocabulary whose ids are words."""
 
     pad_id, eos_id, unk_id = 0, 1, 2
 
@@ -50,7 +50,7 @@ def pair():
     return batches.from_arrays(features.SENTENCE_PAIRS, {name: np.array(array) for name, array in arrays.items()})
 
 
-def test_masks_stand_with_what_was_there(pair):
+def test_masked_positions_show_the_original_token(pair):
     rows = dict(rows_as_text(features.SENTENCE_PAIRS, pair, {"inputs": VOCABULARY, "targets": VOCABULARY}, NAMES))
     assert {title: text.plain for title, text in rows.items()} == {
         "inputs → encoder_input_tokens": " [CLS] the man went to the [MASK]→store  [SEP] to buy a [MASK]→gallon of"
@@ -60,7 +60,7 @@ def test_masks_stand_with_what_was_there(pair):
     }
 
 
-def test_joined_features_are_one_row():
+def test_joined_features_are_shown_as_one_row():
     arrays = {"inputs": np.array([ids("the man") + [0]]), "targets": np.array([ids("went </s>")])}
     batch = batches.from_arrays(features.PREFIX_LM, arrays)
     ((title, shown),) = rows_as_text(features.PREFIX_LM, batch, {"inputs": VOCABULARY, "targets": VOCABULARY}, {})
