@@ -231,7 +231,7 @@ def _open_feed(data: Any, objective: Objective, vocab_size: int, partitioner: pa
     limits = token_ids.model_limits(objective.features, vocab_size)
 
     def put(batch):
-        token_ids.check_ids(batch, limits, data=token_ids.name_of(data), holder="the model")
+        token_ids.check_ids(batch, limits, data=data.name, holder="the model")
         return partitioner.put_batch(batch)
 
     return Feed(source, put)

@@ -37,6 +37,7 @@ class Copying:
     batch_size: int = 8
     length: int = 6
     drawn: int = 0
+    name: str = "rows to copy"
 
     def describe(self):
         return ["rows to copy"]

@@ -1,7 +1,6 @@
 """Checks token ids on the host, because an embedding lookup on the device accepts any id without an error."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,6 @@ def model_limits(spec: FeatureSpec, vocab_size: int) -> dict[str, int]:
             "of the model's vocabulary."
         )
     return spec.id_limits(dict.fromkeys(spec.task_features, vocab_size))
-
-
-def name_of(data: Any) -> str:
-    """Returns the name of a data source in messages: that of its task, or its type."""
-    return getattr(data, "mixture_or_task_name", None) or type(data).__name__
 
 
 def check_ids(batch: Mapping[str, np.ndarray], limits: Mapping[str, int], *, data: str, holder: str) -> None:

@@ -71,7 +71,7 @@ class Evaluator:
         batches = list(
             self._data.eval_batches(self._objective.features, self._batches, process_index=index, process_count=count)
         )
-        name = token_ids.name_of(self._data)
+        name = self._data.name
         for batch in batches:
             token_ids.check_ids(batch, self._limits, data=name, holder="the model")
         if not batches:

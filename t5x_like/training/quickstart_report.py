@@ -75,6 +75,10 @@ class _WordsOnly:
     data: Any
     first_sentinel: int
 
+    @property
+    def name(self) -> str:
+        return self.data.name
+
     def eval_batches(self, features, batches: int, **processes) -> Iterator[dict[str, np.ndarray]]:
         for batch in self.data.eval_batches(features, batches, **processes):
             targets = batch["decoder_target_tokens"]

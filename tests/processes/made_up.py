@@ -15,6 +15,7 @@ class Rows:
     length: int = 8
     drawn: int = 0
     part: tuple[int, int] = (0, 1)
+    name: str = "made-up rows"
 
     def describe(self):
         return ["made-up rows"]

@@ -372,7 +372,7 @@ def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
     partitioner = types.SimpleNamespace(
         jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_shard=(0, 1)
     )
-    data = types.SimpleNamespace(eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
+    data = types.SimpleNamespace(name="data", eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
     evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
     evaluate(None)
     assert not beats  # nobody watches

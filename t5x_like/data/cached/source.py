@@ -62,6 +62,11 @@ class CachedSource:
         """That of the split."""
         return paths.join(self.cache_dir, self.split)
 
+    @property
+    def name(self) -> str:
+        """The name of the task, or the path of the cache if no task is given."""
+        return self.mixture_or_task_name or f"the cache {self.directory}"
+
     @functools.cached_property
     def manifest(self) -> manifests.Manifest:
         """What the cache is, once it has been found to be whole.
@@ -123,6 +128,15 @@ class CachedSource:
                     f"the vocabulary of {name!r} in the cache {self.directory} has {about['ids']} ids (sentinels "
                     f"included), the model {embeddings} embeddings: give the model vocab_size={about['ids']} or more"
                 )
+
+    def check(self, spec: FeatureSpec) -> None:
+        """Checks that the rows of the cache are those that the objective reads; no row is read.
+
+        Raises:
+          UserError: the cache is incomplete, or was written for other features, lengths or packing.
+        """
+        _refuse_other_layout(self, self.manifest.layout, spec)
+        _refuse_other_dtypes(self, self.manifest, spec)
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, int]]:
         """Model feature -> (batch, length) over all processes; the cache is not opened where lengths are given."""
@@ -194,11 +208,9 @@ class _Reader:
     """Reads rows by number, as batches of an objective."""
 
     def __init__(self, source: CachedSource, spec: FeatureSpec):
+        source.check(spec)
         manifest = source.manifest
-        layout = manifest.layout
-        _refuse_other_layout(source, layout, spec)
-        _refuse_other_dtypes(source, manifest, spec)
-        self._decode = Decoder(layout, manifest.dtypes, spec)
+        self._decode = Decoder(manifest.layout, manifest.dtypes, spec)
         self._shards = Shards(source.directory, manifest.shards)
         self._data = f"the cache {source.directory} of {manifest.settings['task']}"
         self._limits = spec.id_limits({name: about["ids"] for name, about in manifest.vocabularies.items()})

@@ -61,6 +61,11 @@ class SeqIOSource:
             raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
 
     @property
+    def name(self) -> str:
+        """The name of the task or mixture."""
+        return self.mixture_or_task_name
+
+    @property
     def provider(self) -> "seqio.Task | seqio.Mixture":
         """The task or mixture itself.
 

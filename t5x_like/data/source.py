@@ -1,0 +1,74 @@
+"""The interface between data and the commands: a source of training and evaluation batches."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from t5x_like.data.features import FeatureSpec
+from t5x_like.data.feed import HostBatch, HostIterator
+
+if TYPE_CHECKING:
+    import seqio
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """Source of training and evaluation batches: `SeqIOSource` or `CachedSource`.
+
+    A source is constructed from a configuration without reading data; only its methods read.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name of the data in messages, such as that of its task."""
+
+    def describe(self) -> list[str]:
+        """Returns lines for the log that describe the data."""
+
+    def check(self, spec: FeatureSpec) -> None:
+        """Checks that the data can be read as `spec` requires, without reading an example.
+
+        Raises:
+          UserError: task, split, lengths or packing do not suit the spec.
+        """
+
+    def check_vocabulary(self, embeddings: int) -> None:
+        """Checks that a model has an embedding for each token id.
+
+        Raises:
+          UserError: a vocabulary has more ids than `embeddings`.
+        """
+
+    def vocabularies(self) -> "Mapping[str, seqio.Vocabulary]":
+        """Returns task feature -> vocabulary; needs SeqIO and TensorFlow."""
+
+    def has_metrics(self) -> bool:
+        """Returns whether a task has its own metrics, computed from predictions or scores."""
+
+    def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, int]]:
+        """Returns model feature -> (batch, length) over all processes."""
+
+    def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> HostIterator:
+        """Returns the training batches of one process.
+
+        Args:
+          spec: Features that the objective reads.
+          process_index: Index of this process.
+          process_count: Number of processes that share the data.
+
+        Raises:
+          UserError: the data cannot be read as the spec and the number of processes require.
+        """
+
+    def eval_batches(
+        self, spec: FeatureSpec, num_batches: int | None = None, *, process_index: int = 0, process_count: int = 1
+    ) -> Iterator[HostBatch]:
+        """Yields the batches of one pass over the data in stored order, the same each time.
+
+        The last batch is padded with rows of zeros, which have no weight.
+
+        Args:
+          spec: Features that the objective reads.
+          num_batches: Maximum number of batches; None for all.
+          process_index: Index of this process.
+          process_count: Number of processes; all see the same number of batches.
+        """
