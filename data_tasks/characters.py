@@ -187,7 +187,7 @@ def read(path: str, validation_fraction: float = 0.1) -> Corpus:
     """
     if not path:
         raise UserError("characters are read from one file: give task_arguments {'path': 'path/to/input.txt'}")
-    with paths.user_path("task_arguments path", path), fsspec.open(path, "rb") as file:
+    with paths.explain_path_errors("task_arguments path", path), fsspec.open(path, "rb") as file:
         raw = file.read()
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

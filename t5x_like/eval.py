@@ -19,7 +19,7 @@ from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluator
 
 
-@distributed.bounded()
+@distributed.with_watchdog()
 def evaluate(
     *,
     model: Any,

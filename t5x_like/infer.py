@@ -325,7 +325,7 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _as_text(path: str) -> Iterator[None]:
-    with paths.user_path("INPUT_PATH", path):
+    with paths.explain_path_errors("INPUT_PATH", path):
         try:
             yield
         except UnicodeDecodeError as error:
@@ -338,7 +338,7 @@ class PartFiles:
     def __init__(self, output_path: str, fingerprint: str):
         self._filesystem, self._path = fsspec.core.url_to_fs(output_path)
         self._folder = f"{self._path}.parts"
-        with paths.user_path("OUTPUT_PATH", output_path):
+        with paths.explain_path_errors("OUTPUT_PATH", output_path):
             self._filesystem.makedirs(self._folder, exist_ok=True)
         stamp = f"{self._folder}/command"
         if not self._filesystem.exists(stamp):

@@ -103,7 +103,7 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(target.parent)
+    sync_directory(target.parent)
 
 
 def create(path: str | os.PathLike, contents: str) -> bool:
@@ -172,7 +172,7 @@ def remove(path: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def user_path(setting: str, path: str | os.PathLike) -> Iterator[None]:
+def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]:
     """Converts errors on opening a path into user errors. Use it where the user's path is first opened.
 
     Errors of a store or a network are not converted, because a retry may succeed.
@@ -220,7 +220,7 @@ def check_writable(setting: str, folder: str | os.PathLike) -> None:
         raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not writable. Give another path")
 
 
-def check_checkpoint_folder(setting: str, folder: str) -> None:
+def check_checkpoint_directory(setting: str, folder: str) -> None:
     """Checks that Orbax can write checkpoints to a directory.
 
     Args:
@@ -242,7 +242,7 @@ def check_checkpoint_folder(setting: str, folder: str) -> None:
         )
 
 
-def sync_folder(folder: pathlib.Path) -> None:
+def sync_directory(folder: pathlib.Path) -> None:
     """Makes the names in a local folder durable, where the system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return

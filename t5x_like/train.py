@@ -41,8 +41,8 @@ class TrainResult:
     evaluation: dict[str, float]
 
 
-@console_log.shown()
-@distributed.bounded()
+@console_log.enabled()
+@distributed.with_watchdog()
 def train(
     *,
     model: Any,
@@ -145,15 +145,15 @@ def train(
         stop = stack.enter_context(StopRequest())
         # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the
         # supervisor's log have the same message as the command.
-        with paths.user_path("MODEL_DIR", model_dir), run_directory.storage_explained(model_dir):
+        with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
             lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
         status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main))
-        stack.enter_context(distributed.loss_explained())
-        stack.enter_context(run_directory.storage_explained(model_dir))
-        stack.enter_context(debugging.memory_explained(program, microbatches))
-        run_directory.accept_config(model_dir, run_config)
+        stack.enter_context(distributed.explain_lost_process())
+        stack.enter_context(run_directory.explain_storage_errors(model_dir))
+        stack.enter_context(debugging.explain_out_of_memory(program, microbatches))
+        run_directory.check_config(model_dir, run_config)
         distributed.heartbeat("the other processes, to compare configurations and directories")
-        distributed.agree(model_dir, run_config.text if run_config else "")
+        distributed.check_agreement(model_dir, run_config.text if run_config else "")
 
         # ---- Data: batches are prefetched while the model is initialized ------------------------------------------
         feed = stack.enter_context(run_directory.closing(_open_feed(data, objective, config.vocab_size, partitioner)))
@@ -165,7 +165,7 @@ def train(
         distributed.heartbeat(f"the state of step {start}")
         if start:
             state, frozen = _restore(checkpointer, start, shapes, optimizer, partitioner)
-            run_directory.warn_of_another_environment(checkpointer.about(start), partitioner)
+            run_directory.warn_if_environment_changed(checkpointer.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
             if initial_checkpoint_path:

@@ -83,12 +83,12 @@ def test_unopenable_path_is_a_user_error(tmp_path, name):
     (tmp_path / "file").write_text("")
     path = tmp_path / name
     with pytest.raises(UserError, match=f"INPUT_PATH={path}: (no such file|is a directory|not a directory)"):
-        with paths.user_path("INPUT_PATH", path):
+        with paths.explain_path_errors("INPUT_PATH", path):
             path.read_text()
 
 
 def test_an_unreachable_store_is_not_a_user_error():
-    with pytest.raises(ConnectionResetError), paths.user_path("INPUT_PATH", "gs://bucket/x"):
+    with pytest.raises(ConnectionResetError), paths.explain_path_errors("INPUT_PATH", "gs://bucket/x"):
         raise ConnectionResetError
 
 

@@ -92,6 +92,6 @@ def _supervised(arguments: Arguments, argv: Sequence[str]) -> int:
 
 
 def _leave_others(code: int, error: Exception | None = None) -> None:
-    """Ends a process of a multi-process run, see `distributed.abandon`; returns in a single-process run."""
+    """Exits a process of a multi-process run by `distributed.exit_without_waiting`; returns in a single-process run."""
     if distributed := sys.modules.get("t5x_like.runtime.distributed"):
-        distributed.abandon(code, error)
+        distributed.exit_without_waiting(code, error)

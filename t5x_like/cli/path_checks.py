@@ -32,7 +32,7 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
         elif name not in CHECKPOINTS:
             paths.check_writable(name, path)
             if name == "MODEL_DIR":
-                paths.check_checkpoint_folder(name, path)
+                paths.check_checkpoint_directory(name, path)
         elif name != "INITIAL_CHECKPOINT_PATH" or not _may_resume(given.get("MODEL_DIR")):
             _check_checkpoint(name, path)
 

@@ -38,7 +38,7 @@ def handler(*, everything: bool = False) -> logging.Handler:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[None]:
+def enabled() -> Iterator[None]:
     """Shows log lines of level info while the context is active, unless the application has configured logging.
 
     The previous state is restored on exit, so that an application can configure logging later.

@@ -132,7 +132,7 @@ def _seconds(variable: str, default: int, environment: Mapping[str, str]) -> int
     return int(text)
 
 
-def agree(model_dir: str, configuration: str) -> None:
+def check_agreement(model_dir: str, configuration: str) -> None:
     """Refuses to start where the processes of a run do not share its folder, or were told different things.
 
     Args:
@@ -168,7 +168,7 @@ def agree(model_dir: str, configuration: str) -> None:
         )
 
 
-def abandon(code: int, error: BaseException | None = None) -> None:
+def exit_without_waiting(code: int, error: BaseException | None = None) -> None:
     """Ends a process that has failed, where there are others; alone it does nothing.
 
     An ordinary exit would first wait for the others, which are waiting for this one in the middle of a step. They
@@ -192,7 +192,7 @@ class ProcessLost(RunFailed):
 
 
 @contextlib.contextmanager
-def loss_explained() -> Iterator[None]:
+def explain_lost_process() -> Iterator[None]:
     """Turns what is said where a collective breaks off, or cannot be set up, into an error that says so.
 
     JAX raises it in a step; Orbax and others wrap it in errors of their own, as in a save or when closing.
@@ -286,7 +286,7 @@ def heartbeat(doing: str) -> None:
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def with_watchdog() -> Iterator[None]:
     """Bounds how long a command waits for the other processes, from its first line to its last; use it as a decorator.
 
     Inside, `heartbeat` says what is being done. Where another process goes, or hangs, this one leaves and says so.
@@ -294,5 +294,5 @@ def bounded() -> Iterator[None]:
     Raises:
       ProcessLost: in the place of JAX's error.
     """
-    with loss_explained(), Watchdog():
+    with explain_lost_process(), Watchdog():
         yield

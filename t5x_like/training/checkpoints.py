@@ -79,7 +79,7 @@ class Checkpoints:
           UserError: Orbax cannot write below a path like `directory`, or `keep_latest` is not positive.
         """
         if not read_only:
-            paths.check_checkpoint_folder("directory", directory)
+            paths.check_checkpoint_directory("directory", directory)
         if keep_latest < 1:
             raise UserError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
@@ -242,7 +242,7 @@ class Checkpoints:
                 "newest intact one"
             )
 
-    def drop_damaged(self) -> None:
+    def delete_damaged(self) -> None:
         """Deletes the newest checkpoints if they are damaged, down to the newest intact one.
 
         Raises:

@@ -28,7 +28,7 @@ class OutOfMemory(RunFailed):
     """The devices' memory does not hold the run; the message says what takes it and what to change."""
 
 
-def show_first(batch: Mapping[str, jax.Array], first: bool) -> None:
+def log_first_batch(batch: Mapping[str, jax.Array], first: bool) -> None:
     """Prints a batch where it is the first one and JAX has been told to run without `jit` (`--debug`)."""
     if first and jax.config.jax_disable_jit:
         logging.info("the first batch:\n%s", describe_batch(batch))
@@ -69,14 +69,14 @@ class Profile:
         elif self._steps:
             logging.warning("no step from %d to %d was run: there is no trace", *self._steps)
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """To be called before a step is started; steps are counted from 1 as in the metrics."""
         if self._steps and self._folder is None and self._steps[0] <= step <= self._steps[1]:
             is_local = paths.is_local(self._target)
             self._folder = str(paths.local(self._target)) if is_local else tempfile.mkdtemp(prefix="t5x_like_profile_")
             jax.profiler.start_trace(self._folder)
 
-    def after(self, step: int, results: Any) -> None:
+    def after_step(self, step: int, results: Any) -> None:
         """To be called after a step was started, with what it returns."""
         if self._folder is not None and step >= self._steps[1]:
             jax.block_until_ready(results)
@@ -96,7 +96,7 @@ class Profile:
 
 
 @contextlib.contextmanager
-def memory_explained(program: Program, microbatches: int) -> Iterator[None]:
+def explain_out_of_memory(program: Program, microbatches: int) -> Iterator[None]:
     """Turns the error of a device that is out of memory into one that says what takes it.
 
     Args:
@@ -111,10 +111,10 @@ def memory_explained(program: Program, microbatches: int) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise OutOfMemory(explain_memory(program, microbatches, str(error))) from error
+        raise OutOfMemory(describe_memory(program, microbatches, str(error))) from error
 
 
-def explain_memory(program: Program, microbatches: int, error: str) -> str:
+def describe_memory(program: Program, microbatches: int, error: str) -> str:
     """What fills a device's memory, the biggest arrays first, and the settings that make them smaller.
 
     Args:

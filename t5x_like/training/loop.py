@@ -153,13 +153,13 @@ def run(
         distributed.heartbeat(f"step {step + 1}")
         lock.check()
         batch = next(feed)
-        debugging.show_first(batch, step == start)
-        reports.profile.before(step + 1)
+        debugging.log_first_batch(batch, step == start)
+        reports.profile.before_step(step + 1)
         previous_vote, vote = vote, stop.vote()
         state, pairs = program.train_step(state, frozen, batch)
         step += 1
         reports.status.step = step
-        reports.profile.after(step, pairs)
+        reports.profile.after_step(step, pairs)
         if step == start + 1:
             jax.block_until_ready(state.step)
             stop.defer()

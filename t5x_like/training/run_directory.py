@@ -33,7 +33,7 @@ _REASON_CHARACTERS = 2000
 # What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
 # prints and keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may
 # not change.
-FREE = (
+FREE_TO_CHANGE = (
     "model_dir",
     "total_steps",
     "log_period",
@@ -99,10 +99,10 @@ def resolve(model_dir: str | None) -> str:
             return str(folder)
 
 
-def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
+def check_config(model_dir: str, run_config: RunConfig | None) -> None:
     """Refuses to go on with a run that was started with another model or another training.
 
-    A folder without checkpoints has nothing to disagree with. Free to change is what `FREE` names.
+    A folder without checkpoints has nothing to disagree with. Free to change is what `FREE_TO_CHANGE` names.
 
     Raises:
       UserError: the stored configuration differs, with the differences; not with `run_config.override`.
@@ -115,7 +115,7 @@ def accept_config(model_dir: str, run_config: RunConfig | None) -> None:
     text = paths.read_text(stored)
     if "train.train" not in text:  # it describes a model alone
         raise _not_a_run(model_dir)
-    differences = config.differences(text, run_config.text, free=FREE)
+    differences = config.differences(text, run_config.text, free=FREE_TO_CHANGE)
     if differences and not run_config.override:
         raise UserError(
             f"{model_dir} was trained with another configuration (stored → now):\n"
@@ -136,7 +136,7 @@ def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None)
       UserError: the newest checkpoint is damaged, or holds parameters alone, as `t5x_like convert` writes them.
     """
     if run_config is not None and run_config.restore == "previous":
-        checkpointer.drop_damaged()
+        checkpointer.delete_damaged()
     newest = checkpointer.latest()
     if newest is None:
         return 0
@@ -231,7 +231,7 @@ def environment(partitioner: Any) -> dict[str, Any]:
     }
 
 
-def warn_of_another_environment(about: Mapping[str, Any], partitioner: Any) -> None:
+def warn_if_environment_changed(about: Mapping[str, Any], partitioner: Any) -> None:
     """Warns if the checkpoint described by `about` was written in another environment."""
     for name, now in environment(partitioner).items():
         if about.get(name) != now:
@@ -258,7 +258,7 @@ def closing(thing: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def storage_explained(model_dir: str) -> Iterator[None]:
+def explain_storage_errors(model_dir: str) -> Iterator[None]:
     """Converts errors about an unwritable MODEL_DIR into `RunFailed`.
 
     Raises:

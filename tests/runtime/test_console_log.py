@@ -12,7 +12,7 @@ import logging
 from absl import logging as absl_logging
 from t5x_like.runtime import console_log
 {before}
-with console_log.shown():
+with console_log.enabled():
     absl_logging.info("inside")
 assert logging.getLogger().handlers == {handlers}, logging.getLogger().handlers
 absl_logging.info("outside")

@@ -22,7 +22,7 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
-from t5x_like.training import evaluation
+from t5x_like.training import evaluation, warm_start
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.run_directory import read_status
 
@@ -173,7 +173,7 @@ def test_where_one_is_stopped_the_other_leaves_and_says_why():
     code = (
         "import numpy as np; from jax.experimental import multihost_utils; from t5x_like.runtime import distributed\n"
         "distributed.join()\n"
-        "with distributed.bounded():\n"
+        "with distributed.with_watchdog():\n"
         "    while True: multihost_utils.process_allgather(np.zeros(1)); print('together', flush=True)\n"
     )
     environment = os.environ | {
@@ -211,8 +211,9 @@ def test_processes_that_were_told_different_things_refuse(tmp_path):
     folder = tmp_path / "run"
     code = (
         "import sys; from t5x_like.runtime import distributed; distributed.join();"
-        "import jax; distributed.agree(sys.argv[1] + (str(jax.process_index()) if sys.argv[2] == 'folder' else ''),"
-        "str(jax.process_index()) if sys.argv[2] == 'text' else '')"
+        "import jax; index = str(jax.process_index());"
+        "distributed.check_agreement(sys.argv[1] + (index if sys.argv[2] == 'folder' else ''),"
+        "index if sys.argv[2] == 'text' else '')"
     )
     for what, message in (("text", "processes [1] of 2 have another configuration"), ("folder", "do not see what")):
         environment = os.environ | {
@@ -309,7 +310,7 @@ def break_off(monkeypatch, module, name):
 
 
 def test_training_is_bounded_before_the_processes_agree(monkeypatch, tmp_path):
-    watched = break_off(monkeypatch, distributed, "agree")
+    watched = break_off(monkeypatch, distributed, "check_agreement")
     optimizer = optimizers.adamw(learning_rate=schedules.constant(0.1))
     with pytest.raises(distributed.ProcessLost, match="has lost another one, which has left, hangs.*Gloo context init"):
         train.train(**made_up_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
@@ -341,7 +342,7 @@ def raises(error):
 def test_a_lost_process_is_explained_wherever_it_surfaces(fail, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(distributed.ProcessLost, match="has lost another one.*Gloo AllGather failed"):
-        with distributed.loss_explained():
+        with distributed.explain_lost_process():
             fail()
 
 
@@ -350,17 +351,17 @@ def test_a_lost_process_is_explained_wherever_it_surfaces(fail, monkeypatch):
 )
 def test_other_errors_of_several_processes_stay_as_they_are(error, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(type(error), match=str(error)), distributed.loss_explained():
+    with pytest.raises(type(error), match=str(error)), distributed.explain_lost_process():
         raise error
 
 
 def test_single_process_errors_are_not_reported_as_lost_processes():
-    with pytest.raises(ValueError, match="Gloo"), distributed.loss_explained():
+    with pytest.raises(ValueError, match="Gloo"), distributed.explain_lost_process():
         raise ValueError(GLOO)
 
 
 def test_an_evaluation_is_bounded_while_it_restores(monkeypatch):
-    watched = break_off(monkeypatch, initial, "load_params")
+    watched = break_off(monkeypatch, warm_start, "load_params")
     with pytest.raises(distributed.ProcessLost, match="has lost another one"):
         eval_command.evaluate(**made_up_run(), checkpoint_path="anywhere")
     assert len(watched) == 1 and not distributed._watching
@@ -376,7 +377,7 @@ def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
     evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
     evaluate(None)
     assert not beats  # nobody watches
-    with distributed.bounded():
+    with distributed.with_watchdog():
         assert evaluate(None) == {"loss": 3.0}
     assert beats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
 

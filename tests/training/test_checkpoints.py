@@ -180,7 +180,7 @@ def test_drops_damaged_checkpoints_down_to_the_newest_intact_one(tmp_path, parti
     save(tmp_path, 1, 2).close()
     damage(tmp_path / "2")
     checkpoints = Checkpoints(str(tmp_path))
-    checkpoints.drop_damaged()
+    checkpoints.delete_damaged()
     assert checkpoints.steps() == [1]
     assert "2 is damaged" in caplog.text
     checkpoints.save(2, {"w": jnp.zeros(1000)})
@@ -194,7 +194,7 @@ def test_deletes_nothing_if_every_checkpoint_is_damaged(tmp_path):
     damage(tmp_path / "2")
     checkpoints = Checkpoints(str(tmp_path))
     with pytest.raises(DamagedCheckpoint, match=r"every checkpoint is damaged \(\[2, 1\]\), and none was deleted"):
-        checkpoints.drop_damaged()
+        checkpoints.delete_damaged()
     assert checkpoints.steps() == [1, 2]
 
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_lacks_an_item_is_damaged(tmp_path, partitioner, item)
     checkpoints = Checkpoints(str(tmp_path))
     with pytest.raises(DamagedCheckpoint, match=f"2/{item} is missing"):
         checkpoints.verify(2)
-    checkpoints.drop_damaged()
+    checkpoints.delete_damaged()
     assert checkpoints.steps() == [1]
     checkpoints.close()
 

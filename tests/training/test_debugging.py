@@ -56,7 +56,7 @@ def make(partitioner):
 
 def test_an_exhausted_memory_is_explained():
     made = make(Partitioner(rules="dp", ici={"data": 8}))
-    with pytest.raises(debugging.OutOfMemory) as raised, debugging.memory_explained(made, microbatches=1):
+    with pytest.raises(debugging.OutOfMemory) as raised, debugging.explain_out_of_memory(made, microbatches=1):
         raise jax.errors.JaxRuntimeError(EXHAUSTED)
     lines = str(raised.value).splitlines()
     assert "Used 17.20G of 15.48G" in lines[0]
@@ -73,8 +73,8 @@ def test_an_exhausted_memory_is_explained():
 
 
 def test_the_bytes_are_those_of_one_device():
-    whole = debugging.explain_memory(make(Partitioner(rules="dp", ici={"data": 8})), 1, "RESOURCE_EXHAUSTED: none")
-    split = debugging.explain_memory(make(Partitioner(rules="fsdp", ici={"fsdp": 8})), 1, "RESOURCE_EXHAUSTED: none")
+    whole = debugging.describe_memory(make(Partitioner(rules="dp", ici={"data": 8})), 1, "RESOURCE_EXHAUSTED: none")
+    split = debugging.describe_memory(make(Partitioner(rules="fsdp", ici={"fsdp": 8})), 1, "RESOURCE_EXHAUSTED: none")
     assert "1.00 MiB  params/model/token_embedder/embedding [4096, 64] float32, of which [4096, 64] here" in whole
     assert "0.12 MiB  params/model/token_embedder/embedding [4096, 64] float32, of which [4096, 8] here" in split
     assert "--gin.PARTITIONING" not in split  # it is split over all devices already
@@ -82,7 +82,7 @@ def test_the_bytes_are_those_of_one_device():
 
 def test_another_error_stays_what_it_is():
     made = make(Partitioner(devices=jax.devices()[:1]))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), debugging.memory_explained(made, 1):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), debugging.explain_out_of_memory(made, 1):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
@@ -97,12 +97,12 @@ def test_a_batch_is_described_by_its_first_row():
 def test_only_the_first_batch_of_a_run_without_compilation_is_shown(caplog):
     batch = Partitioner(devices=jax.devices()[:1]).put_batch({"tokens": np.zeros((2, 2), np.int32)})
     with caplog.at_level("INFO", logger="absl"):
-        debugging.show_first(batch, first=True)
+        debugging.log_first_batch(batch, first=True)
         with jax.disable_jit():
-            debugging.show_first(batch, first=False)
+            debugging.log_first_batch(batch, first=False)
         assert not caplog.messages
         with jax.disable_jit():
-            debugging.show_first(batch, first=True)
+            debugging.log_first_batch(batch, first=True)
     assert "tokens [2, 2] int32" in caplog.text
 
 
@@ -152,12 +152,12 @@ def test_a_trace_reaches_a_store(monkeypatch):
     traced = []
     with debugging.Profile("memory://bucket/run", (3, 4)) as profile:
         for step in range(1, 7):
-            profile.before(step)
+            profile.before_step(step)
             if profile._folder and not traced:
                 Path(profile._folder, "plugins", "host.xplane.pb").write_bytes(b"trace")
                 monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
             traced += [step] if profile._folder else []
-            profile.after(step, ())
+            profile.after_step(step, ())
     assert traced == [3, 4]
     from t5x_like import paths
 

@@ -68,25 +68,25 @@ def start(model_dir, config):
 
 def test_another_model_is_refused_with_what_differs(model_dir):
     start(model_dir, run_config())
-    run_directory.accept_config(model_dir, run_config())
+    run_directory.check_config(model_dir, run_config())
     with pytest.raises(ValueError, match=r"toy.Model.dim: 8 → 16\nGive another MODEL_DIR, .* --override_config"):
-        run_directory.accept_config(model_dir, run_config(dim=16))
-    run_directory.accept_config(model_dir, run_config(dim=16, override=True))
+        run_directory.check_config(model_dir, run_config(dim=16))
+    run_directory.check_config(model_dir, run_config(dim=16, override=True))
 
 
 def test_length_and_place_are_free_to_change(model_dir):
     start(model_dir, run_config())
-    run_directory.accept_config(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
+    run_directory.check_config(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
     with pytest.raises(ValueError, match="CachedSource.seed: 0 → 1"):
-        run_directory.accept_config(model_dir, run_config(seed=1))
+        run_directory.check_config(model_dir, run_config(seed=1))
 
 
 def test_a_run_without_checkpoints_or_without_configuration_has_nothing_to_disagree_with(model_dir):
-    run_directory.accept_config(model_dir, run_config())
+    run_directory.check_config(model_dir, run_config())
     run_directory.write_description(model_dir, "info\n", run_config())
-    run_directory.accept_config(model_dir, run_config(dim=16))
+    run_directory.check_config(model_dir, run_config(dim=16))
     start(model_dir, run_config())
-    run_directory.accept_config(model_dir, None)
+    run_directory.check_config(model_dir, None)
 
 
 def test_status_tells_the_state_and_why(model_dir):
@@ -159,4 +159,4 @@ def test_a_converted_folder_is_refused_before_its_configuration_is_compared(tmp_
     save(tmp_path, 0, {"params": {"model": jnp.ones(2)}}).close()
     (tmp_path / "config.gin").write_text("MODEL = @t5.T5Config()\n")
     with pytest.raises(UserError, match="is not a run that can be resumed"):
-        run_directory.accept_config(str(tmp_path), run_directory.RunConfig("TRAIN_STEPS = 1\n"))
+        run_directory.check_config(str(tmp_path), run_directory.RunConfig("TRAIN_STEPS = 1\n"))

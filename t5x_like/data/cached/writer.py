@@ -380,7 +380,7 @@ def _store(local: str, target: str) -> None:
     with open(local, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(local, paths.local(target))
-    paths.sync_folder(paths.local(target).parent)
+    paths.sync_directory(paths.local(target).parent)
 
 
 def _about_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
