@@ -1,8 +1,9 @@
-"""Optimizers that act per layer whatever the layout of a stack, parameter groups, and gradient clipping."""
+"""Optimizers that act per layer in any layout of a stack, parameter groups and gradient clipping."""
 
 from t5x_like.optimizers.adafactor import AdafactorState, adafactor
 from t5x_like.optimizers.adamw import adamw
 from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, global_norm
+from t5x_like.optimizers.from_optax import from_optax, hidden_matrices, matrices
 from t5x_like.optimizers.groups import ParameterGroup, merge, split
 
 __all__ = [
@@ -12,7 +13,10 @@ __all__ = [
     "adafactor",
     "adamw",
     "clip_by_global_norm",
+    "from_optax",
     "global_norm",
+    "hidden_matrices",
+    "matrices",
     "merge",
     "split",
 ]

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern, 2018, 1804.04235) as T5X runs it, layer by layer."""
+"""Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235) as in T5X, applied per layer."""
 
 import functools
 import math
@@ -16,18 +16,18 @@ from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.runtime.recorded import recorded
 
-# Together these two are one dimension of the matrix that T5X stores as `joined_kv`.
+# T5X stores these two axes as one dimension, `joined_kv`.
 _JOINED = ("heads", "kv")
 
 
 class AdafactorState(NamedTuple):
-    """Running means by the name of their parameter; a parameter is a key only of those it has.
+    """Running means by parameter name. Each parameter has either `v_row` and `v_col`, or `v`.
 
     Attributes:
-      v_row: of the squared gradient over the columns, with the row dimensions; for factored parameters.
-      v_col: of the squared gradient over the rows, with the column dimensions; for factored parameters.
-      v: of the squared gradient, for parameters that are not factored.
-      m: of the update; empty without momentum.
+      v_row: Mean squared gradient over columns, with the row dimensions, of factored parameters.
+      v_col: Mean squared gradient over rows, with the column dimensions, of factored parameters.
+      v: Squared gradient of parameters that are not factored.
+      m: Momentum; empty without momentum.
     """
 
     v_row: dict[str, nnx.Variable]
@@ -53,27 +53,27 @@ def adafactor(
     momentum_dtype: Any = jnp.float32,
     groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
-    """Adafactor with T5X's formulas and defaults.
+    """Creates Adafactor with the formulas and defaults of T5X.
 
-    Every mean (of the parameter scale, of the clip and of the factors) is taken within one layer, also where the layers
-    of a stack share one array. A parameter is seen as the matrix that its logical axes make of it: `embed` against all
-    others, `heads` and `kv` as one dimension. It is factored where both sides of that matrix have at least
-    `min_dim_size_to_factor` entries; vectors and tables of relative positions are not.
+    All means (parameter scale, update clipping, factors) are computed per layer, also if the layers of a stack share
+    one array. A parameter is treated as a matrix according to its logical axes: `embed` against all other axes, with
+    `heads` and `kv` as one dimension. It is factored if both sides of that matrix have at least
+    `min_dim_size_to_factor` entries. Vectors and tables of relative position biases are not factored.
 
     Args:
-      learning_rate: the schedule, or a number. Relative to the parameter's scale, so larger than Adam's.
-      factored: whether to keep row and column means of a matrix's squared gradient in place of all of them.
-      multiply_by_parameter_scale: whether an update is multiplied by the root mean square of the parameter.
-      beta1: the momentum; None for none, which saves the memory.
-      decay_rate: second moments decay by `1 - t ** -decay_rate`, `t = step - step_offset + 1`.
-      step_offset: the step at which second moments start afresh, for fine-tuning.
-      clipping_threshold: the largest root mean square of an update before scaling; None for no clipping.
-      weight_decay_rate: the share of a parameter taken off at each update, whatever the learning rate; None for none.
-      min_dim_size_to_factor: the smallest side of a matrix that is factored.
-      epsilon1: added to squared gradients.
-      epsilon2: the smallest parameter scale.
-      momentum_dtype: the dtype in which momentum is kept.
-      groups: parameter groups; the first that matches a parameter counts.
+      learning_rate: The schedule, or a number. It is relative to the parameter's scale, so larger than Adam's.
+      factored: Whether to store row and column means of a matrix's squared gradient instead of all entries.
+      multiply_by_parameter_scale: Whether updates are multiplied by the root mean square of the parameter.
+      beta1: Decay rate of the momentum, or None for no momentum.
+      decay_rate: The decay of second moments is `1 - t ** -decay_rate` with `t = step - step_offset + 1`.
+      step_offset: The step at which second moments start, for fine-tuning.
+      clipping_threshold: Maximum root mean square of an update before scaling, or None for no clipping.
+      weight_decay_rate: Fraction of a parameter that each update subtracts, independent of the learning rate, or None.
+      min_dim_size_to_factor: Minimum size of both sides of a factored matrix.
+      epsilon1: Added to squared gradients.
+      epsilon2: Minimum parameter scale.
+      momentum_dtype: Dtype of the stored momentum.
+      groups: Parameter groups; the first one that matches a parameter applies.
 
     Returns:
       The optimizer.
@@ -102,7 +102,7 @@ def adafactor(
         return state
 
     def update_layer(dims, rate, decay, gradient, param, old, rate_factor, weight_decay_factor):
-        """One layer's update and its new running means."""
+        """Computes the update of one layer and its new running means."""
         delta, new = _normalise(gradient, old, decay, dims, epsilon1, clipping_threshold)
         scale = rate * rate_factor
         if multiply_by_parameter_scale:
@@ -120,7 +120,7 @@ def adafactor(
         gradient_arrays = parameters.named_leaves(gradients)
         slots = _by_parameter(state)
         rate = schedule(step)
-        # Before step_offset nothing is averaged, as at step_offset itself.
+        # Steps before step_offset use the decay of step_offset, which is 0.
         decay = 1.0 - jnp.maximum(step - step_offset + 1, 1).astype(jnp.float32) ** -decay_rate
         updates, new_slots = {}, {}
         for name, leaf in trainable_leaves(params, groups).items():
@@ -143,7 +143,7 @@ def adafactor(
 def _normalise(
     gradient: Float[Array, "..."], old: dict[str, Array], decay, dims, epsilon: float, clipping_threshold: float | None
 ) -> tuple[Float[Array, "..."], dict[str, Array]]:
-    """The gradient of one layer over the root of its second moment, clipped, and the new second moments."""
+    """Divides the gradient of one layer by the root of its second moment and clips it; returns the new moments too."""
 
     def running(field, square):
         return decay * old[field] + (1.0 - decay) * square
@@ -170,9 +170,9 @@ def _root_mean_square(array: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def _factored_dims(axes, shape, smallest: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The dimensions that are rows and those that are columns of one layer's array; None where it is not factored.
+    """Returns the row and the column dimensions of one layer's array, or None if it is not factored.
 
-    The query kernel of T5 small, `("embed", "heads", "kv")` of shape (512, 8, 64), gives `((0,), (1, 2))`: 512 by 512.
+    The query kernel of T5 small, `("embed", "heads", "kv")` with shape (512, 8, 64), gives `((0,), (1, 2))`: 512 x 512.
     """
     if "relpos_buckets" in axes:
         return None
@@ -196,7 +196,7 @@ def _factored_dims(axes, shape, smallest: int) -> tuple[tuple[int, ...], tuple[i
 
 
 def _by_parameter(state: AdafactorState) -> dict[str, dict[str, Array]]:
-    """The running means of each parameter by their kind: `{"model/…/kernel": {"v_row": …, "v_col": …}}`."""
+    """Groups the running means by parameter: `{"model/…/kernel": {"v_row": …, "v_col": …}}`."""
     slots: dict[str, dict[str, Array]] = {}
     for field, kind in state._asdict().items():
         for name, array in parameters.named_leaves(kind).items():
@@ -205,7 +205,7 @@ def _by_parameter(state: AdafactorState) -> dict[str, dict[str, Array]]:
 
 
 def _slot(leaf: Leaf, shape, dims: Sequence[int], dtype: Any = jnp.float32) -> nnx.Variable:
-    """Zeros with the given dimensions of one layer, stacked where the parameter is."""
+    """Creates zeros with the given dimensions of one layer, stacked if the parameter is stacked."""
     stacked = shape[:1] if leaf.layers is not None else ()
     layer_shape = shape[len(stacked) :]
     zeros = jnp.zeros((*stacked, *(layer_shape[dim] for dim in dims)), dtype)

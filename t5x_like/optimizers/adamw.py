@@ -1,15 +1,14 @@
-"""AdamW (Loshchilov and Hutter, 2019, 1711.05101) on optax."""
+"""AdamW (Loshchilov and Hutter, 2019, arXiv:1711.05101), computed by optax."""
 
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from t5x_like import parameters
 from t5x_like.optimizers.base import Optimizer, as_schedule
-from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
+from t5x_like.optimizers.groups import ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.runtime.recorded import recorded
 
@@ -25,19 +24,21 @@ def adamw(
     decay_vectors: bool = False,
     groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
-    """Adam with decoupled weight decay: `-learning_rate * (m / (sqrt(v) + eps) + weight_decay * param)`.
+    """Creates Adam with decoupled weight decay.
+
+    The update is `-learning_rate * (m / (sqrt(v) + eps) + weight_decay * param)` with bias-corrected moments m and v.
 
     Args:
-      learning_rate: the schedule, or a number.
-      b1: the decay of the first moment.
-      b2: the decay of the second moment.
-      eps: added to the root of the second moment.
-      weight_decay: the decay, multiplied by the learning rate.
-      decay_vectors: whether vectors (scales of norms, biases) decay too. `heads` and `kv` count as one dimension.
-      groups: parameter groups; the first that matches a parameter counts.
+      learning_rate: The schedule, or a number.
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment.
+      eps: Added to the root of the second moment.
+      weight_decay: The weight decay; it is multiplied by the learning rate.
+      decay_vectors: Whether vectors (scales of norms, biases) decay as well. `heads` and `kv` count as one dimension.
+      groups: Parameter groups; the first one that matches a parameter applies.
 
     Returns:
-      The optimizer. Its state is optax's `ScaleByAdamState`, with the moments by the name of their parameter.
+      The optimizer. Its state is optax's `ScaleByAdamState`, with moments by parameter name.
     """
     schedule = as_schedule(learning_rate)
     groups = tuple(groups)
@@ -64,21 +65,11 @@ def adamw(
         updates = {}
         for name, direction in directions.items():
             leaf = known[name]
-            if decay_vectors or not _is_vector(leaf):
-                decay = weight_decay * _over_layers(leaf, "weight_decay_factor")
+            if decay_vectors or not is_vector(leaf):
+                decay = weight_decay * leaf.broadcast_factor("weight_decay_factor")
                 direction = direction + decay * arrays[name].astype(jnp.float32)
-            updates[name] = -rate * _over_layers(leaf, "learning_rate_factor") * direction
+            updates[name] = -rate * leaf.broadcast_factor("learning_rate_factor") * direction
         new_state = parameters.rebuild(state, parameters.named_leaves(plain))
         return parameters.rebuild(gradients, updates), new_state
 
     return Optimizer(init, update, schedule, groups)
-
-
-def _is_vector(leaf: Leaf) -> bool:
-    return len(leaf.axes) < 2 or leaf.axes == ("heads", "kv")
-
-
-def _over_layers(leaf: Leaf, field: str) -> float | np.ndarray:
-    """A factor in a shape that multiplies the whole array."""
-    factor = leaf.factor(field)
-    return factor if leaf.layers is None else factor.reshape((-1,) + (1,) * len(leaf.axes))

@@ -1,11 +1,11 @@
-"""What every optimizer is to the step, and the norm of a gradient."""
+"""The interface of optimizers, and gradient clipping."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
@@ -16,16 +16,16 @@ from t5x_like.parameters import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """A pair of pure functions on trees of parameters, in the manner of optax, that is told the step.
+    """Pure functions on parameter trees, similar to an optax transformation whose update also gets the step.
 
     Attributes:
-      init: `init(params) -> state`. Each array of the state is an `nnx.Variable` with `axes`, under a name that ends in
-        its parameter's, so that `parameters.py` shards, stacks and unstacks it like the parameter.
-      update: `update(gradients, state, params, *, step) -> (updates, state)`; `step` is 0 for the first update, and
-        `optax.apply_updates(params, updates)` applies the float32 updates.
-      learning_rate: the schedule; the learning rate applied by the update of `step` is `learning_rate(step)`, times the
-        factor of a parameter's group.
-      groups: the parameter groups; those which freeze are for `split` to take out beforehand.
+      init: `init(params) -> state`. Each array of the state is an `nnx.Variable` with `axes`. Its name ends with the
+        name of its parameter, so that `parameters` shards, stacks and unstacks it like the parameter.
+      update: `update(gradients, state, params, *, step) -> (updates, state)`. The first update has step 0. The float32
+        updates are applied by `optax.apply_updates(params, updates)`.
+      learning_rate: The schedule. The update of `step` applies `learning_rate(step)` times the factor of a parameter's
+        group.
+      groups: The parameter groups. Frozen parameters must be removed by `split` first.
     """
 
     init: Callable[[Tree], Any]
@@ -35,29 +35,30 @@ class Optimizer:
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:
-    """A schedule as it is; a number as a schedule that is constant."""
+    """Returns a schedule unchanged, and a number as a constant schedule."""
     return learning_rate if callable(learning_rate) else lambda step: jnp.asarray(learning_rate, jnp.float32)
 
 
 def global_norm(tree: Tree) -> Float[Array, ""]:
-    """The Euclidean norm of all leaves taken together, accumulated in float32; 0 for a tree without leaves."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
+    """Computes the Euclidean norm of all leaves together in float32; 0 for a tree without leaves."""
+    return jnp.asarray(optax.tree.norm(optax.tree.cast(tree, jnp.float32)), jnp.float32)
 
 
 def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[Array, ""]]:
     """Scales `gradients` so that their global norm is at most `max_norm` (Pascanu et al., 2013, section 3.2).
 
     Args:
-      gradients: the gradients; each keeps its dtype.
-      max_norm: the largest norm let through; positive.
+      gradients: The gradients; each keeps its dtype.
+      max_norm: The largest norm that is not scaled; positive.
 
     Returns:
-      The scaled gradients, and the norm before scaling. A norm that is not finite makes the gradients NaN or zero: look
-      at it before using them.
+      The scaled gradients, and the norm before scaling. If that norm is not finite, the gradients are NaN or zero.
+
+    Raises:
+      UserError: `max_norm` is not positive.
     """
     if not max_norm > 0:
-        raise UserError(f"max_norm={max_norm} must be positive; to train without clipping, do not clip")
-    norm = global_norm(gradients)
-    scale = jnp.minimum(1.0, max_norm / norm)
-    return jax.tree.map(lambda leaf: (leaf.astype(jnp.float32) * scale).astype(leaf.dtype), gradients), norm
+        raise UserError(f"MAX_GRAD_NORM={max_norm} is not positive. Give a positive number, or None for no clipping")
+    clip = optax.clip_by_global_norm(max_norm)
+    clipped, _ = clip.update(optax.tree.cast(gradients, jnp.float32), clip.init(gradients))
+    return optax.tree.cast_like(clipped, gradients), global_norm(gradients)

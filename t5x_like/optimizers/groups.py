@@ -1,8 +1,8 @@
-"""Parameter groups: which parameters a factor or a freeze applies to.
+"""Parameter groups: learning-rate factors, weight-decay factors and freezing for parameters selected by regex.
 
-Groups are matched against a parameter's name as it is on disk, where a stack of layers is one leaf
-(`model/encoder/layers/attention/query/kernel`): the same group means the same parameters whether a run scans its layers
-or unrolls them. What differs from layer to layer is a vector of factors.
+Groups match the name of a parameter on disk, where a stack of layers is one array
+(`model/encoder/layers/attention/query/kernel`). A group therefore selects the same parameters in scanned and unrolled
+runs. A factor may be a vector with one number per layer.
 """
 
 import dataclasses
@@ -23,14 +23,16 @@ Factor = float | tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters whose name and logical axes match, and what is special about them; of several groups the first counts.
+    """Parameters selected by name and logical axis, and how the optimizer treats them.
+
+    If several groups match a parameter, the first one applies.
 
     Attributes:
-      pattern: a regular expression searched for in the name on disk, such as `relpos` or `^model/encoder/`.
-      axis: a logical axis that the parameter must have, such as `vocab`; `layers` means any parameter within a stack.
-      learning_rate_factor: multiplies the learning rate; one number, or one for each layer of the stack.
-      weight_decay_factor: multiplies the weight decay; one number, or one for each layer of the stack.
-      freeze: keeps the parameters as they are: no gradient and no optimizer state.
+      pattern: A regular expression that is searched for in the name on disk, such as `relpos` or `^model/encoder/`.
+      axis: A logical axis that the parameter must have, such as `vocab`. `layers` selects all parameters of stacks.
+      learning_rate_factor: Multiplies the learning rate: one number, or one number per layer of the stack.
+      weight_decay_factor: Multiplies the weight decay: one number, or one number per layer of the stack.
+      freeze: Whether the parameters are constant, without gradients and optimizer state.
     """
 
     pattern: str = ".*"
@@ -44,34 +46,36 @@ class ParameterGroup:
             re.compile(self.pattern)
         except re.error as error:
             raise UserError(
-                f"the pattern {self.pattern!r} of a parameter group is no regular expression: {error}"
+                f"the pattern {self.pattern!r} of a parameter group is not a regular expression: {error}"
             ) from error
         for field in ("learning_rate_factor", "weight_decay_factor"):
             value = getattr(self, field)
             value = float(value) if np.ndim(value) == 0 else tuple(float(number) for number in value)
             if np.min(value) < 0:
-                raise UserError(f"{field}={value} of the parameter group {self.pattern!r} must not be negative")
+                raise UserError(
+                    f"{field}={value} of the parameter group {self.pattern!r} is negative. Give 0 or a positive number"
+                )
             object.__setattr__(self, field, value)
 
     def __str__(self):
         return repr(self.pattern) + (f" with axis {self.axis!r}" if self.axis else "")
 
     def matches(self, leaf: "Leaf") -> bool:
-        """Whether the name and the axes of `leaf` fit this group."""
+        """Returns whether the name and the axes of `leaf` match this group."""
         has_axis = self.axis is None or self.axis in leaf.all_axes
         return has_axis and re.search(self.pattern, leaf.stored_name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What an optimizer knows of one parameter.
+    """The properties of one parameter that an optimizer uses.
 
     Attributes:
-      stored_name: the name on disk, without a layer's index.
-      axes: the logical axes of one layer's array.
-      layers: how many layers this very array stacks; None where it stacks none.
-      index: the layer of an unrolled stack that this array belongs to; None outside one.
-      group: the group that claims it.
+      stored_name: The name on disk, without layer index.
+      axes: The logical axes of one layer's array.
+      layers: Number of layers that the array stacks, or None.
+      index: Layer index of an array in an unrolled stack, or None.
+      group: The parameter group that applies.
     """
 
     stored_name: str
@@ -82,71 +86,93 @@ class Leaf:
 
     @property
     def all_axes(self) -> tuple[str | None, ...]:
-        """The logical axes on disk: with `layers` in front within a stack."""
+        """The logical axes on disk, where stacks have the leading axis `layers`."""
         return self.axes if self.layers is None and self.index is None else (LAYERS, *self.axes)
 
     def factor(self, field: str) -> float | np.ndarray:
-        """A factor of the group for this array: one number, or `[layers]` numbers for an array that stacks layers."""
+        """Returns a factor of the group: a number, or an array `[layers]` if the parameter stacks layers.
+
+        Args:
+          field: `learning_rate_factor` or `weight_decay_factor`.
+        """
         value = getattr(self.group, field)
         if self.layers is not None:
             return np.broadcast_to(np.asarray(value, np.float32), (self.layers,))
         return value[self.index] if isinstance(value, tuple) else value
 
+    def broadcast_factor(self, field: str) -> float | np.ndarray:
+        """Returns `factor(field)` in a shape that broadcasts against the whole array."""
+        factor = self.factor(field)
+        return factor if self.layers is None else factor.reshape((-1,) + (1,) * len(self.axes))
+
+
+def is_vector(leaf: Leaf) -> bool:
+    """Returns whether one layer's array is a vector, where `heads` and `kv` count as one dimension."""
+    return len(leaf.axes) < 2 or leaf.axes == ("heads", "kv")
+
 
 def leaves(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:
-    """The leaves of `params` by name, each with the group that claims it.
+    """Assigns a group to each parameter.
+
+    Args:
+      params: Parameters (arrays or shapes).
+      groups: The parameter groups.
+
+    Returns:
+      Parameter name -> `Leaf`.
 
     Raises:
-      UserError: a group claims no parameter, or has a vector of factors where there is no stack of that many layers.
+      UserError: A group applies to no parameter, or the length of a vector of factors is not the number of layers.
     """
-    claimed = _claim_all(params, groups)
-    _check_claims(list(claimed.values()), groups)
-    _check_vectors(list(claimed.values()))
-    return claimed
+    assigned = _assign_groups(params, groups)
+    _check_all_apply(list(assigned.values()), groups)
+    _check_vectors(list(assigned.values()))
+    return assigned
 
 
 def trainable_leaves(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:
-    """`leaves` of what `split` calls trainable.
+    """Assigns a group to each parameter that is not frozen; see `leaves`.
 
     Raises:
-      UserError: a parameter belongs to a group that freezes; besides, the errors of `leaves`.
+      ValueError: A parameter is frozen.
+      UserError: See `leaves`.
     """
-    for name, leaf in _claim_all(params, groups).items():
+    for name, leaf in _assign_groups(params, groups).items():
         if leaf.group.freeze:
             raise ValueError(
-                f"{name} is frozen by the parameter group {leaf.group}, yet an optimizer was given it: "
-                "take frozen parameters out first with optimizers.split(params, groups)"
+                f"{name} is frozen by the parameter group {leaf.group}, but was passed to an optimizer. Remove frozen "
+                "parameters first with optimizers.split(params, groups)"
             )
     return leaves(params, [group for group in groups if not group.freeze])
 
 
 def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
-    """Splits parameters into those that are trained and those that groups freeze.
+    """Splits parameters into trainable and frozen ones.
 
-    Both trees are laid out like `params`, with None at the places of the other: JAX sees no leaf there, so a gradient
-    with respect to the first, and an optimizer state built from it, hold nothing for a frozen parameter.
+    Both trees have the structure of `params`, with None in place of the parameters of the other tree. JAX does not
+    treat None as a leaf, so gradients and optimizer states of the first tree contain no frozen parameters.
 
     Args:
-      params: a tree of `nnx.Variable`s (arrays or shapes).
-      groups: the parameter groups; the first that matches a parameter decides.
+      params: A tree of `nnx.Variable`s (arrays or shapes).
+      groups: The parameter groups; the first one that matches a parameter applies.
 
     Returns:
       `(trainable, frozen)`.
 
     Raises:
-      UserError: a group claims no parameter, or all parameters are frozen.
+      UserError: A group applies to no parameter, or all parameters are frozen.
     """
-    claimed = leaves(params, groups)
-    if claimed and all(leaf.group.freeze for leaf in claimed.values()):
+    assigned = leaves(params, groups)
+    if assigned and all(leaf.group.freeze for leaf in assigned.values()):
         named = ", ".join(map(str, groups))
-        raise UserError(f"the parameter groups {named} freeze every parameter: nothing is left to train")
-    trainable = parameters.map_named(lambda name, array: None if claimed[name].group.freeze else array, params)
-    frozen = parameters.map_named(lambda name, array: array if claimed[name].group.freeze else None, params)
+        raise UserError(f"the parameter groups {named} freeze every parameter. Leave at least one parameter trainable")
+    trainable = parameters.map_named(lambda name, array: None if assigned[name].group.freeze else array, params)
+    frozen = parameters.map_named(lambda name, array: array if assigned[name].group.freeze else None, params)
     return trainable, frozen
 
 
 def merge(trainable: Tree, frozen: Tree) -> Tree:
-    """The inverse of `split`: each leaf from the tree that has it."""
+    """Merges the two trees that `split` returns."""
 
     def either(ours, theirs):
         return theirs if ours is None else ours
@@ -163,48 +189,49 @@ def _leaf(name: str, array: Any, axes: tuple[str | None, ...]) -> Leaf:
     return Leaf(name, axes)
 
 
-def _claim_all(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:
+def _assign_groups(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:
     axes = parameters.logical_axes(params)
-    claimed = {}
+    assigned = {}
     for name, array in parameters.named_leaves(params).items():
         leaf = _leaf(name, array, axes[name])
         group = next((group for group in groups if group.matches(leaf)), leaf.group)
-        claimed[name] = dataclasses.replace(leaf, group=group)
-    return claimed
+        assigned[name] = dataclasses.replace(leaf, group=group)
+    return assigned
 
 
-def _check_claims(claimed: list[Leaf], groups: Sequence[ParameterGroup]):
+def _check_all_apply(assigned: list[Leaf], groups: Sequence[ParameterGroup]):
     for group in groups:
-        if any(leaf.group is group for leaf in claimed):
+        if any(leaf.group is group for leaf in assigned):
             continue
-        shadowing = sorted({str(leaf.group) for leaf in claimed if group.matches(leaf)})
+        shadowing = sorted({str(leaf.group) for leaf in assigned if group.matches(leaf)})
         if shadowing:
             raise UserError(
-                f"the parameter group {group} claims nothing: all it matches goes to the earlier {', '.join(shadowing)}"
+                f"the parameter group {group} applies to no parameter: all its matches belong to the earlier group "
+                f"{', '.join(shadowing)}. Move it to the front or remove it"
             )
-        near = _nearest(group.pattern, sorted({leaf.stored_name for leaf in claimed}))
-        axes = sorted({axis for leaf in claimed for axis in leaf.all_axes if axis})
+        near = _nearest(group.pattern, sorted({leaf.stored_name for leaf in assigned}))
+        axes = sorted({axis for leaf in assigned for axis in leaf.all_axes if axis})
         known_axes = f"; the logical axes are {', '.join(axes)}" if group.axis else ""
         raise UserError(
             f"the parameter group {group} matches no parameter; the nearest names are {', '.join(near)}{known_axes} "
-            "(names hold no layer's index: give one factor a layer instead)"
+            "(names have no layer index; give a vector with one factor per layer instead)"
         )
 
 
-def _check_vectors(claimed: list[Leaf]):
+def _check_vectors(assigned: list[Leaf]):
     unrolled: dict[str, int] = {}
-    for leaf in claimed:
+    for leaf in assigned:
         if leaf.index is not None:
             unrolled[leaf.stored_name] = max(unrolled.get(leaf.stored_name, 0), leaf.index + 1)
-    for leaf in claimed:
+    for leaf in assigned:
         for field in ("learning_rate_factor", "weight_decay_factor"):
             value = getattr(leaf.group, field)
             layers = leaf.layers if leaf.layers is not None else unrolled.get(leaf.stored_name)
             if isinstance(value, tuple) and layers != len(value):
-                found = "is in no stack of layers" if layers is None else f"is a stack of {layers} layers"
+                found = "is not in a stack of layers" if layers is None else f"is a stack of {layers} layers"
                 raise UserError(
-                    f"{field} of the parameter group {leaf.group} has {len(value)} numbers, one a layer, but "
-                    f"{leaf.stored_name} {found}: narrow the group with its pattern, or with axis={LAYERS!r}"
+                    f"{field} of the parameter group {leaf.group} has {len(value)} numbers, one per layer, but "
+                    f"{leaf.stored_name} {found}. Restrict the group by its pattern, or by axis={LAYERS!r}"
                 )
 
 

@@ -169,7 +169,7 @@ def test_equals_optax_on_matrices_and_vectors():
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_the_state_has_the_axes_of_what_it_keeps(stacked):
+def test_state_has_the_axes_of_the_dimensions_it_stores(stacked):
     optimizer = optimizers.adafactor(learning_rate=0.1, min_dim_size_to_factor=SMALLEST)
     params = jax.eval_shape(lambda: network(stacked))
     state = jax.eval_shape(optimizer.init, params)
@@ -209,14 +209,14 @@ def test_the_state_has_the_axes_of_what_it_keeps(stacked):
         (("mlp", "mlp", "vocab"), (128, 128, 128), None, None),  # no sides can be told
     ],
 )
-def test_which_parameters_are_factored_and_how(axes, shape, row, column):
+def test_factored_dimensions(axes, shape, row, column):
     params = {"w": nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes)}
     state = jax.eval_shape(optimizers.adafactor(learning_rate=0.1).init, params)
     shapes = {name: leaf.shape for name, leaf in parameters.named_leaves(state).items()}
     assert shapes == ({"v/w": shape} if row is None else {"v_row/w": row, "v_col/w": column})
 
 
-def test_momentum_is_kept_in_its_dtype():
+def test_momentum_dtype():
     params = {"w": nnx.Param(jnp.ones((4,)), axes=("embed",))}
     optimizer = optimizers.adafactor(learning_rate=0.1, beta1=0.9, momentum_dtype="bfloat16")
     updates, state = optimizer.update(params, optimizer.init(params), params, step=jnp.int32(0))
@@ -224,7 +224,7 @@ def test_momentum_is_kept_in_its_dtype():
     assert updates["w"].get_value().dtype == jnp.float32
 
 
-def test_layers_with_gradients_of_any_size_move_alike():
+def test_updates_do_not_depend_on_gradient_scale():
     """A gradient a thousand times larger in one layer changes neither that layer's step nor its neighbours'."""
     params = {"layers": nnx.Param(jnp.ones((2, 3)), axes=("embed",))}
     optimizer = optimizers.adafactor(learning_rate=0.1, factored=False)
@@ -233,7 +233,7 @@ def test_layers_with_gradients_of_any_size_move_alike():
     np.testing.assert_allclose(updates["layers"].get_value(), -0.1, rtol=1e-6)
 
 
-def test_before_the_step_offset_nothing_is_averaged():
+def test_no_averaging_before_step_offset():
     params = {"w": nnx.Param(jnp.ones((3,)), axes=("embed",))}
     optimizer = optimizers.adafactor(learning_rate=0.1, step_offset=100)
     updates, _ = optimizer.update(params, optimizer.init(params), params, step=jnp.int32(5))
