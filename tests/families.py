@@ -1,6 +1,6 @@
-"""A small configuration of every family, for the tests that apply to all of them. A new family is one entry here.
+"""A small configuration of every family, for tests of all families. A new family adds one entry.
 
-Test modules use `from families import FAMILIES`; properties of a single family are tested in its own module.
+Test modules use `from families import FAMILIES`. Properties of one family are tested in its own module.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from numerics import assert_close
 from t5x_like import parameters
 from t5x_like.kernels.cross_entropy import cross_entropy
 from t5x_like.models.bart import BartConfig
+from t5x_like.models.base import Model, ModelConfig
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig
@@ -26,26 +27,26 @@ VOCABULARY = 40
 SIZES = dict(vocab_size=VOCABULARY, embed_dim=12, mlp_dim=20)
 NO_DROPOUT = dict(dropout_rate=0.0, attention_dropout_rate=0.0)
 ENCODER_DECODER = dict(num_heads=2, head_dim=5, encoder_layers=2, decoder_layers=2)
-# Sizes at which the operations that a FLOP formula omits (norms, softmax, activations) are a few percent.
+# Sizes at which the operations that FLOP formulas omit (norms, softmax, activations) are a few percent of the total.
 WIDE = dict(vocab_size=1000, embed_dim=128, mlp_dim=256, num_heads=4, head_dim=32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family, or one published variant of it.
+    """A family or a published variant of it.
 
     Attributes:
-      config: a small configuration without dropout and with unrolled layers.
-      stacks: its stacks, of "encoder" and "decoder".
-      mesh: rules and mesh axes for the test that compares eight devices with one.
-      flops_sizes: changes to `config` for the test of FLOPs.
-      attention: name of the attention module of each stack, for the test of captures.
-      generates: whether it has `prefill` or `init_cache` and `decode_step`.
+      config: small configuration without dropout and with unrolled layers.
+      stacks: names of the stacks, "encoder", "decoder" or both.
+      mesh: rule set and mesh axes for the test on eight devices.
+      flops_sizes: fields of `config` to replace in the test of FLOPs.
+      attention: name of the self-attention block of each stack; None: the default of `attention_of`.
+      generates: whether the model implements `GenerativeDecoder` or `GenerativeEncoderDecoder`.
       padding_id: padding token in batches without segment ids, or None.
       initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
     """
 
-    config: Any
+    config: ModelConfig
     stacks: tuple[str, ...]
     mesh: tuple[str, Mapping[str, int]] = ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2})
     flops_sizes: Mapping[str, int] = dataclasses.field(
@@ -75,8 +76,8 @@ _WIDE_STACKS = WIDE | {"encoder_layers": 2, "decoder_layers": 3}
 _FSDP = ("fsdp", {"fsdp": 4, "data": 2})
 
 
-def _as(kind: type, config: Any) -> Any:
-    """Copies the fields of a configuration to a subclass of its type."""
+def _convert(kind: type[T5Config], config: T5Config) -> T5Config:
+    """Converts a configuration to a subclass of its type."""
     return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 
@@ -108,7 +109,7 @@ FAMILIES: dict[str, Family] = {
     "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=_FSDP, flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
     "t5_1_1": Family(_T5, ("encoder", "decoder"), flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
     "t5_shared": Family(
-        _as(SharedT5Config, _T5_1_0),
+        _convert(SharedT5Config, _T5_1_0),
         ("encoder", "decoder"),
         mesh=("dp", {"data": 8}),
         flops_sizes=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
@@ -116,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         initial_loss_margin=1.5,
     ),
     "t5_decoder": Family(
-        _as(T5DecoderConfig, _T5_1_0),
+        _convert(T5DecoderConfig, _T5_1_0),
         ("decoder",),
         mesh=("dp", {"data": 8}),
         flops_sizes=_WIDE_STACKS,
@@ -126,19 +127,22 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def scanned(config: Any, **changes: Any) -> Any:
-    """The configuration with its layers stacked."""
+def scanned(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """Returns the configuration with stacked layers."""
     return dataclasses.replace(config, scan_layers=True, **changes)
 
 
 @functools.cache
-def random_model(config: Any) -> Any:
-    """A model of random values, the same in either layout; compiling an initialization takes longer than a test."""
+def random_model(config: ModelConfig) -> Model:
+    """Returns a model with random parameters, which do not depend on the layout.
+
+    They are drawn by NumPy because compiling an initialization takes longer than a test.
+    """
     stack = jax.eval_shape(scanned(config).make, jax.random.key(0))
     rng = np.random.default_rng(0)
 
     def draw(name, leaf):
-        # Norms stay near one: scales around zero would divide small numbers by each other and amplify rounding.
+        # Scales of norms stay close to 1: scales around 0 amplify rounding.
         if name.endswith("scale"):
             return 1 + 0.2 * rng.normal(size=leaf.shape)
         return (0.3 if name.endswith("kernel") else 0.6) * rng.normal(size=leaf.shape)
@@ -148,12 +152,12 @@ def random_model(config: Any) -> Any:
 
 
 def tokens(*shape: int, seed: int = 0) -> np.ndarray:
-    """Token ids that are neither padding nor EOS in any family."""
+    """Returns random token ids that are neither padding nor EOS in any family."""
     return np.random.default_rng(seed).integers(2, VOCABULARY, shape).astype(np.int32)
 
 
 def example_batch(family: Family, rows: int = 2, encoder: int = 7, decoder: int = 6) -> dict[str, np.ndarray]:
-    """A batch of full rows of the given lengths, one feature per stack."""
+    """Returns a batch of full rows of the given lengths, one feature per stack."""
     lengths = {"encoder": encoder, "decoder": decoder}
     return {
         f"{stack}_input_tokens": tokens(rows, lengths[stack], seed=seed) for seed, stack in enumerate(family.stacks)
@@ -161,18 +165,18 @@ def example_batch(family: Family, rows: int = 2, encoder: int = 7, decoder: int 
 
 
 def eight_rows(family: Family) -> dict[str, np.ndarray]:
-    """As many rows and positions as there are devices to split them over."""
+    """Returns a batch with eight rows and positions, to split over eight devices."""
     return example_batch(family, rows=8, encoder=8, decoder=8)
 
 
 @jax.jit
 def hidden(model, batch):
-    """The hidden states before the unembedding, `[batch, length, embed]`."""
+    """Returns the last hidden states, `[batch length embed]`."""
     return model(batch).hidden
 
 
 def loss(model, batch, key=None):
-    """The summed cross-entropy, with z-loss, of predicting the last stack's own tokens."""
+    """Returns the summed cross-entropy, with z-loss, of predicting the input tokens of the last stack."""
     targets = batch.get("decoder_input_tokens", batch.get("encoder_input_tokens"))
     states = model(batch, dropout_key=key).hidden
     return cross_entropy(states, model.unembed, targets, jnp.ones(targets.shape), z_loss=1e-3).total
@@ -180,10 +184,10 @@ def loss(model, batch, key=None):
 
 @functools.cache
 def loss_and_gradient(name: str, config: Any) -> tuple[jax.Array, Any]:
-    """Of `eight_rows`, on one device; `config` is a variant of the family's."""
+    """Returns loss and gradient of `eight_rows` on one device; `config` is the family's or a variant of it."""
     return jax.jit(jax.value_and_grad(loss))(random_model(config), eight_rows(FAMILIES[name]))
 
 
-def assert_trees_close(ours: Any, theirs: Any) -> None:
-    """Two trees of parameters or gradients, in either layout, are equal but for rounding."""
-    assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (ours, theirs)))
+def assert_trees_close(actual: Any, expected: Any) -> None:
+    """Asserts that two trees of parameters or gradients, in either layout, agree up to rounding."""
+    assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (actual, expected)))

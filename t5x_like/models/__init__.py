@@ -1,1 +1,1 @@
-"""Network families, one file each."""
+"""Model families, one module each, and the code that they share."""

@@ -1,9 +1,9 @@
-"""BART (Lewis et al. 2020): an encoder-decoder with learnt positions and norms after the sums.
+"""BART (Lewis et al. 2020): an encoder-decoder with learned positions and post-norm layers.
 
-What makes it BART: BERT's layers in an encoder and, with attention to the encoder between their two blocks, in a
-decoder. Each adds positions of its own to the same token embeddings, unscaled, and normalises the sum; positions start
-at row 2 of their tables. Every projection has a bias, GELU is exact, no norm follows the last layer. Logits are
-products with the token embeddings, without a bias.
+The encoder has the layers of BERT. The layers of the decoder have cross-attention between self-attention and
+feed-forward block (section 2.1). Both stacks add learned positions of their own to the same unscaled token embeddings
+and normalize the sum. Positions start at index 2 of their tables. All projections have biases, GELU is exact, and no
+norm follows the last layer. The logits use the token embeddings as their kernel, without a bias.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import initializers
@@ -30,35 +29,35 @@ from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch
 from t5x_like.models.encoder_decoder import Cache, Encoded, EncoderDecoder, forward_flops
 
-# Of every kernel and table, as in its released code.
+# Initializer of all kernels and embedding tables, as in the released code.
 INIT = initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
 class BartConfig(BaseConfig):
-    """Sizes and hyperparameters; the defaults are those of BART base."""
+    """Sizes and hyperparameters of BART; the defaults are those of BART base."""
 
-    # Rows of the token table, which encoder, decoder and logits share.
+    # Rows of the token embedding table, which encoder, decoder and logits share.
     vocab_size: int = 50265
     # Size of a hidden state (d_model).
     embed_dim: int = 768
-    # Size within a feed-forward block (ffn_dim), of the encoder's and of the decoder's.
+    # Size within a feed-forward block (ffn_dim), in both stacks.
     mlp_dim: int = 3072
-    # Of every attention block.
+    # Heads of every attention block.
     num_heads: int = 12
-    # Size of a head's queries, keys and values.
+    # Size of the queries, keys and values of a head.
     head_dim: int = 64
     encoder_layers: int = 6
     decoder_layers: int = 6
-    # The longest row, of inputs and of targets.
+    # Longest row of inputs and of targets, in tokens.
     max_length: int = 1024
-    # Where positions start in their tables, which have max_length + position_offset rows.
+    # Index of the first position in the position tables, which have max_length + position_offset rows.
     position_offset: int = 2
-    # Of the feed-forward blocks.
+    # Activations of the feed-forward blocks; with two, their product.
     activations: tuple[str, ...] = ("gelu_exact",)
-    # Of the embeddings' normalised sum and of each block's output.
+    # Dropout rate of the embeddings and of the output of each block.
     dropout_rate: float = 0.1
-    # Of the attention weights.
+    # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.0
     norm_epsilon: float = 1e-5
 
@@ -69,29 +68,32 @@ class BartConfig(BaseConfig):
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
-        if self.position_offset < 0:
-            raise UserError(f"BartConfig.position_offset={self.position_offset} must not be negative")
+        checks.non_negative_integers(self, "position_offset")
 
     def make(self, key: jax.Array) -> "Bart":
-        """A freshly initialised network."""
+        """Returns a BART with newly initialized parameters; see `ModelConfig.make`."""
         return Bart(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward.
-
-        The matrix products are those of a T5 of these sizes: see `encoder_decoder.forward_flops`.
+        """Returns the floating-point operations of one training step; see `encoder_decoder.forward_flops`.
 
         Args:
-          shapes: of the global batch's `encoder_input_tokens` and `decoder_input_tokens`, `(batch, length)`.
+          shapes: shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` in the global batch.
         """
         batch, encoder_length = shapes["encoder_input_tokens"]
         _, decoder_length = shapes["decoder_input_tokens"]
-        # The backward pass needs two products of the same size for each product of the forward pass.
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, encoder_length, decoder_length)
 
 
 def make_layer(config: BartConfig, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:
-    """A layer with the named attention blocks and a feed-forward block, the norm after each sum."""
+    """Makes a post-norm layer of attention blocks and a feed-forward block.
+
+    Args:
+      config: configuration of the model.
+      attentions: names of the attention blocks, in order.
+      key: random key of the initialization.
+    """
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
     blocks = {
         name: MultiHeadAttention(
@@ -122,16 +124,20 @@ def make_layer(config: BartConfig, attentions: tuple[str, ...], key: jax.Array) 
 
 
 def make_norm(config: BartConfig) -> LayerNorm:
-    """A norm of hidden states."""
+    """Makes the norm of a block or of the embeddings."""
     return LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class InputLayer(nnx.Module):
-    """What stands between token embeddings and a stack: a position is added, the sum normalised.
+    """Adds learned positions to token embeddings and normalizes the sum.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
 
     Attributes:
-      position_embedder: table `[max_length + position_offset, embed_dim]`.
-      norm: of the sum.
+      position_embedder: table `[max_length+position_offset embed_dim]`.
+      norm: norm of the sum.
     """
 
     def __init__(self, config: BartConfig, *, key: jax.Array):
@@ -147,22 +153,28 @@ class InputLayer(nnx.Module):
         self.offset = config.position_offset
 
     def __call__(self, tokens: Hidden, positions: Int[Array, "batch length"]) -> Hidden:
-        """What goes into the first layer.
+        """Returns the input of the first layer.
 
         Args:
-          tokens: their embeddings.
-          positions: from 0 on.
+          tokens: token embeddings.
+          positions: position of each token, from 0.
         """
         return self.norm(tokens + self.position_embedder(positions + self.offset))
 
 
 class Bart(EncoderDecoder):
-    """The network; its interface is "The model seam" in docs/architecture.md.
+    """BART. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size, embed_dim]`, of both stacks and of the logits.
-      encoder_input, decoder_input: positions and norm of each stack's input.
-      encoder, decoder: the layers.
+      token_embedder: embedding table `[vocab_size embed_dim]` of both stacks and of the logits.
+      encoder_input: positions and norm of the encoder's input.
+      decoder_input: positions and norm of the decoder's input.
+      encoder: layers of the encoder.
+      decoder: layers of the decoder.
     """
 
     def __init__(self, config: BartConfig, *, key: jax.Array):
@@ -174,27 +186,35 @@ class Bart(EncoderDecoder):
         self.encoder_input = InputLayer(config, key=encoder_input_key)
         self.decoder_input = InputLayer(config, key=decoder_input_key)
 
-        def stack(number, attentions, key):
+        def stack(num_layers, attentions, key):
             layer = functools.partial(make_layer, config, attentions)
-            return Stack(layer, number, key=key, scan=bool(config.scan_layers), remat=config.remat)
+            return Stack(layer, num_layers, key=key, scan=bool(config.scan_layers), remat=config.remat)
 
         self.encoder = stack(config.encoder_layers, ("attention",), encoder_key)
         self.decoder = stack(config.decoder_layers, ("self_attention", "cross_attention"), decoder_key)
 
     def embed_encoder(self, batch: Batch) -> Hidden:
+        """Returns the input of the encoder; see `EncoderDecoder.embed_encoder`."""
         return self._embed(self.encoder_input, batch["encoder_input_tokens"], batch.get("encoder_positions"))
 
     def embed_decoder(self, batch: Batch) -> Hidden:
+        """Returns the input of the decoder; see `EncoderDecoder.embed_decoder`."""
         return self._embed(self.decoder_input, batch["decoder_input_tokens"], batch.get("decoder_positions"))
 
     def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
+        """Returns the input of the decoder at position `index`."""
         return self.decoder_input(self.token_embedder(tokens), jnp.broadcast_to(index, tokens.shape))
 
     def _embed(self, layer, tokens, positions):
-        """The normalised sum of tokens and positions, which count along the row where the batch has none.
+        """Returns the normalized sum of token and position embeddings.
+
+        Args:
+          layer: input layer of the stack.
+          tokens: token ids `[batch length]`.
+          positions: position of each token `[batch length]`; None: 0, 1, 2 … along each row.
 
         Raises:
-          UserError: rows are longer than the table of positions.
+          UserError: rows are longer than `max_length`.
         """
         checks.row_length(self.config, tokens.shape[1])
         return layer(self.token_embedder(tokens), position_ids(*tokens.shape, positions))
@@ -202,6 +222,7 @@ class Bart(EncoderDecoder):
     def run_encoder(
         self, x: Hidden, *, mask: Mask, dropout_key: jax.Array | None = None, captures: Captures = NO_CAPTURES
     ) -> tuple[Hidden, dict[str, Array]]:
+        """Runs the encoder; see `EncoderDecoder.run_encoder`."""
         return self._run(self.encoder, x, {"attention": {"mask": mask}}, dropout_key, captures)
 
     def run_decoder(
@@ -214,6 +235,7 @@ class Bart(EncoderDecoder):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
+        """Runs the decoder; see `EncoderDecoder.run_decoder`."""
         inputs = {"self_attention": {"mask": mask}, "cross_attention": {"mask": cross_mask, "source": encoded}}
         return self._run(self.decoder, x, inputs, dropout_key, captures)
 
@@ -223,14 +245,14 @@ class Bart(EncoderDecoder):
         return stack(x, inputs, dropout_key=layers_key, captures=captures)
 
     def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
-        """As every encoder-decoder's.
+        """Creates a cache with the keys and values of the cross-attention; see `EncoderDecoder.init_cache`.
 
         Raises:
-          UserError: there are fewer positions than `cache_length`.
+          UserError: `cache_length` is larger than `max_length`.
         """
         checks.row_length(self.config, cache_length)
         return super().init_cache(batch_size, cache_length, encoded)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Products with the token embeddings, in float32."""
+        """Returns logits in float32, with the token embeddings as their kernel."""
         return self.token_embedder.attend(hidden)

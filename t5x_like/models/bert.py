@@ -1,9 +1,10 @@
-"""BERT and RoBERTa (Devlin et al. 2019; Liu et al. 2019): an encoder with learnt positions and norms after the sums.
+"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019): encoders with learned positions and post-norm layers.
 
-What makes it BERT: tokens, positions and token types are embedded, added and normalised; each layer is attention and a
-GELU block with biases, with LayerNorm after each residual sum and none at the end. Logits are products with the token
-embeddings; the transform and the bias of the masked-LM head, and the pooler, belong to their objectives. RoBERTa is the
-same network with one token type, positions that start at 2, the exact GELU and a larger epsilon.
+Embeddings of tokens, positions and token types are added and normalized (Devlin et al., figure 2). Each layer consists
+of attention and a GELU feed-forward block, with biases and with LayerNorm after each residual sum; no norm follows the
+last layer. The logits use the token embeddings as their kernel. The dense layer and the bias of the masked-LM head, and
+the pooler, belong to the objectives. RoBERTa is the same model with one token type, positions that start at 2, exact
+GELU and a larger epsilon.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
@@ -35,34 +35,34 @@ EMBEDDED = "encoder/embedded"
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(BaseConfig):
-    """Sizes and hyperparameters; the defaults are those of BERT base, uncased, as it was trained."""
+    """Sizes and hyperparameters of BERT; the defaults are those of BERT base, uncased, in pretraining."""
 
-    # Rows of the token table.
+    # Rows of the token embedding table.
     vocab_size: int = 30522
     # Size of a hidden state.
     embed_dim: int = 768
     # Size within a feed-forward block.
     mlp_dim: int = 3072
     num_heads: int = 12
-    # Size of a head's queries, keys and values.
+    # Size of the queries, keys and values of a head.
     head_dim: int = 64
     num_layers: int = 12
-    # The longest row.
+    # Longest row, in tokens.
     max_length: int = 512
-    # Where positions start in their table, which has max_length + position_offset rows. RoBERTa: 2.
+    # Index of the first position in the position table, which has max_length + position_offset rows. RoBERTa: 2.
     position_offset: int = 0
-    # Kinds of segments within an example. RoBERTa: 1.
+    # Number of token types (sentence A and B). RoBERTa: 1.
     num_token_types: int = 2
-    # The token that is padding where a batch has no segment ids. RoBERTa: 1.
+    # Id of the padding token, which is masked in batches without segment ids. RoBERTa: 1.
     padding_id: int = 0
-    # Of the feed-forward blocks, and of the masked-LM head. BERT was trained with the tanh form of GELU, RoBERTa with
-    # the exact one, ("gelu_exact",), which transformers runs both with.
+    # Activations of the feed-forward blocks and of the masked-LM head. BERT was pretrained with the tanh approximation
+    # of GELU, RoBERTa with exact GELU, ("gelu_exact",). transformers runs both with exact GELU.
     activations: tuple[str, ...] = ("gelu",)
-    # Of embeddings and of what is added to the residual.
+    # Dropout rate of the embeddings and of the output of each block.
     dropout_rate: float = 0.1
-    # Of the attention weights.
+    # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.1
-    # RoBERTa: 1e-5.
+    # Epsilon of the norms. RoBERTa: 1e-5.
     norm_epsilon: float = 1e-12
 
     def __post_init__(self):
@@ -72,44 +72,42 @@ class BertConfig(BaseConfig):
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
-        for name in ("position_offset", "padding_id"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise UserError(f"BertConfig.{name}={value!r} must be a whole number of at least 0")
+        checks.non_negative_integers(self, "position_offset", "padding_id")
 
     def make(self, key: jax.Array) -> "Bert":
-        """A freshly initialised network."""
+        """Returns a BERT with newly initialized parameters; see `ModelConfig.make`."""
         return Bert(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward; see `forward_flops`.
+        """Returns the floating-point operations of one training step; see `forward_flops`.
 
         Args:
-          shapes: of the global batch's `encoder_input_tokens`, `(batch, length)`, and where logits are computed, of
-            `masked_positions`.
+          shapes: shape `(batch, length)` of `encoder_input_tokens` in the global batch and, if the objective computes
+            logits, `(batch, predictions)` of `masked_positions`.
         """
         batch, length = shapes["encoder_input_tokens"]
         _, predictions = shapes.get("masked_positions", (batch, 0))
-        # The backward pass needs two products of the same size for each product of the forward pass.
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, length, predictions)
 
 
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
-    """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
+    """Returns the floating-point operations of the matrix products in a forward pass.
 
-    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2, or 3
-    of a gated one), L the length, P the positions of a row that logits are computed for and V the vocabulary, a row
-    costs two operations for each of
+    A multiply-add counts as two operations. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of
+    matrix products in a feed-forward block (2, or 3 if it is gated), L = length, P = predictions and V = vocab_size, a
+    row takes this number of multiply-adds:
 
         num_layers · L · (4da + mdf + 2La) + P · dV
 
-    Norms, softmax, biases and lookups do not count, nor does what an objective's heads do before the logits (of the
-    masked-LM head P · d², a thousandth of the whole).
+    Norms, softmax, biases and embedding lookups do not count. The layers of an objective's head do not count either:
+    those of the masked-LM head take P · d², a thousandth of the total.
 
     Args:
-      config: the network.
-      batch: rows.
-      length, predictions: L and P.
+      config: configuration of the model.
+      batch: number of rows.
+      length: L, tokens per row.
+      predictions: P, positions per row for which logits are computed.
     """
     d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
     m = len(config.activations) + 1
@@ -118,7 +116,7 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
 
 
 def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
-    """A layer: self-attention and a feed-forward block, the norm after each sum."""
+    """Makes a post-norm layer of self-attention and a feed-forward block."""
     attention_key, mlp_key = jax.random.split(key)
     attention = MultiHeadAttention(
         config.embed_dim,
@@ -149,27 +147,32 @@ def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
 
 
 def make_norm(config: BertConfig) -> LayerNorm:
-    """A norm of hidden states."""
+    """Makes the norm of a block or of the embeddings."""
     return LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class Bert(nnx.Module):
-    """The network; its interface is "The model seam" in docs/architecture.md.
+    """BERT or RoBERTa. Implements `Model` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
 
     Attributes:
-      token_embedder, position_embedder, token_type_embedder: tables, `[vocab_size, embed_dim]`,
-        `[max_length + position_offset, embed_dim]` and `[num_token_types, embed_dim]`.
-      embedding_norm: of their sum.
-      encoder: the layers.
+      token_embedder: table `[vocab_size embed_dim]` of the tokens and of the logits.
+      position_embedder: table `[max_length+position_offset embed_dim]`.
+      token_type_embedder: table `[num_token_types embed_dim]`.
+      embedding_norm: norm of the sum of the three embeddings.
+      encoder: layers of the encoder.
     """
 
     def __init__(self, config: BertConfig, *, key: jax.Array):
         token_key, position_key, token_type_key, encoder_key = jax.random.split(key, 4)
         self.config = config
 
-        def embedder(number, axis, key):
+        def embedder(num_embeddings, axis, key):
             size, dtype = config.embed_dim, config.compute_dtype
-            return Embedder(number, size, key=key, axis=axis, init=initializers.BERT, dtype=dtype)
+            return Embedder(num_embeddings, size, key=key, axis=axis, init=initializers.BERT, dtype=dtype)
 
         self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
         self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
@@ -184,14 +187,17 @@ class Bert(nnx.Module):
         )
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """The normalised sum of the embeddings of tokens, positions and token types, as `encoder`.
+        """Embeds tokens, positions and token types.
 
         Args:
-          batch: `encoder_input_tokens`; where they are not 0, 1, 2 … along a row, `encoder_positions`; where they are
-            not all 0, `token_types`.
+          batch: `encoder_input_tokens`; `encoder_positions` unless they are 0, 1, 2 … along each row; `token_types`
+            unless they are all 0.
+
+        Returns:
+          The normalized sum of the embeddings as `encoder`.
 
         Raises:
-          UserError: rows are longer than the table of positions.
+          UserError: rows are longer than `max_length`.
         """
         tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
         checks.row_length(self.config, tokens.shape[1])
@@ -207,17 +213,23 @@ class Bert(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
     ) -> Outputs:
-        """Everything between embeddings and logits.
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: as `embed` returns.
-          batch: `encoder_segment_ids` where rows are packed; without them `encoder_input_tokens`, of which `padding_id`
-            is padding.
-          dropout_key: None for no dropout.
-          capture: names of what to hand back beside the result: `encoder/embedded` (what goes into the first layer), or
-            `encoder/layers/WHAT` with a leading dimension `layers`, or `encoder/layers/INDEX/WHAT`. WHAT is `hidden` (a
-            layer's output) or `attention/query`, `/key`, `/value`, `/scores` (before the softmax, with the mask) or
-            `/probabilities`. Layers of which scores or probabilities are captured use the reference attention.
+          embedded: result of `embed`.
+          batch: `encoder_segment_ids` for packed rows. Without them, `encoder_input_tokens` equal to `padding_id` are
+            masked.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of arrays to return: `encoder/embedded` (input of the first layer); `encoder/layers/NAME`, with
+            a leading dimension `layers`; `encoder/layers/INDEX/NAME`, of one layer. NAME is `hidden` (output of the
+            layer) or `attention/query`, `/key`, `/value`, `/scores` (before the softmax, with the mask) or
+            `/probabilities`. Layers whose scores or probabilities are captured use the reference attention.
+
+        Returns:
+          The last hidden states and the captured arrays.
+
+        Raises:
+          ValueError: a name in `capture` is unknown.
         """
         captures = capturing.parse(
             capture, {"encoder": (self.config.num_layers, self.encoder.capturable)}, others=(EMBEDDED,)
@@ -229,11 +241,11 @@ class Bert(nnx.Module):
         return Outputs(hidden=hidden, captured=({EMBEDDED: x} if EMBEDDED in capture else {}) | captured)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Products with the token embeddings, in float32."""
+        """Returns logits in float32, with the token embeddings as their kernel."""
         return self.token_embedder.attend(hidden)
 
     def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
-        """`trunk(embed(batch), batch)`."""
+        """Returns `trunk(embed(batch), batch)`."""
         return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
 
     def _mask(self, batch: Batch) -> Mask:

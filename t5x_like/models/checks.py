@@ -1,4 +1,4 @@
-"""What a family's configuration may hold; each refusal names the field and its value."""
+"""Checks of the fields of a model configuration. Errors name the field and its value."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,65 +9,117 @@ from t5x_like.layers.stacks import REMAT_POLICIES
 
 
 def positive_integers(config: object, *names: str) -> None:
-    """Refuses a field that is no whole number of at least 1."""
+    """Checks that fields are positive integers.
+
+    Raises:
+      UserError: a field is not a positive integer.
+    """
     for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{_field(config, name)} must be a whole number of at least 1")
+        if not _is_integer(getattr(config, name), at_least=1):
+            raise UserError(f"{_field(config, name)}: must be a positive integer")
+
+
+def non_negative_integers(config: object, *names: str) -> None:
+    """Checks that fields are integers of at least 0.
+
+    Raises:
+      UserError: a field is negative or not an integer.
+    """
+    for name in names:
+        if not _is_integer(getattr(config, name), at_least=0):
+            raise UserError(f"{_field(config, name)}: must be a non-negative integer")
 
 
 def rates(config: object, *names: str) -> None:
-    """Refuses a dropout rate outside [0, 1)."""
+    """Checks that dropout rates are in [0, 1).
+
+    Raises:
+      UserError: a rate is outside of [0, 1).
+    """
     for name in names:
         if not 0 <= getattr(config, name) < 1:
-            raise UserError(f"{_field(config, name)} must be in [0, 1)")
+            raise UserError(f"{_field(config, name)}: must be in [0, 1)")
 
 
 def positive(config: object, *names: str) -> None:
-    """Refuses what is 0 or less."""
+    """Checks that fields are positive numbers.
+
+    Raises:
+      UserError: a field is 0 or negative.
+    """
     for name in names:
         if not getattr(config, name) > 0:
-            raise UserError(f"{_field(config, name)} must be positive")
+            raise UserError(f"{_field(config, name)}: must be positive")
 
 
 def one_of(config: object, name: str, allowed: Collection[Any]) -> None:
-    """Refuses a value that is none of `allowed`."""
+    """Checks that a field has an allowed value.
+
+    Raises:
+      UserError: the value is not one of `allowed`.
+    """
     if getattr(config, name) not in allowed:
-        raise UserError(f"{_field(config, name)} must be one of {sorted(allowed)}")
+        raise UserError(f"{_field(config, name)}: must be one of {sorted(allowed)}")
 
 
-def divides(config: object, part: str, whole: str) -> None:
-    """Refuses a `part` that does not divide `whole`."""
-    if getattr(config, whole) % getattr(config, part):
-        raise UserError(f"{_field(config, part)} must divide {whole}={getattr(config, whole)}")
+def divides(config: object, divisor: str, dividend: str) -> None:
+    """Checks that the field `divisor` divides the field `dividend`.
+
+    Raises:
+      UserError: the division leaves a remainder.
+    """
+    if getattr(config, dividend) % getattr(config, divisor):
+        raise UserError(f"{_field(config, divisor)}: must divide {dividend}={getattr(config, dividend)}")
 
 
 def activations(config: object) -> None:
-    """Refuses names of activations that there are not; turns the list that gin hands over into a tuple."""
+    """Checks the names of activations, and converts the list that gin passes to a tuple.
+
+    Raises:
+      UserError: the field is empty or has an unknown name.
+    """
     object.__setattr__(config, "activations", tuple(config.activations))
     unknown = set(config.activations) - set(ACTIVATIONS)
     if unknown or not config.activations:
         raise UserError(
-            f"{_field(config, 'activations')} must name one or more of {sorted(ACTIVATIONS)}"
-            + (f"; {sorted(unknown)} is none" if unknown else "")
+            f"{_field(config, 'activations')}: {f'unknown: {sorted(unknown)}' if unknown else 'empty'}. Give one or "
+            f"more of {sorted(ACTIVATIONS)}"
         )
 
 
 def remat_and_dtype(config: object) -> None:
-    """Refuses a `remat` or `dtype` that there is not."""
+    """Checks `remat` and `dtype`.
+
+    Raises:
+      UserError: a value is unknown.
+    """
     one_of(config, "remat", REMAT_POLICIES)
     if config.dtype not in (None, "float32", "bfloat16"):
-        raise UserError(f"{_field(config, 'dtype')} must be 'float32' or 'bfloat16', or None for the platform's")
-
-
-def row_length(config: object, length: int) -> None:
-    """Refuses rows that are longer than the table of positions."""
-    if length > config.max_length:
         raise UserError(
-            f"rows of {length} tokens exceed {_field(config, 'max_length')}, the number of positions that the network "
-            "has: lower TASK_FEATURE_LENGTHS, or give the network more positions"
+            f"{_field(config, 'dtype')}: must be 'float32', 'bfloat16' or None, which selects the platform's dtype"
         )
 
 
-def _field(config, name):
+def row_length(config: object, length: int) -> None:
+    """Checks that rows fit into the positions of a model.
+
+    Args:
+      config: configuration with `max_length`.
+      length: length of a row in tokens.
+
+    Raises:
+      UserError: rows are longer than `max_length`.
+    """
+    if length > config.max_length:
+        raise UserError(
+            f"rows of {length} tokens: longer than the positions of the model ({_field(config, 'max_length')}). Lower "
+            "TASK_FEATURE_LENGTHS, or raise max_length"
+        )
+
+
+def _is_integer(value: Any, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
+def _field(config: object, name: str) -> str:
     return f"{type(config).__name__}.{name}={getattr(config, name)!r}"

@@ -1,4 +1,4 @@
-"""What decoder-only families share: the trunk, its masks, filling a cache from prompts, and one position at a time."""
+"""The base class of decoder-only models: trunk, attention masks, prefill, decoding by position, and FLOPs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -54,11 +54,11 @@ class DecoderConfig(ModelConfig, Protocol):
 
 @struct.dataclass
 class Cache:
-    """What decoding carries from step to step.
+    """Keys and values for decoding.
 
     Attributes:
-      self_attention: keys and values, a slot for each position of the row.
-      first_slot: the slot of each row's first token; those before it are empty.
+      self_attention: keys and values, one slot per position.
+      first_slot: slot of each row's first token. Earlier slots are empty.
     """
 
     self_attention: KeyValueCache
@@ -66,13 +66,14 @@ class Cache:
 
 
 class Decoder(nnx.Module):
-    """A decoder-only network over what its family defines; its interface is "The model seam" in docs/architecture.md.
+    """Base class of decoder-only models. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
 
-    A family sets `config` (with `num_layers`, `kv_heads`, `head_dim`, `max_length` and `attention_windows`) and
-    `decoder`, a stack whose layers have the block `attention`, and defines `embed_tokens` and `unembed`.
+    A family sets `config` and `decoder` and defines `embed_tokens` and `unembed`.
 
     Attributes:
-      embedding_dropout: of what goes into the first layer.
+      config: configuration of the model.
+      decoder: stack of layers with the block `attention`.
+      embedding_dropout: dropout of the input of the first layer.
     """
 
     config: DecoderConfig
@@ -80,11 +81,26 @@ class Decoder(nnx.Module):
     embedding_dropout: Dropout = NO_DROPOUT
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
-        """What goes into the first layer, before dropout."""
+        """Returns the input of the first layer, before dropout.
+
+        Args:
+          tokens: token ids.
+          positions: position of each token in its segment, from 0.
+        """
         raise NotImplementedError
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """The vectors of `decoder_input_tokens`, as `decoder`; positions count along the row where none are given."""
+        """Embeds the input tokens.
+
+        Args:
+          batch: `decoder_input_tokens`, and `decoder_positions` unless they are 0, 1, 2 … along each row.
+
+        Returns:
+          The embedded tokens as `decoder`.
+
+        Raises:
+          UserError: rows are longer than `max_length`.
+        """
         tokens = batch["decoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
         positions = position_ids(*tokens.shape, batch.get("decoder_positions"))
@@ -98,17 +114,23 @@ class Decoder(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
     ) -> Outputs:
-        """Everything between embeddings and logits.
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: as `embed` returns.
-          batch: `decoder_segment_ids` and `decoder_positions` where rows are packed; `decoder_prefix` where there are
-            tokens that every position of their segment may see.
-          dropout_key: None for no dropout.
-          capture: names of what to hand back beside the result: `decoder/layers/WHAT` with a leading dimension
-            `layers`, or `decoder/layers/INDEX/WHAT`. WHAT is `hidden` (a layer's output) or `attention/query`, `/key`,
-            `/value`, `/scores` (before the softmax, with the mask) or `/probabilities`. Layers of which scores or
+          embedded: result of `embed`.
+          batch: for packed rows `decoder_segment_ids` and `decoder_positions`; optionally `decoder_prefix`, 1 for
+            tokens to which every position of their segment may attend.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of arrays to return: `decoder/layers/NAME`, with a leading dimension `layers`, or
+            `decoder/layers/INDEX/NAME`, of one layer. NAME is `hidden` (output of the layer) or `attention/query`,
+            `/key`, `/value`, `/scores` (before the softmax, with the mask) or `/probabilities`. Layers whose scores or
             probabilities are captured use the reference attention.
+
+        Returns:
+          The last hidden states and the captured arrays.
+
+        Raises:
+          ValueError: a name in `capture` is unknown.
         """
         captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.capturable)})
         embedding_key, layers_key = split_key(dropout_key, 2)
@@ -133,22 +155,25 @@ class Decoder(nnx.Module):
         return Outputs(hidden=hidden, captured=captured)
 
     def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
-        """`trunk(embed(batch), batch)`."""
+        """Returns `trunk(embed(batch), batch)`."""
         return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
 
     def prefill(self, batch: Batch, cache_length: int) -> Cache:
-        """Reads prompts in one pass.
+        """Runs the decoder on whole prompts.
 
         Args:
-          batch: rows whose padding is in front, so that the next token of all of them has the same slot: as
-            `decoding.prompts.left_pad` makes them.
-          cache_length: slots of the cache, those of the prompts included.
+          batch: prompts padded on the left, so that the next token of every row has the same slot
+            (`decoding.prompts.left_pad`).
+          cache_length: number of slots in the cache, including those of the prompts.
+
+        Returns:
+          The cache with the keys and values of the prompts.
         """
         captured = self(batch, capture=(_KEYS, _VALUES)).captured
         scanned = stacks.is_scanned(self.decoder.layers)
 
         def cached(x):
-            x = jnp.swapaxes(x, 2, 3)  # [layers, batch, heads, length, kv]
+            x = jnp.swapaxes(x, 2, 3)  # [layers batch heads length kv]
             x = jnp.pad(x, ((0, 0),) * 3 + ((0, cache_length - x.shape[3]), (0, 0)))
             return x if scanned else tuple(x)
 
@@ -160,23 +185,23 @@ class Decoder(nnx.Module):
     def decode_step(
         self, tokens: Int[Array, "batch 1"], cache: Cache, index: Int[Array, ""]
     ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
-        """One position.
+        """Runs the decoder on one position; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: the input at slot `index`.
-          cache: holds the slots before.
-          index: the same for all rows; a row's position is what lies between its first slot and this one.
+          tokens: input tokens at slot `index`.
+          cache: keys and values of all earlier slots.
+          index: slot, the same for all rows. The position in a row is `index` minus the row's first slot.
 
         Returns:
-          What `unembed` reads to predict the next token, and the cache with this position in it.
+          The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
         slots = jnp.arange(cache.self_attention.length)
         present = (slots >= cache.first_slot[:, None]) & (slots <= index)
         positions = (index - cache.first_slot)[:, None]
 
         def inputs(window):
-            near = present if window is None else present & (slots > index - window)
-            return {"attention": {"mask": Mask(key_valid=near), "positions": positions}}
+            visible = present if window is None else present & (slots > index - window)
+            return {"attention": {"mask": Mask(key_valid=visible), "positions": positions}}
 
         x, self_attention = self.decoder.step(
             self.embed_tokens(tokens, positions),
@@ -188,43 +213,44 @@ class Decoder(nnx.Module):
 
 
 def check_attention_windows(config: DecoderConfig) -> None:
-    """Refuses windows that no layers can take turns with; turns the list that gin hands over into a tuple.
+    """Checks the attention windows, and converts the list that gin passes to a tuple.
 
     Raises:
-      UserError: a window is no whole number of at least 1, or their number does not divide `num_layers`.
+      UserError: a window is neither None nor a positive integer, or the number of windows does not divide `num_layers`.
     """
     object.__setattr__(config, "attention_windows", tuple(config.attention_windows))
     windows, name = config.attention_windows, type(config).__name__
     for window in windows:
         if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
             raise UserError(
-                f"{name}.attention_windows={windows}: {window!r} must be a whole number of positions, at least 1, or "
-                "None for no window"
+                f"{name}.attention_windows={windows}: {window!r} is not a positive integer. Give a number of "
+                "positions, or None for no window"
             )
     if not windows or config.num_layers % len(windows):
         raise UserError(
-            f"{name}.attention_windows={windows} are taken in turns, so their number must divide "
-            f"num_layers={config.num_layers}"
+            f"{name}.attention_windows={windows}: the number of windows must divide num_layers={config.num_layers}. "
+            "The windows repeat over the layers"
         )
 
 
 def forward_flops(config: DecoderConfig, batch: int, length: int) -> float:
-    """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
+    """Returns the floating-point operations of the matrix products in a forward pass.
 
-    With d = embed_dim, a = num_heads · head_dim, k = kv_heads · head_dim, f = mlp_dim, m = number of products in a
-    feed-forward block (2 or 3), L the length, W the window of a layer's attention (L without one, or where it is
-    longer) and V the vocabulary, a row costs two operations for each of
+    A multiply-add counts as two operations. With d = embed_dim, a = num_heads · head_dim, k = kv_heads · head_dim,
+    f = mlp_dim, m = number of matrix products in a feed-forward block (2, or 3 if it is gated), L = length,
+    W = attention window of a layer (at most L, and L without a window) and V = vocab_size, a row takes this number of
+    multiply-adds:
 
         Σ over layers of L · (2da + 2dk + mdf + 2Wa)
         + L · dV
 
-    Attention counts the whole window although causality hides a part of it; norms, softmax, biases, rotations and
-    lookups do not count.
+    Attention counts the whole window, although the causal mask hides a part of it. Norms, softmax, biases, rotary
+    embeddings and embedding lookups do not count.
 
     Args:
-      config: the network.
-      batch: rows.
-      length: L.
+      config: configuration of the model.
+      batch: number of rows.
+      length: L, tokens per row.
     """
     d, f, m = config.embed_dim, config.mlp_dim, len(config.activations) + 1
     a, k = config.num_heads * config.head_dim, config.kv_heads * config.head_dim

@@ -1,4 +1,4 @@
-"""What encoder-decoder families share: the trunk, its masks, and decoding one position at a time."""
+"""The base class of encoder-decoders: trunk, attention masks, decoding one position at a time, and FLOPs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -45,11 +45,11 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
 
 @struct.dataclass
 class Encoded:
-    """An encoder's result.
+    """The result of an encoder.
 
     Attributes:
-      hidden: what the decoder attends to.
-      valid: False where it may not look.
+      hidden: hidden states, to which the decoder attends.
+      valid: whether the decoder may attend to a position.
     """
 
     hidden: Float[Array, "batch length embed"]
@@ -58,12 +58,12 @@ class Encoded:
 
 @struct.dataclass
 class Cache:
-    """What decoding carries from step to step.
+    """Keys and values for decoding.
 
     Attributes:
       self_attention: keys and values of the positions decoded so far.
       cross_attention: keys and values of the encoder's positions, computed once.
-      encoder_valid: see `Encoded.valid`.
+      encoder_valid: `Encoded.valid`.
     """
 
     self_attention: KeyValueCache
@@ -72,52 +72,85 @@ class Cache:
 
 
 class EncoderDecoder(nnx.Module):
-    """An encoder-decoder over what its family defines; its interface is "The model seam" in docs/architecture.md.
+    """Base class of encoder-decoders. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
 
-    A family sets `config`, `encoder` and `decoder` (a stack whose layers have the blocks `self_attention` and
-    `cross_attention`), and defines `embed_encoder`, `embed_decoder`, `embed_step` and `unembed`. The other methods of
-    the first part it may replace.
+    A family sets `config`, `encoder` and `decoder` and defines `embed_encoder`, `embed_decoder`, `embed_step` and
+    `unembed`. It may override the other methods of the first section.
+
+    Attributes:
+      config: configuration of the model.
+      encoder: stack of layers, or what `run_encoder` of the family uses.
+      decoder: stack of layers with the blocks `self_attention` and `cross_attention`.
     """
 
     config: EncoderDecoderConfig
     encoder: Any
     decoder: Any
 
-    # ---- what a family defines, or may replace --------------------------------------------------------------------
+    # ---- defined or overridden by families -------------------------------------------------------------------------
 
     def embed_encoder(self, batch: Batch) -> Hidden:
-        """What goes into the encoder."""
+        """Returns the input of the encoder.
+
+        Args:
+          batch: `encoder_input_tokens` and optionally `encoder_positions`.
+        """
         raise NotImplementedError
 
     def embed_decoder(self, batch: Batch) -> Hidden:
-        """What goes into the decoder."""
+        """Returns the input of the decoder.
+
+        Args:
+          batch: `decoder_input_tokens` and optionally `decoder_positions`.
+        """
         raise NotImplementedError
 
     def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
-        """What goes into the decoder at position `index`."""
+        """Returns the input of the decoder at position `index`, for decoding."""
         raise NotImplementedError
 
     def run_encoder(self, x: Hidden, **options) -> tuple[Hidden, dict[str, Array]]:
-        """The encoder's result; options are `mask`, `dropout_key` and `captures`."""
+        """Runs the encoder.
+
+        Args:
+          x: embedded tokens.
+          **options: `mask`, `dropout_key` and `captures`.
+
+        Returns:
+          The hidden states and the captured arrays.
+        """
         return self.encoder(x, **options)
 
     def run_decoder(self, x: Hidden, **options) -> tuple[Hidden, dict[str, Array]]:
-        """The decoder's result; options are those of the encoder, `encoded` and `cross_mask`."""
+        """Runs the decoder.
+
+        Args:
+          x: embedded tokens.
+          **options: those of `run_encoder`, `encoded` (hidden states of the encoder) and `cross_mask`.
+
+        Returns:
+          The hidden states and the captured arrays.
+        """
         return self.decoder(x, **options)
 
     def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
-        """What the self-attention of a decoding step reads beside its mask, in a cache of `cache_length` positions."""
+        """Returns the inputs of the self-attention in a decoding step, apart from its mask.
+
+        Args:
+          index: position of the step.
+          cache_length: number of positions in the cache.
+        """
         return {}
 
     @property
     def encoder_capturable(self) -> tuple[str, ...]:
-        """Names of what can be captured of the encoder's layers."""
+        """Names of the arrays that can be captured in a layer of the encoder."""
         return self.encoder.capturable
 
-    # ---- what all of them do --------------------------------------------------------------------------------------
+    # ---- shared by all families ------------------------------------------------------------------------------------
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """The vectors of `encoder_input_tokens` and `decoder_input_tokens`, as `encoder` and `decoder`."""
+        """Returns the inputs of both stacks as `encoder` and `decoder`; see `Model.embed`."""
         return {"encoder": self.embed_encoder(batch), "decoder": self.embed_decoder(batch)}
 
     def trunk(
@@ -128,17 +161,23 @@ class EncoderDecoder(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
     ) -> Outputs:
-        """Everything between embeddings and logits.
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: as `embed` returns.
-          batch: `encoder_input_tokens`; where rows are packed, `encoder_segment_ids` and `decoder_segment_ids`.
-          dropout_key: None for no dropout.
-          capture: names of what to hand back beside the result: `encoder/output`, or `STACK/layers/WHAT` with a leading
-            dimension `layers`, or `STACK/layers/INDEX/WHAT`. STACK is `encoder` or `decoder`. WHAT is `hidden` (a
-            layer's output) or `ATTENTION/query`, `/key`, `/value`, `/scores` (before the softmax, with bias and mask)
-            or `/probabilities`, where ATTENTION is `attention` in the encoder, `self_attention` or `cross_attention`
-            in the decoder. Layers of which scores or probabilities are captured use the reference attention.
+          embedded: result of `embed`.
+          batch: `encoder_input_tokens`; for packed rows also `encoder_segment_ids` and `decoder_segment_ids`.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of arrays to return: `encoder/output`; `STACK/layers/NAME`, with a leading dimension `layers`;
+            `STACK/layers/INDEX/NAME`, of one layer. STACK is `encoder` or `decoder`. NAME is `hidden` (output of the
+            layer) or `BLOCK/query`, `/key`, `/value`, `/scores` (before the softmax, with bias and mask) or
+            `/probabilities`, where BLOCK is `attention` in the encoder, `self_attention` or `cross_attention` in the
+            decoder. Layers whose scores or probabilities are captured use the reference attention.
+
+        Returns:
+          The decoder's last hidden states and the captured arrays.
+
+        Raises:
+          ValueError: a name in `capture` is unknown, or the batch has the segment ids of one stack only.
         """
         config = self.config
         captures = capturing.parse(
@@ -150,14 +189,14 @@ class EncoderDecoder(nnx.Module):
             others=("encoder/output",),
         )
         encoder_key, decoder_key = split_key(dropout_key, 2)
-        encoded, of_encoder = self.run_encoder(
+        encoded, encoder_captures = self.run_encoder(
             embedded["encoder"],
             mask=_encoder_mask(batch),
             dropout_key=encoder_key,
             captures=captures["encoder"],
         )
         decoder_mask, cross_mask = _decoder_masks(batch)
-        hidden, of_decoder = self.run_decoder(
+        hidden, decoder_captures = self.run_decoder(
             embedded["decoder"],
             encoded=encoded,
             mask=decoder_mask,
@@ -165,21 +204,32 @@ class EncoderDecoder(nnx.Module):
             dropout_key=decoder_key,
             captures=captures["decoder"],
         )
-        whole = {"encoder/output": encoded} if "encoder/output" in capture else {}
-        return Outputs(hidden=hidden, captured=whole | of_encoder | of_decoder)
+        output = {"encoder/output": encoded} if "encoder/output" in capture else {}
+        return Outputs(hidden=hidden, captured=output | encoder_captures | decoder_captures)
 
     def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
-        """`trunk(embed(batch), batch)`."""
+        """Returns `trunk(embed(batch), batch)`."""
         return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
 
     def encode(self, batch: Batch) -> Encoded:
-        """Runs the encoder for decoding, which continues the first segment of a packed row."""
+        """Runs the encoder once for all steps of decoding.
+
+        Args:
+          batch: `encoder_input_tokens` and optionally `encoder_segment_ids`. Of a packed row, only the first segment is
+            decoded.
+        """
         tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
         hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=_encoder_mask(batch))
         return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)
 
     def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
-        """A cache with room for `cache_length` positions, and the keys and values of the cross-attention in it."""
+        """Creates a cache with the keys and values of the cross-attention.
+
+        Args:
+          batch_size: number of rows.
+          cache_length: number of decoder positions.
+          encoded: result of `encode`.
+        """
         config, layers = self.config, self.decoder.layers
         _, cross = stacks.run(
             layers,
@@ -199,15 +249,15 @@ class EncoderDecoder(nnx.Module):
     def decode_step(
         self, tokens: Int[Array, "batch 1"], cache: Cache, index: Int[Array, ""]
     ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
-        """One position of the decoder.
+        """Runs the decoder on one position; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: the decoder's input at `index`.
-          cache: holds the positions before.
-          index: from 0 on; the same for all rows.
+          tokens: input tokens of the decoder at `index`.
+          cache: keys and values of all earlier positions.
+          index: position, from 0, the same for all rows.
 
         Returns:
-          What `unembed` reads to predict the next token, and the cache with this position in it.
+          The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
         cache_length = cache.self_attention.length
         mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(cache_length) <= index, (tokens.shape[0], cache_length)))
@@ -226,21 +276,24 @@ class EncoderDecoder(nnx.Module):
 
 
 def forward_flops(config: EncoderDecoderConfig, batch: int, encoder_length: int, decoder_length: int) -> float:
-    """Floating-point operations of the matrix products in a forward pass, a multiply-add as two.
+    """Returns the floating-point operations of the matrix products in a forward pass.
 
-    With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of products in a feed-forward block (2 or
-    3), E and D the lengths and V the vocabulary, a row costs two operations for each of
+    A multiply-add counts as two operations. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of
+    matrix products in a feed-forward block (2, or 3 if it is gated), E and D = encoder and decoder length and
+    V = vocab_size, a row takes this number of multiply-adds:
 
         encoder_layers · E · (4da + mdf + 2Ea)
         + decoder_layers · (D · (6da + mdf + 2Da + 2Ea) + E · 2da)
         + D · dV
 
-    Attention counts in full although half of the decoder's is masked; norms, softmax, biases and lookups do not count.
+    Attention counts in full, although the causal mask hides half of the decoder's. Norms, softmax, biases and embedding
+    lookups do not count.
 
     Args:
-      config: the network's; T5's and BART's have what is read of it.
-      batch: rows.
-      encoder_length, decoder_length: E and D.
+      config: configuration of the model.
+      batch: number of rows.
+      encoder_length: E, tokens per row.
+      decoder_length: D, tokens per row.
     """
     d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
     m, e = len(config.activations) + 1, encoder_length
@@ -258,10 +311,12 @@ def _encoder_mask(batch: Batch) -> Mask:
 
 
 def _decoder_masks(batch: Batch) -> tuple[Mask, Mask]:
-    """Of the decoder's self-attention and of its attention to the encoder."""
+    """Returns the masks of the decoder's self-attention and cross-attention."""
     encoder, decoder = batch.get("encoder_segment_ids"), batch.get("decoder_segment_ids")
     if (encoder is None) != (decoder is None):
-        raise ValueError("a batch has encoder_segment_ids and decoder_segment_ids together or neither of them")
+        raise ValueError(
+            "the batch has segment ids of one stack only. Give encoder_segment_ids and decoder_segment_ids"
+        )
     if encoder is None:
         return Mask(causal=True), _encoder_mask(batch)
     return (

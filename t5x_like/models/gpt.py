@@ -1,9 +1,10 @@
-"""GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and GPT-3 (Brown et al. 2020): decoders with learnt positions.
+"""GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and GPT-3 (Brown et al. 2020): decoder-only models.
 
-What makes it GPT: LayerNorm, a bias on every projection, tanh GELU, a table of positions added to the tokens, logits by
-the tokens' table. GPT normalises after each block, as Vaswani et al. did; GPT-2 before it and once more at the end, and
-starts its residual projections smaller the more layers there are. GPT-3 is GPT-2 with 2,048 positions whose layers take
-turns: one attends to everything before it, the next to a band.
+Common to all: LayerNorm, biases in all projections, the tanh approximation of GELU, a table of positions added to the
+token embeddings, and logits that use the token embeddings as their kernel. GPT has post-norm layers (Vaswani et al.
+2017). GPT-2 has pre-norm layers and a final norm, and scales the initial residual projections by the depth (Radford et
+al. 2019, section 2.3). GPT-3 is GPT-2 with 2,048 positions and layers that alternate between dense and locally banded
+attention (Brown et al. 2020, section 2.1).
 """
 
 import dataclasses
@@ -24,39 +25,40 @@ from t5x_like.layers.projections import Projection
 from t5x_like.models import checks, decoder
 from t5x_like.models.base import BaseConfig
 
-# Standard deviation of initial kernels and tables (Radford et al. 2018, section 4.1), and of GPT-2's table of positions
-# in its released code.
+# Standard deviation of initial kernels and embedding tables (Radford et al. 2018, section 4.1).
 INIT_STDDEV = 0.02
+# The same for GPT-2's table of positions, from the released code.
 GPT2_POSITIONS_INIT_STDDEV = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(BaseConfig):
-    """Sizes and hyperparameters; the defaults are those of GPT-2's smallest network."""
+    """Sizes and hyperparameters of GPT, GPT-2 and GPT-3; the defaults are those of GPT-2 small."""
 
     vocab_size: int = 50257
     # Size of a hidden state (n_embd).
     embed_dim: int = 768
-    # Size within a feed-forward block; four times embed_dim in all published networks.
+    # Size within a feed-forward block; four times embed_dim in all published models.
     mlp_dim: int = 3072
     num_heads: int = 12
-    # Size of a head's queries, keys and values; heads times this is embed_dim but for two sizes of GPT-3.
+    # Size of the queries, keys and values of a head. num_heads · head_dim is embed_dim except in two sizes of GPT-3.
     head_dim: int = 64
     num_layers: int = 12
     # Rows of the table of positions. GPT: 512, GPT-2: 1024, GPT-3: 2048.
     max_length: int = 1024
-    # Of the feed-forward blocks.
+    # Activations of the feed-forward blocks; with two, their product.
     activations: tuple[str, ...] = ("gelu",)
-    # Where the norm of a block stands. 'post': after its sum, and none at the end (GPT). 'pre': before it, and one at
-    # the end (GPT-2, GPT-3); positions and residual projections then start smaller, as GPT-2's.
+    # Position of the norms. 'post': after the residual sum of each block (GPT). 'pre': before each block and after the
+    # last layer (GPT-2, GPT-3); initial positions and residual projections are then smaller, as in GPT-2.
     norm_position: Literal["pre", "post"] = "pre"
-    # How many positions back, its own included, a layer attends; None: all. Several are taken in turns by the layers.
+    # Number of positions, its own included, to which a position attends; None: all. Several windows repeat over the
+    # layers.
     attention_windows: tuple[int | None, ...] = (None,)
-    # Whether logits are products with the embeddings, as in all published networks.
+    # Whether the logits use the token embeddings as their kernel, as in all published models.
     tied_embeddings: bool = True
-    # Of the embeddings' sum and of each block's output.
+    # Dropout rate of the embeddings and of the output of each block.
     dropout_rate: float = 0.1
-    # Of the attention weights.
+    # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.1
     norm_epsilon: float = 1e-5
 
@@ -72,30 +74,32 @@ class GPTConfig(BaseConfig):
 
     @property
     def kv_heads(self) -> int:
+        """Number of key and value heads."""
         return self.num_heads
 
     def make(self, key: jax.Array) -> "GPT":
-        """A freshly initialised network."""
+        """Returns a GPT with newly initialized parameters; see `ModelConfig.make`."""
         return GPT(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward; see `decoder.forward_flops`.
+        """Returns the floating-point operations of one training step; see `decoder.forward_flops`.
 
         Args:
-          shapes: of the global batch's `decoder_input_tokens`, `(batch, length)`.
+          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch.
         """
-        # The backward pass needs two products of the same size for each product of the forward pass.
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * decoder.forward_flops(self, *shapes["decoder_input_tokens"])
 
 
 def make_layer(config: GPTConfig, key: jax.Array) -> TransformerLayer:
-    """Self-attention and a feed-forward block."""
+    """Makes a layer of self-attention and a feed-forward block."""
     attention_key, mlp_key = jax.random.split(key)
-    # GPT-2's residual projections start smaller by the root of their number (Radford et al. 2019, section 2.3).
-    smaller = (2 * config.num_layers) ** -0.5 if config.norm_position == "pre" else 1.0
+    # GPT-2 divides the initial residual projections by the square root of their number (Radford et al. 2019,
+    # section 2.3).
+    residual_scale = (2 * config.num_layers) ** -0.5 if config.norm_position == "pre" else 1.0
     shared = dict(
         init=initializers.normal(INIT_STDDEV),
-        out_init=initializers.normal(INIT_STDDEV * smaller),
+        out_init=initializers.normal(INIT_STDDEV * residual_scale),
         bias=True,
         dtype=config.compute_dtype,
     )
@@ -120,11 +124,23 @@ def make_layer(config: GPTConfig, key: jax.Array) -> TransformerLayer:
 
 
 def make_norm(config: GPTConfig) -> LayerNorm:
+    """Makes the norm of a block or of the stack."""
     return LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class GPT(decoder.Decoder):
-    """The network; its interface is "The model seam" in docs/architecture.md."""
+    """GPT, GPT-2 or GPT-3. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      token_embedder: table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      position_embedder: table `[max_length embed_dim]`.
+      decoder: layers of the decoder.
+      logits: kernel of the logits, unless they are tied.
+    """
 
     def __init__(self, config: GPTConfig, *, key: jax.Array):
         tokens_key, positions_key, decoder_key, logits_key = jax.random.split(key, 4)
@@ -156,10 +172,11 @@ class GPT(decoder.Decoder):
         self.embedding_dropout = Dropout(config.dropout_rate)
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
+        """Returns the sum of token and position embeddings."""
         return self.token_embedder(tokens) + self.position_embedder(positions)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Logits in float32."""
+        """Returns logits in float32."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden)
         return embeddings.logits(hidden, self.logits.kernel[...])

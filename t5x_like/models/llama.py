@@ -1,8 +1,9 @@
 """Llama 1 to 3.2 (Touvron et al. 2023a, 2023b; Grattafiori et al. 2024) and Mistral (Jiang et al. 2023): decoders.
 
-What makes it Llama: RMSNorm before each block and at the end, no bias, queries and keys rotated by their positions,
-SwiGLU blocks, logits of their own. Llama 2 70B, Llama 3 and Mistral share a key and a value head among several query
-heads; Mistral attends to a sliding window.
+Common to all: RMSNorm before each block and after the last layer, no biases, rotary position embeddings, SwiGLU
+feed-forward blocks (Touvron et al. 2023a, section 2.2), and a separate kernel for the logits except in Llama 3.2 1B and
+3B. In Llama 2 34B and 70B, Llama 3 and Mistral several query heads share a key and value head (grouped-query
+attention). Mistral attends to a sliding window (Jiang et al. 2023, section 2).
 """
 
 import dataclasses
@@ -25,13 +26,13 @@ from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks, decoder
 from t5x_like.models.base import BaseConfig
 
-# Standard deviation of initial kernels and embeddings; the papers give none, this is transformers'.
+# Standard deviation of initial kernels and embeddings, as in transformers. The papers do not state it.
 INIT_STDDEV = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(BaseConfig):
-    """Sizes and hyperparameters; the defaults are those of Llama 2 7B."""
+    """Sizes and hyperparameters of Llama and Mistral; the defaults are those of Llama 2 7B."""
 
     vocab_size: int = 32000
     # Size of a hidden state.
@@ -39,33 +40,35 @@ class LlamaConfig(BaseConfig):
     # Size within a feed-forward block.
     mlp_dim: int = 11008
     num_heads: int = 32
-    # Heads of keys and values, each of which serves num_heads / num_kv_heads heads of queries. None: num_heads.
+    # Key and value heads, each shared by num_heads / num_kv_heads query heads. None: num_heads.
     num_kv_heads: int | None = None
-    # Size of a head's queries, keys and values; even, for the rotations. Heads times this need not be embed_dim.
+    # Size of the queries, keys and values of a head; even, for the rotations. num_heads · head_dim may differ from
+    # embed_dim.
     head_dim: int = 128
     num_layers: int = 32
-    # The longest row. Positions have no table, so that this changes no parameter.
+    # Longest row, in tokens. Parameters do not depend on it.
     max_length: int = 4096
-    # Of the feed-forward blocks; their product where there are two.
+    # Activations of the feed-forward blocks; with two, their product.
     activations: tuple[str, ...] = ("silu", "linear")
-    # Base of the rotations' wave lengths. Llama 3: 500,000.
+    # Base of the wavelengths of the rotations. Llama 3: 500,000.
     rope_theta: float = 10000.0
-    # Scaling of rotary positions to rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
+    # Scaling of rotary positions for rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
     # layers/rope_scaling.py, or None. Llama 3.1 and 3.2: Llama3.
     rope_scaling: Scaling | None = None
-    # How many positions back, its own included, a layer attends; None: all. Several are taken in turns by the layers.
+    # Number of positions, its own included, to which a position attends; None: all. Several windows repeat over the
+    # layers.
     # Mistral: (4096,).
     attention_windows: tuple[int | None, ...] = (None,)
-    # Whether the projections of attention, and those of the feed-forward blocks, have biases; no published size has.
+    # Whether the projections of attention and of the feed-forward blocks have biases. No published size has them.
     attention_bias: bool = False
     mlp_bias: bool = False
-    # Whether logits are products with the embeddings.
+    # Whether the logits use the token embeddings as their kernel.
     tied_embeddings: bool = False
-    # Of each block's output. All published sizes were pretrained without dropout.
+    # Dropout rate of the output of each block. All published sizes were pretrained without dropout.
     dropout_rate: float = 0.0
-    # Of the attention weights.
+    # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.0
-    # Llama 7B, 13B and 33B: 1e-6.
+    # Epsilon of the norms. Llama 7B, 13B and 33B: 1e-6.
     norm_epsilon: float = 1e-5
 
     def __post_init__(self):
@@ -81,32 +84,33 @@ class LlamaConfig(BaseConfig):
         decoder.check_attention_windows(self)
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
             raise UserError(
-                f"LlamaConfig.rope_scaling={self.rope_scaling!r} must be None or one of "
+                f"LlamaConfig.rope_scaling={self.rope_scaling!r}: unknown. Give None or one of "
                 f"{', '.join(kind.__name__ for kind in SCALINGS)} of t5x_like.layers.rope_scaling"
             )
         if self.head_dim % 2:
-            raise UserError(f"LlamaConfig.head_dim={self.head_dim} must be even: rotations turn pairs of entries")
+            raise UserError(f"LlamaConfig.head_dim={self.head_dim}: must be even, since rotary embeddings rotate pairs")
 
     @property
     def kv_heads(self) -> int:
+        """Number of key and value heads."""
         return self.num_kv_heads
 
     def make(self, key: jax.Array) -> "Llama":
-        """A freshly initialised network."""
+        """Returns a Llama with newly initialized parameters; see `ModelConfig.make`."""
         return Llama(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward; see `decoder.forward_flops`.
+        """Returns the floating-point operations of one training step; see `decoder.forward_flops`.
 
         Args:
-          shapes: of the global batch's `decoder_input_tokens`, `(batch, length)`.
+          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch.
         """
-        # The backward pass needs two products of the same size for each product of the forward pass.
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * decoder.forward_flops(self, *shapes["decoder_input_tokens"])
 
 
 def make_layer(config: LlamaConfig, key: jax.Array) -> TransformerLayer:
-    """Self-attention and a gated feed-forward block."""
+    """Makes a layer of self-attention and a gated feed-forward block."""
     attention_key, mlp_key = jax.random.split(key)
     init = initializers.normal(INIT_STDDEV)
     blocks = {
@@ -139,11 +143,22 @@ def make_layer(config: LlamaConfig, key: jax.Array) -> TransformerLayer:
 
 
 def make_norm(config: LlamaConfig) -> RMSNorm:
+    """Makes the norm of a block or of the stack."""
     return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class Llama(decoder.Decoder):
-    """The network; its interface is "The model seam" in docs/architecture.md."""
+    """Llama or Mistral. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      token_embedder: table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      decoder: layers of the decoder.
+      logits: kernel of the logits, unless they are tied.
+    """
 
     def __init__(self, config: LlamaConfig, *, key: jax.Array):
         tokens_key, decoder_key, logits_key = jax.random.split(key, 3)
@@ -166,10 +181,11 @@ class Llama(decoder.Decoder):
             )
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
+        """Returns the token embeddings; positions enter through the rotations."""
         return self.token_embedder(tokens)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Logits in float32."""
+        """Returns logits in float32."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden)
         return embeddings.logits(hidden, self.logits.kernel[...])

@@ -1,4 +1,4 @@
-"""What every family returns."""
+"""The result of a model."""
 
 from flax import struct
 from jaxtyping import Array, Float
@@ -6,11 +6,11 @@ from jaxtyping import Array, Float
 
 @struct.dataclass
 class Outputs:
-    """A network's result.
+    """The result of a model's trunk.
 
     Attributes:
-      hidden: what `unembed` reads.
-      captured: what was asked for with `capture`, by name.
+      hidden: last hidden states, the input of `unembed`.
+      captured: the arrays requested with `capture`, by name.
     """
 
     hidden: Float[Array, "batch length embed"]

@@ -1,9 +1,9 @@
 """T5 1.0 and 1.1 (Raffel et al. 2020): an encoder-decoder with relative position biases.
 
-What makes it T5: RMSNorm before each block and no bias anywhere; scores that are not scaled; one table of relative
-  position biases a stack, shared by its layers, none for the cross-attention; embeddings shared by encoder and
-  decoder. 1.0 has ReLU blocks and ties its logits to the embeddings, 1.1 has gated GELU blocks and logits of their
-  own.
+Differences from other encoder-decoders: RMSNorm before each block; no biases in projections or norms; unscaled
+attention scores; one table of relative position biases per stack, shared by its layers and not used in the
+cross-attention (section 2.1); token embeddings shared by encoder and decoder. T5 1.0 has ReLU feed-forward blocks and
+ties the logits to the embeddings. T5 1.1 has gated GELU blocks and a separate kernel for the logits.
 """
 
 import dataclasses
@@ -33,27 +33,28 @@ from t5x_like.models.encoder_decoder import EncoderDecoder, forward_flops
 
 @dataclasses.dataclass(frozen=True)
 class T5Config(BaseConfig):
-    """Sizes and hyperparameters; the defaults are those of T5 1.1 small."""
+    """Sizes and hyperparameters of T5; the defaults are those of T5 1.1 small."""
 
-    # Rows of the embedding table: tokens, sentinels, and padding to a multiple that devices like.
+    # Rows of the embedding table: tokens, sentinels, and padding to a multiple of 128.
     vocab_size: int = 32128
     # Size of a hidden state (d_model).
     embed_dim: int = 512
     # Size within a feed-forward block (d_ff).
     mlp_dim: int = 1024
     num_heads: int = 6
-    # Size of a head's queries, keys and values (d_kv); heads times this need not be embed_dim.
+    # Size of the queries, keys and values of a head (d_kv). num_heads · head_dim may differ from embed_dim.
     head_dim: int = 64
     encoder_layers: int = 8
     decoder_layers: int = 8
-    # Of the feed-forward blocks; their product where there are two. T5 1.0: ("relu",).
+    # Activations of the feed-forward blocks; with two, their product. T5 1.0: ("relu",).
     activations: tuple[str, ...] = ("gelu", "linear")
-    # Whether logits are products with the embeddings. T5 1.0: True.
+    # Whether the logits use the token embeddings as their kernel. T5 1.0: True.
     tied_embeddings: bool = False
-    # T5 1.1 was pretrained without dropout; fine-tuning uses 0.1.
+    # Dropout rate. T5 1.1 was pretrained without dropout and is fine-tuned with 0.1.
     dropout_rate: float = 0.0
-    # Half of them, rounded down, serve each direction of the encoder; an odd number leaves one unused there.
+    # Buckets of relative positions. In the encoder each direction uses half of them, rounded down.
     relpos_buckets: int = 32
+    # Distance from which all positions share the last bucket.
     relpos_max_distance: int = 128
     norm_epsilon: float = 1e-6
 
@@ -65,43 +66,50 @@ class T5Config(BaseConfig):
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         if self.relpos_buckets < 4:
-            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets} must be at least 4")
+            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets}: must be at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
             raise UserError(
-                f"T5Config.relpos_max_distance={self.relpos_max_distance} must exceed the {self.relpos_buckets // 2} "
-                f"distances that have a bucket of their own (half of relpos_buckets={self.relpos_buckets})"
+                f"T5Config.relpos_max_distance={self.relpos_max_distance}: must be larger than "
+                f"{self.relpos_buckets // 2}, the number of distances with a bucket of their own (half of "
+                f"relpos_buckets={self.relpos_buckets})"
             )
 
     def make(self, key: jax.Array) -> "T5":
-        """A freshly initialised network."""
+        """Returns a T5 with newly initialized parameters; see `ModelConfig.make`."""
         return T5(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, forward and backward; see `encoder_decoder.forward_flops`.
+        """Returns the floating-point operations of one training step; see `encoder_decoder.forward_flops`.
 
         Args:
-          shapes: of the global batch's `encoder_input_tokens` and `decoder_input_tokens`, `(batch, length)`.
+          shapes: shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` in the global batch.
         """
         batch, encoder_length = shapes["encoder_input_tokens"]
         _, decoder_length = shapes["decoder_input_tokens"]
-        # The backward pass needs two products of the same size for each product of the forward pass.
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, encoder_length, decoder_length)
 
 
 def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:
-    """A layer with the named attention blocks and a feed-forward block."""
+    """Makes a layer of attention blocks and a feed-forward block.
+
+    Args:
+      config: configuration of the model.
+      attentions: names of the attention blocks, in order.
+      key: random key of the initialization.
+    """
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
-    # T5 drops the same entries at every position of a row, in attention the same keys for every query.
-    alike = Dropout(config.dropout_rate, broadcast_dims=(-2,))
+    # T5 drops the same features at every position of a row, and the same keys for every query of the attention.
+    shared_dropout = Dropout(config.dropout_rate, broadcast_dims=(-2,))
     blocks = {
         name: MultiHeadAttention(
             config.embed_dim,
             heads=config.num_heads,
             head_dim=config.head_dim,
             init=initializers.fan_in(),
-            # The factor that other networks give the scores is in the initial queries.
+            # Scores are not scaled; the initial queries are smaller by head_dim**-0.5 instead.
             query_init=initializers.fan_in(1.0 / config.head_dim),
-            dropout=alike,
+            dropout=shared_dropout,
             dtype=config.compute_dtype,
             key=attention_key,
         )
@@ -112,34 +120,36 @@ def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) ->
         config.mlp_dim,
         activations=config.activations,
         init=initializers.fan_in(truncated=True),
-        dropout=alike,
+        dropout=shared_dropout,
         dtype=config.compute_dtype,
         key=mlp_key,
     )
-    return TransformerLayer(blocks, functools.partial(make_norm, config), norm_position="pre", dropout=alike)
+    return TransformerLayer(blocks, functools.partial(make_norm, config), norm_position="pre", dropout=shared_dropout)
 
 
 def make_norm(config: T5Config) -> RMSNorm:
+    """Makes the norm of a block or of a stack."""
     return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
 class Stack(stacks.Stack):
-    """The layers of the encoder or of the decoder, their common position biases and a final norm."""
+    """The layers of the encoder or of the decoder, their shared position biases and a final norm.
+
+    Args:
+      config: configuration of the model.
+      num_layers: number of layers.
+      attentions: names of the attention blocks of a layer: self-attention and, in a decoder, `cross_attention`.
+      bidirectional: whether positions attend to later positions; half of the position buckets are then for those.
+      key: random key of the initialization.
+    """
 
     def __init__(
-        self, config: T5Config, number: int, *, attentions: tuple[str, ...], bidirectional: bool, key: jax.Array
+        self, config: T5Config, num_layers: int, *, attentions: tuple[str, ...], bidirectional: bool, key: jax.Array
     ):
-        """Args:
-        config: the network's.
-        number: of layers.
-        attentions: names of a layer's attention blocks: self-attention, and where there is one, `cross_attention`.
-        bidirectional: whether queries look ahead: whether half of the position buckets are for keys after them.
-        key: for the initial values.
-        """
         layers_key, bias_key = jax.random.split(key)
         super().__init__(
             functools.partial(make_layer, config, attentions),
-            number,
+            num_layers,
             key=layers_key,
             norm=make_norm(config),
             scan=bool(config.scan_layers),
@@ -166,15 +176,19 @@ class Stack(stacks.Stack):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """Runs all layers.
+        """Runs all layers and the final norm.
 
         Args:
           x: embedded tokens.
-          mask: of the self-attention.
-          encoded, cross_mask: what a decoder attends to beside itself, and how; without it, it attends to itself alone.
-          encoder_norm: given, a decoder's stack runs as an encoder that looks both ways, with this norm after it.
-          dropout_key: None for no dropout.
-          captures: what to hand back of each layer.
+          mask: mask of the self-attention.
+          encoded: hidden states of the encoder, for the cross-attention; None leaves the cross-attention out.
+          cross_mask: mask of the cross-attention.
+          encoder_norm: if given, a decoder's stack runs as a bidirectional encoder, with this final norm.
+          dropout_key: random key of dropout; None disables dropout.
+          captures: arrays of the layers to return.
+
+        Returns:
+          The hidden states and the captured arrays.
         """
         bidirectional = self.bidirectional or encoder_norm is not None
         first_key, layers_key, last_key = split_key(dropout_key, 3)
@@ -186,12 +200,23 @@ class Stack(stacks.Stack):
         }
         x, captured = self.run(x, inputs, dropout_key=layers_key, captures=captures)
         x = self.apply_norm(x) if encoder_norm is None else encoder_norm(x)
-        # T5X drops entries of the encoder's result one by one, all others alike along a row.
+        # As in T5X, dropout of the encoder's result is independent per position; elsewhere positions share it.
         return dropout(x, self.dropout_rate, last_key, broadcast_dims=() if bidirectional else (-2,)), captured
 
 
 class T5(EncoderDecoder):
-    """The network; its interface is "The model seam" in docs/architecture.md."""
+    """T5. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      token_embedder: embedding table `[vocab_size embed_dim]` of both stacks, and of the logits if they are tied.
+      encoder: layers of the encoder.
+      decoder: layers of the decoder.
+      logits: kernel of the logits, unless they are tied.
+    """
 
     def __init__(self, config: T5Config, *, key: jax.Array):
         embedder_key, encoder_key, decoder_key, logits_key = jax.random.split(key, 4)
@@ -223,19 +248,23 @@ class T5(EncoderDecoder):
         return Stack(config, config.encoder_layers, attentions=("attention",), bidirectional=True, key=key)
 
     def embed_encoder(self, batch: Batch) -> Hidden:
+        """Returns the embedded `encoder_input_tokens`."""
         return self.token_embedder(batch["encoder_input_tokens"])
 
     def embed_decoder(self, batch: Batch) -> Hidden:
+        """Returns the embedded `decoder_input_tokens`."""
         return self.token_embedder(batch["decoder_input_tokens"])
 
     def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
+        """Returns the embedded tokens; positions enter through the biases."""
         return self.token_embedder(tokens)
 
     def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+        """Returns the position biases of a decoding step."""
         return {"bias": self.decoder.relative_bias.at(index, cache_length)}
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Logits in float32."""
+        """Returns logits in float32. Tied logits are scaled by embed_dim**-0.5."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden) * self.config.embed_dim**-0.5
         return embeddings.logits(hidden, self.logits.kernel[...])

@@ -1,7 +1,7 @@
-"""The other networks of T5's study of architectures (Raffel et al. 2020, section 3.2).
+"""The other architectures of T5's comparison (Raffel et al. 2020, section 3.2.2).
 
-Beside the encoder-decoder of `t5.py`: one whose encoder is the decoder's own layers run without their cross-attention,
-and a decoder alone, the language model; it is a prefix language model where a batch says what the prefix is.
+`SharedT5` is an encoder-decoder whose stacks share their layers: the encoder runs them without cross-attention.
+`T5Decoder` is a decoder-only language model, or a prefix language model if the batch marks a prefix.
 """
 
 import dataclasses
@@ -23,58 +23,67 @@ from t5x_like.models.t5 import T5, Stack, T5Config, make_norm
 
 @dataclasses.dataclass(frozen=True)
 class SharedT5Config(T5Config):
-    """A T5 whose encoder and decoder are the same layers; as many of them as `decoder_layers` says."""
+    """Configuration of a T5 whose encoder and decoder share their `decoder_layers` layers."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.encoder_layers != self.decoder_layers:
             raise UserError(
-                f"SharedT5Config.encoder_layers={self.encoder_layers} must equal decoder_layers={self.decoder_layers}: "
-                "they are the same layers"
+                f"SharedT5Config.encoder_layers={self.encoder_layers}: must equal decoder_layers="
+                f"{self.decoder_layers}, since the layers are shared"
             )
 
     def make(self, key: jax.Array) -> "SharedT5":
-        """A freshly initialised network."""
+        """Returns a SharedT5 with newly initialized parameters; see `ModelConfig.make`."""
         return SharedT5(self, key=key)
 
 
 class FinalNorm(nnx.Module):
-    """All that a shared encoder has of its own."""
+    """The final norm, the only parameters of the encoder that the decoder does not share.
+
+    Args:
+      config: configuration of the model.
+    """
 
     def __init__(self, config: T5Config):
         self.norm = make_norm(config)
 
 
 class SharedT5(T5):
-    """T5 with one set of layers, norms and position biases for encoder and decoder, each with a final norm of its own.
+    """T5 with one set of layers and position biases for encoder and decoder, and a final norm for each of them.
 
-    The table of position biases serves buckets that look both ways in the encoder, and back alone in the decoder.
+    The encoder uses the table of position biases with bidirectional buckets, the decoder with unidirectional ones.
     """
 
     def _make_encoder(self, config: T5Config, key: jax.Array) -> FinalNorm:
         return FinalNorm(config)
 
     def run_encoder(self, x: Hidden, **options) -> tuple[Hidden, dict[str, Array]]:
+        """Runs the shared layers as the encoder; see `EncoderDecoder.run_encoder`."""
         return self.decoder(x, encoder_norm=self.encoder.norm, **options)
 
     @property
     def encoder_capturable(self) -> tuple[str, ...]:
+        """Names of the arrays that can be captured in a layer of the encoder."""
         return tuple(name for name in self.decoder.capturable if not name.startswith("cross_attention/"))
 
 
 @dataclasses.dataclass(frozen=True)
 class T5DecoderConfig(T5Config):
-    """A decoder alone, of `decoder_layers` layers without cross-attention; `encoder_layers` means nothing."""
+    """Configuration of a decoder-only T5 with `decoder_layers` layers; `encoder_layers` is not used."""
 
     def make(self, key: jax.Array) -> "T5Decoder":
-        """A freshly initialised network."""
+        """Returns a T5Decoder with newly initialized parameters; see `ModelConfig.make`."""
         return T5Decoder(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Floating-point operations of one update, as `T5Config.train_flops`: an encoder's that predicts tokens.
+        """Returns the floating-point operations of one training step.
+
+        With d, a, f, m and V as in `encoder_decoder.forward_flops` and L = length, the forward pass of a row takes
+        decoder_layers · L · (4da + mdf + 2La) + L · dV multiply-adds. A multiply-add counts as two operations.
 
         Args:
-          shapes: of the global batch's `decoder_input_tokens`, `(batch, length)`.
+          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch.
         """
         batch, length = shapes["decoder_input_tokens"]
         d, a, f = self.embed_dim, self.num_heads * self.head_dim, self.mlp_dim
@@ -84,7 +93,17 @@ class T5DecoderConfig(T5Config):
 
 
 class T5Decoder(T5):
-    """The decoder-only network; `decoder_prefix` of a batch marks tokens that every position of its segment may see."""
+    """Decoder-only T5. Implements `Model` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      token_embedder: embedding table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      decoder: layers of the decoder.
+      logits: kernel of the logits, unless they are tied.
+    """
 
     def __init__(self, config: T5DecoderConfig, *, key: jax.Array):
         embedder_key, decoder_key, logits_key = jax.random.split(key, 3)
@@ -98,7 +117,7 @@ class T5Decoder(T5):
         self._make_logits(config, logits_key)
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """The vectors of `decoder_input_tokens`, as `decoder`."""
+        """Returns the embedded `decoder_input_tokens` as `decoder`."""
         return {"decoder": self.token_embedder(batch["decoder_input_tokens"])}
 
     def trunk(
@@ -109,13 +128,21 @@ class T5Decoder(T5):
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
     ) -> Outputs:
-        """Everything between embeddings and logits.
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: as `embed` returns.
-          batch: `decoder_segment_ids` where rows are packed, `decoder_prefix` where there is one.
-          dropout_key: None for no dropout.
-          capture: `decoder/layers/WHAT` as in `T5.trunk`, `attention` being the one attention there is.
+          embedded: result of `embed`.
+          batch: for packed rows `decoder_segment_ids`; optionally `decoder_prefix`, 1 for tokens to which every
+            position of their segment may attend.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of arrays to return, `decoder/layers/…` as in `EncoderDecoder.trunk`, with the attention block
+            `attention`.
+
+        Returns:
+          The last hidden states and the captured arrays.
+
+        Raises:
+          ValueError: a name in `capture` is unknown.
         """
         captures = capturing.parse(capture, {"decoder": (self.config.decoder_layers, self.decoder.capturable)})
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")

@@ -1,4 +1,4 @@
-"""What the comparisons with reference implementations share."""
+"""Fixtures of the comparisons with reference implementations."""
 
 import json
 import os
@@ -7,11 +7,11 @@ import pytest
 from numerics import TOLERANCE, largest_difference
 
 
-def _assert_parity(ours, theirs, kind):
-    """Holds every tensor of a kind, by name, to the definition of parity (numerics.py)."""
-    difference, name = largest_difference(ours, theirs)
+def _assert_parity(actual, expected, kind):
+    """Asserts that tensors of one kind agree within the tolerance of numerics.py."""
+    difference, name = largest_difference(actual, expected)
     print(f"{kind}: {difference:.1e} at {name}")
-    if report := os.environ.get("T5X_LIKE_PARITY_REPORT"):  # lines that docs/families.md is made from
+    if report := os.environ.get("T5X_LIKE_PARITY_REPORT"):  # benchmarks/families.py reads these lines
         test = os.path.basename(os.environ["PYTEST_CURRENT_TEST"].split("::")[0])
         with open(report, "a") as lines:
             lines.write(json.dumps({"test": test, "kind": kind, "difference": difference}) + "\n")
@@ -20,5 +20,5 @@ def _assert_parity(ours, theirs, kind):
 
 @pytest.fixture(scope="session")
 def assert_parity():
-    """`assert_parity(ours, theirs, kind)`: two mappings from name to tensor agree."""
+    """`assert_parity(actual, expected, kind)` asserts that two mappings from name to tensor agree."""
     return _assert_parity

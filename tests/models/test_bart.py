@@ -1,4 +1,4 @@
-"""What is BART's own; what holds for every family is in test_families.py."""
+"""Properties of BART only; those of every family are in test_families.py."""
 
 import dataclasses
 
@@ -23,22 +23,22 @@ def logits(model, batch):
 # ---- positions and embeddings ----------------------------------------------------------------------------------------
 
 
-def test_what_goes_into_the_stacks_by_hand():
+def test_stack_inputs_match_manual_computation():
     model, batch = random_model(BART.config), example_batch(BART, rows=1)
     table = np.asarray(model.token_embedder.embedding[...])
     for stack, layer in (("encoder", model.encoder_input), ("decoder", model.decoder_input)):
         positions = np.asarray(layer.position_embedder.embedding[...])
         assert positions.shape == (18, 12)
-        # The third token is at position 2, which is row 4.
+        # The third token has position 2, which is index 4 of the table.
         total = table[batch[f"{stack}_input_tokens"][0, 2]] + positions[4]
         normal = (total - total.mean()) / np.sqrt(total.var() + 1e-5)
         expected = normal * layer.norm.scale[...] + layer.norm.bias[...]
         np.testing.assert_allclose(model.embed(batch)[stack][0, 2], expected, atol=2e-5)
 
 
-def test_cache_longer_than_the_position_table_is_refused():
+def test_cache_longer_than_max_length_raises():
     model, batch = random_model(BART.config), example_batch(BART, encoder=16, decoder=16)
-    with pytest.raises(ValueError, match="rows of 17 tokens exceed BartConfig.max_length=16"):
+    with pytest.raises(ValueError, match=r"rows of 17 tokens: .* \(BartConfig.max_length=16\)"):
         model.init_cache(2, 17, model.encode(batch))
     assert np.isfinite(logits(model, batch)).all()
 
@@ -46,7 +46,7 @@ def test_cache_longer_than_the_position_table_is_refused():
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
 
-def test_greedy_tokens_are_the_best_of_teacher_forcing():
+def test_greedy_tokens_are_argmax_of_teacher_forced_logits():
     model, batch = random_model(BART.config), {"encoder_input_tokens": tokens(3, 7)}
     generated = jax.jit(lambda model: greedy(model, batch, max_length=6, eos_id=BART.config.vocab_size))(model)
     given = np.pad(np.asarray(generated.tokens), ((0, 0), (1, 0)))[:, :-1]
@@ -57,7 +57,7 @@ def test_greedy_tokens_are_the_best_of_teacher_forcing():
 # ---- training, captures, counts, configuration ---------------------------------------------------------------------
 
 
-def test_the_objective_of_text_to_text_reads_it():
+def test_sequence_to_sequence_loss_is_cross_entropy_of_logits():
     model, batch = random_model(BART.config), example_batch(BART)
     targets = batch["decoder_input_tokens"]
     batch |= {"decoder_target_tokens": targets, "decoder_loss_weights": np.ones_like(targets)}
@@ -74,7 +74,7 @@ def test_no_norm_follows_the_last_layer():
     assert outputs.captured["decoder/layers/0/cross_attention/scores"].shape == (2, 2, 6, 7)
 
 
-def test_names_and_axes():
+def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(BART.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/bias"] == ("layers", "heads", "kv")
     assert axes["decoder/layers/cross_attention/out/kernel"] == ("layers", "heads", "kv", "embed")
@@ -85,21 +85,21 @@ def test_names_and_axes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 0}, r"BartConfig.num_heads=0 must be a whole number of at least 1"),
-        ({"max_length": 1.5}, r"BartConfig.max_length=1.5 must be a whole number"),
-        ({"activations": ("swish",)}, r"one or more of \[.*'gelu_exact'.*\]; \['swish'\] is none"),
-        ({"attention_dropout_rate": 1.0}, r"BartConfig.attention_dropout_rate=1.0 must be in \[0, 1\)"),
-        ({"position_offset": -1}, r"BartConfig.position_offset=-1 must not be negative"),
-        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0 must be positive"),
-        ({"remat": "some"}, r"BartConfig.remat='some' must be one of"),
+        ({"num_heads": 0}, r"BartConfig.num_heads=0: must be a positive integer"),
+        ({"max_length": 1.5}, r"BartConfig.max_length=1.5: must be a positive integer"),
+        ({"activations": ("swish",)}, r"unknown: \['swish'\]. Give one or more of \[.*'gelu_exact'.*\]"),
+        ({"attention_dropout_rate": 1.0}, r"BartConfig.attention_dropout_rate=1.0: must be in \[0, 1\)"),
+        ({"position_offset": -1}, r"BartConfig.position_offset=-1: must be a non-negative integer"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0: must be positive"),
+        ({"remat": "some"}, r"BartConfig.remat='some': must be one of"),
     ],
 )
-def test_configurations_that_make_no_network_are_refused(changes, message):
+def test_invalid_config_raises(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(BART.config, **changes)
 
 
-def test_initial_values_are_those_of_the_released_code():
+def test_initial_values_match_released_code():
     config = BartConfig(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
     config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
     model = jax.jit(config.make)(jax.random.key(0))

@@ -1,6 +1,6 @@
-"""BART against transformers: random weights, reduced odd configurations, float32, with padding.
+"""Compares BART with transformers: random weights, small configurations with odd sizes, float32, padded rows.
 
-Parity means, for each tensor: max|a - b| <= 2e-5 · max(max|b|, 1e-3 · the largest value among all tensors of its kind).
+numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ transformers = pytest.importorskip("transformers", reason="compares with torch a
 
 pytestmark = pytest.mark.parity
 
-# BART's own special tokens. Token 0, which is padding here, is its <s>: rows in this file have none.
+# Special tokens of BART. Without segment ids, token 0 is padding here; it is <s> in BART and not used in this file.
 PADDING, END = 1, 2
 ROWS, SOURCE, LENGTH = 3, 31, 19
-# Of the largest gradient: what sums in float32 may leave where the exact one is 0.
+# Bound on gradients whose exact value is 0, relative to the largest gradient: rounding of sums in float32.
 ROUNDING = 1e-6
 
 
 def reduced_config(number):
-    """Odd sizes from a fixed seed: depths, widths and numbers of heads that have nothing to do with each other."""
+    """Returns a configuration with odd and unrelated sizes from a fixed seed."""
     rng = np.random.default_rng(3000 + number)
     heads, head_dim, mlp_dim = int(rng.integers(1, 6)), int(rng.integers(3, 11)), int(rng.integers(11, 70))
     return transformers.BartConfig(
@@ -48,14 +48,14 @@ def reduced_config(number):
 
 @dataclasses.dataclass
 class Pair:
-    """The same network twice, and a batch of padded rows.
+    """The same model in transformers and here, and a batch of padded rows.
 
-    Even ones are told the padding by segment ids, as a feed does; odd ones by token 0 in it.
+    Even numbers mark padding by segment ids, as a feed does; odd numbers by token 0.
     """
 
-    theirs: object
+    reference: object
     config: object
-    ours: object
+    model: object
     inputs: np.ndarray
     inputs_valid: np.ndarray
     decoder_inputs: np.ndarray
@@ -68,7 +68,7 @@ class Pair:
         tokens = {"encoder_input_tokens": self.inputs, "decoder_input_tokens": self.decoder_inputs}
         if not self.by_segments:
             return tokens
-        # Padding with what transformers pads with, so that it is the segments that tell.
+        # Pad with the padding token of transformers, so that only the segment ids mark padding.
         tokens["encoder_input_tokens"] = np.where(self.inputs_valid, self.inputs, PADDING)
         return tokens | {
             "encoder_segment_ids": self.inputs_valid.astype(np.int32),
@@ -77,7 +77,7 @@ class Pair:
 
 
 def padded(rng, vocab_size, length):
-    """Rows that end in </s>, padded with 0, and which of their tokens are real; the first row is full."""
+    """Returns rows that end in </s> and are padded with 0, and which tokens are not padding. The first row is full."""
     lengths = np.array([length, *rng.integers(2, length, ROWS - 1)])
     valid = np.arange(length) < lengths[:, None]
     tokens = rng.integers(END + 1, vocab_size, (ROWS, length))
@@ -87,26 +87,26 @@ def padded(rng, vocab_size, length):
 
 @pytest.fixture(scope="module", params=range(6))
 def pair(request, tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("bart"))
+    directory = str(tmp_path_factory.mktemp("bart"))
     torch.manual_seed(request.param)
-    theirs = transformers.BartForConditionalGeneration(reduced_config(request.param)).eval()
+    reference = transformers.BartForConditionalGeneration(reduced_config(request.param)).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+        for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    config, ours = interop.from_huggingface(folder)
+    reference.save_pretrained(directory, safe_serialization=True)
+    config, model = interop.from_huggingface(directory)
     rng = np.random.default_rng(request.param)
     inputs, inputs_valid = padded(rng, config.vocab_size, SOURCE)
     targets, targets_valid = padded(rng, config.vocab_size, LENGTH)
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=END)[:, :-1]
     by_segments = request.param % 2 == 0
     return Pair(
-        theirs, config, ours, inputs, inputs_valid, decoder_inputs, targets, targets_valid, by_segments=by_segments
+        reference, config, model, inputs, inputs_valid, decoder_inputs, targets, targets_valid, by_segments=by_segments
     )
 
 
-def their_outputs(pair):
-    return pair.theirs(
+def reference_outputs(pair):
+    return pair.reference(
         input_ids=torch.tensor(pair.inputs).long(),
         attention_mask=torch.tensor(pair.inputs_valid).long(),
         decoder_input_ids=torch.tensor(pair.decoder_inputs).long(),
@@ -116,8 +116,8 @@ def their_outputs(pair):
     )
 
 
-def of_real_tokens(tensors, valid, axis):
-    """By number, with what padding computes, which nothing reads, set to 0; `axis` is that of the positions."""
+def mask_padding(tensors, valid, axis):
+    """Returns the tensors by index, set to 0 at padding, which is never read; `axis` is that of the positions."""
     shape = [1] * np.ndim(tensors[0])
     shape[0], shape[axis] = valid.shape
     return {number: np.asarray(tensor) * valid.reshape(shape) for number, tensor in enumerate(tensors)}
@@ -125,61 +125,62 @@ def of_real_tokens(tensors, valid, axis):
 
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
-        theirs = their_outputs(pair)
+        reference = reference_outputs(pair)
     blocks = {
-        "encoder/layers/attention": (theirs.encoder_attentions, pair.inputs_valid),
-        "decoder/layers/self_attention": (theirs.decoder_attentions, pair.targets_valid),
-        "decoder/layers/cross_attention": (theirs.cross_attentions, pair.targets_valid),
+        "encoder/layers/attention": (reference.encoder_attentions, pair.inputs_valid),
+        "decoder/layers/self_attention": (reference.decoder_attentions, pair.targets_valid),
+        "decoder/layers/cross_attention": (reference.cross_attentions, pair.targets_valid),
     }
     stacks = {
-        "encoder": (theirs.encoder_hidden_states, pair.inputs_valid),
-        "decoder": (theirs.decoder_hidden_states, pair.targets_valid),
+        "encoder": (reference.encoder_hidden_states, pair.inputs_valid),
+        "decoder": (reference.decoder_hidden_states, pair.targets_valid),
     }
     wanted = [f"{block}/probabilities" for block in blocks] + [f"{stack}/layers/hidden" for stack in stacks]
-    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.ours)
-    embedded = pair.ours.embed(pair.batch)
+    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
+    embedded = pair.model.embed(pair.batch)
     for stack, (states, valid) in stacks.items():
-        # Theirs are the input of each layer, then the last layer's output, which no norm follows.
-        ours = [embedded[stack], *outputs.captured[f"{stack}/layers/hidden"]]
-        assert len(ours) == len(states)
-        assert_parity(of_real_tokens(ours, valid, 1), of_real_tokens(states, valid, 1), f"{stack} states")
+        # transformers returns the input of each layer, then the last layer's output; no norm follows it.
+        found = [embedded[stack], *outputs.captured[f"{stack}/layers/hidden"]]
+        assert len(found) == len(states)
+        assert_parity(mask_padding(found, valid, 1), mask_padding(states, valid, 1), f"{stack} states")
     np.testing.assert_array_equal(outputs.hidden, outputs.captured["decoder/layers/hidden"][-1])
     for block, (attentions, valid) in blocks.items():
-        ours = list(outputs.captured[f"{block}/probabilities"])
-        assert_parity(of_real_tokens(ours, valid, 2), of_real_tokens(attentions, valid, 2), block)
+        found = list(outputs.captured[f"{block}/probabilities"])
+        assert_parity(mask_padding(found, valid, 2), mask_padding(attentions, valid, 2), block)
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
-    theirs = their_outputs(pair)
-    theirs.loss.backward()
+    reference = reference_outputs(pair)
+    reference.loss.backward()
 
     def loss(model):
         hidden = model(pair.batch).hidden
         entropy = cross_entropy(hidden, model.unembed, pair.targets, pair.targets_valid.astype(np.float32))
         return entropy.total / entropy.weight, model.unembed(hidden)
 
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.ours)
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.model)
     assert_parity(
-        of_real_tokens([logits], pair.targets_valid, 1),
-        of_real_tokens([theirs.logits.detach()], pair.targets_valid, 1),
+        mask_padding([logits], pair.targets_valid, 1),
+        mask_padding([reference.logits.detach()], pair.targets_valid, 1),
         "logits",
     )
-    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
-    ours = interop.tensors_to_huggingface({"model": gradient}, pair.config)
-    theirs = {name: np.asarray(parameter.grad) for name, parameter in pair.theirs.named_parameters()}
-    pair.theirs.zero_grad()
-    (ours, our_zeros), (theirs, their_zeros) = split_off_zeros(ours), split_off_zeros(theirs)
-    assert_parity(ours, theirs, "gradients")
-    rounding = ROUNDING * max(np.abs(tensor).max() for tensor in theirs.values())
-    assert our_zeros.keys() == their_zeros.keys()
-    for name in our_zeros:
-        assert max(np.abs(our_zeros[name]).max(), np.abs(their_zeros[name]).max()) <= rounding, name
+    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
+    found = interop.tensors_to_huggingface({"model": gradient}, pair.config)
+    reference = {name: np.asarray(parameter.grad) for name, parameter in pair.reference.named_parameters()}
+    pair.reference.zero_grad()
+    (found, model_zeros), (reference, reference_zeros) = split_zero_gradients(found), split_zero_gradients(reference)
+    assert_parity(found, reference, "gradients")
+    rounding = ROUNDING * max(np.abs(tensor).max() for tensor in reference.values())
+    assert model_zeros.keys() == reference_zeros.keys()
+    for name in model_zeros:
+        assert max(np.abs(model_zeros[name]).max(), np.abs(reference_zeros[name]).max()) <= rounding, name
 
 
-def split_off_zeros(gradients):
-    """Apart from the others the gradients of the keys' biases, all of whose digits are rounding.
+def split_zero_gradients(gradients):
+    """Splits off the gradients of the biases of the keys.
 
-    Such a bias adds the same to every score of a query, which no softmax shows: the exact gradient is 0.
+    Such a bias adds the same number to all scores of a query, so that the softmax does not change. The exact gradient
+    is 0 and the computed one is rounding.
     """
     zeros = {name: tensor for name, tensor in gradients.items() if name.endswith("k_proj.bias")}
     return {name: tensor for name, tensor in gradients.items() if name not in zeros}, zeros
@@ -188,34 +189,34 @@ def split_off_zeros(gradients):
 def test_greedy_generation(pair, request):
     steps = 12
     with torch.no_grad():
-        generated = pair.theirs.generate(
+        generated = pair.reference.generate(
             input_ids=torch.tensor(pair.inputs).long(),
             attention_mask=torch.tensor(pair.inputs_valid).long(),
             pad_token_id=0,
             max_new_tokens=steps,
             do_sample=False,
             num_beams=1,
-            use_cache=False,  # their cache has as many layers as the encoder
+            use_cache=False,  # the cache of transformers has as many layers as the encoder
         ).numpy()[:, 1:]
-    theirs = np.zeros((ROWS, steps), np.int32)
-    theirs[:, : generated.shape[1]] = generated
-    # The cache of an unrolled stack, and of a scanned one.
+    expected = np.zeros((ROWS, steps), np.int32)
+    expected[:, : generated.shape[1]] = generated
+    # Test the caches of unrolled and of scanned stacks.
     config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 4 > 1)
     like = jax.eval_shape(config.make, jax.random.key(0))
-    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.ours)), like)
+    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.model)), like)
     batch = {name: rows for name, rows in pair.batch.items() if name.startswith("encoder_")}
-    ours = jax.jit(lambda model: greedy(model, batch, max_length=steps, bos_id=END, eos_id=END))(model)
-    np.testing.assert_array_equal(ours.tokens, theirs)
+    found = jax.jit(lambda model: greedy(model, batch, max_length=steps, bos_id=END, eos_id=END))(model)
+    np.testing.assert_array_equal(found.tokens, expected)
 
 
-def test_a_network_written_here_is_read_there(pair, tmp_path):
-    interop.to_huggingface({"model": pair.ours}, pair.config, str(tmp_path))
-    theirs, report = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+def test_transformers_reads_exported_model(pair, tmp_path):
+    interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
+    reference, report = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    described, original = theirs.config.to_dict(), pair.theirs.config.to_dict()
+    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
     for name in ("encoder_layers", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "dropout"):
-        assert described[name] == original[name]
+        assert hf_config[name] == original[name]
     for name in ("activation_function", "max_position_embeddings", "decoder_start_token_id", "pad_token_id"):
-        assert described[name] == original[name]
-    for name, tensor in pair.theirs.state_dict().items():
-        assert torch.equal(theirs.state_dict()[name], tensor), name
+        assert hf_config[name] == original[name]
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(reference.state_dict()[name], tensor), name

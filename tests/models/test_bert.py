@@ -1,4 +1,4 @@
-"""What is BERT's and RoBERTa's own; what holds for every family is in test_families.py."""
+"""Properties of BERT and RoBERTa only; those of every family are in test_families.py."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from t5x_like import parameters
 BERT, ROBERTA = FAMILIES["bert"], FAMILIES["roberta"]
 
 
-def test_a_token_0_is_padding_only_where_the_configuration_says_so():
+def test_padding_id_of_config_is_masked():
     batch = {"encoder_input_tokens": np.array([[0, 5, 6, 1]], np.int32)}
     other = {"encoder_input_tokens": np.array([[0, 5, 6, 7]], np.int32)}
     roberta = random_model(ROBERTA.config)
@@ -26,21 +26,21 @@ def test_a_token_0_is_padding_only_where_the_configuration_says_so():
 # ---- embeddings ---------------------------------------------------------------------------------------------------
 
 
-def test_embeddings_by_hand():
+def test_embeddings_match_manual_computation():
     model = random_model(ROBERTA.config)
-    token, position, kind = (
+    token, position, token_type = (
         np.asarray(table.embedding[...])
         for table in (model.token_embedder, model.position_embedder, model.token_type_embedder)
     )
     assert position.shape == (18, 12)
     batch = {"encoder_input_tokens": np.array([[7, 9]], np.int32), "encoder_positions": np.array([[3, 0]], np.int32)}
-    total = np.stack([token[7] + position[5] + kind[0], token[9] + position[2] + kind[0]])
+    total = np.stack([token[7] + position[5] + token_type[0], token[9] + position[2] + token_type[0]])
     normed = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-5)
     expected = normed * model.embedding_norm.scale[...] + model.embedding_norm.bias[...]
     np.testing.assert_allclose(model.embed(batch)["encoder"][0], expected, atol=1e-5)
 
 
-def test_what_a_batch_leaves_out_counts_along_the_row_and_is_of_the_first_type():
+def test_default_positions_and_token_types():
     model, batch = random_model(BERT.config), example_batch(BERT) | {"token_types": tokens(2, 7, seed=1) % 2}
     full = {
         "encoder_input_tokens": batch["encoder_input_tokens"],
@@ -55,7 +55,7 @@ def test_what_a_batch_leaves_out_counts_along_the_row_and_is_of_the_first_type()
 # ---- captures, names, configuration --------------------------------------------------------------------------------
 
 
-def test_captures_of_embeddings_and_scores():
+def test_capture_embeddings_and_scores():
     model, batch = random_model(BERT.config), example_batch(BERT)
     names = ("encoder/embedded", "encoder/layers/1/hidden", "encoder/layers/0/attention/scores")
     outputs = jax.jit(lambda model: model(batch, capture=names))(model)
@@ -64,14 +64,14 @@ def test_captures_of_embeddings_and_scores():
     assert outputs.captured["encoder/layers/0/attention/scores"].shape == (2, 2, 7, 7)
 
 
-def test_kernels_start_truncated_at_two_standard_deviations_and_biases_at_zero():
+def test_initial_kernels_are_truncated_at_two_standard_deviations():
     mlp = jax.jit(scanned(BERT.config).make)(jax.random.key(0)).encoder.layers.mlp
     kernel = np.asarray(mlp.wi.kernel[...])
     assert np.abs(kernel).max() <= 0.04 and kernel.std() > 0.015
     np.testing.assert_array_equal(mlp.wi.bias[...], 0)
 
 
-def test_names_and_axes():
+def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(BERT.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")
     assert axes["encoder/layers/attention/query/bias"] == ("layers", "heads", "kv")
@@ -84,16 +84,16 @@ def test_names_and_axes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, r"BertConfig.num_layers=0 must be a whole number of at least 1"),
-        ({"max_length": True}, r"BertConfig.max_length=True must be a whole number"),
-        ({"position_offset": -1}, r"BertConfig.position_offset=-1 must be"),
-        ({"padding_id": -1}, r"BertConfig.padding_id=-1 must be"),
-        ({"activations": ("gelu_new",)}, r"\['gelu_new'\] is none"),
-        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate=1.0 must be in \[0, 1\)"),
-        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0 must be positive"),
-        ({"remat": "some"}, r"BertConfig.remat='some' must be one of"),
+        ({"num_layers": 0}, r"BertConfig.num_layers=0: must be a positive integer"),
+        ({"max_length": True}, r"BertConfig.max_length=True: must be a positive integer"),
+        ({"position_offset": -1}, r"BertConfig.position_offset=-1: must be a non-negative integer"),
+        ({"padding_id": -1}, r"BertConfig.padding_id=-1: must be a non-negative integer"),
+        ({"activations": ("gelu_new",)}, r"unknown: \['gelu_new'\]"),
+        ({"attention_dropout_rate": 1.0}, r"attention_dropout_rate=1.0: must be in \[0, 1\)"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0: must be positive"),
+        ({"remat": "some"}, r"BertConfig.remat='some': must be one of"),
     ],
 )
-def test_bad_configurations_are_refused(changes, message):
+def test_invalid_config_raises(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(BERT.config, **changes)

@@ -1,6 +1,6 @@
-"""BERT and RoBERTa against transformers: random weights, reduced odd configurations, float32, with padding.
+"""Compares BERT and RoBERTa with transformers: random weights, small odd sizes, float32, padded rows.
 
-Parity means, for each tensor: max|a - b| <= 2e-5 · max(max|b|, 1e-3 · the largest value among all tensors of its kind).
+numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ ROWS, LENGTH, PREDICTIONS = 3, 23, 5
 
 
 def reduced_config(number):
-    """Odd sizes from a fixed seed; even numbers are BERT with both heads, odd ones RoBERTa."""
+    """Returns a configuration with odd sizes from a fixed seed: BERT with both heads for even numbers, else RoBERTa."""
     rng = np.random.default_rng(2000 + number)
     heads = int(rng.integers(1, 6))
     is_bert = number % 2 == 0
@@ -34,7 +34,7 @@ def reduced_config(number):
         intermediate_size=int(rng.integers(11, 70)),
         num_attention_heads=heads,
         num_hidden_layers=int(rng.integers(1, 5)),
-        # Whatever RoBERTa's is, transformers' masked-LM head of it has the exact GELU.
+        # The masked-LM head of RoBERTa in transformers always uses exact GELU.
         hidden_act=["gelu", "gelu_new", "relu", "gelu_pytorch_tanh"][number // 2] if is_bert else "gelu",
         type_vocab_size=int(rng.integers(2, 5)) if is_bert else 1,
         pad_token_id=0 if is_bert else int(rng.integers(0, 4)),
@@ -46,16 +46,16 @@ def reduced_config(number):
 
 @dataclasses.dataclass
 class Pair:
-    """The same network and heads twice, and a batch of padded rows for both."""
+    """The same model and heads in transformers and here, and a batch of padded rows."""
 
-    theirs: object
+    reference: object
     config: object
     objective: object
     params: dict
     batch: dict
 
     @property
-    def real(self):
+    def valid(self):
         return self.batch["encoder_segment_ids"] == 1
 
     def outputs(self):
@@ -65,147 +65,147 @@ class Pair:
         labels[np.broadcast_to(rows, chosen.shape)[chosen], self.batch["masked_positions"][chosen]] = self.batch[
             "masked_targets"
         ][chosen]
-        given = {"input_ids": self.batch["encoder_input_tokens"], "attention_mask": self.real, "labels": labels}
+        given = {"input_ids": self.batch["encoder_input_tokens"], "attention_mask": self.valid, "labels": labels}
         if "next_sentence_label" in self.batch:
             given |= {
                 "token_type_ids": self.batch["token_types"],
                 "next_sentence_label": self.batch["next_sentence_label"],
             }
         given = {name: torch.tensor(array).long() for name, array in given.items()}
-        return self.theirs(**given, output_hidden_states=True, output_attentions=True)
+        return self.reference(**given, output_hidden_states=True, output_attentions=True)
 
 
-def make_batch(rng, described):
+def make_batch(rng, hf_config):
     """Rows of different lengths, each with up to `PREDICTIONS` masked positions."""
     lengths = np.array([LENGTH, LENGTH - 4, LENGTH - 11])
-    tokens = rng.integers(described.pad_token_id + 1, described.vocab_size, (ROWS, LENGTH))
-    real = np.arange(LENGTH) < lengths[:, None]
+    tokens = rng.integers(hf_config.pad_token_id + 1, hf_config.vocab_size, (ROWS, LENGTH))
+    valid = np.arange(LENGTH) < lengths[:, None]
     predictions = np.array([PREDICTIONS, 1, PREDICTIONS - 2])
     positions = np.zeros((ROWS, PREDICTIONS), np.int64)
     for row in range(ROWS):
         positions[row, : predictions[row]] = np.sort(rng.choice(lengths[row], predictions[row], replace=False))
     weights = np.arange(PREDICTIONS) < predictions[:, None]
     batch = {
-        "encoder_input_tokens": np.where(real, tokens, described.pad_token_id),
-        "encoder_segment_ids": real,
+        "encoder_input_tokens": np.where(valid, tokens, hf_config.pad_token_id),
+        "encoder_segment_ids": valid,
         "masked_positions": positions,
-        "masked_targets": rng.integers(0, described.vocab_size, (ROWS, PREDICTIONS)) * weights,
+        "masked_targets": rng.integers(0, hf_config.vocab_size, (ROWS, PREDICTIONS)) * weights,
         "masked_weights": weights,
     }
-    if described.model_type == "bert":
-        batch["token_types"] = rng.integers(0, described.type_vocab_size, (ROWS, LENGTH)) * real
+    if hf_config.model_type == "bert":
+        batch["token_types"] = rng.integers(0, hf_config.type_vocab_size, (ROWS, LENGTH)) * valid
         batch["next_sentence_label"] = np.array([[0], [1], [1]])
     return {name: array.astype(np.int32) for name, array in batch.items()}
 
 
 @pytest.fixture(scope="module", params=range(8), ids=lambda number: f"{('bert', 'roberta')[number % 2]}{number}")
 def pair(request, tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("theirs"))
+    directory = str(tmp_path_factory.mktemp("bert"))
     torch.manual_seed(request.param)
-    described = reduced_config(request.param)
-    is_bert = described.model_type == "bert"
-    theirs = (transformers.BertForPreTraining if is_bert else transformers.RobertaForMaskedLM)(described).eval()
+    hf_config = reduced_config(request.param)
+    is_bert = hf_config.model_type == "bert"
+    reference = (transformers.BertForPreTraining if is_bert else transformers.RobertaForMaskedLM)(hf_config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+        for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    config, model = interop.from_huggingface(folder)
+    reference.save_pretrained(directory, safe_serialization=True)
+    config, model = interop.from_huggingface(directory)
     objective = Joint([MaskedLM(), NextSentence()]) if is_bert else MaskedLM()
     like = jax.eval_shape(objective.init, jax.random.key(0), model)
     heads = {
         name.removeprefix(tables.OBJECTIVE): leaf
-        for name, leaf in interop.read(folder, config).items()
+        for name, leaf in interop.read(directory, config).items()
         if name.startswith(tables.OBJECTIVE)
     }
     params = {"model": model, "objective": parameters.rebuild(like, heads)}
-    return Pair(theirs, config, objective, params, make_batch(np.random.default_rng(request.param), described))
+    return Pair(reference, config, objective, params, make_batch(np.random.default_rng(request.param), hf_config))
 
 
-def test_the_configuration_is_read(pair):
-    described = pair.theirs.config
-    assert pair.config.position_offset == (0 if described.model_type == "bert" else described.pad_token_id + 1)
-    assert pair.config.max_length + pair.config.position_offset == described.max_position_embeddings
+def test_config_is_read(pair):
+    hf_config = pair.reference.config
+    assert pair.config.position_offset == (0 if hf_config.model_type == "bert" else hf_config.pad_token_id + 1)
+    assert pair.config.max_length + pair.config.position_offset == hf_config.max_position_embeddings
     assert pair.config.activations == (
         {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}.get(
-            described.hidden_act, described.hidden_act
+            hf_config.hidden_act, hf_config.hidden_act
         ),
     )
 
 
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
-        theirs = pair.outputs()
-    # Without segment ids the padding token alone says what is hidden.
+        reference = pair.outputs()
+    # Without segment ids, the padding token alone determines the mask.
     batch = {name: array for name, array in pair.batch.items() if name != "encoder_segment_ids"}
     wanted = ("encoder/embedded", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
     outputs = jax.jit(lambda model: model(batch, capture=wanted))(pair.params["model"])
     states = [outputs.captured["encoder/embedded"], *outputs.captured["encoder/layers/hidden"]]
     np.testing.assert_array_equal(states[-1], outputs.hidden)
 
-    def of_tokens(arrays):
-        """By number, without padding: RoBERTa's has a position of its own there, which nothing sees."""
-        return {number: np.asarray(array)[pair.real] for number, array in enumerate(arrays)}
+    def without_padding(arrays):
+        """Returns the arrays by index, without padding, where RoBERTa of transformers uses a separate position."""
+        return {number: np.asarray(array)[pair.valid] for number, array in enumerate(arrays)}
 
-    assert_parity(of_tokens(states), of_tokens(theirs.hidden_states), "hidden states")
+    assert_parity(without_padding(states), without_padding(reference.hidden_states), "hidden states")
     probabilities = [np.moveaxis(np.asarray(layer), 1, 2) for layer in outputs.captured[wanted[-1]]]
-    attentions = [layer.numpy().transpose(0, 2, 1, 3) for layer in theirs.attentions]
-    assert_parity(of_tokens(probabilities), of_tokens(attentions), "attention")
+    attentions = [layer.numpy().transpose(0, 2, 1, 3) for layer in reference.attentions]
+    assert_parity(without_padding(probabilities), without_padding(attentions), "attention")
 
 
 def test_logits(pair, assert_parity):
     with torch.no_grad():
-        theirs = pair.outputs()
+        reference = pair.outputs()
     model, heads = pair.params["model"], pair.params["objective"]
     hidden = model(pair.batch).hidden
-    ours = {"tokens": (model.unembed(heads["masked_lm"](hidden)) + heads["masked_lm"].bias[...])[pair.real]}
+    found = {"tokens": (model.unembed(heads["masked_lm"](hidden)) + heads["masked_lm"].bias[...])[pair.valid]}
     if "next_sentence" in heads:
-        ours["sentences"] = heads["next_sentence"](hidden)[:, 0]
-        expected = {"tokens": theirs.prediction_logits, "sentences": theirs.seq_relationship_logits}
+        found["sentences"] = heads["next_sentence"](hidden)[:, 0]
+        expected = {"tokens": reference.prediction_logits, "sentences": reference.seq_relationship_logits}
     else:
-        expected = {"tokens": theirs.logits}
-    expected["tokens"] = expected["tokens"].numpy()[pair.real]
-    for name in ours:
-        assert_parity({name: ours[name]}, {name: expected[name]}, f"logits of {name}")
+        expected = {"tokens": reference.logits}
+    expected["tokens"] = expected["tokens"].numpy()[pair.valid]
+    for name in found:
+        assert_parity({name: found[name]}, {name: expected[name]}, f"logits of {name}")
 
 
 def test_loss_and_gradients(pair, assert_parity):
-    theirs = pair.outputs()
-    theirs.loss.backward()
+    reference = pair.outputs()
+    reference.loss.backward()
 
     def loss(params):
         terms, weights = pair.objective.terms(params, pair.batch), pair.objective.weights(pair.batch)
         return sum(pair.objective.coefficients[name] * terms.sums[name] / weights[name] for name in terms.sums)
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(pair.params)
-    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
+    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
     assert_parity(
         interop.tensors_to_huggingface(gradient, pair.config),
-        {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
+        {name: parameter.grad for name, parameter in pair.reference.named_parameters()},
         "gradients",
     )
-    pair.theirs.zero_grad()
+    pair.reference.zero_grad()
 
 
-def test_what_is_written_here_is_read_there(pair, tmp_path):
+def test_transformers_reads_exported_model(pair, tmp_path):
     interop.to_huggingface(pair.params, pair.config, str(tmp_path))
-    there, report = type(pair.theirs).from_pretrained(tmp_path, output_loading_info=True)
+    loaded, report = type(pair.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     for name in ("max_position_embeddings", "pad_token_id", "type_vocab_size", "layer_norm_eps", "architectures"):
-        assert getattr(there.config, name) == getattr(pair.theirs.config, name), name
-    for name, tensor in pair.theirs.state_dict().items():
-        assert torch.equal(there.state_dict()[name], tensor), name
+        assert getattr(loaded.config, name) == getattr(pair.reference.config, name), name
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-def test_fewer_heads_are_another_class(pair, tmp_path):
-    bare = transformers.BertModel if pair.theirs.config.model_type == "bert" else transformers.RobertaModel
+def test_class_depends_on_exported_heads(pair, tmp_path):
+    bare = transformers.BertModel if pair.reference.config.model_type == "bert" else transformers.RobertaModel
     classes = {(): (bare, {"add_pooling_layer": False})}
     if "next_sentence" in pair.params["objective"]:
         classes[("masked_lm",)] = (transformers.BertForMaskedLM, {})
         classes[("next_sentence",)] = (transformers.BertForNextSentencePrediction, {})
     for heads, (expected, options) in classes.items():
         params = pair.params | {"objective": {name: pair.params["objective"][name] for name in heads}}
-        folder = tmp_path / expected.__name__
-        interop.to_huggingface(params, pair.config, str(folder))
-        there, report = expected.from_pretrained(folder, output_loading_info=True, **options)
-        assert there.config.architectures == [expected.__name__]
+        directory = tmp_path / expected.__name__
+        interop.to_huggingface(params, pair.config, str(directory))
+        loaded, report = expected.from_pretrained(directory, output_loading_info=True, **options)
+        assert loaded.config.architectures == [expected.__name__]
         assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]

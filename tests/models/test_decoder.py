@@ -1,4 +1,4 @@
-"""What decoder-only models share beyond test_families.py: windows, prefixes, positions."""
+"""Properties of decoder-only models that test_families.py does not cover: windows, prefixes, positions."""
 
 import dataclasses
 
@@ -22,14 +22,14 @@ def logits(model, batch):
 
 
 def influence(config, batch):
-    """How much each position's result follows from each input: `[length, length]`, of the first row."""
+    """Returns the sensitivity of each output position to each input position of the first row: `[output input]`."""
     model = random_model(config)
     embedded = model.embed(batch)["decoder"]
     jacobian = jax.jit(jax.jacobian(lambda decoder: model.trunk({"decoder": decoder}, batch).hidden[0]))(embedded)
     return np.abs(jacobian[:, :, 0]).max(axis=(1, 3))
 
 
-# ---- what sees what ---------------------------------------------------------------------------------------------
+# ---- attention masks ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,28 +40,28 @@ def influence(config, batch):
         (dataclasses.replace(GPT2, num_layers=4, attention_windows=(3, 2)), 2 * (2 + 1)),
         (scanned(GPT2, num_layers=4, attention_windows=(3, 2)), 2 * (2 + 1)),
     ],
-    ids=["one for all layers", "in turns", "in two turns", "in two turns, scanned"],
+    ids=["same window", "alternating", "alternating twice", "alternating twice, scanned"],
 )
-def test_windows_limit_how_far_back_the_layers_reach(config, reach):
+def test_attention_windows_limit_reach(config, reach):
     found = influence(config, {"decoder_input_tokens": tokens(1, 9)})
     distance = np.arange(9)[:, None] - np.arange(9)
     assert (found[(distance >= 0) & (distance <= reach)] > 0).all()
     assert (found[(distance < 0) | (distance > reach)] == 0).all()
 
 
-def test_a_prefix_is_seen_by_the_whole_segment_alone():
+def test_prefix_is_visible_to_its_whole_segment_only():
     prefix = np.array([[1, 1, 1, 0, 0, 1, 1, 0, 0]])
     segments = np.array([[1] * 5 + [2] * 4])
     found = influence(
         GPT2, {"decoder_input_tokens": tokens(1, 9)} | {"decoder_prefix": prefix, "decoder_segment_ids": segments}
     )
-    places = np.arange(9)
-    seen = (places[None] <= places[:, None]) | (prefix == 1)
-    np.testing.assert_array_equal(found > 0, seen & (segments.T == segments))
+    positions = np.arange(9)
+    visible = (positions[None] <= positions[:, None]) | (prefix == 1)
+    np.testing.assert_array_equal(found > 0, visible & (segments.T == segments))
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["learnt", "rotated"])
-def test_positions_matter(config):
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["learned", "rotary"])
+def test_positions_change_logits(config):
     model, batch = random_model(config), {"decoder_input_tokens": tokens(2, 9)}
     counted = np.broadcast_to(np.arange(9), (2, 9))
     np.testing.assert_array_equal(logits(model, batch | {"decoder_positions": counted}), logits(model, batch))
@@ -71,7 +71,7 @@ def test_positions_matter(config):
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_is_a_prefix_is_read_as_one():
+def test_prefill_honors_prefix():
     model, whole = random_model(scanned(GPT2)), tokens(2, 6)
     prefix = {"decoder_prefix": np.array([[1] * 4 + [0] * 2] * 2)}
 
@@ -91,16 +91,16 @@ def test_a_prompt_that_is_a_prefix_is_read_as_one():
 # ---- captures, counts, configuration ------------------------------------------------------------------------------
 
 
-def test_captured_probabilities_of_a_window_are_a_band():
+def test_captured_probabilities_of_window_are_banded():
     model = random_model(FAMILIES["gpt3"].config)
     name = "decoder/layers/1/attention/probabilities"
     captured = model({"decoder_input_tokens": tokens(2, 9)}, capture=(name,)).captured[name]
     assert (captured > 0).sum() == 2 * 4 * (1 + 8 * 2)  # two positions for each query but the first
 
 
-def test_flops_count_windows_as_windows():
+def test_flops_count_attention_window():
     banded = dataclasses.replace(GPT2, attention_windows=(None, 3))
-    # Layer 1 attends to 3 instead of 10 positions: 2 products of 12 values for each of 10 queries, two operations each.
+    # Layer 1 attends to 3 instead of 10 positions: 2 products of 12 features per query and key, 2 operations each.
     assert forward_flops(GPT2, 1, 10) - forward_flops(banded, 1, 10) == 2 * 2 * 12 * 10 * (10 - 3)
     assert forward_flops(GPT2, 1, 2) == forward_flops(banded, 1, 2)
 
@@ -108,23 +108,23 @@ def test_flops_count_windows_as_windows():
 @pytest.mark.parametrize(
     ("make_config", "changes", "message"),
     [
-        (GPTConfig, {"num_heads": 0}, r"GPTConfig.num_heads=0 must be a whole number"),
-        (GPTConfig, {"norm_position": "middle"}, r"GPTConfig.norm_position='middle' must be one of"),
-        (GPTConfig, {"attention_windows": (None, 0)}, r"attention_windows=\(None, 0\): 0 must be a whole number"),
-        (GPTConfig, {"attention_windows": [None] * 5}, "their number must divide num_layers=12"),
-        (GPTConfig, {"attention_windows": ()}, "their number must divide num_layers=12"),
-        (GPTConfig, {"attention_dropout_rate": 1.0}, r"attention_dropout_rate=1.0 must be in \[0, 1\)"),
-        (LlamaConfig, {"num_kv_heads": 5}, "num_kv_heads=5 must divide num_heads=32"),
-        (LlamaConfig, {"head_dim": 7}, "head_dim=7 must be even"),
-        (LlamaConfig, {"rope_theta": 0.0}, "rope_theta=0.0 must be positive"),
+        (GPTConfig, {"num_heads": 0}, r"GPTConfig.num_heads=0: must be a positive integer"),
+        (GPTConfig, {"norm_position": "middle"}, r"GPTConfig.norm_position='middle': must be one of"),
+        (GPTConfig, {"attention_windows": (None, 0)}, r"attention_windows=\(None, 0\): 0 is not a positive integer"),
+        (GPTConfig, {"attention_windows": [None] * 5}, "the number of windows must divide num_layers=12"),
+        (GPTConfig, {"attention_windows": ()}, "the number of windows must divide num_layers=12"),
+        (GPTConfig, {"attention_dropout_rate": 1.0}, r"attention_dropout_rate=1.0: must be in \[0, 1\)"),
+        (LlamaConfig, {"num_kv_heads": 5}, "num_kv_heads=5: must divide num_heads=32"),
+        (LlamaConfig, {"head_dim": 7}, "head_dim=7: must be even"),
+        (LlamaConfig, {"rope_theta": 0.0}, "rope_theta=0.0: must be positive"),
         (LlamaConfig, {"activations": ("swiglu",)}, "swiglu"),
     ],
 )
-def test_configurations_that_make_no_sense_are_refused(make_config, changes, message):
+def test_invalid_config_raises(make_config, changes, message):
     with pytest.raises(ValueError, match=message):
         make_config(**changes)
 
 
-def test_configurations_fill_in_what_is_left_open():
+def test_config_defaults_and_conversions():
     assert LlamaConfig(num_heads=4).num_kv_heads == 4
     assert GPTConfig(attention_windows=[None, 8]).attention_windows == (None, 8)

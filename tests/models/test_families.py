@@ -1,4 +1,4 @@
-"""Properties of every family: attention masks, layouts, dropout, devices, decoding, captures, FLOPs."""
+"""Properties of every family: interface, masks, layouts, dropout, devices, decoding, captures, FLOPs."""
 
 import dataclasses
 import inspect
@@ -34,7 +34,7 @@ from t5x_like.partitioning import Partitioner, for_platform
 ALL = list(FAMILIES)
 
 
-def those(condition):
+def parametrize_families(condition):
     """Parametrizes a test over the families for which a condition holds."""
     return pytest.mark.parametrize("name", [name for name in ALL if condition(FAMILIES[name])])
 
@@ -78,17 +78,17 @@ def logits(model, batch):
     return model.unembed(model(batch).hidden)
 
 
-# ---- visibility ------------------------------------------------------------------------------------------------------
+# ---- attention masks -------------------------------------------------------------------------------------------------
 
 
 def influence(model, batch, stack):
-    """Returns the sensitivity of each output position to each input position of a stack: `[output, input]`."""
+    """Returns the sensitivity of each output position to each input position of a stack: `[output input]`."""
     embedded = model.embed(batch)
     jacobian = jax.jit(jax.jacobian(lambda x: model.trunk(embedded | {stack: x}, batch).hidden[0]))
     return np.abs(jacobian(embedded[stack])[:, :, 0]).max(axis=(1, 3))
 
 
-@those(lambda family: "decoder" in family.stacks)
+@parametrize_families(lambda family: "decoder" in family.stacks)
 def test_decoder_is_causal(name):
     family = FAMILIES[name]
     config = family.config
@@ -99,8 +99,8 @@ def test_decoder_is_causal(name):
     assert (found[np.tril_indices_from(found)] > 0).all()
 
 
-@those(lambda family: "encoder" in family.stacks)
-def test_every_position_sees_the_whole_encoder_but_padding(name):
+@parametrize_families(lambda family: "encoder" in family.stacks)
+def test_encoder_attends_to_all_positions_except_padding(name):
     family = FAMILIES[name]
     batch = example_batch(family, rows=1)
     batch["encoder_input_tokens"][:, 5:] = family.padding_id
@@ -112,7 +112,7 @@ def test_every_position_sees_the_whole_encoder_but_padding(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_packed_examples_do_not_see_each_other(name):
+def test_packed_examples_are_isolated(name):
     family = FAMILIES[name]
     model = random_model(family.config)
     first = example_batch(family, rows=1, encoder=4, decoder=3)
@@ -132,8 +132,8 @@ def test_packed_examples_do_not_see_each_other(name):
     assert np.isfinite(found).all()
 
 
-@those(lambda family: "encoder" in family.stacks)
-def test_padding_changes_nothing(name):
+@parametrize_families(lambda family: "encoder" in family.stacks)
+def test_padding_does_not_change_results(name):
     family = FAMILIES[name]
     model, batch = random_model(family.config), example_batch(family)
     padded = {key: np.pad(rows, ((0, 0), (0, 3)), constant_values=family.padding_id) for key, rows in batch.items()}
@@ -141,11 +141,11 @@ def test_padding_changes_nothing(name):
     np.testing.assert_allclose(hidden(model, padded)[:, : expected.shape[1]], expected, atol=2e-5)
 
 
-@those(lambda family: hasattr(family.config, "max_length"))
-def test_rows_longer_than_the_position_table_are_refused(name):
+@parametrize_families(lambda family: hasattr(family.config, "max_length"))
+def test_rows_longer_than_max_length_raise(name):
     family = FAMILIES[name]
     for stack in family.stacks:
-        with pytest.raises(ValueError, match=r"rows of 17 tokens exceed \w+Config.max_length=16"):
+        with pytest.raises(ValueError, match=r"rows of 17 tokens: .* \(\w+Config.max_length=16\)"):
             random_model(family.config).embed(example_batch(family) | {f"{stack}_input_tokens": tokens(1, 17)})
 
 
@@ -153,7 +153,7 @@ def test_rows_longer_than_the_position_table_are_refused(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_scanned_and_rematerialized_layers_give_the_same_gradients(name):
+def test_scan_and_remat_do_not_change_gradients(name):
     config = FAMILIES[name].config
     value, gradient = loss_and_gradient(name, config)
     other_value, other = loss_and_gradient(name, scanned(config, remat="full"))
@@ -162,7 +162,7 @@ def test_scanned_and_rematerialized_layers_give_the_same_gradients(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt3", "t5_1_1"])
-def test_every_kind_of_rematerialization_gives_the_same_gradients(name):
+def test_remat_policies_do_not_change_gradients(name):
     config = FAMILIES[name].config
     value, gradient = loss_and_gradient(name, config)
     for changes in (dict(remat="dots", scan_layers=True), dict(remat="full")):
@@ -172,14 +172,14 @@ def test_every_kind_of_rematerialization_gives_the_same_gradients(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_fresh_parameters_are_the_same_in_either_layout(name):
+def test_initial_values_do_not_depend_on_layout(name):
     config = FAMILIES[name].config
     unrolled, stacked = (jax.jit(each.make)(jax.random.key(0)) for each in (config, scanned(config)))
     assert_trees_close(unrolled, stacked)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_dropout_needs_a_key_and_follows_it_alike_in_either_layout(name):
+def test_dropout_depends_on_key_and_not_on_layout(name):
     family = FAMILIES[name]
     batch = example_batch(family)
     run = jax.jit(lambda model, key=None: model(batch, dropout_key=key).hidden)
@@ -196,7 +196,7 @@ def test_dropout_needs_a_key_and_follows_it_alike_in_either_layout(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_bfloat16_keeps_logits_and_losses_in_float32(name):
+def test_logits_and_losses_are_float32_with_bfloat16_activations(name):
     family = FAMILIES[name]
     model = random_model(scanned(family.config, dtype="bfloat16"))
     states = jax.eval_shape(lambda model: model(example_batch(family)).hidden, model)
@@ -207,17 +207,17 @@ def test_bfloat16_keeps_logits_and_losses_in_float32(name):
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("bert", 0.01), ("llama", 0.02), ("t5_1_1", 0.01)])
-def test_bfloat16_stays_near_float32(name, tolerance):
+def test_bfloat16_loss_is_close_to_float32(name, tolerance):
     config, batch = FAMILIES[name].config, eight_rows(FAMILIES[name])
     value = jax.jit(loss)(random_model(scanned(config, dtype="bfloat16")), batch)
     assert float(value) == pytest.approx(float(loss_and_gradient(name, config)[0]), rel=tolerance)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_eight_devices_agree_with_one(name):
+def test_eight_devices_match_one_device(name):
     family = FAMILIES[name]
     rules, mesh = family.mesh
-    # Every second family is unrolled here, so that both layouts meet each rule set.
+    # Alternate the layouts over the families, so that each rule set is tested with both.
     config = scanned(family.config) if ALL.index(name) % 2 else family.config
     model, partitioner = random_model(config), Partitioner(rules=rules, ici=mesh)
     step = partitioner.jit(
@@ -242,8 +242,8 @@ def test_platform_sets_dtype_and_layout(name):
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
 
-@those(lambda family: family.generates and family.is_encoder_decoder)
-def test_decoding_step_by_step_equals_teacher_forcing(name):
+@parametrize_families(lambda family: family.generates and family.is_encoder_decoder)
+def test_decode_steps_match_teacher_forcing(name):
     family = FAMILIES[name]
     config = scanned(family.config) if ALL.index(name) % 2 else family.config
     model, batch = random_model(config), example_batch(family)
@@ -251,7 +251,7 @@ def test_decoding_step_by_step_equals_teacher_forcing(name):
 
     @jax.jit
     def decode(model):
-        # The cache is one position longer than what is used: what lies ahead must not matter.
+        # The cache has one position more than is used: later positions must not change the result.
         cache = model.init_cache(2, 7, model.encode(batch))
         states = []
         for index in range(6):
@@ -263,8 +263,8 @@ def test_decoding_step_by_step_equals_teacher_forcing(name):
 
 
 @pytest.mark.parametrize("layout", ["scanned", "unrolled"])
-@those(lambda family: family.generates and family.stacks == ("decoder",))
-def test_prefill_and_decoding_step_by_step_equal_whole_rows(name, layout):
+@parametrize_families(lambda family: family.generates and family.stacks == ("decoder",))
+def test_prefill_and_decode_steps_match_whole_rows(name, layout):
     model = random_model(dataclasses.replace(FAMILIES[name].config, scan_layers=layout == "scanned"))
     whole, lengths = tokens(2, 9), np.array([5, 2])
     prompts = {
@@ -286,11 +286,11 @@ def test_prefill_and_decoding_step_by_step_equal_whole_rows(name, layout):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
-# ---- captures, FLOPs, first loss -------------------------------------------------------------------------------------
+# ---- captures, FLOPs, initial loss -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_captures_have_a_layer_axis_unless_one_layer_is_named(name):
+def test_captures_have_layer_axis_unless_one_layer_is_named(name):
     family = FAMILIES[name]
     config = family.config if ALL.index(name) % 2 else scanned(family.config)
     model, batch = random_model(config), example_batch(family)
@@ -316,7 +316,7 @@ def test_captures_have_a_layer_axis_unless_one_layer_is_named(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_flop_formula_is_what_xla_counts(name):
+def test_flop_formula_matches_xla(name):
     family = FAMILIES[name]
     config = dataclasses.replace(family.config, **family.flops_sizes, **WITHOUT_WINDOWS.get(name, {}))
     batch = example_batch(family, rows=4, encoder=96, decoder=40 if family.is_encoder_decoder else 96)
@@ -331,17 +331,17 @@ def test_flop_formula_is_what_xla_counts(name):
 
     counted = jax.jit(forward).lower(model, batch).compile().cost_analysis()["flops"]
     assert 1 <= counted / (config.train_flops(shapes) / 3) < 1.08
-    if "decoder" in family.stacks:  # an encoder's loss reads the masked positions alone
+    if "decoder" in family.stacks:  # the loss of an encoder uses masked positions only
         counted = jax.jit(jax.value_and_grad(loss)).lower(model, batch).compile().cost_analysis()["flops"]
         assert 1 <= counted / config.train_flops(shapes) < 1.08
 
 
-# XLA computes the scores outside of a window too; the formula does not count them.
+# XLA also computes the scores outside of a window, which the formula does not count.
 WITHOUT_WINDOWS = {"gpt3": {"attention_windows": (None,)}, "mistral": {"attention_windows": (None,)}}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_first_loss_is_near_that_of_guessing(name):
+def test_initial_loss_is_close_to_uniform_prediction(name):
     """A loss far above ln(vocab) means that an initialization or a scale is wrong."""
     family = FAMILIES[name]
     layers = {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
@@ -351,8 +351,8 @@ def test_first_loss_is_near_that_of_guessing(name):
     assert float(first) / 64 < np.log(512) + family.initial_loss_margin
 
 
-def test_families_name_their_parameters_as_documented():
-    """One name per kind of parameter across families: partitioning rules and parameter groups match on them."""
+def test_parameter_names_are_common_to_families():
+    """Partitioning rules and parameter groups match these names."""
     for family in FAMILIES.values():
         axes = parameters.logical_axes(jax.eval_shape(scanned(family.config).make, jax.random.key(0)))
         assert axes["token_embedder/embedding"] == ("vocab", "embed")

@@ -1,4 +1,4 @@
-"""The shipped model files: each parses and gives the published number of parameters, which its header states."""
+"""The shipped model files have the published number of parameters, which their headers state."""
 
 import dataclasses
 from pathlib import Path
@@ -14,9 +14,9 @@ from t5x_like.objectives.next_sentence import NextSentence
 
 MODELS = Path(__file__).resolve().parents[2] / "gin_configs" / "models"
 
-# Of the model alone. T5: the totals of the shapes in T5X's model files, and for the public sizes those of the published
-# checkpoints. BART, GPT, Llama, Mistral: those of the published checkpoints; of GPT-3 what its paper's widths give (the
-# heads of its XL and 13B together are not as wide as the model).
+# Numbers of parameters without heads. T5: totals of the shapes in T5X's model files, which are those of the published
+# checkpoints for the public sizes. BART, GPT, GPT-2, Llama, Mistral: published checkpoints. GPT-3: computed from the
+# sizes in its paper (in XL and 13B, num_heads · head_dim differs from embed_dim).
 PARAMETERS = {
     "t5_1_0/tiny": 260_704,
     "t5_1_0/small": 60_506_624,
@@ -69,8 +69,8 @@ PARAMETERS = {
     "llama2/tiny": 513_576,
     "mistral/tiny": 513_576,
 }
-# The model alone, with the pooler, with both pretraining heads: the totals of transformers' BertModel without and with
-# its pooler and of BertForPreTraining; of the compact ones the second is that of Turc et al.'s release.
+# Without heads, with the pooler, with both pretraining heads: totals of transformers' BertModel without and with its
+# pooler, and of BertForPreTraining. Turc et al. (2019) published the second number of the compact models.
 BERT = {
     "bert/tiny": (4_369_408, 4_385_920, 4_433_468),
     "bert/mini": (11_104_768, 11_170_560, 11_267_900),
@@ -81,7 +81,7 @@ BERT = {
     "bert/base_cased": (107_719_680, 108_310_272, 108_932_934),
     "bert/large_cased": (332_529_664, 333_579_264, 334_661_958),
 }
-# The model alone, with the masked-LM head (RobertaForMaskedLM).
+# Without head, with the masked-LM head (RobertaForMaskedLM).
 ROBERTA = {
     "roberta/base": (124_055_040, 124_697_433),
     "roberta/large": (354_310_144, 355_412_057),
@@ -90,7 +90,7 @@ ROBERTA = {
 
 @pytest.fixture
 def load():
-    """Reads a model file, with bindings after it, and returns its configuration."""
+    """Returns a function that reads a model file and bindings, and returns the configuration."""
     gin.add_config_file_search_path(str(MODELS.parent))
 
     def read(name, *bindings):
@@ -107,7 +107,7 @@ def header(name):
 
 
 def abstract(config):
-    """The model's shapes, scanned: tracing 96 layers one by one takes seconds."""
+    """Returns the shapes of the model. Layers are scanned, because tracing 96 layers one by one takes seconds."""
     return jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
 
 
@@ -115,21 +115,21 @@ def heads(objective, model):
     return jax.eval_shape(lambda: objective.init(jax.random.key(0), model))
 
 
-def test_every_file_is_tested():
-    """Files named after a family or `sizes` are included by those of one size."""
+def test_every_model_file_has_expected_counts():
+    """Files named `family` or `sizes` are included by the files of the sizes."""
     files = {f"{path.parent.name}/{path.stem}" for path in MODELS.glob("*/*.gin")}
     shared = {name for name in files if name.endswith(("/family", "/sizes"))}
     assert files - shared == {*PARAMETERS, *BERT, *ROBERTA}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_model_file_gives_the_exact_number_of_parameters(load, name):
+def test_model_file_has_published_parameter_count(load, name):
     assert parameters.count(abstract(load(name))) == PARAMETERS[name]
     assert f"{PARAMETERS[name]:,} parameters" in header(name)
 
 
 @pytest.mark.parametrize("name", sorted(BERT))
-def test_bert_file_gives_the_exact_numbers_of_parameters(load, name):
+def test_bert_file_has_published_parameter_counts(load, name):
     model = abstract(load(name))
     next_sentence = heads(NextSentence(), model)
     with_pooler = parameters.count(model) + parameters.count(next_sentence["next_sentence"].pooler)
@@ -139,13 +139,13 @@ def test_bert_file_gives_the_exact_numbers_of_parameters(load, name):
 
 
 @pytest.mark.parametrize("name", sorted(ROBERTA))
-def test_roberta_file_gives_the_exact_numbers_of_parameters(load, name):
+def test_roberta_file_has_published_parameter_counts(load, name):
     model = abstract(load(name))
     assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == ROBERTA[name]
     assert "{:,} parameters; {:,} with the masked-LM head.".format(*ROBERTA[name]) in header(name)
 
 
-def test_kinds_of_a_family_differ_as_published(load):
+def test_variants_have_published_hyperparameters(load):
     bert, roberta = load("bert/base"), load("roberta/base")
     assert (bert.activations, bert.position_offset, bert.num_token_types, bert.norm_epsilon) == (("gelu",), 0, 2, 1e-12)
     expected = (("gelu_exact",), 2, 1, 1e-5)
@@ -177,13 +177,13 @@ def test_kinds_of_a_family_differ_as_published(load):
         ("llama2/tiny", 0.0),
     ],
 )
-def test_dropout_is_that_of_pretraining_unless_set(load, name, rate):
+def test_dropout_rate_defaults_to_pretraining(load, name, rate):
     assert load(name).dropout_rate == rate
     changed = load(name, "DROPOUT_RATE = 0.25")
     assert changed.dropout_rate == 0.25
 
 
-def test_macros_set_what_they_name(load):
+def test_macros_set_fields(load):
     config = load("bert/tiny", "DROPOUT_RATE = 0.25", "ACTIVATIONS = ('gelu_exact',)")
     assert (config.dropout_rate, config.attention_dropout_rate, config.activations) == (0.25, 0.25, ("gelu_exact",))
     assert load("roberta/base", "DROPOUT_RATE = 0.0").attention_dropout_rate == 0.0

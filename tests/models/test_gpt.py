@@ -1,4 +1,4 @@
-"""What is GPT's own: its names, its initial values, and what differs between the three of them."""
+"""Properties of GPT, GPT-2 and GPT-3 only: parameter names, initial values, attention scale."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def leaves(config):
     return parameters.named_leaves(jax.jit(config.make)(jax.random.key(0)))
 
 
-def test_names_and_axes():
+def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(SCANNED.make, jax.random.key(0)))
     assert axes["token_embedder/embedding"] == ("vocab", "embed")
     assert axes["position_embedder/embedding"] == ("positions", "embed")
@@ -29,14 +29,14 @@ def test_names_and_axes():
     assert "logits/kernel" not in axes
 
 
-def test_only_networks_that_normalise_first_normalise_at_the_end():
+def test_final_norm_exists_only_with_pre_norm():
     assert "decoder/norm/scale" in parameters.named_leaves(jax.eval_shape(SCANNED.make, jax.random.key(0)))
     assert "decoder/norm/scale" not in parameters.named_leaves(jax.eval_shape(POST.make, jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
     ("config", "positions", "residual"),
-    # GPT-2: 0.02 over the root of 2 x 8 residual projections.
+    # GPT-2: 0.02 divided by the square root of 2 · 8 residual projections.
     [(SCANNED, 0.01, 0.02 / 4), (POST, 0.02, 0.02)],
     ids=["gpt2", "gpt1"],
 )
@@ -51,14 +51,14 @@ def test_initial_values(config, positions, residual):
         "decoder/layers/mlp/wi/kernel": 0.02,
         "decoder/layers/mlp/wo/kernel": residual,
     }
-    for name, deviation in expected.items():
-        assert np.std(found[name]) == pytest.approx(deviation, rel=0.03), name
+    for name, stddev in expected.items():
+        assert np.std(found[name]) == pytest.approx(stddev, rel=0.03), name
     for name, leaf in found.items():
         if name.endswith("bias"):
             assert not np.any(leaf), name
 
 
-def test_scores_are_divided_by_the_root_of_the_head_s_size():
+def test_attention_scores_are_scaled_by_head_dim():
     model = CONFIG.make(jax.random.key(0))
     batch = {"decoder_input_tokens": np.arange(6)[None]}
     names = tuple(f"decoder/layers/0/attention/{what}" for what in ("query", "key", "scores"))

@@ -1,6 +1,6 @@
-"""GPT, GPT-2 and GPT-3's banded layers against transformers: random weights, reduced odd configurations, float32.
+"""Compares GPT, GPT-2 and GPT-3's banded layers with transformers: random weights, odd sizes, float32.
 
-Rows have padding on both sides and positions that start anywhere. Parity is defined in conftest.py.
+Rows have padding on both sides and arbitrary first positions. numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ LENGTH, NEW = 23, 12
 
 
 def reduced_config(number):
-    """Odd sizes from a fixed seed; kinds in turn, ties half the time."""
+    """Returns a configuration with odd sizes from a fixed seed, of alternating kinds; half have tied embeddings."""
     rng = np.random.default_rng(2000 + number)
     kind = KINDS[number % 3]
     heads = int(rng.integers(1, 6))
@@ -48,81 +48,83 @@ def reduced_config(number):
 
 @dataclasses.dataclass
 class Pair:
-    """The same network twice, and a batch of rows with padding before and behind the tokens."""
+    """The same model in transformers and here, and a batch of rows with padding before and after the tokens."""
 
     kind: str
-    theirs: object
+    reference: object
     config: object
-    ours: object
+    model: object
     tokens: np.ndarray
-    real: np.ndarray
+    valid: np.ndarray
     positions: np.ndarray
 
     @property
     def batch(self):
         return {
             "decoder_input_tokens": self.tokens,
-            "decoder_segment_ids": self.real.astype(np.int32),
+            "decoder_segment_ids": self.valid.astype(np.int32),
             "decoder_positions": self.positions,
         }
 
     @property
     def predicted(self):
-        """Where the next token is real too."""
-        return np.pad(self.real[:, :-1] & self.real[:, 1:], ((0, 0), (0, 1)))
+        """Positions whose token and next token are not padding."""
+        return np.pad(self.valid[:, :-1] & self.valid[:, 1:], ((0, 0), (0, 1)))
 
 
-def rows_of(rng, config):
-    """Tokens [3, LENGTH], where they are real, and their positions, from anywhere in the table on."""
+def random_rows(rng, config):
+    """Returns tokens `[3 LENGTH]`, whether they are not padding, and positions with an arbitrary start in the table."""
     tokens = rng.integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
-    places = np.arange(LENGTH)
+    slots = np.arange(LENGTH)
     starts, ends = np.array([0, 4, 7])[:, None], np.array([LENGTH, LENGTH, LENGTH - 5])[:, None]
     offsets = rng.integers(0, config.max_length - LENGTH, (3, 1))
-    real = (places >= starts) & (places < ends)
-    positions = np.where(real, places - starts + offsets, 0).astype(np.int32)
-    return tokens, real, positions
+    valid = (slots >= starts) & (slots < ends)
+    positions = np.where(valid, slots - starts + offsets, 0).astype(np.int32)
+    return tokens, valid, positions
 
 
-def narrow(theirs, window):
-    """Turns every second layer of their GPT-2 into a banded one: each query sees `window` positions."""
-    for block in theirs.transformer.h[1::2]:
+def make_banded(reference, window):
+    """Makes every second layer of a transformers GPT-2 banded: each query attends to `window` positions."""
+    for block in reference.transformer.h[1::2]:
         causal = block.attn.bias
         block.attn.bias = causal & ~torch.tril(torch.ones_like(causal), diagonal=-window)
 
 
-def under(config, model):
-    """The same weights in the network of another configuration."""
+def with_config(config, model):
+    """Returns a model of another configuration with the same parameters."""
     like = jax.eval_shape(config.make, jax.random.key(0))
     return parameters.unstack(parameters.stack(parameters.named_leaves(model)), like)
 
 
 @pytest.fixture(scope="module", params=range(9), ids=lambda n: f"{KINDS[n % 3]}-{n}")
 def pair(request, tmp_path_factory):
-    kind, folder = KINDS[request.param % 3], str(tmp_path_factory.mktemp("gpt"))
+    kind, directory = KINDS[request.param % 3], str(tmp_path_factory.mktemp("gpt"))
     torch.manual_seed(request.param)
     rng = np.random.default_rng(request.param)
-    there = reduced_config(request.param)
-    theirs = (transformers.OpenAIGPTLMHeadModel if kind == "gpt1" else transformers.GPT2LMHeadModel)(there).eval()
+    hf_config = reduced_config(request.param)
+    reference = (transformers.OpenAIGPTLMHeadModel if kind == "gpt1" else transformers.GPT2LMHeadModel)(
+        hf_config
+    ).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+        for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    config, ours = interop.from_huggingface(folder)
+    reference.save_pretrained(directory, safe_serialization=True)
+    config, model = interop.from_huggingface(directory)
     if kind == "gpt3":
         window = int(rng.integers(2, 9))
-        narrow(theirs, window)
+        make_banded(reference, window)
         config = dataclasses.replace(config, attention_windows=(None, window))
-        ours = under(config, ours)
-    return Pair(kind, theirs, config, ours, *rows_of(rng, config))
+        model = with_config(config, model)
+    return Pair(kind, reference, config, model, *random_rows(rng, config))
 
 
-def their_outputs(pair):
-    first = pair.real & ~np.pad(pair.real[:, :-1], ((0, 0), (1, 0)))  # nothing real is in front of these
-    return pair.theirs(
+def reference_outputs(pair):
+    first = pair.valid & ~np.pad(pair.valid[:, :-1], ((0, 0), (1, 0)))  # the first token of each row
+    return pair.reference(
         input_ids=torch.tensor(pair.tokens).long(),
-        attention_mask=torch.tensor(pair.real).long(),
+        attention_mask=torch.tensor(pair.valid).long(),
         position_ids=torch.tensor(pair.positions).long(),
-        labels=torch.tensor(np.where(pair.real & ~first, pair.tokens, -100)).long(),
+        labels=torch.tensor(np.where(pair.valid & ~first, pair.tokens, -100)).long(),
         output_hidden_states=True,
         output_attentions=True,
     )
@@ -130,25 +132,25 @@ def their_outputs(pair):
 
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
-        theirs = their_outputs(pair)
+        reference = reference_outputs(pair)
     wanted = ("decoder/layers/hidden", "decoder/layers/attention/probabilities")
-    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.ours)
-    states = [pair.ours.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
+    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
+    states = [pair.model.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
     assert_parity(
-        {number: state[pair.real] for number, state in enumerate(states)},
-        {number: state.numpy()[pair.real] for number, state in enumerate(theirs.hidden_states)},
+        {number: state[pair.valid] for number, state in enumerate(states)},
+        {number: state.numpy()[pair.valid] for number, state in enumerate(reference.hidden_states)},
         "states",
     )
     assert_parity(
-        {number: np.swapaxes(each, 1, 2)[pair.real] for number, each in enumerate(outputs.captured[wanted[1]])},
-        {number: np.swapaxes(each.numpy(), 1, 2)[pair.real] for number, each in enumerate(theirs.attentions)},
+        {number: np.swapaxes(each, 1, 2)[pair.valid] for number, each in enumerate(outputs.captured[wanted[1]])},
+        {number: np.swapaxes(each.numpy(), 1, 2)[pair.valid] for number, each in enumerate(reference.attentions)},
         "attention",
     )
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
-    theirs = their_outputs(pair)
-    theirs.loss.backward()
+    reference = reference_outputs(pair)
+    reference.loss.backward()
     targets, weights = np.roll(pair.tokens, -1, axis=1), pair.predicted.astype(np.float32)
 
     def loss(model):
@@ -156,19 +158,22 @@ def test_logits_loss_and_gradients(pair, assert_parity):
         entropy = cross_entropy(hidden, model.unembed, targets, weights)
         return entropy.total / entropy.weight, model.unembed(hidden)
 
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.ours)
-    assert_parity({"logits": logits[pair.real]}, {"logits": theirs.logits.detach().numpy()[pair.real]}, "logits")
-    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.model)
+    assert_parity({"logits": logits[pair.valid]}, {"logits": reference.logits.detach().numpy()[pair.valid]}, "logits")
+    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
     assert_parity(
         interop.tensors_to_huggingface({"model": gradient}, pair.config),
-        {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
+        {name: parameter.grad for name, parameter in pair.reference.named_parameters()},
         "gradients",
     )
-    pair.theirs.zero_grad()
+    pair.reference.zero_grad()
 
 
-def their_continuations(pair, prompts, lengths):
-    """What `generate` adds to each prompt, 0 after EOS. Their GPT counts padding as positions: it reads row by row."""
+def reference_continuations(pair, prompts, lengths):
+    """Returns the tokens that `generate` of transformers adds to each prompt, 0 after EOS.
+
+    GPT of transformers counts padding as positions and therefore gets one row at a time.
+    """
     options = dict(max_new_tokens=NEW, do_sample=False, num_beams=1)
     continued = np.zeros((len(prompts), NEW), np.int32)
     groups = [[row] for row in range(len(prompts))] if pair.kind == "gpt1" else [range(len(prompts))]
@@ -180,7 +185,7 @@ def their_continuations(pair, prompts, lengths):
             padded[number, longest - lengths[row] :] = prompts[row, : lengths[row]]
             mask[number, longest - lengths[row] :] = 1
         with torch.no_grad():
-            found = pair.theirs.generate(
+            found = pair.reference.generate(
                 input_ids=torch.tensor(padded), attention_mask=torch.tensor(mask), **options
             ).numpy()[:, longest:]
         continued[list(group), : found.shape[1]] = found
@@ -194,19 +199,19 @@ def test_greedy_generation(pair, request):
         "decoder_input_tokens": prompts,
         "decoder_segment_ids": (np.arange(LENGTH) < lengths[:, None]).astype(np.int32),
     }
-    # The cache of an unrolled stack, and of a scanned one.
+    # Test the caches of unrolled and of scanned stacks.
     config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 2 > 0)
-    ours = jax.jit(lambda model: greedy(model, batch, max_length=NEW))(under(config, pair.ours))
-    np.testing.assert_array_equal(ours.tokens, their_continuations(pair, prompts, lengths))
+    found = jax.jit(lambda model: greedy(model, batch, max_length=NEW))(with_config(config, pair.model))
+    np.testing.assert_array_equal(found.tokens, reference_continuations(pair, prompts, lengths))
 
 
-def test_a_network_written_here_is_read_there(pair, tmp_path):
+def test_transformers_reads_exported_model(pair, tmp_path):
     config = dataclasses.replace(pair.config, attention_windows=(None,))
-    interop.to_huggingface({"model": pair.ours}, config, str(tmp_path))
-    theirs, report = type(pair.theirs).from_pretrained(tmp_path, output_loading_info=True)
+    interop.to_huggingface({"model": pair.model}, config, str(tmp_path))
+    reference, report = type(pair.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    described, original = theirs.config.to_dict(), pair.theirs.config.to_dict()
+    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
     for name in ("n_positions", "n_inner", "activation_function", "afn", "tie_word_embeddings", "layer_norm_epsilon"):
-        assert described.get(name) == original.get(name), name
-    for name, tensor in pair.theirs.state_dict().items():
-        assert torch.equal(theirs.state_dict()[name], tensor), name
+        assert hf_config.get(name) == original.get(name), name
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(reference.state_dict()[name], tensor), name

@@ -1,4 +1,4 @@
-"""What is Llama's own: its names, its initial values, rotations, and heads that share keys and values."""
+"""Properties of Llama only: parameter names, initial values, rotary positions, grouped-query attention."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ CONFIG = LlamaConfig(
 SCANNED = dataclasses.replace(CONFIG, scan_layers=True)
 
 
-def test_names_and_axes():
+def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(SCANNED.make, jax.random.key(0)))
     shapes = parameters.named_leaves(jax.eval_shape(SCANNED.make, jax.random.key(0)))
     assert axes["decoder/layers/attention/key/kernel"] == ("layers", "embed", "heads", "kv")
@@ -26,7 +26,7 @@ def test_names_and_axes():
     assert not [name for name in shapes if name.endswith("bias")]
 
 
-def test_biases_are_added_where_they_are_asked_for():
+def test_optional_biases():
     def biases(**changes):
         config = dataclasses.replace(SCANNED, **changes)
         names = parameters.named_leaves(jax.eval_shape(config.make, jax.random.key(0)))
@@ -45,7 +45,7 @@ def test_initial_values():
             assert np.std(leaf) == pytest.approx(0.02, rel=0.03), name
 
 
-def test_three_query_heads_in_a_row_share_a_key_head():
+def test_adjacent_query_heads_share_a_key_head():
     model = CONFIG.make(jax.random.key(0))
     batch = {"decoder_input_tokens": np.arange(6)[None]}
     names = tuple(f"decoder/layers/0/attention/{what}" for what in ("query", "key", "scores"))
@@ -55,13 +55,13 @@ def test_three_query_heads_in_a_row_share_a_key_head():
     np.testing.assert_allclose(scores[0][:, visible], product[:, visible], rtol=1e-5, atol=1e-7)
 
 
-def test_scores_follow_from_distances_not_from_places():
+def test_attention_scores_depend_on_relative_positions():
     model = CONFIG.make(jax.random.key(0))
     batch = {"decoder_input_tokens": np.full((1, 8), 7)}
     wanted = ("decoder/layers/0/attention/scores",)
     near = model(batch | {"decoder_positions": np.arange(8)[None]}, capture=wanted).captured[wanted[0]]
     far = model(batch | {"decoder_positions": np.arange(8)[None] + 30}, capture=wanted).captured[wanted[0]]
     np.testing.assert_allclose(near, far, rtol=1e-4, atol=1e-6)
-    # The same token everywhere: one value a distance, and not the same one for all of them.
+    # All tokens are equal, so that scores depend on the distance only.
     np.testing.assert_allclose(near[0, 0, 5, 3], near[0, 0, 7, 5], rtol=1e-4)
     assert abs(near[0, 0, 7, 5] - near[0, 0, 7, 6]) > 1e-4

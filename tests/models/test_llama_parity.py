@@ -1,6 +1,6 @@
-"""Llama and Mistral against transformers: random weights, reduced odd configurations, float32.
+"""Compares Llama and Mistral with transformers: random weights, small configurations with odd sizes, float32.
 
-Rows have padding on both sides and positions that start anywhere. Parity is defined in conftest.py.
+Rows have padding on both sides and arbitrary first positions. numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ LENGTH, NEW = 23, 12
 
 
 def reduced_config(number):
-    """Odd sizes from a fixed seed: groups of 1 to 4 query heads, heads that together are not the embeddings' size."""
+    """Returns a configuration with odd sizes from a fixed seed: 1 to 4 query heads per key head, any size of heads."""
     rng = np.random.default_rng(3000 + number)
     mistral = number % 2
     kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
@@ -63,10 +63,10 @@ SCALINGS = {
 }
 
 
-def scaled_pair(scaling, folder, *, head_dim=10, theta=10000.0, longest=64):
-    """The same small model twice, with odd sizes and scaled rotations."""
+def scaled_pair(scaling, directory, *, head_dim=10, theta=10000.0, longest=64):
+    """Returns the same small model in transformers and here, with odd sizes and scaled rotary positions."""
     torch.manual_seed(7)
-    described = transformers.LlamaConfig(
+    hf_config = transformers.LlamaConfig(
         vocab_size=61,
         hidden_size=23,
         intermediate_size=37,
@@ -81,115 +81,115 @@ def scaled_pair(scaling, folder, *, head_dim=10, theta=10000.0, longest=64):
         eos_token_id=1,
         attn_implementation="eager",
     )
-    theirs = transformers.LlamaForCausalLM(described).eval()
+    reference = transformers.LlamaForCausalLM(hf_config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in reference.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    return theirs, *interop.from_huggingface(str(folder))
+    reference.save_pretrained(directory, safe_serialization=True)
+    return reference, *interop.from_huggingface(str(directory))
 
 
-def logits_of_both(theirs, ours, tokens, positions):
+def logits_of_both(reference, model, tokens, positions):
     with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(tokens).long(), position_ids=torch.tensor(positions).long()).logits
+        expected = reference(input_ids=torch.tensor(tokens).long(), position_ids=torch.tensor(positions).long()).logits
     batch = {"decoder_input_tokens": tokens, "decoder_positions": positions}
-    found = jax.jit(lambda model, batch: model.unembed(model(batch).hidden))(ours, batch)
+    found = jax.jit(lambda model, batch: model.unembed(model(batch).hidden))(model, batch)
     return {"logits": found}, {"logits": expected.numpy()}
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_scaled_rotations(kind, tmp_path, assert_parity):
-    theirs, config, ours = scaled_pair(SCALINGS[kind], tmp_path)
+def test_scaled_rotary_positions(kind, tmp_path, assert_parity):
+    reference, config, model = scaled_pair(SCALINGS[kind], tmp_path)
     tokens = np.random.default_rng(0).integers(2, 61, (2, 29)).astype(np.int32)
-    for first in (0, 3, 60, 150):  # within and beyond the positions of pretraining, and of the configuration
+    for first in (0, 3, 60, 150):  # within and beyond the lengths of pretraining and of the configuration
         positions = np.arange(first, first + 29, dtype=np.int32)[None] + np.array([[0], [7]], np.int32)
-        assert_parity(*logits_of_both(theirs, ours, tokens, positions), "logits")
+        assert_parity(*logits_of_both(reference, model, tokens, positions), "logits")
 
 
 @pytest.mark.parametrize("scaling", [None, *SCALINGS])
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
-def test_positions_of_several_thousand(scaling, theta, tmp_path, assert_parity):
+def test_positions_of_several_thousands(scaling, theta, tmp_path, assert_parity):
     original = {"original_max_position_embeddings": 2048}
-    described = SCALINGS.get(scaling) and SCALINGS[scaling] | original
-    theirs, config, ours = scaled_pair(described, tmp_path, head_dim=128, theta=theta, longest=16384)
+    hf_config = SCALINGS.get(scaling) and SCALINGS[scaling] | original
+    reference, config, model = scaled_pair(hf_config, tmp_path, head_dim=128, theta=theta, longest=16384)
     tokens = np.random.default_rng(0).integers(2, 61, (1, 31)).astype(np.int32)
-    # Far apart, so that differences of positions are large too.
+    # Positions are far apart, so that their differences are large too.
     positions = np.linspace(0, 8900, 31).astype(np.int32)[None]
-    assert_parity(*logits_of_both(theirs, ours, tokens, positions), "logits")
+    assert_parity(*logits_of_both(reference, model, tokens, positions), "logits")
 
 
 @pytest.mark.parametrize(("kind", "longest"), [("llama3", 96), ("dynamic", 64)])
-def test_greedy_generation_with_scaled_rotations(kind, longest, tmp_path):
-    theirs, config, ours = scaled_pair(SCALINGS[kind], tmp_path, longest=longest)
+def test_greedy_generation_with_scaled_rotary_positions(kind, longest, tmp_path):
+    reference, config, model = scaled_pair(SCALINGS[kind], tmp_path, longest=longest)
     prompts = np.random.default_rng(1).integers(2, 61, (2, 29)).astype(np.int32)
     with torch.no_grad():
-        generated = theirs.generate(
+        generated = reference.generate(
             input_ids=torch.tensor(prompts).long(), max_new_tokens=50, do_sample=False, num_beams=1, pad_token_id=0
         ).numpy()[:, 29:]
     expected = np.zeros((2, 50), np.int32)
     expected[:, : generated.shape[1]] = generated
     batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": np.ones_like(prompts)}
-    found = jax.jit(lambda model: greedy(model, batch, max_length=50))(ours)
+    found = jax.jit(lambda model: greedy(model, batch, max_length=50))(model)
     np.testing.assert_array_equal(found.tokens, expected)
 
 
 @dataclasses.dataclass
 class Pair:
-    """The same network twice, and a batch of rows with padding before and behind the tokens."""
+    """The same model in transformers and here, and a batch of rows with padding before and after the tokens."""
 
-    theirs: object
+    reference: object
     config: object
-    ours: object
+    model: object
     tokens: np.ndarray
-    real: np.ndarray
+    valid: np.ndarray
     positions: np.ndarray
 
     @property
     def batch(self):
         return {
             "decoder_input_tokens": self.tokens,
-            "decoder_segment_ids": self.real.astype(np.int32),
+            "decoder_segment_ids": self.valid.astype(np.int32),
             "decoder_positions": self.positions,
         }
 
     @property
     def predicted(self):
-        """Where the next token is real too."""
-        return np.pad(self.real[:, :-1] & self.real[:, 1:], ((0, 0), (0, 1)))
+        """Positions whose token and next token are not padding."""
+        return np.pad(self.valid[:, :-1] & self.valid[:, 1:], ((0, 0), (0, 1)))
 
 
-def rows_of(rng, config):
-    """Tokens [3, LENGTH], where they are real, and their positions, from anywhere on."""
+def random_rows(rng, config):
+    """Returns tokens `[3 LENGTH]`, whether they are not padding, and positions with an arbitrary start."""
     tokens = rng.integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
-    places = np.arange(LENGTH)
+    slots = np.arange(LENGTH)
     starts, ends = np.array([0, 4, 7])[:, None], np.array([LENGTH, LENGTH, LENGTH - 5])[:, None]
     offsets = rng.integers(0, config.max_length - LENGTH, (3, 1))
-    real = (places >= starts) & (places < ends)
-    positions = np.where(real, places - starts + offsets, 0).astype(np.int32)
-    return tokens, real, positions
+    valid = (slots >= starts) & (slots < ends)
+    positions = np.where(valid, slots - starts + offsets, 0).astype(np.int32)
+    return tokens, valid, positions
 
 
 @pytest.fixture(scope="module", params=range(8), ids=lambda n: f"{KINDS[n % 2]}-{n}")
 def pair(request, tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("llama"))
+    directory = str(tmp_path_factory.mktemp("llama"))
     torch.manual_seed(request.param)
     classes = (transformers.LlamaForCausalLM, transformers.MistralForCausalLM)
-    theirs = classes[request.param % 2](reduced_config(request.param)).eval()
+    reference = classes[request.param % 2](reduced_config(request.param)).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+        for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    config, ours = interop.from_huggingface(folder)
-    return Pair(theirs, config, ours, *rows_of(np.random.default_rng(request.param), config))
+    reference.save_pretrained(directory, safe_serialization=True)
+    config, model = interop.from_huggingface(directory)
+    return Pair(reference, config, model, *random_rows(np.random.default_rng(request.param), config))
 
 
-def their_outputs(pair):
-    first = pair.real & ~np.pad(pair.real[:, :-1], ((0, 0), (1, 0)))  # nothing real is in front of these
-    return pair.theirs(
+def reference_outputs(pair):
+    first = pair.valid & ~np.pad(pair.valid[:, :-1], ((0, 0), (1, 0)))  # the first token of each row
+    return pair.reference(
         input_ids=torch.tensor(pair.tokens).long(),
-        attention_mask=torch.tensor(pair.real).long(),
+        attention_mask=torch.tensor(pair.valid).long(),
         position_ids=torch.tensor(pair.positions).long(),
-        labels=torch.tensor(np.where(pair.real & ~first, pair.tokens, -100)).long(),
+        labels=torch.tensor(np.where(pair.valid & ~first, pair.tokens, -100)).long(),
         output_hidden_states=True,
         output_attentions=True,
     )
@@ -197,25 +197,25 @@ def their_outputs(pair):
 
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
-        theirs = their_outputs(pair)
+        reference = reference_outputs(pair)
     wanted = ("decoder/layers/hidden", "decoder/layers/attention/probabilities")
-    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.ours)
-    states = [pair.ours.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
+    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
+    states = [pair.model.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
     assert_parity(
-        {number: state[pair.real] for number, state in enumerate(states)},
-        {number: state.numpy()[pair.real] for number, state in enumerate(theirs.hidden_states)},
+        {number: state[pair.valid] for number, state in enumerate(states)},
+        {number: state.numpy()[pair.valid] for number, state in enumerate(reference.hidden_states)},
         "states",
     )
     assert_parity(
-        {number: np.swapaxes(each, 1, 2)[pair.real] for number, each in enumerate(outputs.captured[wanted[1]])},
-        {number: np.swapaxes(each.numpy(), 1, 2)[pair.real] for number, each in enumerate(theirs.attentions)},
+        {number: np.swapaxes(each, 1, 2)[pair.valid] for number, each in enumerate(outputs.captured[wanted[1]])},
+        {number: np.swapaxes(each.numpy(), 1, 2)[pair.valid] for number, each in enumerate(reference.attentions)},
         "attention",
     )
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
-    theirs = their_outputs(pair)
-    theirs.loss.backward()
+    reference = reference_outputs(pair)
+    reference.loss.backward()
     targets, weights = np.roll(pair.tokens, -1, axis=1), pair.predicted.astype(np.float32)
 
     def loss(model):
@@ -223,49 +223,49 @@ def test_logits_loss_and_gradients(pair, assert_parity):
         entropy = cross_entropy(hidden, model.unembed, targets, weights)
         return entropy.total / entropy.weight, model.unembed(hidden)
 
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.ours)
-    assert_parity({"logits": logits[pair.real]}, {"logits": theirs.logits.detach().numpy()[pair.real]}, "logits")
-    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.model)
+    assert_parity({"logits": logits[pair.valid]}, {"logits": reference.logits.detach().numpy()[pair.valid]}, "logits")
+    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
     assert_parity(
         interop.tensors_to_huggingface({"model": gradient}, pair.config),
-        {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
+        {name: parameter.grad for name, parameter in pair.reference.named_parameters()},
         "gradients",
     )
-    pair.theirs.zero_grad()
+    pair.reference.zero_grad()
 
 
 def test_greedy_generation(pair, request):
     lengths = np.array([LENGTH, 1, 9])
-    behind = np.arange(LENGTH) < lengths[:, None]
-    prompts = np.where(behind, np.maximum(pair.tokens, 2), 0)
-    batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": behind.astype(np.int32)}
+    valid = np.arange(LENGTH) < lengths[:, None]
+    prompts = np.where(valid, np.maximum(pair.tokens, 2), 0)
+    batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": valid.astype(np.int32)}
     with torch.no_grad():
-        generated = pair.theirs.generate(
+        generated = pair.reference.generate(
             input_ids=torch.tensor(
                 np.stack([np.roll(row, LENGTH - n) for row, n in zip(prompts, lengths, strict=True)])
             ).long(),
-            attention_mask=torch.tensor(behind[:, ::-1].copy()).long(),
+            attention_mask=torch.tensor(valid[:, ::-1].copy()).long(),
             max_new_tokens=NEW,
             do_sample=False,
             num_beams=1,
-            pad_token_id=0,  # in their configuration, it would leave that token's embedding without a gradient
+            pad_token_id=0,  # in the configuration, it would disable the gradient of that token's embedding
         ).numpy()[:, LENGTH:]
-    theirs = np.zeros((len(prompts), NEW), np.int32)
-    theirs[:, : generated.shape[1]] = generated
-    # The cache of an unrolled stack, and of a scanned one.
+    expected = np.zeros((len(prompts), NEW), np.int32)
+    expected[:, : generated.shape[1]] = generated
+    # Test the caches of unrolled and of scanned stacks.
     config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 4 > 1)
     like = jax.eval_shape(config.make, jax.random.key(0))
-    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.ours)), like)
-    ours = jax.jit(lambda model: greedy(model, batch, max_length=NEW))(model)
-    np.testing.assert_array_equal(ours.tokens, theirs)
+    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.model)), like)
+    found = jax.jit(lambda model: greedy(model, batch, max_length=NEW))(model)
+    np.testing.assert_array_equal(found.tokens, expected)
 
 
-def test_a_network_written_here_is_read_there(pair, tmp_path):
-    interop.to_huggingface({"model": pair.ours}, pair.config, str(tmp_path))
-    theirs, report = type(pair.theirs).from_pretrained(tmp_path, output_loading_info=True)
+def test_transformers_reads_exported_model(pair, tmp_path):
+    interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
+    reference, report = type(pair.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    described, original = theirs.config.to_dict(), pair.theirs.config.to_dict()
+    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
     for name in ("sliding_window", "hidden_act", "attention_bias", "head_dim", "rope_theta", "tie_word_embeddings"):
-        assert described.get(name) == original.get(name), name
-    for name, tensor in pair.theirs.state_dict().items():
-        assert torch.equal(theirs.state_dict()[name], tensor), name
+        assert hf_config.get(name) == original.get(name), name
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(reference.state_dict()[name], tensor), name

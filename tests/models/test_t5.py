@@ -1,4 +1,4 @@
-"""What is T5's own; what holds for every family is in test_families.py."""
+"""Properties of T5 only; those of every family are in test_families.py."""
 
 import dataclasses
 
@@ -13,13 +13,13 @@ from t5x_like.models.t5 import make_layer
 T5 = FAMILIES["t5_1_1"]
 
 
-def test_segment_ids_of_one_stack_alone_are_refused():
+def test_segment_ids_of_one_stack_only_raise():
     batch = example_batch(T5)
-    with pytest.raises(ValueError, match="together or neither"):
+    with pytest.raises(ValueError, match="segment ids of one stack only"):
         random_model(T5.config)(batch | {"encoder_segment_ids": np.ones_like(batch["encoder_input_tokens"])})
 
 
-def test_queries_are_initialised_with_the_scale_that_scores_lack():
+def test_initial_queries_include_attention_scale():
     wide = dataclasses.replace(T5.config, embed_dim=64, num_heads=16, head_dim=16)
     attention = make_layer(wide, ("attention",), jax.random.key(0)).attention
     ratio = np.std(attention.query.kernel[...]) / np.std(attention.key.kernel[...])
@@ -29,7 +29,7 @@ def test_queries_are_initialised_with_the_scale_that_scores_lack():
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
 
-def test_decoding_continues_the_first_segment_of_a_packed_row():
+def test_decoding_uses_first_segment_of_packed_row():
     model, alone = random_model(T5.config), example_batch(T5, rows=1, encoder=4)
     packed = {
         "encoder_input_tokens": np.concatenate([alone["encoder_input_tokens"], tokens(1, 3, seed=5)], 1),
@@ -48,7 +48,7 @@ def test_decoding_continues_the_first_segment_of_a_packed_row():
 
 
 @pytest.mark.parametrize("config", [T5.config, scanned(T5.config)], ids=["unrolled", "scanned"])
-def test_captures_of_cross_attention_and_projections(config):
+def test_capture_cross_attention_and_projections(config):
     model, batch = random_model(config), example_batch(T5)
     names = (
         "encoder/output",
@@ -64,7 +64,7 @@ def test_captures_of_cross_attention_and_projections(config):
     assert captured["decoder/layers/self_attention/query"].shape == (2, 2, 6, 2, 5)
 
 
-def test_names_and_axes():
+def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(scanned(T5.config).make, jax.random.key(0)))
     assert axes["encoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")
     assert axes["decoder/layers/cross_attention/out/kernel"] == ("layers", "heads", "kv", "embed")
@@ -83,18 +83,18 @@ def test_names_and_axes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 0}, r"T5Config.num_heads=0 must be a whole number of at least 1"),
-        ({"embed_dim": 1.5}, r"T5Config.embed_dim=1.5 must be a whole number"),
-        ({"activations": ("swish",)}, r"one or more of \[.*'linear', 'relu'.*\]; \['swish'\] is none"),
-        ({"activations": ()}, r"must name one or more of"),
-        ({"dropout_rate": 1.0}, r"T5Config.dropout_rate=1.0 must be in \[0, 1\)"),
-        ({"remat": "some"}, r"T5Config.remat='some' must be one of \['dots', 'full', 'none'\]"),
-        ({"dtype": "float16"}, r"T5Config.dtype='float16' must be 'float32' or 'bfloat16'"),
-        ({"relpos_buckets": 3}, r"relpos_buckets=3 must be at least 4"),
-        ({"relpos_max_distance": 16, "relpos_buckets": 32}, r"must exceed the 16 distances"),
-        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0 must be positive"),
+        ({"num_heads": 0}, r"T5Config.num_heads=0: must be a positive integer"),
+        ({"embed_dim": 1.5}, r"T5Config.embed_dim=1.5: must be a positive integer"),
+        ({"activations": ("swish",)}, r"unknown: \['swish'\]. Give one or more of \[.*'linear', 'relu'.*\]"),
+        ({"activations": ()}, r"activations=\(\): empty. Give one or more of"),
+        ({"dropout_rate": 1.0}, r"T5Config.dropout_rate=1.0: must be in \[0, 1\)"),
+        ({"remat": "some"}, r"T5Config.remat='some': must be one of \['dots', 'full', 'none'\]"),
+        ({"dtype": "float16"}, r"T5Config.dtype='float16': must be 'float32', 'bfloat16' or None"),
+        ({"relpos_buckets": 3}, r"relpos_buckets=3: must be at least 4"),
+        ({"relpos_max_distance": 16, "relpos_buckets": 32}, r"relpos_max_distance=16: must be larger than 16"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon=0.0: must be positive"),
     ],
 )
-def test_configurations_that_make_no_network_are_refused(changes, message):
+def test_invalid_config_raises(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(T5.config, **changes)

@@ -1,6 +1,6 @@
-"""T5 against transformers: random weights, reduced odd configurations, float32, with padding.
+"""Compares T5 with transformers: random weights, small configurations with odd sizes, float32, padded rows.
 
-Parity means, for each tensor: max|a - b| <= 2e-5 · max(max|b|, 1e-3 · the largest value among all tensors of its kind).
+numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parity
 
 
 def reduced_config(number):
-    """Odd sizes from a fixed seed; even numbers are T5 1.0, odd ones T5 1.1."""
+    """Returns a configuration with odd sizes from a fixed seed: T5 1.0 for even numbers, T5 1.1 for odd ones."""
     rng = np.random.default_rng(1000 + number)
     tied = number % 2 == 0
     return transformers.T5Config(
@@ -43,11 +43,11 @@ def reduced_config(number):
 
 @dataclasses.dataclass
 class Pair:
-    """The same network twice, and a batch of padded rows."""
+    """The same model in transformers and here, and a batch of padded rows."""
 
-    theirs: object
+    reference: object
     config: object
-    ours: object
+    model: object
     inputs: np.ndarray
     decoder_inputs: np.ndarray
     targets: np.ndarray
@@ -60,32 +60,32 @@ class Pair:
 
 def padded(rng, vocab_size, rows, length):
     tokens = rng.integers(1, vocab_size, (rows, length))
-    for row, real in enumerate(rng.integers(1, length + 1, rows)):
-        tokens[row, real:] = 0
+    for row, size in enumerate(rng.integers(1, length + 1, rows)):
+        tokens[row, size:] = 0
     tokens[0] = np.maximum(tokens[0], 1)
     return tokens.astype(np.int32)
 
 
 @pytest.fixture(scope="module", params=range(6), ids=lambda n: f"{'1.1' if n % 2 else '1.0'}-{n}")
 def pair(request, tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("t5"))
+    directory = str(tmp_path_factory.mktemp("t5"))
     torch.manual_seed(request.param)
-    theirs = transformers.T5ForConditionalGeneration(reduced_config(request.param)).eval()
+    reference = transformers.T5ForConditionalGeneration(reduced_config(request.param)).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # norms and biases away from their initial ones and zeros
+        for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
-    theirs.save_pretrained(folder, safe_serialization=True)
-    config, ours = interop.from_huggingface(folder)
+    reference.save_pretrained(directory, safe_serialization=True)
+    config, model = interop.from_huggingface(directory)
     rng = np.random.default_rng(request.param)
     targets = padded(rng, config.vocab_size, 3, 19)
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     inputs = padded(rng, config.vocab_size, 3, 37)
-    return Pair(theirs, config, ours, inputs, decoder_inputs, targets, (targets != 0).astype(np.float32))
+    return Pair(reference, config, model, inputs, decoder_inputs, targets, (targets != 0).astype(np.float32))
 
 
-def their_outputs(pair):
+def reference_outputs(pair):
     labels = np.where(pair.targets == 0, -100, pair.targets)
-    return pair.theirs(
+    return pair.reference(
         input_ids=torch.tensor(pair.inputs).long(),
         attention_mask=torch.tensor(pair.inputs != 0).long(),
         labels=torch.tensor(labels).long(),
@@ -96,7 +96,7 @@ def their_outputs(pair):
 
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
-        theirs = their_outputs(pair)
+        reference = reference_outputs(pair)
     names = {
         "encoder": ("encoder/layers/hidden", "encoder/layers/attention/probabilities"),
         "decoder": (
@@ -106,72 +106,70 @@ def test_hidden_states_and_attention(pair, assert_parity):
         ),
     }
     wanted = ("encoder/output", *names["encoder"], *names["decoder"])
-    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.ours)
-    embedded = pair.ours.embed(pair.batch)
+    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
+    embedded = pair.model.embed(pair.batch)
     for stack, last in (("encoder", outputs.captured["encoder/output"]), ("decoder", outputs.hidden)):
-        # Theirs are the input of each layer, then the last layer's output after the final norm.
-        of_layers = outputs.captured[f"{stack}/layers/hidden"]
-        states = [embedded[stack], *of_layers[:-1], last]
+        # transformers returns the input of each layer, then the last layer's output after the final norm.
+        layers = outputs.captured[f"{stack}/layers/hidden"]
+        states = [embedded[stack], *layers[:-1], last]
         assert_parity(
-            dict(enumerate(states)), dict(enumerate(getattr(theirs, f"{stack}_hidden_states"))), f"{stack} states"
+            dict(enumerate(states)), dict(enumerate(getattr(reference, f"{stack}_hidden_states"))), f"{stack} states"
         )
-    for ours, attentions in (
-        ("encoder/layers/attention", theirs.encoder_attentions),
-        ("decoder/layers/self_attention", theirs.decoder_attentions),
-        ("decoder/layers/cross_attention", theirs.cross_attentions),
+    for block, attentions in (
+        ("encoder/layers/attention", reference.encoder_attentions),
+        ("decoder/layers/self_attention", reference.decoder_attentions),
+        ("decoder/layers/cross_attention", reference.cross_attentions),
     ):
-        assert_parity(
-            dict(enumerate(outputs.captured[f"{ours}/probabilities"])), dict(enumerate(attentions)), f"{ours}"
-        )
+        assert_parity(dict(enumerate(outputs.captured[f"{block}/probabilities"])), dict(enumerate(attentions)), block)
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
-    theirs = their_outputs(pair)
-    theirs.loss.backward()
+    reference = reference_outputs(pair)
+    reference.loss.backward()
 
     def loss(model):
         hidden = model(pair.batch).hidden
         entropy = cross_entropy(hidden, model.unembed, pair.targets, pair.weights)
         return entropy.total / entropy.weight, model.unembed(hidden)
 
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.ours)
-    assert_parity({"logits": logits}, {"logits": theirs.logits.detach()}, "logits")
-    assert_parity({"loss": value}, {"loss": theirs.loss.detach()}, "loss")
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.model)
+    assert_parity({"logits": logits}, {"logits": reference.logits.detach()}, "logits")
+    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
     assert_parity(
         interop.tensors_to_huggingface({"model": gradient}, pair.config),
-        {name: parameter.grad for name, parameter in pair.theirs.named_parameters()},
+        {name: parameter.grad for name, parameter in pair.reference.named_parameters()},
         "gradients",
     )
-    pair.theirs.zero_grad()
+    pair.reference.zero_grad()
 
 
 def test_greedy_generation(pair, request):
     steps = 12
     with torch.no_grad():
-        generated = pair.theirs.generate(
+        generated = pair.reference.generate(
             input_ids=torch.tensor(pair.inputs).long(),
             attention_mask=torch.tensor(pair.inputs != 0).long(),
             max_new_tokens=steps,
             do_sample=False,
             num_beams=1,
-            use_cache=False,  # their cache has as many layers as the encoder
+            use_cache=False,  # the cache of transformers has as many layers as the encoder
         ).numpy()[:, 1:]
-    theirs = np.zeros((len(pair.inputs), steps), np.int32)
-    theirs[:, : generated.shape[1]] = generated
-    # The cache of an unrolled stack, and of a scanned one.
+    expected = np.zeros((len(pair.inputs), steps), np.int32)
+    expected[:, : generated.shape[1]] = generated
+    # Test the caches of unrolled and of scanned stacks.
     config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 4 > 1)
     like = jax.eval_shape(config.make, jax.random.key(0))
-    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.ours)), like)
-    ours = jax.jit(lambda model: greedy(model, {"encoder_input_tokens": pair.inputs}, max_length=steps))(model)
-    np.testing.assert_array_equal(ours.tokens, theirs)
+    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.model)), like)
+    found = jax.jit(lambda model: greedy(model, {"encoder_input_tokens": pair.inputs}, max_length=steps))(model)
+    np.testing.assert_array_equal(found.tokens, expected)
 
 
-def test_a_network_written_here_is_read_there(pair, tmp_path):
-    interop.to_huggingface({"model": pair.ours}, pair.config, str(tmp_path))
-    theirs, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+def test_transformers_reads_exported_model(pair, tmp_path):
+    interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
+    reference, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    described, original = theirs.config.to_dict(), pair.theirs.config.to_dict()
+    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
     for name in ("num_decoder_layers", "feed_forward_proj", "tie_word_embeddings", "relative_attention_max_distance"):
-        assert described[name] == original[name]
-    for name, tensor in pair.theirs.state_dict().items():
-        assert torch.equal(theirs.state_dict()[name], tensor), name
+        assert hf_config[name] == original[name]
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(reference.state_dict()[name], tensor), name

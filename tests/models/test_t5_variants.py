@@ -1,4 +1,4 @@
-"""The networks of T5's study: what they share, what they see, and how large they are."""
+"""Properties of the shared and decoder-only T5: shared layers, prefix masks, FLOPs."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def decoder():
 
 
 def influence(model, batch):
-    """Which position of the hidden states depends on which token, `[position, token]`."""
+    """Returns whether each position of the hidden states depends on each token: `[position token]`."""
     embedded = model.embed(batch)
 
     def hidden(decoder):
@@ -42,7 +42,7 @@ def influence(model, batch):
     return np.abs(jacobian).max(axis=(1, 3)) > 0
 
 
-def test_every_position_of_a_segment_sees_its_prefix(decoder):
+def test_prefix_is_visible_to_its_whole_segment(decoder):
     batch = {
         "decoder_input_tokens": tokens(1, 6),
         "decoder_segment_ids": np.array([[1, 1, 1, 2, 2, 2]], np.int32),
@@ -52,7 +52,7 @@ def test_every_position_of_a_segment_sees_its_prefix(decoder):
     np.testing.assert_array_equal(influence(decoder, batch), expected)
 
 
-def test_a_shared_stack_gets_the_gradients_of_both_uses():
+def test_shared_encoder_has_only_a_norm_and_no_cross_attention():
     config = SharedT5Config(**SMALL)
     model = config.make(jax.random.key(0))
     batch = {"encoder_input_tokens": tokens(2, 7), "decoder_input_tokens": tokens(2, 6, seed=1)}
@@ -66,13 +66,13 @@ def test_a_shared_stack_gets_the_gradients_of_both_uses():
         model(batch, capture=("encoder/layers/cross_attention/scores",))
 
 
-def test_layers_that_are_the_same_are_as_many():
-    with pytest.raises(ValueError, match="encoder_layers=3 must equal decoder_layers=2"):
+def test_different_numbers_of_shared_layers_raise():
+    with pytest.raises(ValueError, match="encoder_layers=3: must equal decoder_layers=2"):
         dataclasses.replace(SharedT5Config(**SMALL), encoder_layers=3)
 
 
-def test_work_of_a_decoder_is_that_of_its_products():
+def test_decoder_flops_match_manual_count():
     config = T5DecoderConfig(**SMALL)
-    # A position and layer: 4·12·10 projections, 2·12·20 feed-forward, 2·6·10 attention; 12·40 logits.
+    # Per position and layer: 4·12·10 projections, 2·12·20 feed-forward, 2·6·10 attention. Per position: 12·40 logits.
     per_row = 2 * 6 * (480 + 480 + 120) + 6 * 480
     assert config.train_flops({"decoder_input_tokens": (3, 6)}) == 3 * 2 * 3 * per_row
