@@ -1,9 +1,9 @@
-"""Writes docs/families.md: every family with its sizes, their exact numbers of parameters, and the parity measured.
+"""Writes docs/families.md: the sizes of every family, their exact numbers of parameters, and the measured parity.
 
     T5X_LIKE_PARITY_REPORT=parity.jsonl pytest -m parity
     python benchmarks/families.py parity.jsonl
 
-The prose of a family is in docs/families/FAMILY.md.
+docs/families/FAMILY.md describes each family.
 """
 
 import json
@@ -18,22 +18,23 @@ from t5x_like import parameters
 
 INTRODUCTION = """# Families
 
-Written by `python benchmarks/families.py`, whose head says how. A difference is that of a tensor to the reference
-implementation's, on random weights of random reduced configurations in float32, divided by the tensor's largest value
-(or by a thousandth of the largest among all tensors of its kind, where that is more); 2e-5 is allowed. Parameters
-count every tensor of the network once. Poolers and heads belong to objectives: the headers of the gin files, and the
-page of a family, say which published number includes them.
+`python benchmarks/families.py` writes this page; its docstring has the commands. A difference is the largest
+one between a tensor and that of the reference implementation, for random weights of small random
+configurations in float32, divided by the tensor's largest value (or by a thousandth of the largest value
+among all tensors of its kind, if that is more); 2e-5 is allowed. Parameter counts include every tensor of the
+model once. Poolers and heads belong to objectives: the headers of the gin files and the page of a family
+state which published number includes them.
 """
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODELS = ROOT / "gin_configs" / "models"
 
-# Prose file -> title, folders of gin files, objectives, and the tests whose differences belong to it.
+# Page -> title, directories of gin files, objectives, parity tests.
 FAMILIES = {
     "t5": (
         "T5 1.0, 1.1 and the study of architectures",
         ("t5_1_0", "t5_1_1", "t5_study"),
-        "SequenceToSequence; CausalLM and PrefixLM for the decoder alone",
+        "SequenceToSequence; CausalLM and PrefixLM for the decoder-only model",
         ("test_t5_parity.py", "test_t5_variants_parity.py"),
     ),
     "bert": (
@@ -53,15 +54,15 @@ FAMILIES = {
 }
 
 
-def sizes(folder: str) -> list[tuple[str, int]]:
-    """Every model file of a folder with the number of parameters of its network."""
+def sizes(directory: str) -> list[tuple[str, int]]:
+    """Returns the name and the number of parameters of every model file in a directory, by size."""
     found = []
-    for path in sorted((MODELS / folder).glob("*.gin")):
+    for path in sorted((MODELS / directory).glob("*.gin")):
         gin.clear_config()
         gin.parse_config_file(str(path))
         try:
             config = gin.query_parameter("MODEL/gin.macro.value").scoped_configurable_fn()
-        except ValueError:  # a file that others include
+        except ValueError:  # an included file that does not define a model
             continue
         if "parameters" in path.read_text().splitlines()[0]:
             found.append((path.stem, parameters.count(jax.eval_shape(config.make, jax.random.key(0)))))
@@ -69,7 +70,7 @@ def sizes(folder: str) -> list[tuple[str, int]]:
 
 
 def differences(report: pathlib.Path, tests: tuple[str, ...]) -> dict[str, tuple[float, int]]:
-    """The largest difference of each kind of tensor, and in how many comparisons."""
+    """Returns the largest difference and the number of comparisons for each kind of tensor."""
     largest: dict[str, tuple[float, int]] = {}
     for line in report.read_text().splitlines():
         entry = json.loads(line)
@@ -80,15 +81,17 @@ def differences(report: pathlib.Path, tests: tuple[str, ...]) -> dict[str, tuple
 
 
 def section(name: str, report: pathlib.Path) -> list[str]:
-    title, folders, objectives, tests = FAMILIES[name]
+    """Returns the lines of a family."""
+    title, directories, objectives, tests = FAMILIES[name]
     lines = [
         f"## {title}",
         "",
-        f"[What it is, masks, weights, deviations](families/{name}.md). Objective: {objectives}.",
+        f"[Architecture, masks, weights, deviations](families/{name}.md).",
+        f"Objective: {objectives}.",
     ]
-    lines += ["", "| gin file | parameters of the network |", "|---|---|"]
-    for folder in folders:
-        lines += [f"| `models/{folder}/{size}.gin` | {count:,} |" for size, count in sizes(folder)]
+    lines += ["", "| gin file | parameters of the model |", "|---|---|"]
+    for directory in directories:
+        lines += [f"| `models/{directory}/{size}.gin` | {count:,} |" for size, count in sizes(directory)]
     lines += ["", "| compared with transformers 4.57.6 | largest difference | comparisons |", "|---|---|---|"]
     measured = differences(report, tests)
     lines += [f"| {kind} | {largest:.1e} | {times} |" for kind, (largest, times) in sorted(measured.items())]
@@ -96,7 +99,8 @@ def section(name: str, report: pathlib.Path) -> list[str]:
 
 
 def main(report: str) -> None:
-    logging.disable(logging.ERROR)  # gin reports every folder in which an included file is not
+    """Writes docs/families.md from a parity report."""
+    logging.disable(logging.ERROR)  # gin logs every search path in which an included file does not exist
     gin.add_config_file_search_path(str(ROOT / "gin_configs"))
     lines = [INTRODUCTION]
     for name in FAMILIES:

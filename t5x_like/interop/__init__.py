@@ -1,4 +1,7 @@
-"""Weights of other libraries, in and out: one mapping file a family, found by being here."""
+"""Imports and exports weights in the format of Hugging Face transformers.
+
+Each family has a module in this package with a constant `FAMILY`, which `families` discovers.
+"""
 
 import contextlib
 import dataclasses
@@ -17,8 +20,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields, json_files, safetensors_files, special_token_fields, tables
 from t5x_like.models.base import Model, ModelConfig
 
-# What may differ from a stored configuration: none of it changes what the parameters mean. The vocabulary is left to
-# the tensors' shapes, so that whoever starts with fresh embeddings may have another one.
+# Fields of a configuration that may differ from those in config.json, because parameters do not depend on them. Tensor
+# shapes determine the vocabulary size, so that a run with new embeddings may have another vocabulary.
 FREE_FIELDS = (
     "vocab_size",
     "dropout_rate",
@@ -34,36 +37,37 @@ CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 
 @functools.cache
 def families() -> tuple[tables.Family, ...]:
-    """Every family that a module of this package describes in a constant `FAMILY`."""
+    """Returns the `FAMILY` constants of the modules of this package."""
     modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
 def config_from_huggingface(path: str) -> ModelConfig:
-    """The configuration that a folder's config.json describes; `dtype` and layout are left to the platform.
-
-    The ids of special tokens, from config.json and generation_config.json, are in its field `special_tokens`.
+    """Reads the configuration of a Hugging Face model.
 
     Args:
-      path: local folder or bucket.
+      path: local directory or bucket with config.json and optionally generation_config.json.
+
+    Returns:
+      The configuration. `dtype` and `scan_layers` are None; `special_tokens` holds the special token ids of both files.
 
     Raises:
-      UserError: a file is damaged, or describes a model that is not supported.
+      UserError: a file is invalid, or the model is not supported.
     """
     file, generation = paths.join(path, CONFIG), paths.join(path, GENERATION_CONFIG)
     hf_config = json_files.read(file)
     family = _family_of_type(hf_config.get("model_type"), file)
-    with _named(file):
-        special_token_fields.from_json(hf_config, None)  # checked first: a family may compute with an id
+    with _file_in_errors(file):
+        special_token_fields.from_json(hf_config, None)  # raises for invalid ids, which families use
         config = family.config_from_json(hf_config)
-    with _named(generation):
-        stated = json_files.read(generation) if paths.is_file(generation) else None
-        return dataclasses.replace(config, special_tokens=special_token_fields.from_json(hf_config, stated))
+    with _file_in_errors(generation):
+        generation_config = json_files.read(generation) if paths.is_file(generation) else None
+        return dataclasses.replace(config, special_tokens=special_token_fields.from_json(hf_config, generation_config))
 
 
 @contextlib.contextmanager
-def _named(file: str) -> Iterator[None]:
-    """Adds the file to the message of a UserError that does not name it."""
+def _file_in_errors(file: str) -> Iterator[None]:
+    """Adds the file to the message of a UserError that does not contain it."""
     try:
         yield
     except UserError as error:
@@ -71,68 +75,74 @@ def _named(file: str) -> Iterator[None]:
 
 
 def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
-    """The configuration and the model of a folder.
+    """Reads the configuration and the parameters of a Hugging Face model.
 
     Args:
-      path: local folder or bucket with `config.json` and safetensors.
-      **changes: fields of the configuration to set, such as `scan_layers=True`, `dropout_rate=0.1` or
-        `attention_windows=(64,)`; any that leaves every parameter its shape.
+      path: local directory or bucket with config.json and safetensors.
+      **changes: fields of the configuration to replace, such as `scan_layers=True`, `dropout_rate=0.1` or
+        `attention_windows=(64,)`. The shapes of the parameters must not change.
+
+    Returns:
+      The configuration and the model, with float32 parameters.
 
     Raises:
-      UserError: a file is damaged, its model is not supported, the configuration has no such field, or a tensor is
-        missing, unexpected or of the wrong shape.
+      UserError: a file is invalid, the model is not supported, a field is unknown, or a tensor is missing, unexpected
+        or of the wrong shape.
     """
     stored = config_from_huggingface(path)
     if unknown := sorted(set(changes) - {field.name for field in dataclasses.fields(stored)}):
-        raise UserError(f"{type(stored).__name__} has no field {unknown[0]!r}")
+        raise UserError(f"{unknown[0]}: not a field of {type(stored).__name__}")
     config = dataclasses.replace(stored, **changes)
     leaves = tables.read(path, _family_of(config), config)
     like = jax.eval_shape(config.make, jax.random.key(0))
-    of_model = {
+    model_leaves = {
         name.removeprefix(tables.MODEL): jax.numpy.asarray(leaf)
         for name, leaf in leaves.items()
         if name.startswith(tables.MODEL)
     }
-    return config, parameters.unstack(of_model, like)
+    return config, parameters.unstack(model_leaves, like)
 
 
 def read(path: str, config: ModelConfig) -> dict[str, np.ndarray]:
-    """The tensors of a folder by our stored names (`model/…`, and `objective/…` for the heads that it holds), float32.
+    """Reads the parameters of a Hugging Face model, for a given configuration.
 
     Args:
-      path: local folder or bucket with `config.json` and safetensors.
-      config: the network's configuration, whatever layout; what the folder says must agree with it, except for
-        `FREE_FIELDS` and the family's own free fields.
+      path: local directory or bucket with config.json and safetensors.
+      config: configuration of the model, which must agree with config.json except for `FREE_FIELDS` and the free fields
+        of the family.
+
+    Returns:
+      Stored name (`model/…`, and `objective/…` for the heads in the files) -> float32 array. Layers are stacked.
 
     Raises:
-      UserError: another family, another architecture, or a tensor missing, superfluous or of the wrong shape.
+      UserError: family or architecture differ, or a tensor is missing, unexpected or of the wrong shape.
     """
     stored, family = config_from_huggingface(path), _family_of(config)
     if type(stored) is not type(config):
-        raise UserError(f"{path} holds a {type(stored).__name__}, but the model here is a {type(config).__name__}")
+        raise UserError(f"{path}: has a {type(stored).__name__}, but the model is a {type(config).__name__}")
     differences = [
-        f"{field.name}: {getattr(stored, field.name)!r} there, {getattr(config, field.name)!r} here"
+        f"{field.name}={getattr(stored, field.name)!r} instead of {getattr(config, field.name)!r}"
         for field in dataclasses.fields(stored)
         if field.name not in (*FREE_FIELDS, *family.free_fields)
         and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differences:
-        raise UserError(f"{path} holds another network than the one configured: " + "; ".join(differences))
+        raise UserError(f"{path}: architecture differs from the configured model: {', '.join(differences)}")
     return tables.read(path, family, dataclasses.replace(config, vocab_size=stored.vocab_size))
 
 
 def to_huggingface(params: Mapping[str, Any], config: ModelConfig, path: str) -> None:
-    """Writes `config.json` and safetensors that `from_pretrained` of transformers reads.
+    """Writes config.json and safetensors for `from_pretrained` of transformers.
 
-    A generation_config.json is written where the special tokens came with one, and holds nothing else.
+    If the special tokens were imported with a generation_config.json, their ids are written to one as well.
 
     Args:
-      params: `{"model": …}`, and `"objective"` with the heads to write; scanned or unrolled, or leaves by stored name.
-      config: the network's configuration.
-      path: local folder or bucket; made where it is missing.
+      params: `{"model": …}`, optionally with the heads to write in `"objective"`; scanned, unrolled or by stored name.
+      config: configuration of the model.
+      path: local directory or bucket, created if missing.
 
     Raises:
-      UserError: transformers has no such network, or no place for a head; nothing has been written then.
+      UserError: transformers does not support the model or a head. No file is written then.
     """
     leaves = parameters.stack(parameters.named_leaves(params))
     family = _family_of(config)
@@ -148,13 +158,21 @@ def _write(contents: Mapping[str, Any], file: str) -> None:
 
 
 def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-    """The tensors that `to_huggingface` writes; of any tree like `params`, such as a gradient."""
+    """Returns the tensors that `to_huggingface` writes.
+
+    Args:
+      params: as for `to_huggingface`, or gradients of the same structure.
+      config: configuration of the model.
+
+    Returns:
+      Hugging Face name -> float32 array.
+    """
     return tables.write(_family_of(config), config, parameters.stack(parameters.named_leaves(params)))
 
 
 def _family_of_type(model_type: Any, file: str) -> tables.Family:
     known = {name: family for family in families() for name in family.model_types}
-    with _named(file):
+    with _file_in_errors(file):
         return fields.choice({"model_type": model_type}, "model_type", dict(sorted(known.items())))
 
 
@@ -162,4 +180,4 @@ def _family_of(config: ModelConfig) -> tables.Family:
     for family in families():
         if family.config_class is type(config):
             return family
-    raise UserError(f"there is no mapping to transformers for a {type(config).__name__}")
+    raise UserError(f"{type(config).__name__}: not supported by transformers")

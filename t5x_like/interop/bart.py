@@ -1,4 +1,4 @@
-"""BART as transformers stores it (`BartForConditionalGeneration`, `BartModel`)."""
+"""Maps BART to transformers' `BartForConditionalGeneration` and `BartModel`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.bart import BartConfig
 
 _NAMES = {
-    # ours: theirs
+    # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "d_model",
     "mlp_dim": "encoder_ffn_dim",
@@ -21,16 +21,16 @@ _NAMES = {
     "dropout_rate": "dropout",
     "attention_dropout_rate": "attention_dropout",
 }
-# Fields of the decoder -> of the encoder, whose value they must have: here both stacks have the same sizes.
-_SAME = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
-# What transformers assumes of a config.json that does not say.
+# Key of the decoder -> key of the encoder with the same value, since both stacks have the same sizes.
+_DECODER_KEYS = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
+# Defaults of transformers for missing keys.
 _DEFAULTS = {
     "activation_function": "gelu",
     "max_position_embeddings": 1024,
     "dropout": 0.1,
     "attention_dropout": 0.0,
 }
-# Those of BART's own vocabulary.
+# Ids in BART's vocabulary.
 _SPECIAL_TOKENS = {
     "bos_token_id": 0,
     "pad_token_id": 1,
@@ -38,10 +38,10 @@ _SPECIAL_TOKENS = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
-# What would be another network, with the only value that is this one. Not read are rates of dropout that there is none
-# of here: within feed-forward blocks, of whole layers, of a classifier.
+# Keys with one supported value. Dropout rates that the model does not have are ignored: those of activations, layers
+# and classifiers.
 _FIXED = {"scale_embedding": False, "tie_word_embeddings": True}
-# The same, of files older than transformers' present code, which does not look at them.
+# The same for old files; current versions of transformers do not read these keys.
 _FIXED_OF_OLD_FILES = {
     "add_bias_logits": False,
     "add_final_layer_norm": False,
@@ -49,22 +49,22 @@ _FIXED_OF_OLD_FILES = {
     "normalize_embedding": True,
     "static_position_embeddings": False,
 }
-# Their names of activations; a bare `gelu` is the exact form.
+# Activation in transformers -> activation here. `gelu` of transformers is exact GELU.
 _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu": "silu"}
-# Constants of transformers' code, which its config.json does not hold.
+# Constants in the code of transformers that are not in config.json.
 _POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
-    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
     Raises:
-      UserError: a value is missing, of another type, or not supported.
+      UserError: a value is missing, has the wrong type, or is not supported.
     """
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, BartConfig)
     fields.check_fixed(hf_config, _FIXED | _FIXED_OF_OLD_FILES)
-    fields.check_fixed(hf_config, {decoder: hf_config[encoder] for decoder, encoder in _SAME.items()})
+    fields.check_fixed(hf_config, {decoder: hf_config[encoder] for decoder, encoder in _DECODER_KEYS.items()})
     return BartConfig(
         head_dim=fields.head_dim(hf_config, "d_model", "encoder_attention_heads"),
         position_offset=_POSITION_OFFSET,
@@ -75,23 +75,25 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
 
 
 def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json.
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
 
     Raises:
-      UserError: transformers has no such network.
+      UserError: transformers does not support the model.
     """
-    names = {(ours,): theirs for theirs, ours in _ACTIVATIONS.items()}
+    names = {(activation,): hf_name for hf_name, activation in _ACTIVATIONS.items()}
     if config.activations not in names:
-        raise UserError(f"transformers' BART has no block with activations {config.activations}")
+        raise UserError(f"activations={config.activations}: not supported by transformers' BART")
     if config.num_heads * config.head_dim != config.embed_dim:
         raise UserError(
-            f"transformers' BART has heads of embed_dim / num_heads = {config.embed_dim} / {config.num_heads}, not of "
-            f"head_dim={config.head_dim}"
+            f"head_dim={config.head_dim}: not supported by transformers' BART, which requires embed_dim / num_heads = "
+            f"{config.embed_dim} / {config.num_heads}"
         )
     for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
         if getattr(config, name) != only:
-            raise UserError(f"transformers' BART has {name}={only} alone, not {getattr(config, name)}")
-    hf_config = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+            raise UserError(
+                f"{name}={getattr(config, name)}: not supported by transformers' BART, which requires {only}"
+            )
+    hf_config = {key: getattr(config, field) for field, key in _NAMES.items()}
     return {
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
@@ -101,12 +103,12 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
         **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
         **_FIXED,
         **hf_config,
-        **{decoder: hf_config[encoder] for decoder, encoder in _SAME.items()},
+        **{decoder: hf_config[encoder] for decoder, encoder in _DECODER_KEYS.items()},
     }
 
 
 def table(config: BartConfig) -> list[TensorMapping]:
-    """Every tensor of a BART."""
+    """Returns the mapping of every tensor."""
     attention = {"attention": ("self_attn", "self_attn_layer_norm")}
     attentions = {
         "self_attention": ("self_attn", "self_attn_layer_norm"),
@@ -120,20 +122,25 @@ def table(config: BartConfig) -> list[TensorMapping]:
 
 
 def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[TensorMapping]:
-    """The tensors of a stack; its attention blocks by our name, with their names of the block and of its norm."""
-    ours, theirs = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
-    rows = [
+    """Returns the mappings of a stack.
+
+    Args:
+      stack: `encoder` or `decoder`.
+      attentions: name of each attention block -> its name and that of its norm in transformers.
+    """
+    layers, hf_layers = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
+    mappings = [
         TensorMapping(f"model/{stack}_input/position_embedder/embedding", f"model.{stack}.embed_positions.weight"),
         *norm(f"model/{stack}_input/norm", f"model.{stack}.layernorm_embedding"),
     ]
-    for block, (their_block, their_norm) in attentions.items():
-        rows += norm(f"{ours}/{block}_norm", f"{theirs}.{their_norm}")
-        for name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}.items():
-            rows += dense(
-                f"{ours}/{block}/{name}", f"{theirs}.{their_block}.{other}", input_dims=2 if name == "out" else 1
+    for block, (hf_block, hf_norm) in attentions.items():
+        mappings += norm(f"{layers}/{block}_norm", f"{hf_layers}.{hf_norm}")
+        for name, hf_name in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}.items():
+            mappings += dense(
+                f"{layers}/{block}/{name}", f"{hf_layers}.{hf_block}.{hf_name}", input_dims=2 if name == "out" else 1
             )
-    rows += dense(f"{ours}/mlp/wi", f"{theirs}.fc1") + dense(f"{ours}/mlp/wo", f"{theirs}.fc2")
-    return rows + norm(f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
+    mappings += dense(f"{layers}/mlp/wi", f"{hf_layers}.fc1") + dense(f"{layers}/mlp/wo", f"{hf_layers}.fc2")
+    return mappings + norm(f"{layers}/mlp_norm", f"{hf_layers}.final_layer_norm")
 
 
 FAMILY = Family(
@@ -143,7 +150,7 @@ FAMILY = Family(
     config_to_json=config_to_huggingface,
     table=table,
     prefix="model.",
-    # Marks of fairseq's files, and the heads of what was fine-tuned to classify or to answer questions.
+    # Version markers of fairseq, and the heads of models fine-tuned for classification or question answering.
     ignored=re.compile(r"model\.(encoder|decoder)\.version|(classification_head\.(dense|out_proj)|qa_outputs)\..*"),
     must_be_zero=re.compile(r"final_logits_bias"),
     tied=lambda config: {

@@ -1,7 +1,7 @@
-"""BERT and RoBERTa as transformers stores them, with the masked-LM and next-sentence heads.
+"""Maps BERT and RoBERTa, with the masked-LM and next-sentence heads, to transformers.
 
-The configuration says which: positions that start after 0 are RoBERTa's. The pooler goes with the next-sentence head,
-which RoBERTa has none of: transformers' `RobertaModel` has one that was never trained.
+`position_offset` of the configuration selects the class: RoBERTa if positive, otherwise BERT. The pooler belongs to the
+next-sentence head. RoBERTa does not have this head; the pooler of transformers' `RobertaModel` is not pretrained.
 """
 
 import re
@@ -14,7 +14,7 @@ from t5x_like.interop.tables import OBJECTIVE, Family, TensorMapping, dense, nor
 from t5x_like.models.bert import BertConfig
 
 _NAMES = {
-    # ours: theirs
+    # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "mlp_dim": "intermediate_size",
@@ -25,7 +25,7 @@ _NAMES = {
     "attention_dropout_rate": "attention_probs_dropout_prob",
     "norm_epsilon": "layer_norm_eps",
 }
-# What transformers assumes of a config.json that does not say.
+# Defaults of transformers for missing keys.
 _DEFAULTS = {
     "hidden_act": "gelu",
     "max_position_embeddings": 512,
@@ -35,14 +35,14 @@ _DEFAULTS = {
     "layer_norm_eps": 1e-12,
 }
 _PADDING = {"bert": 0, "roberta": 1}
-# What would be another network, with the only value that is this one.
+# Keys with one supported value.
 _FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-# Their names of activations; the first of each is the one that is written.
+# Activation in transformers -> activation here. The first name of each activation is written.
 _ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -54,7 +54,7 @@ _ACTIVATIONS = {
 
 MASKED_LM, NEXT_SENTENCE = f"{OBJECTIVE}masked_lm", f"{OBJECTIVE}next_sentence"
 _POOLER = f"{NEXT_SENTENCE}/pooler/"
-# The classes that have these heads, by model type.
+# Model type -> heads -> class of transformers.
 _ARCHITECTURES = {
     "bert": {
         (): "BertModel",
@@ -67,20 +67,20 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
-    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
     Raises:
-      UserError: a value is missing, of another type, or not supported.
+      UserError: a value is missing, has the wrong type, or is not supported.
     """
-    kind = hf_config["model_type"]
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[kind]})
+    model_type = hf_config["model_type"]
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
     found = fields.values(hf_config, _NAMES, BertConfig)
     fields.check_fixed(hf_config, _FIXED)
     activation = fields.choice(hf_config, "hidden_act", _ACTIVATIONS)
     if "RobertaForMaskedLM" in fields.strings(hf_config, "architectures"):
         _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
     padding = hf_config["pad_token_id"]
-    offset = padding + 1 if kind == "roberta" else 0
+    offset = padding + 1 if model_type == "roberta" else 0
     return BertConfig(
         head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
         max_length=fields.size(hf_config, "max_position_embeddings") - offset,
@@ -92,98 +92,109 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
 
 
 def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json.
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
 
     Args:
-      config: the network's.
-      heads: stored names of the heads' tensors.
+      config: configuration of the model.
+      heads: stored names of the parameters of the heads.
 
     Raises:
-      UserError: transformers has no such network, or none with these heads.
+      UserError: transformers does not support the model or these heads.
     """
-    names = {(ours,): theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    names = {(activation,): hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
     if config.activations not in names:
-        raise UserError(f"transformers' BERT has no block with activations {config.activations}")
+        raise UserError(f"activations={config.activations}: not supported by transformers' BERT")
     if config.num_heads * config.head_dim != config.embed_dim:
         raise UserError(
-            f"transformers' BERT has heads of embed_dim / num_heads = {config.embed_dim} / {config.num_heads}, not of "
-            f"head_dim={config.head_dim}"
+            f"head_dim={config.head_dim}: not supported by transformers' BERT, which requires embed_dim / num_heads = "
+            f"{config.embed_dim} / {config.num_heads}"
         )
-    kind = _model_type(config)
-    if kind == "roberta" and config.padding_id != config.position_offset - 1:
+    model_type = _model_type(config)
+    if model_type == "roberta" and config.padding_id != config.position_offset - 1:
         raise UserError(
-            f"transformers counts RoBERTa's positions from the padding token's id + 1: position_offset="
-            f"{config.position_offset} needs padding_id={config.position_offset - 1}, not {config.padding_id}"
+            f"position_offset={config.position_offset} with padding_id={config.padding_id}: not supported by "
+            "transformers' RoBERTa, whose positions start at padding_id + 1. Set "
+            f"padding_id={config.position_offset - 1}"
         )
-    architecture = _architecture(kind, heads)
+    architecture = _architecture(model_type, heads)
     if architecture == "RobertaForMaskedLM":
-        _check_head(config.activations[0], f"the network has activations {config.activations}")
+        _check_head(config.activations[0], f"activations {config.activations}")
     return {
         "architectures": [architecture],
-        "model_type": kind,
+        "model_type": model_type,
         "hidden_act": names[config.activations],
         "max_position_embeddings": config.max_length + config.position_offset,
         "torch_dtype": "float32",
         **_FIXED,
-        **_special_tokens(config, kind),
-        **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
+        **_special_tokens(config, model_type),
+        **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
 
 
-def _architecture(kind: str, heads: Iterable[str]) -> str:
-    """The class of transformers with these heads.
+def _architecture(model_type: str, heads: Iterable[str]) -> str:
+    """Returns the class of transformers with these heads.
 
-    A pooler alone makes no head: it belongs to `BertModel`, and files of a masked-LM head may hold one too.
+    A pooler does not count as a head: `BertModel` has one, and so may files with a masked-LM head.
 
     Raises:
-      UserError: transformers has no such class.
+      UserError: transformers does not have such a class.
     """
     heads = set(heads)
-    poolers = {name for name in heads if kind == "bert" and name.startswith(_POOLER)}
+    poolers = {name for name in heads if model_type == "bert" and name.startswith(_POOLER)}
     present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads - poolers}))
-    if present not in _ARCHITECTURES[kind] or (NEXT_SENTENCE in present and not poolers):
-        raise UserError(f"transformers has no {kind} network with just {', '.join(sorted(heads))}")
-    return _ARCHITECTURES[kind][present]
+    if present not in _ARCHITECTURES[model_type] or (NEXT_SENTENCE in present and not poolers):
+        raise UserError(f"{', '.join(sorted(heads))}: no {model_type} class of transformers has just these heads")
+    return _ARCHITECTURES[model_type][present]
 
 
-def _special_tokens(config: BertConfig, kind: str) -> dict[str, Any]:
-    """The ids for config.json; padding is the configuration's own, which RoBERTa's positions depend on."""
+def _special_tokens(config: BertConfig, model_type: str) -> dict[str, Any]:
+    """Returns the ids for config.json. The padding id is `padding_id`, which determines RoBERTa's positions."""
     default = {"pad_token_id": config.padding_id}
-    if kind == "roberta":
+    if model_type == "roberta":
         default |= {"bos_token_id": 0, "eos_token_id": 2}
     tokens = special_token_fields.to_json(config.special_tokens, default)
-    stated = tokens.get("pad_token_id")
-    if config.padding_id != (_PADDING[kind] if stated is None else stated):
+    pad_token_id = tokens.get("pad_token_id")
+    if config.padding_id != (_PADDING[model_type] if pad_token_id is None else pad_token_id):
         tokens["pad_token_id"] = config.padding_id
     return tokens
 
 
-def _check_head(activation: str, found: str) -> None:
+def _check_head(activation: str, source: str) -> None:
+    """Checks that RoBERTa's masked-LM head uses exact GELU.
+
+    Args:
+      activation: activation of the model.
+      source: where the activation was set, for the message.
+    """
     if activation != "gelu_exact":
         raise UserError(
-            f"{found}, but transformers' masked-LM head of RoBERTa has the exact GELU whatever that says; the one here "
-            "has the network's activation"
+            f"{source}: not supported with a masked-LM head, since transformers' RoBERTa head always uses exact GELU. "
+            "The head here uses the activation of the model"
         )
 
 
 def table(config: BertConfig) -> list[TensorMapping]:
-    """Every tensor of a BERT or RoBERTa and of the heads."""
-    kind = _model_type(config)
-    embeddings, layer, here = f"{kind}.embeddings", f"{kind}.encoder.layer.{{i}}", "model/encoder/layers"
+    """Returns the mapping of every tensor of the model and of the heads."""
+    model_type = _model_type(config)
+    embeddings, hf_layer, layer = (
+        f"{model_type}.embeddings",
+        f"{model_type}.encoder.layer.{{i}}",
+        "model/encoder/layers",
+    )
     return [
         TensorMapping("model/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
         TensorMapping("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
         TensorMapping("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
         *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
-        *dense(f"{here}/attention/query", f"{layer}.attention.self.query"),
-        *dense(f"{here}/attention/key", f"{layer}.attention.self.key"),
-        *dense(f"{here}/attention/value", f"{layer}.attention.self.value"),
-        *dense(f"{here}/attention/out", f"{layer}.attention.output.dense", input_dims=2),
-        *norm(f"{here}/attention_norm", f"{layer}.attention.output.LayerNorm"),
-        *dense(f"{here}/mlp/wi", f"{layer}.intermediate.dense"),
-        *dense(f"{here}/mlp/wo", f"{layer}.output.dense"),
-        *norm(f"{here}/mlp_norm", f"{layer}.output.LayerNorm"),
-        *(_roberta_heads() if kind == "roberta" else _bert_heads()),
+        *dense(f"{layer}/attention/query", f"{hf_layer}.attention.self.query"),
+        *dense(f"{layer}/attention/key", f"{hf_layer}.attention.self.key"),
+        *dense(f"{layer}/attention/value", f"{hf_layer}.attention.self.value"),
+        *dense(f"{layer}/attention/out", f"{hf_layer}.attention.output.dense", input_dims=2),
+        *norm(f"{layer}/attention_norm", f"{hf_layer}.attention.output.LayerNorm"),
+        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
+        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
+        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+        *(_roberta_heads() if model_type == "roberta" else _bert_heads()),
     ]
 
 
@@ -206,9 +217,9 @@ def _roberta_heads() -> list[TensorMapping]:
 
 
 def _tied(config: BertConfig) -> dict[str, str]:
-    kind, head = ("roberta", "lm_head") if _model_type(config) == "roberta" else ("bert", "cls.predictions")
+    model_type, head = ("roberta", "lm_head") if _model_type(config) == "roberta" else ("bert", "cls.predictions")
     return {
-        f"{head}.decoder.weight": f"{kind}.embeddings.word_embeddings.weight",
+        f"{head}.decoder.weight": f"{model_type}.embeddings.word_embeddings.weight",
         f"{head}.decoder.bias": f"{head}.bias",
     }
 
@@ -224,7 +235,7 @@ FAMILY = Family(
     config_to_json=config_to_huggingface,
     table=table,
     prefix=("bert.", "roberta."),
-    # As the first files, converted from TensorFlow, spell them.
+    # Names in old files, which were converted from TensorFlow.
     name_substitutions=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
     ignored=re.compile(
         r"(bert|roberta)\.embeddings\.(position_ids|token_type_ids)|roberta\.pooler\.dense\.(weight|bias)"

@@ -1,4 +1,4 @@
-"""Typed values from a config.json. Errors name the key; the caller adds the file."""
+"""Reads typed values from the contents of config.json. Errors name the key; the caller adds the file."""
 
 import typing
 from collections.abc import Mapping
@@ -6,12 +6,17 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
-# Upper bound of the sizes of all models; larger values would exhaust memory before any other check.
+# Largest accepted size. Larger values would exhaust memory before another check rejects them.
 _LARGEST = 2**31 - 1
 
 
 def with_defaults(hf_config: Mapping[str, Any], *defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the contents of a config.json with defaults for keys that are missing or null."""
+    """Returns the contents of config.json with defaults for keys that are missing or null.
+
+    Args:
+      hf_config: contents of config.json.
+      *defaults: default values by key; later mappings take precedence.
+    """
     found: dict[str, Any] = {}
     for values in (*defaults, hf_config):
         found |= {name: value for name, value in values.items() if value is not None}
@@ -19,30 +24,37 @@ def with_defaults(hf_config: Mapping[str, Any], *defaults: Mapping[str, Any]) ->
 
 
 def values(hf_config: Mapping[str, Any], names: Mapping[str, str], config_class: type) -> dict[str, Any]:
-    """Reads the values of our configuration's fields, and checks them against its types.
+    """Reads fields of a configuration and checks their types.
 
     Args:
-      hf_config: contents of a config.json with defaults.
-      names: our field name -> key of config.json.
-      config_class: dataclass whose annotations give the type of each field.
+      hf_config: contents of config.json with defaults.
+      names: name of the field -> key of config.json.
+      config_class: dataclass whose annotations are the types of the fields.
+
+    Returns:
+      Name of the field -> value.
 
     Raises:
-      UserError: a key is missing, or its value has another type.
+      UserError: a key is missing, or its value has the wrong type.
     """
-    if missing := sorted(theirs for theirs in names.values() if theirs not in hf_config):
-        raise UserError(f"does not say {', '.join(missing)}")
+    if missing := sorted(key for key in names.values() if key not in hf_config):
+        raise UserError(f"missing keys: {', '.join(missing)}")
     hints = typing.get_type_hints(config_class)
-    return {ours: _typed(hf_config, theirs, hints[ours]) for ours, theirs in names.items()}
+    return {field: _typed(hf_config, key, hints[field]) for field, key in names.items()}
 
 
-def _typed(hf_config: Mapping[str, Any], name: str, kind: Any) -> Any:
-    if kind is bool:
+def _typed(hf_config: Mapping[str, Any], name: str, field_type: Any) -> Any:
+    if field_type is bool:
         return boolean(hf_config, name)
-    return number(hf_config, name) if kind is float else size(hf_config, name)
+    return number(hf_config, name) if field_type is float else size(hf_config, name)
 
 
 def size(hf_config: Mapping[str, Any], name: str) -> int:
-    """Reads a positive integer."""
+    """Reads a positive integer.
+
+    Raises:
+      UserError: the value is not a positive integer below 2^31.
+    """
     value = hf_config[name]
     if type(value) is not int or not 1 <= value <= _LARGEST:
         raise UserError(f"{name} {_shown(value)}: must be a positive integer below 2^31")
@@ -50,7 +62,11 @@ def size(hf_config: Mapping[str, Any], name: str) -> int:
 
 
 def number(hf_config: Mapping[str, Any], name: str) -> float:
-    """Reads a number, which in JSON is finite."""
+    """Reads a number, which is finite in JSON.
+
+    Raises:
+      UserError: the value is not a number, or its magnitude exceeds 1e30.
+    """
     value = hf_config[name]
     if type(value) not in (int, float) or abs(value) > 1e30:
         raise UserError(f"{name} {_shown(value)}: must be a number")
@@ -58,14 +74,22 @@ def number(hf_config: Mapping[str, Any], name: str) -> float:
 
 
 def boolean(hf_config: Mapping[str, Any], name: str) -> bool:
-    """Reads a boolean."""
+    """Reads a boolean.
+
+    Raises:
+      UserError: the value is not a boolean.
+    """
     if type(value := hf_config[name]) is not bool:
         raise UserError(f"{name} {_shown(value)}: must be true or false")
     return value
 
 
 def choice(hf_config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Any:
-    """Reads a string and maps it by `options`."""
+    """Reads a string and returns its value in `options`.
+
+    Raises:
+      UserError: the value is not a key of `options`.
+    """
     value = hf_config[name]
     if not isinstance(value, str) or value not in options:
         raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}")
@@ -73,7 +97,11 @@ def choice(hf_config: Mapping[str, Any], name: str, options: Mapping[str, Any]) 
 
 
 def strings(hf_config: Mapping[str, Any], name: str) -> list[str]:
-    """Reads a list of strings, empty if the key is missing."""
+    """Reads a list of strings, empty if the key is missing.
+
+    Raises:
+      UserError: the value is not a list of strings.
+    """
     value = hf_config.get(name, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise UserError(f"{name} {_shown(value)}: must be a list of strings")
@@ -81,21 +109,42 @@ def strings(hf_config: Mapping[str, Any], name: str) -> list[str]:
 
 
 def mapping(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Reads a JSON object, empty if the key is missing."""
+    """Reads a JSON object, empty if the key is missing.
+
+    Raises:
+      UserError: the value is not an object.
+    """
     if not isinstance(value := hf_config.get(name, {}), dict):
         raise UserError(f"{name} {_shown(value)}: must be an object")
     return value
 
 
 def check_fixed(hf_config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Checks that the keys are missing or have their only supported value."""
+    """Checks that keys are missing or have their only supported value.
+
+    Args:
+      hf_config: contents of config.json.
+      fixed: key -> supported value.
+
+    Raises:
+      UserError: a key has another value.
+    """
     for name, only in fixed.items():
         if hf_config.get(name, only) != only:
             raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}")
 
 
 def head_dim(hf_config: Mapping[str, Any], width: str, heads: str) -> int:
-    """Returns the size of a head, after checking that the number of heads divides the width."""
+    """Returns the size of an attention head.
+
+    Args:
+      hf_config: contents of config.json.
+      width: key of the size of a hidden state.
+      heads: key of the number of heads.
+
+    Raises:
+      UserError: the number of heads does not divide the width.
+    """
     if size(hf_config, width) % size(hf_config, heads):
         raise UserError(f"{width} {hf_config[width]}: not divisible by {heads} {hf_config[heads]}")
     return hf_config[width] // hf_config[heads]

@@ -1,4 +1,4 @@
-"""GPT and GPT-2 as transformers stores them (`OpenAIGPTLMHeadModel`, `GPT2LMHeadModel`)."""
+"""Maps GPT and GPT-2 to transformers' `OpenAIGPTLMHeadModel` and `GPT2LMHeadModel`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.gpt import GPTConfig
 
 _NAMES = {
-    # ours: theirs
+    # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "n_embd",
     "num_heads": "n_head",
@@ -20,7 +20,7 @@ _NAMES = {
     "attention_dropout_rate": "attn_pdrop",
     "norm_epsilon": "layer_norm_epsilon",
 }
-# What transformers assumes of a config.json that does not say.
+# Defaults of transformers for missing keys.
 _DEFAULTS = {
     "n_embd": 768,
     "n_head": 12,
@@ -34,7 +34,8 @@ _DEFAULTS_OF = {
     "gpt2": {"vocab_size": 50257, "n_positions": 1024, "activation_function": "gelu_new"},
     "openai-gpt": {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
 }
-# Their names of our activations, those that we write first. GPT's `gelu` means the tanh form, GPT-2's the erf form.
+# Activation in transformers -> activation here. The first name of each activation is written. `gelu` is the tanh
+# approximation in GPT and exact GELU in GPT-2.
 _ACTIVATIONS = {
     "gpt2": {
         "gelu_new": "gelu",
@@ -47,27 +48,27 @@ _ACTIVATIONS = {
     "openai-gpt": {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
 }
 _ACTIVATION_KEY = {"gpt2": "activation_function", "openai-gpt": "afn"}
-# What a config.json may switch on or off that there is one way of here.
+# Keys with one supported value.
 _FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
-    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
-    Dropout of the embeddings, which has a rate of its own there, is that of the residuals.
+    The dropout rate of the embeddings, which transformers stores separately, is that of the residual connections.
 
     Raises:
-      UserError: a value is of another type, or not supported.
+      UserError: a value has the wrong type, or is not supported.
     """
-    kind = hf_config["model_type"]
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[kind])
+    model_type = hf_config["model_type"]
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[model_type])
     fields.check_fixed(hf_config, _FIXED)
     head_dim = fields.head_dim(hf_config, "n_embd", "n_head")
     hf_config.setdefault("n_inner", 4 * hf_config["n_embd"])
     return GPTConfig(
         head_dim=head_dim,
-        activations=(fields.choice(hf_config, _ACTIVATION_KEY[kind], _ACTIVATIONS[kind]),),
-        norm_position="pre" if kind == "gpt2" else "post",
+        activations=(fields.choice(hf_config, _ACTIVATION_KEY[model_type], _ACTIVATIONS[model_type]),),
+        norm_position="pre" if model_type == "gpt2" else "post",
         **fields.values(
             hf_config, _NAMES | {"mlp_dim": "n_inner", "tied_embeddings": "tie_word_embeddings"}, GPTConfig
         ),
@@ -75,47 +76,50 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
 
 
 def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json.
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
 
     Raises:
-      UserError: transformers has no such network.
+      UserError: transformers does not support the model.
     """
-    kind = _kind(config)
-    named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS[kind].items())}
-    wrong = None
+    model_type = _model_type(config)
+    names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS[model_type].items())}
+    unsupported = None
     if config.num_heads * config.head_dim != config.embed_dim:
-        wrong = f"heads that are not embed_dim={config.embed_dim} wide together"
+        unsupported = (
+            f"num_heads={config.num_heads} and head_dim={config.head_dim} whose product is not "
+            f"embed_dim={config.embed_dim}"
+        )
     elif config.attention_windows != (None,):
-        wrong = f"attention_windows={config.attention_windows}"
-    elif len(config.activations) > 1 or config.activations[0] not in named:
-        wrong = f"activations={config.activations}"
-    elif kind == "openai-gpt" and config.mlp_dim != 4 * config.embed_dim:
-        wrong = f"mlp_dim={config.mlp_dim} that is not four times embed_dim={config.embed_dim}"
-    if wrong:
-        raise UserError(f"transformers' {kind} has no {wrong}")
+        unsupported = f"attention_windows={config.attention_windows}"
+    elif len(config.activations) > 1 or config.activations[0] not in names:
+        unsupported = f"activations={config.activations}"
+    elif model_type == "openai-gpt" and config.mlp_dim != 4 * config.embed_dim:
+        unsupported = f"mlp_dim={config.mlp_dim} that is not 4 · embed_dim = {4 * config.embed_dim}"
+    if unsupported:
+        raise UserError(f"transformers' {model_type} does not support {unsupported}")
     return {
-        "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
-        "model_type": kind,
-        _ACTIVATION_KEY[kind]: named[config.activations[0]],
+        "architectures": ["GPT2LMHeadModel" if model_type == "gpt2" else "OpenAIGPTLMHeadModel"],
+        "model_type": model_type,
+        _ACTIVATION_KEY[model_type]: names[config.activations[0]],
         "embd_pdrop": config.dropout_rate,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": "float32",
-        # Not known: transformers' defaults for the family hold.
+        # Without imported ids, the family's defaults in transformers apply.
         **special_token_fields.to_json(config.special_tokens, {}),
-        **({"n_inner": config.mlp_dim} if kind == "gpt2" else {}),
-        **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
+        **({"n_inner": config.mlp_dim} if model_type == "gpt2" else {}),
+        **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
 
 
-def _kind(config: GPTConfig) -> str:
+def _model_type(config: GPTConfig) -> str:
     return "gpt2" if config.norm_position == "pre" else "openai-gpt"
 
 
 def table(config: GPTConfig) -> list[TensorMapping]:
-    """Every tensor of a GPT or a GPT-2."""
+    """Returns the mapping of every tensor."""
     gpt2 = config.norm_position == "pre"
-    ours, theirs = "model/decoder/layers", "transformer.h.{i}"
-    rows = [
+    layers, hf_layers = "model/decoder/layers", "transformer.h.{i}"
+    mappings = [
         TensorMapping(
             "model/token_embedder/embedding", "transformer.wte.weight" if gpt2 else "transformer.tokens_embed.weight"
         ),
@@ -123,29 +127,31 @@ def table(config: GPTConfig) -> list[TensorMapping]:
             "model/position_embedder/embedding",
             "transformer.wpe.weight" if gpt2 else "transformer.positions_embed.weight",
         ),
-        *norm(f"{ours}/attention_norm", f"{theirs}.ln_1"),
-        *norm(f"{ours}/mlp_norm", f"{theirs}.ln_2"),
-        *dense(f"{ours}/attention/out", f"{theirs}.attn.c_proj", layout="conv1d", input_dims=2),
-        *dense(f"{ours}/mlp/wi", f"{theirs}.mlp.c_fc", layout="conv1d"),
-        *dense(f"{ours}/mlp/wo", f"{theirs}.mlp.c_proj", layout="conv1d"),
+        *norm(f"{layers}/attention_norm", f"{hf_layers}.ln_1"),
+        *norm(f"{layers}/mlp_norm", f"{hf_layers}.ln_2"),
+        *dense(f"{layers}/attention/out", f"{hf_layers}.attn.c_proj", layout="conv1d", input_dims=2),
+        *dense(f"{layers}/mlp/wi", f"{hf_layers}.mlp.c_fc", layout="conv1d"),
+        *dense(f"{layers}/mlp/wo", f"{hf_layers}.mlp.c_proj", layout="conv1d"),
     ]
-    for k, name in enumerate(("query", "key", "value")):  # one tensor there
-        rows += [
-            TensorMapping(f"{ours}/attention/{name}/kernel", f"{theirs}.attn.c_attn.weight", "conv1d", part=(k, 3)),
-            TensorMapping(f"{ours}/attention/{name}/bias", f"{theirs}.attn.c_attn.bias", "flat", part=(k, 3)),
+    for k, name in enumerate(("query", "key", "value")):  # transformers has one tensor for the three
+        mappings += [
+            TensorMapping(
+                f"{layers}/attention/{name}/kernel", f"{hf_layers}.attn.c_attn.weight", "conv1d", part=(k, 3)
+            ),
+            TensorMapping(f"{layers}/attention/{name}/bias", f"{hf_layers}.attn.c_attn.bias", "flat", part=(k, 3)),
         ]
     if gpt2:
-        rows += norm("model/decoder/norm", "transformer.ln_f")
-    return rows if config.tied_embeddings else [*rows, *dense("model/logits", "lm_head", bias=False)]
+        mappings += norm("model/decoder/norm", "transformer.ln_f")
+    return mappings if config.tied_embeddings else [*mappings, *dense("model/logits", "lm_head", bias=False)]
 
 
 def tied(config: GPTConfig) -> dict[str, str]:
-    """Their logits, where they are a copy of the embeddings."""
+    """Returns the copy of the embeddings that is the kernel of tied logits."""
     embeddings = table(config)[0].hf_name
     return {"lm_head.weight": embeddings} if config.tied_embeddings else {}
 
 
-# Causal masks and positions that old versions of transformers wrote.
+# Causal masks and positions, which old versions of transformers wrote.
 _IGNORED = re.compile(r"transformer\.(h\.\d+\.attn\.(bias|masked_bias)|position_ids)")
 
 FAMILY = Family(

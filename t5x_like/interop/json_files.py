@@ -1,4 +1,4 @@
-"""Reads the JSON of a Hugging Face folder: config.json, generation_config.json, the index and safetensors headers."""
+"""Reads JSON of Hugging Face models: config.json, generation_config.json, indices and safetensors headers."""
 
 import json
 import math
@@ -11,10 +11,13 @@ from t5x_like.errors import UserError
 
 
 def read(path: str) -> dict[str, Any]:
-    """Reads the JSON object in a file, local or in a bucket.
+    """Reads the JSON object in a file.
+
+    Args:
+      path: local path or URL.
 
     Raises:
-      UserError: the file does not exist, or see `parse`.
+      UserError: the file does not exist, or is not a valid JSON object (see `parse`).
     """
     try:
         with fsspec.open(path, "rb") as stream:
@@ -29,12 +32,12 @@ def read(path: str) -> dict[str, Any]:
 def parse(contents: bytes, path: str) -> dict[str, Any]:
     """Parses a JSON object.
 
-    Stricter than `json.loads`: NaN, Infinity and duplicate keys are errors, since other readers may interpret them
+    NaN, Infinity and duplicate keys are errors, unlike in `json.loads`, because other parsers interpret them
     differently.
 
     Args:
       contents: UTF-8 without a byte-order mark.
-      path: the file, for messages.
+      path: path of the file, for messages.
 
     Raises:
       UserError: the contents are not a valid JSON object; the message is one line that names the file.
@@ -55,7 +58,7 @@ def parse(contents: bytes, path: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path}: must hold a JSON object, not a {type(found).__name__}")
+        raise UserError(f"{path}: must be a JSON object, not a {type(found).__name__}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Llama and Mistral as transformers stores them (`LlamaForCausalLM`, `MistralForCausalLM`)."""
+"""Maps Llama and Mistral to transformers' `LlamaForCausalLM` and `MistralForCausalLM`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.llama import LlamaConfig
 
 _NAMES = {
-    # ours: theirs
+    # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "mlp_dim": "intermediate_size",
@@ -24,7 +24,7 @@ _NAMES = {
     "mlp_bias": "mlp_bias",
     "tied_embeddings": "tie_word_embeddings",
 }
-# What transformers assumes of a config.json that does not say.
+# Defaults of transformers for missing keys.
 _DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -43,7 +43,7 @@ _DEFAULTS_OF = {
     "mistral": {"intermediate_size": 14336, "max_position_embeddings": 131072},
 }
 _MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8
-# Their names of our gates, those that we write first.
+# Activation in transformers -> activation of the gate here. The first name of each activation is written.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -55,22 +55,22 @@ _ACTIVATIONS = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
-    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
     Raises:
-      UserError: a value is of another type, or not supported, such as layers with different windows.
+      UserError: a value has the wrong type, or is not supported, such as layers with different windows.
     """
-    kind = hf_config["model_type"]
-    mistral = kind == "mistral"
-    # null means something else than a missing key.
+    model_type = hf_config["model_type"]
+    mistral = model_type == "mistral"
+    # Read before defaults are applied: null differs from a missing key.
     window = hf_config.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
     kv_heads = hf_config.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[kind])
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[model_type])
     width, heads = (fields.size(hf_config, name) for name in ("hidden_size", "num_attention_heads"))
     hf_config.setdefault("num_key_value_heads", kv_heads or heads)
     hf_config.setdefault("head_dim", width // heads)
     if mistral:
-        hf_config |= {"attention_bias": False, "mlp_bias": False}  # it knows neither
+        hf_config |= {"attention_bias": False, "mlp_bias": False}  # Mistral does not have these keys
     if len(set(fields.strings(hf_config, "layer_types"))) > 1:
         raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type")
     theta, scaling, max_length = rope.from_json(hf_config)
@@ -85,33 +85,33 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json: Mistral's where attention has a window, Llama's where it has none.
+    """Converts a configuration to the contents of config.json: Mistral's with an attention window, else Llama's.
 
     Raises:
-      UserError: transformers has no such network.
+      UserError: transformers does not support the model.
     """
-    named = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
     mistral = config.attention_windows != (None,)
-    kind, hf_config = ("mistral" if mistral else "llama"), {}
-    wrong = None
-    if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in named:
-        wrong = f"activations={config.activations}"
+    model_type = "mistral" if mistral else "llama"
+    unsupported = None
+    if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in names:
+        unsupported = f"activations={config.activations}"
     elif len(config.attention_windows) > 1:
-        wrong = f"layers that take turns: attention_windows={config.attention_windows}"
+        unsupported = f"several attention windows: attention_windows={config.attention_windows}"
     elif mistral and (config.attention_bias or config.mlp_bias):
-        wrong = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
-    if wrong:
-        raise UserError(f"transformers' {kind} has no {wrong}")
-    hf_config = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+        unsupported = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
+    if unsupported:
+        raise UserError(f"transformers' {model_type} does not support {unsupported}")
+    hf_config = {key: getattr(config, field) for field, key in _NAMES.items()}
     if mistral:
         hf_config |= {"sliding_window": config.attention_windows[0]}
         del hf_config["attention_bias"], hf_config["mlp_bias"]
     return {
         "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
-        "model_type": kind,
-        "hidden_act": named[config.activations[0]],
+        "model_type": model_type,
+        "hidden_act": names[config.activations[0]],
         "torch_dtype": "float32",
-        # Not known: transformers' defaults for the family hold.
+        # Without imported ids, the family's defaults in transformers apply.
         **special_token_fields.to_json(config.special_tokens, {}),
         **rope.to_json(config.rope_theta, config.rope_scaling, config.max_length),
         **hf_config,
@@ -119,27 +119,27 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
 
 
 def table(config: LlamaConfig) -> list[TensorMapping]:
-    """Every tensor of a Llama or a Mistral."""
-    ours, theirs = "model/decoder/layers", "model.layers.{i}"
-    rows = [
+    """Returns the mapping of every tensor."""
+    layers, hf_layers = "model/decoder/layers", "model.layers.{i}"
+    mappings = [
         TensorMapping("model/token_embedder/embedding", "model.embed_tokens.weight"),
         *norm("model/decoder/norm", "model.norm", bias=False),
-        *norm(f"{ours}/attention_norm", f"{theirs}.input_layernorm", bias=False),
-        *norm(f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm", bias=False),
+        *norm(f"{layers}/attention_norm", f"{hf_layers}.input_layernorm", bias=False),
+        *norm(f"{layers}/mlp_norm", f"{hf_layers}.post_attention_layernorm", bias=False),
     ]
-    for name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}.items():
-        rows += dense(
-            f"{ours}/attention/{name}",
-            f"{theirs}.self_attn.{other}",
+    for name, hf_name in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}.items():
+        mappings += dense(
+            f"{layers}/attention/{name}",
+            f"{hf_layers}.self_attn.{hf_name}",
             bias=config.attention_bias,
             input_dims=2 if name == "out" else 1,
         )
-    for name, other in {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}.items():
-        rows += dense(f"{ours}/mlp/{name}", f"{theirs}.mlp.{other}", bias=config.mlp_bias)
-    return rows if config.tied_embeddings else [*rows, *dense("model/logits", "lm_head", bias=False)]
+    for name, hf_name in {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}.items():
+        mappings += dense(f"{layers}/mlp/{name}", f"{hf_layers}.mlp.{hf_name}", bias=config.mlp_bias)
+    return mappings if config.tied_embeddings else [*mappings, *dense("model/logits", "lm_head", bias=False)]
 
 
-# Wave lengths of the rotations, which old versions of transformers wrote.
+# Frequencies of the rotations, which old versions of transformers wrote.
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 FAMILY = Family(
@@ -149,7 +149,7 @@ FAMILY = Family(
     config_to_json=config_to_huggingface,
     table=table,
     prefix="model.",
-    free_fields=("max_length",),  # positions have no table
+    free_fields=("max_length",),  # parameters do not depend on it
     ignored=_IGNORED,
     tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},
 )

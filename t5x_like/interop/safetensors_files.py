@@ -1,8 +1,8 @@
-"""Folders of safetensors files, in one piece or sharded, read tensor by tensor and never by unpickling.
+"""Reads and writes directories of safetensors files, single or sharded, one tensor at a time and without unpickling.
 
-The format is a little-endian length, a JSON header with dtype, shape and byte range of each tensor, and the bytes
-(https://huggingface.co/docs/safetensors). The header is read here rather than by the library, so that a damaged file is
-refused by the name of the tensor that it hits, and so that files may lie in a bucket.
+A file consists of a little-endian length, a JSON header with dtype, shape and byte range of each tensor, and the data
+(https://huggingface.co/docs/safetensors). This module parses the header itself instead of calling the library, so that
+errors name the damaged tensor and files can be in a bucket.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from t5x_like.interop import json_files
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 5 * 10**9  # as large as the hub recommends a file to be
+SHARD_BYTES = 5 * 10**9  # largest file size that the Hugging Face Hub recommends
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the library's own limit
@@ -42,7 +42,14 @@ _BITS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A tensor in a file; `first` and `last` are byte offsets within the data."""
+    """The header entry of a tensor.
+
+    Attributes:
+      dtype: code of the format, such as `F32`.
+      shape: shape of the tensor.
+      first: offset of its first byte in the data.
+      last: offset after its last byte in the data.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,48 +58,46 @@ class _Entry:
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a folder by name, read on access; only floating-point tensors can be read.
+    """The tensors of a directory by name. Each access reads one tensor; only floating-point tensors can be read.
+
+    Args:
+      directory: local directory or bucket with `model.safetensors`, or with an index and its shards.
 
     Attributes:
-      shapes: the shape of every tensor.
+      shapes: name -> shape of every tensor.
+
+    Raises:
+      UserError: the directory has no safetensors, a shard is missing, or a file or the index is invalid.
     """
 
-    def __init__(self, folder: str):
-        """Reads the headers.
-
-        Args:
-          folder: local folder or bucket with `model.safetensors`, or an index and its shards.
-
-        Raises:
-          UserError: the folder holds no safetensors, a shard is missing, or a file or the index is damaged.
-        """
-        self._folder = folder
+    def __init__(self, directory: str):
+        self._directory = directory
         self._entries: dict[str, tuple[str, int, _Entry]] = {}
-        weight_map = _weight_map(folder) if INDEX in paths.listdir(folder) else None
-        for file in _files(folder, weight_map):
-            start, header = _header(paths.join(folder, file))
+        weight_map = _weight_map(directory) if INDEX in paths.listdir(directory) else None
+        for file in _files(directory, weight_map):
+            start, header = _header(paths.join(directory, file))
             for name, entry in header.items():
                 if name in self._entries:
-                    raise UserError(f"{folder}: tensor {name!r} is both in {self._entries[name][0]} and in {file}")
+                    raise UserError(f"{directory}: tensor {name!r} is in {self._entries[name][0]} and in {file}")
                 self._entries[name] = (file, start, entry)
         for name, file in (weight_map or {}).items():
             if name not in self._entries:
-                raise UserError(f"{folder}/{INDEX} names {name!r}, which is in none of its files")
+                raise UserError(f"{directory}/{INDEX}: tensor {name!r} not found in any file")
             if self._entries[name][0] != file:
-                raise UserError(f"{folder}/{INDEX} names {file} for {name!r}, which is in {self._entries[name][0]}")
+                raise UserError(f"{directory}/{INDEX}: tensor {name!r} is in {self._entries[name][0]}, not in {file}")
         self.shapes = {name: entry.shape for name, (_, _, entry) in self._entries.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor.
 
         Raises:
-          UserError: its dtype is not one of weights.
+          UserError: the tensor is not a floating-point tensor.
         """
         file, start, entry = self._entries[name]
-        path = paths.join(self._folder, file)
+        path = paths.join(self._directory, file)
         if entry.dtype not in _DTYPES:
             raise UserError(
-                f"{path}: tensor {name!r} has dtype {entry.dtype}, which weights cannot be read from. Save it as one "
+                f"{path}: tensor {name!r} has dtype {entry.dtype}, which is not supported for weights. Save it as one "
                 f"of {', '.join(_DTYPES)}"
             )
         with fsspec.open(path, "rb") as stream:
@@ -107,13 +112,13 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._entries)
 
 
-def write(folder: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes tensors as transformers reads them: one file, or shards of at most `shard_bytes` with an index.
+def write(directory: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes tensors for transformers: one file, or several shards with an index.
 
     Args:
-      folder: local folder or bucket; made where it is missing.
-      tensors: by name.
-      shard_bytes: a tensor larger than this gets a file of its own.
+      directory: local directory or bucket, created if missing.
+      tensors: name -> tensor.
+      shard_bytes: largest size of a shard in bytes. A larger tensor gets a shard of its own.
     """
     shards: list[dict[str, np.ndarray]] = [{}]
     size = 0
@@ -128,45 +133,48 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = 
     else:
         names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        paths.write_atomic(paths.join(folder, name), safetensors.numpy.save(shard, metadata={"format": "pt"}))
+        paths.write_atomic(paths.join(directory, name), safetensors.numpy.save(shard, metadata={"format": "pt"}))
     if len(shards) > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = sum(tensor.nbytes for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        paths.write_atomic(paths.join(folder, INDEX), json.dumps(index, indent=2) + "\n")
+        paths.write_atomic(paths.join(directory, INDEX), json.dumps(index, indent=2) + "\n")
 
 
-def _weight_map(folder: str) -> dict[str, str]:
-    """Reads the index: the file of each tensor, all in the folder itself."""
-    path = paths.join(folder, INDEX)
+def _weight_map(directory: str) -> dict[str, str]:
+    """Reads the index: tensor name -> file name within the directory."""
+    path = paths.join(directory, INDEX)
     found = json_files.read(path).get("weight_map")
     if not isinstance(found, dict) or not found:
-        raise UserError(f"{path}: weight_map must be an object of tensor names and files")
+        raise UserError(f"{path}: weight_map must be an object that maps tensor names to files")
     for name, file in found.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\"):
-            raise UserError(f"{path}: weight_map has {file!r} for {name!r}; give the name of a .safetensors file")
+            raise UserError(f"{path}: weight_map has {file!r} for {name!r}. Give the name of a .safetensors file")
     return found
 
 
-def _files(folder: str, weight_map: Mapping[str, str] | None) -> list[str]:
-    present = paths.listdir(folder)
+def _files(directory: str, weight_map: Mapping[str, str] | None) -> list[str]:
+    present = paths.listdir(directory)
     if weight_map:
         files = sorted(set(weight_map.values()))
         if missing := [file for file in files if file not in present]:
-            raise UserError(f"{folder} lacks {missing[0]}, which {INDEX} names ({len(files)} files in all)")
+            raise UserError(f"{directory}: {missing[0]} not found. {INDEX} lists it ({len(files)} files in total)")
         return files
     if SINGLE in present:
         return [SINGLE]
     pickled = [name for name in present if name.endswith((".bin", ".pt", ".ckpt"))]
-    hint = f" ({pickled[0]} is pickled and never read; save it again with safe_serialization=True)" if pickled else ""
-    raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint}")
+    hint = f". {pickled[0]} is pickled and not supported. Save it with safe_serialization=True" if pickled else ""
+    raise UserError(f"{directory}: neither {SINGLE} nor {INDEX} found{hint}")
 
 
 def _header(path: str) -> tuple[int, dict[str, _Entry]]:
-    """Reads the header of a file: the offset of its data, and its tensors by name.
+    """Reads the header of a file.
+
+    Returns:
+      The offset of the data in the file, and name -> header entry.
 
     Raises:
-      UserError: the file breaks a rule of the format, as the safetensors library enforces them.
+      UserError: the file violates a rule of the format that the safetensors library enforces.
     """
     with fsspec.open(path, "rb") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -174,13 +182,13 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         start = _LENGTH_BYTES + length
         if size < _LENGTH_BYTES or start > size:
-            raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated within its header")
+            raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated in its header")
         if length > _MAX_HEADER_BYTES:
-            raise UserError(f"{path}: has a header of {length} bytes; the format allows {_MAX_HEADER_BYTES}")
+            raise UserError(f"{path}: header of {length} bytes. The format allows {_MAX_HEADER_BYTES}")
         header = json_files.parse(stream.read(length), path)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise UserError(f"{path}: __metadata__ must be an object of strings")
+        raise UserError(f"{path}: __metadata__ must be an object with strings")
     entries = {name: _entry(path, name, header_entry) for name, header_entry in header.items()}
     _check_layout(path, entries, size - start)
     return start, entries
@@ -188,19 +196,19 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
 
 def _entry(path: str, name: str, header_entry: Any) -> _Entry:
     """Parses and checks the header entry of one tensor."""
-    thing = f"{path}: tensor {name!r}"
+    subject = f"{path}: tensor {name!r}"
     if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
-        raise UserError(f"{thing} must have a dtype, a shape and data_offsets, and nothing else")
+        raise UserError(f"{subject} must have dtype, shape and data_offsets, and no other key")
     dtype, shape, offsets = header_entry["dtype"], header_entry["shape"], header_entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise UserError(f"{thing} has dtype {dtype!r}, which the format does not have")
+        raise UserError(f"{subject} has unknown dtype {dtype!r}")
     for field, values in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
-            raise UserError(f"{thing} has {field} {values!r}; it must be a list of integers of at least 0")
+            raise UserError(f"{subject} has {field} {values!r}. Must be a list of non-negative integers")
     if len(offsets) != 2:
-        raise UserError(f"{thing} has data_offsets {offsets}; it must have a first and a last byte")
+        raise UserError(f"{subject} has data_offsets {offsets}. Must be a first and a last byte")
     if 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[dtype]:
-        raise UserError(f"{thing} of {dtype} {shape} does not take {offsets[1] - offsets[0]} bytes")
+        raise UserError(f"{subject} of {dtype} {shape} does not have {offsets[1] - offsets[0]} bytes")
     return _Entry(dtype, tuple(shape), *offsets)
 
 

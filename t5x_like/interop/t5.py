@@ -1,4 +1,4 @@
-"""T5 as transformers stores it (`T5ForConditionalGeneration`)."""
+"""Maps T5 to transformers' `T5ForConditionalGeneration`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from t5x_like.interop.tables import Family, TensorMapping, dense, norm
 from t5x_like.models.t5 import T5Config
 
 _NAMES = {
-    # ours: theirs
+    # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "d_model",
     "mlp_dim": "d_ff",
@@ -24,7 +24,7 @@ _NAMES = {
     "relpos_max_distance": "relative_attention_max_distance",
     "norm_epsilon": "layer_norm_epsilon",
 }
-# What transformers assumes of a config.json that does not say.
+# Defaults of transformers for missing keys.
 _DEFAULTS = {
     "tie_word_embeddings": True,
     "dropout_rate": 0.1,
@@ -33,10 +33,10 @@ _DEFAULTS = {
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
 }
-# Those of T5's own vocabulary.
+# Ids in T5's vocabulary.
 _SPECIAL_TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-# Their names of feed-forward blocks; `gated-gelu` means the tanh form there, a bare `gelu` the erf form, which T5
-# never had.
+# Feed-forward block in transformers -> activations here. `gated-gelu` uses the tanh approximation. `gelu`, which is
+# exact GELU, is not supported because no T5 uses it.
 _ACTIVATIONS = {
     "relu": ("relu",),
     "gelu_new": ("gelu",),
@@ -47,10 +47,10 @@ _ACTIVATIONS = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
-    """The configuration that a config.json describes; `dtype` and layout are left to the platform.
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
     Raises:
-      UserError: a value is missing, of another type, or not supported.
+      UserError: a value is missing, has the wrong type, or is not supported.
     """
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
@@ -61,14 +61,14 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
 
 
 def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """The contents of a config.json.
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
 
     Raises:
-      UserError: transformers has no such feed-forward block.
+      UserError: transformers does not support the activations.
     """
     names = {activations: name for name, activations in reversed(_ACTIVATIONS.items())}
     if config.activations not in names:
-        raise UserError(f"transformers' T5 has no block with activations {config.activations}")
+        raise UserError(f"activations={config.activations}: not supported by transformers' T5")
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
@@ -76,14 +76,14 @@ def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[s
         "feed_forward_proj": names[config.activations],
         "torch_dtype": "float32",
         **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
-        **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
+        **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
 
 
 def table(config: T5Config) -> list[TensorMapping]:
-    """Every tensor of a T5."""
+    """Returns the mapping of every tensor."""
     gated = len(config.activations) > 1
-    rows = [
+    mappings = [
         TensorMapping("model/token_embedder/embedding", "shared.weight"),
         *_stack("encoder", {"attention": "SelfAttention", "mlp": "DenseReluDense"}, gated),
         *_stack(
@@ -92,12 +92,18 @@ def table(config: T5Config) -> list[TensorMapping]:
             gated,
         ),
     ]
-    return rows if config.tied_embeddings else [*rows, *dense("model/logits", "lm_head", bias=False)]
+    return mappings if config.tied_embeddings else [*mappings, *dense("model/logits", "lm_head", bias=False)]
 
 
 def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMapping]:
-    """The tensors of a stack; its blocks by our name and by theirs, in order."""
-    rows = [
+    """Returns the mappings of a stack.
+
+    Args:
+      stack: `encoder` or `decoder`.
+      blocks: name of each block -> its name in transformers, in order.
+      gated: whether the feed-forward blocks are gated.
+    """
+    mappings = [
         TensorMapping(
             f"model/{stack}/relative_bias/table",
             f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -105,20 +111,22 @@ def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMap
         ),
         *norm(f"model/{stack}/norm", f"{stack}.final_layer_norm", bias=False),
     ]
-    for position, (ours, theirs) in enumerate(blocks.items()):
-        inside, there = f"model/{stack}/layers/{ours}", f"{stack}.block.{{i}}.layer.{position}"
-        rows += norm(f"{inside}_norm", f"{there}.layer_norm", bias=False)
-        if ours == "mlp":
-            names = {name: name for name in (("wi_0", "wi_1", "wo") if gated else ("wi", "wo"))}
+    for index, (block, hf_block) in enumerate(blocks.items()):
+        name, hf_layer = f"model/{stack}/layers/{block}", f"{stack}.block.{{i}}.layer.{index}"
+        mappings += norm(f"{name}_norm", f"{hf_layer}.layer_norm", bias=False)
+        if block == "mlp":
+            projections = {projection: projection for projection in (("wi_0", "wi_1", "wo") if gated else ("wi", "wo"))}
         else:
-            names = {"query": "q", "key": "k", "value": "v", "out": "o"}
-        for name, other in names.items():
-            input_dims = 2 if name == "out" else 1
-            rows += dense(f"{inside}/{name}", f"{there}.{theirs}.{other}", bias=False, input_dims=input_dims)
-    return rows
+            projections = {"query": "q", "key": "k", "value": "v", "out": "o"}
+        for projection, hf_projection in projections.items():
+            input_dims = 2 if projection == "out" else 1
+            mappings += dense(
+                f"{name}/{projection}", f"{hf_layer}.{hf_block}.{hf_projection}", bias=False, input_dims=input_dims
+            )
+    return mappings
 
 
-# Copies of the embeddings, and a table that old versions of transformers wrote and nobody read.
+# Copies of the embeddings, and a table that old versions of transformers wrote and did not read.
 _IGNORED = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight"
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"

@@ -1,4 +1,4 @@
-"""The other architectures of T5's comparison (Raffel et al. 2020, section 3.2.2).
+"""The other models of T5's study of architectures (Raffel et al. 2020, section 3.2.2).
 
 `SharedT5` is an encoder-decoder whose stacks share their layers: the encoder runs them without cross-attention.
 `T5Decoder` is a decoder-only language model, or a prefix language model if the batch marks a prefix.

@@ -1,6 +1,6 @@
-"""Folders of Hugging Face BERT and RoBERTa: there and back with heads, old spellings, and what does not fit.
+"""Hugging Face directories of BERT and RoBERTa: heads, old tensor names, unsupported models.
 
-Parity with transformers is in tests/models.
+The parity tests in tests/models compare with transformers.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"
 
 
 def make(config):
-    """The network and its heads, every value another one."""
+    """Returns the model and its heads with random values, so that all tensors differ."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     like = {"model": model, "objective": jax.eval_shape(OBJECTIVES[config].init, jax.random.key(0), model)}
     rng = np.random.default_rng(0)
@@ -44,35 +44,35 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def write(config, folder):
+def write(config, directory):
     params = make(config)
-    interop.to_huggingface(params, config, str(folder))
+    interop.to_huggingface(params, config, str(directory))
     return params
 
 
-def tensors_of(folder):
-    return dict(safetensors_files.Tensors(str(folder)))
+def tensors_of(directory):
+    return dict(safetensors_files.Tensors(str(directory)))
 
 
-def rewrite(folder, change):
-    """Writes the folder's tensors anew as `change` gives them, or as it left them."""
-    tensors = tensors_of(folder)
-    safetensors_files.write(str(folder), change(tensors) or tensors)
+def rewrite(directory, change):
+    """Writes the tensors that `change` returns, or the ones that it modified in place."""
+    tensors = tensors_of(directory)
+    safetensors_files.write(str(directory), change(tensors) or tensors)
 
 
-def describe(folder, **changes):
-    file = folder / "config.json"
-    described = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in described.items() if value != "absent"}))
+def update_config(directory, **changes):
+    file = directory / "config.json"
+    hf_config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in hf_config.items() if value != "absent"}))
 
 
-# ---- there and back -----------------------------------------------------------------------------------------------
+# ---- round trips -----------------------------------------------------------------------------------------------------
 
 
-def test_tensors_by_hand(tmp_path):
+def test_attention_tensors_have_expected_layout(tmp_path):
     params, tensors = write(BERT, tmp_path), tensors_of(tmp_path)
     attention = params["model"].encoder.layers[1].attention
-    # [outputs, inputs], the outputs being head after head.
+    # [outputs inputs], outputs ordered by head.
     query = tensors["bert.encoder.layer.1.attention.self.query.weight"]
     assert query.shape == (12, 12) and query[2 * 4 + 3, 5] == attention.query.kernel[...][5, 2, 3]
     assert tensors["bert.encoder.layer.1.attention.self.key.bias"][2 * 4 + 3] == attention.key.bias[...][2, 3]
@@ -95,7 +95,7 @@ def test_tensors_by_hand(tmp_path):
         (ROBERTA, (), "RobertaModel"),
     ],
 )
-def test_heads_say_which_class_it_is(config, heads, expected, tmp_path):
+def test_architecture_depends_on_heads(config, heads, expected, tmp_path):
     params = leaves(make(config))
     kept = ("model/", *(f"objective/{head}/" for head in heads))
     part = {name: leaf for name, leaf in params.items() if name.startswith(kept)}
@@ -104,74 +104,76 @@ def test_heads_say_which_class_it_is(config, heads, expected, tmp_path):
     assert_equal(interop.read(str(tmp_path), config), part)
 
 
-# ---- other files of the same networks -------------------------------------------------------------------------------
+# ---- other tensor names ----------------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_the_bare_network_has_no_prefix(config, tmp_path):
+def test_files_without_prefix_are_read(config, tmp_path):
     params = write(config, tmp_path)
-    kind = "roberta" if config is ROBERTA else "bert"
+    model_type = "roberta" if config is ROBERTA else "bert"
     pooler = np.ones((12, 12), np.float32)
 
     def bare(tensors):
         inside = {
-            name.removeprefix(f"{kind}."): array for name, array in tensors.items() if name.startswith(f"{kind}.")
+            name.removeprefix(f"{model_type}."): array
+            for name, array in tensors.items()
+            if name.startswith(f"{model_type}.")
         }
         return inside | {"pooler.dense.weight": pooler, "pooler.dense.bias": pooler[0]}
 
     rewrite(tmp_path, bare)
-    describe(tmp_path, architectures=["RobertaModel" if config is ROBERTA else "BertModel"])
+    update_config(tmp_path, architectures=["RobertaModel" if config is ROBERTA else "BertModel"])
     found = interop.read(str(tmp_path), config)
-    of_model = {name: leaf for name, leaf in found.items() if name.startswith("model/")}
-    assert_equal(of_model, leaves({"model": params["model"]}))
-    # BERT's pooler is the next-sentence head's; RoBERTa's was never trained.
+    model_leaves = {name: leaf for name, leaf in found.items() if name.startswith("model/")}
+    assert_equal(model_leaves, leaves({"model": params["model"]}))
+    # BERT's pooler belongs to the next-sentence head. RoBERTa's is not pretrained and is ignored.
     poolers = {"objective/next_sentence/pooler/kernel", "objective/next_sentence/pooler/bias"}
-    assert found.keys() - of_model.keys() == (poolers if config is BERT else set())
+    assert found.keys() - model_leaves.keys() == (poolers if config is BERT else set())
 
 
 @BOTH
-def test_old_spellings_buffers_and_copies_are_no_strangers(config, tmp_path):
+def test_old_names_buffers_and_copies_are_accepted(config, tmp_path):
     params = write(config, tmp_path)
-    kind, head = ("roberta", "lm_head") if config is ROBERTA else ("bert", "cls.predictions")
+    model_type, head = ("roberta", "lm_head") if config is ROBERTA else ("bert", "cls.predictions")
 
     def old(tensors):
-        words, bias = tensors[f"{kind}.embeddings.word_embeddings.weight"], tensors[f"{head}.bias"]
+        words, bias = tensors[f"{model_type}.embeddings.word_embeddings.weight"], tensors[f"{head}.bias"]
         tensors |= {f"{head}.decoder.weight": words, f"{head}.decoder.bias": bias}
-        tensors[f"{kind}.embeddings.position_ids"] = np.arange(18, dtype=np.float32)[None]
+        tensors[f"{model_type}.embeddings.position_ids"] = np.arange(18, dtype=np.float32)[None]
         return {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
             for name, array in tensors.items()
         }
 
     rewrite(tmp_path, old)
-    assert f"{kind}.encoder.layer.0.output.LayerNorm.gamma" in tensors_of(tmp_path)
+    assert f"{model_type}.encoder.layer.0.output.LayerNorm.gamma" in tensors_of(tmp_path)
     assert_equal(interop.read(str(tmp_path), config), leaves(params))
 
 
-def test_what_a_config_leaves_out_has_transformers_defaults(tmp_path):
+def test_missing_keys_have_transformers_defaults(tmp_path):
     config = dataclasses.replace(BERT, activations=("gelu_exact",), max_length=512)
-    assert _described(config, "hidden_act", "max_position_embeddings", "layer_norm_eps", "pad_token_id") == config
+    assert round_trip(config, "hidden_act", "max_position_embeddings", "layer_norm_eps", "pad_token_id") == config
     config = dataclasses.replace(ROBERTA, norm_epsilon=1e-12, max_length=510, num_token_types=2)
-    assert _described(config, "max_position_embeddings", "layer_norm_eps", "pad_token_id", "type_vocab_size") == config
+    assert round_trip(config, "max_position_embeddings", "layer_norm_eps", "pad_token_id", "type_vocab_size") == config
 
 
-def _described(config, *absent):
-    described = mapping.config_to_huggingface(config)
-    return mapping.config_from_huggingface({k: v for k, v in described.items() if k not in absent})
+def round_trip(config, *absent):
+    hf_config = mapping.config_to_huggingface(config)
+    return mapping.config_from_huggingface({k: v for k, v in hf_config.items() if k not in absent})
 
 
-def test_names_of_activations():
-    for theirs, ours in {
+def test_activation_names():
+    for hf_activation, activation in {
         "gelu": "gelu_exact",
         "gelu_new": "gelu",
         "gelu_pytorch_tanh": "gelu",
         "swish": "silu",
     }.items():
-        described = mapping.config_to_huggingface(BERT) | {"hidden_act": theirs}
-        assert mapping.config_from_huggingface(described).activations == (ours,)
+        hf_config = mapping.config_to_huggingface(BERT) | {"hidden_act": hf_activation}
+        assert mapping.config_from_huggingface(hf_config).activations == (activation,)
 
 
-# ---- what does not fit ----------------------------------------------------------------------------------------------
+# ---- unsupported models ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_names_of_activations():
         ),
     ],
 )
-def test_copies_that_differ_are_named(change, message, tmp_path):
+def test_different_copies_raise(change, message, tmp_path):
     write(BERT, tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(ValueError, match=message):
@@ -197,45 +199,59 @@ def test_copies_that_differ_are_named(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "absent"}, "does not say hidden_size"),
+        ({"hidden_size": "absent"}, "missing keys: hidden_size"),
         ({"num_attention_heads": 5}, "hidden_size 12: not divisible by num_attention_heads 5"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"is_decoder": True}, "is_decoder True: not supported. The only supported value is False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
     ],
 )
-def test_configs_of_another_network_are_refused(changes, message, tmp_path):
+def test_unsupported_config_raises(changes, message, tmp_path):
     write(BERT, tmp_path)
-    describe(tmp_path, **changes)
+    update_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         interop.from_huggingface(str(tmp_path))
 
 
-def test_a_roberta_head_without_the_exact_gelu_is_read_and_written_by_nobody(tmp_path):
+def test_roberta_head_requires_exact_gelu(tmp_path):
     write(ROBERTA, tmp_path)
-    describe(tmp_path, hidden_act="relu")
-    with pytest.raises(ValueError, match="hidden_act 'relu', but transformers' masked-LM head of RoBERTa"):
+    update_config(tmp_path, hidden_act="relu")
+    with pytest.raises(
+        ValueError, match="hidden_act 'relu': not supported with a masked-LM head, since transformers' RoBERTa head"
+    ):
         interop.from_huggingface(str(tmp_path))
     config = dataclasses.replace(ROBERTA, activations=("relu",))
     assert mapping.config_to_huggingface(config)["hidden_act"] == "relu"
-    with pytest.raises(ValueError, match=r"activations \('relu',\), but transformers' masked-LM head"):
+    with pytest.raises(ValueError, match=r"activations \('relu',\): not supported with a masked-LM head"):
         mapping.config_to_huggingface(config, ["objective/masked_lm/bias"])
 
 
 @pytest.mark.parametrize(
     ("config", "heads", "message"),
     [
-        (BERT, ("objective/next_sentence/classifier/bias",), "no bert network with just objective/next_sentence"),
-        (dataclasses.replace(BERT, head_dim=5), (), r"embed_dim / num_heads = 12 / 3, not of head_dim=5"),
-        (dataclasses.replace(ROBERTA, padding_id=0), (), "position_offset=2 needs padding_id=1, not 0"),
+        (
+            BERT,
+            ("objective/next_sentence/classifier/bias",),
+            "objective/next_sentence/classifier/bias: no bert class of transformers has just",
+        ),
+        (dataclasses.replace(BERT, head_dim=5), (), "head_dim=5: .* requires embed_dim / num_heads = 12 / 3"),
+        (
+            dataclasses.replace(ROBERTA, padding_id=0),
+            (),
+            "position_offset=2 with padding_id=0: not supported .* Set padding_id=1",
+        ),
         (
             ROBERTA,
             ("objective/next_sentence/pooler/bias",),
-            "no roberta network with just objective/next_sentence/pooler/bias",
+            "objective/next_sentence/pooler/bias: no roberta class of transformers has just",
         ),
-        (BERT, ("objective/discriminator/bias",), "no bert network with just objective/discriminator"),
+        (
+            BERT,
+            ("objective/discriminator/bias",),
+            "objective/discriminator/bias: no bert class of transformers has just",
+        ),
     ],
 )
-def test_networks_that_transformers_lacks_are_not_written(config, heads, message):
+def test_unsupported_model_raises(config, heads, message):
     with pytest.raises(ValueError, match=message):
         mapping.config_to_huggingface(config, heads)

@@ -1,4 +1,4 @@
-"""GPT and GPT-2 from and to transformers' files: layouts by hand, old spellings, errors by tensor name."""
+"""Hugging Face directories of GPT and GPT-2: tensor layouts, old tensor names, unsupported models."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def leaves(model):
 
 
 def random(config):
-    """A network without zeros, so that nothing can be mistaken for something else."""
+    """Returns a model with random values, so that all tensors differ."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     rng = np.random.default_rng(0)
     return parameters.map_named(lambda name, leaf: rng.normal(size=leaf.shape).astype(np.float32), model)
@@ -36,27 +36,27 @@ def written(request, tmp_path):
     return request.param, model, tmp_path
 
 
-def test_queries_keys_and_values_are_thirds_of_one_tensor(written):
-    _, model, folder = written
-    tensors = safetensors_files.Tensors(str(folder))
+def test_query_key_and_value_share_one_tensor(written):
+    _, model, directory = written
+    tensors = safetensors_files.Tensors(str(directory))
     attention = model.decoder.layers[1].attention
     kernel, bias = (tensors[f"transformer.h.1.attn.c_attn.{what}"] for what in ("weight", "bias"))
     assert kernel.shape == (12, 3 * 12) and bias.shape == (3 * 12,)
-    # [inputs, outputs]: the third with the values, head 1, entry 2.
+    # [inputs outputs]: the last third holds the values; head 1, entry 2.
     assert kernel[5, 2 * 12 + 1 * 4 + 2] == attention.value.kernel[5, 1, 2]
     assert bias[1 * 12 + 2 * 4 + 3] == attention.key.bias[2, 3]
     assert tensors["transformer.h.1.attn.c_proj.weight"][1 * 4 + 2, 7] == attention.out.kernel[1, 2, 7]
     np.testing.assert_array_equal(tensors["transformer.h.0.mlp.c_fc.weight"], model.decoder.layers[0].mlp.wi.kernel)
 
 
-def rewrite(folder, change):
-    tensors = dict(safetensors_files.Tensors(str(folder)))
+def rewrite(directory, change):
+    tensors = dict(safetensors_files.Tensors(str(directory)))
     change(tensors)
-    safetensors_files.write(str(folder), tensors)
+    safetensors_files.write(str(directory), tensors)
 
 
-def test_public_files_without_prefix_and_with_causal_masks_are_read(written):
-    _, model, folder = written
+def test_files_without_prefix_and_with_buffers_are_read(written):
+    _, model, directory = written
 
     def old(tensors):
         bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -65,13 +65,13 @@ def test_public_files_without_prefix_and_with_causal_masks_are_read(written):
         tensors.clear()
         tensors.update(bare | masks | buffers)
 
-    rewrite(folder, old)
-    found = leaves(interop.from_huggingface(str(folder))[1])
+    rewrite(directory, old)
+    found = leaves(interop.from_huggingface(str(directory))[1])
     for name, leaf in leaves(model).items():
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
 
 
-def test_a_copy_of_the_embeddings_is_no_stranger_and_another_one_is_not_lost(tmp_path):
+def test_copy_of_embeddings_is_accepted_only_if_equal(tmp_path):
     interop.to_huggingface({"model": random(GPT2)}, GPT2, str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"]}))
     interop.from_huggingface(str(tmp_path))
@@ -80,13 +80,13 @@ def test_a_copy_of_the_embeddings_is_no_stranger_and_another_one_is_not_lost(tmp
         interop.from_huggingface(str(tmp_path))
 
 
-def describe(folder, **changes):
-    file = folder / "config.json"
-    described = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in described.items() if value != "absent"}))
+def update_config(directory, **changes):
+    file = directory / "config.json"
+    hf_config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in hf_config.items() if value != "absent"}))
 
 
-def test_what_a_config_leaves_out_has_transformers_defaults():
+def test_missing_keys_have_transformers_defaults():
     bare = mapping.config_from_huggingface({"model_type": "gpt2"})
     assert bare == GPTConfig()
     first = mapping.config_from_huggingface({"model_type": "openai-gpt", "n_ctx": 512})
@@ -94,12 +94,12 @@ def test_what_a_config_leaves_out_has_transformers_defaults():
 
 
 @pytest.mark.parametrize(
-    ("kind", "theirs", "ours"),
+    ("model_type", "hf_activation", "activation"),
     [("gpt2", "gelu_new", "gelu"), ("gpt2", "gelu", "gelu_exact"), ("openai-gpt", "gelu", "gelu")],
 )
-def test_gelu_means_the_tanh_form_in_gpt_and_the_exact_one_in_gpt2(kind, theirs, ours):
-    described = {"model_type": kind, "activation_function" if kind == "gpt2" else "afn": theirs}
-    assert mapping.config_from_huggingface(described).activations == (ours,)
+def test_gelu_is_tanh_approximation_in_gpt_and_exact_in_gpt2(model_type, hf_activation, activation):
+    hf_config = {"model_type": model_type, "activation_function" if model_type == "gpt2" else "afn": hf_activation}
+    assert mapping.config_from_huggingface(hf_config).activations == (activation,)
 
 
 @pytest.mark.parametrize(
@@ -113,23 +113,32 @@ def test_gelu_means_the_tanh_form_in_gpt_and_the_exact_one_in_gpt2(kind, theirs,
         ({"n_head": 5}, "n_embd 12: not divisible by n_head 5"),
     ],
 )
-def test_configs_of_another_network_are_refused(written, changes, message):
-    folder = written[2]
-    describe(folder, **changes)
+def test_unsupported_config_raises(written, changes, message):
+    directory = written[2]
+    update_config(directory, **changes)
     with pytest.raises(ValueError, match=message):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dataclasses.replace(GPT2, attention_windows=(None, 4)), r"gpt2 has no attention_windows=\(None, 4\)"),
-        (dataclasses.replace(GPT2, head_dim=5), "gpt2 has no heads that are not embed_dim=12 wide together"),
-        (dataclasses.replace(GPT1, activations=("gelu_exact",)), "openai-gpt has no activations="),
-        (dataclasses.replace(GPT1, mlp_dim=20), "openai-gpt has no mlp_dim=20 that is not four times embed_dim=12"),
+        (
+            dataclasses.replace(GPT2, attention_windows=(None, 4)),
+            r"gpt2 does not support attention_windows=\(None, 4\)",
+        ),
+        (
+            dataclasses.replace(GPT2, head_dim=5),
+            "gpt2 does not support num_heads=3 and head_dim=5 whose product is not embed_dim=12",
+        ),
+        (dataclasses.replace(GPT1, activations=("gelu_exact",)), "openai-gpt does not support activations="),
+        (
+            dataclasses.replace(GPT1, mlp_dim=20),
+            "openai-gpt does not support mlp_dim=20 that is not 4 · embed_dim = 48",
+        ),
     ],
 )
-def test_what_transformers_lacks_is_not_written(config, message, tmp_path):
+def test_unsupported_model_raises_and_writes_nothing(config, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         interop.to_huggingface({"model": random(config)}, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

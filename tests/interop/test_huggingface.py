@@ -1,6 +1,6 @@
-"""Folders of Hugging Face, for every family: there and back, special tokens, buffers, and what is refused.
+"""Hugging Face directories of every family: round trips, special tokens, buffers, and invalid files.
 
-What only one family has is tested in its own module; parity with transformers is in tests/models.
+Properties of one family are tested in its own module. The parity tests in tests/models compare with transformers.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
-# Heads that transformers stores with the model.
+# Objectives whose heads transformers stores with the model.
 OBJECTIVES = {"bert": Joint([MaskedLM(), NextSentence()]), "roberta": MaskedLM()}
-# Families that transformers does not have.
-OWN = ("gpt3", "t5_shared", "t5_decoder")
-NAMES = [name for name in FAMILIES if name not in OWN]
-# The only sizes that transformers has for these families.
-ONLY = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
+# Families that transformers does not support.
+UNSUPPORTED = ("gpt3", "t5_shared", "t5_decoder")
+NAMES = [name for name in FAMILIES if name not in UNSUPPORTED]
+# Sizes that transformers requires for these families.
+REQUIRED = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
 EVERY = pytest.mark.parametrize("name", NAMES)
 ACTIVATION_KEYS = ("hidden_act", "activation_function", "afn", "feed_forward_proj")
 
 
 def config_of(name):
-    return dataclasses.replace(FAMILIES[name].config, **ONLY.get(name, {}))
+    return dataclasses.replace(FAMILIES[name].config, **REQUIRED.get(name, {}))
 
 
 def params_of(name):
-    """A model and its heads, without zeros, so that nothing can be mistaken for something else."""
+    """Returns a model and its heads with random values, so that all tensors differ."""
     model = random_model(config_of(name))
     if name not in OBJECTIVES:
         return {"model": model}
@@ -57,7 +57,7 @@ def assert_equal(found, expected):
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """The folder of each family, written once and copied by `folder`."""
+    """Returns a function that writes the directory of a family once; `directory` copies it."""
     written = {}
 
     def write(name):
@@ -70,32 +70,32 @@ def originals(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(name, originals, tmp_path):
+def directory(name, originals, tmp_path):
     for file in originals(name).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
 
 
-def tensors_of(folder):
-    return dict(safetensors_files.Tensors(str(folder)))
+def tensors_of(directory):
+    return dict(safetensors_files.Tensors(str(directory)))
 
 
-def describe(folder, file="config.json", **changes):
-    """Changes keys of a JSON file; those that are "absent" are removed."""
-    path = folder / file
+def update_config(directory, file="config.json", **changes):
+    """Changes keys of a JSON file; the value "absent" removes a key."""
+    path = directory / file
     contents = (json.loads(path.read_text()) if path.exists() else {}) | changes
     path.write_text(json.dumps({key: value for key, value in contents.items() if value != "absent"}))
 
 
-# ---- there and back ------------------------------------------------------------------------------------------------
+# ---- round trips -----------------------------------------------------------------------------------------------------
 
 
 @EVERY
-def test_there_and_back_with_heads(name, folder):
+def test_model_and_heads_round_trip(name, directory):
     params = params_of(name)
-    assert_equal(interop.read(str(folder), config_of(name)), leaves(params))
+    assert_equal(interop.read(str(directory), config_of(name)), leaves(params))
     for scan in (False, True):
-        config, model = interop.from_huggingface(str(folder), scan_layers=scan)
+        config, model = interop.from_huggingface(str(directory), scan_layers=scan)
         expected = dataclasses.replace(config_of(name), scan_layers=scan)
         assert dataclasses.replace(config, special_tokens=None) == expected
         assert_equal(leaves(model), leaves(params["model"]))
@@ -104,36 +104,36 @@ def test_there_and_back_with_heads(name, folder):
 
 
 @EVERY
-def test_scanned_models_write_the_same_file(name, folder, tmp_path):
+def test_scanned_model_writes_same_file(name, directory, tmp_path):
     params = params_of(name)
     like = jax.eval_shape(scanned(config_of(name)).make, jax.random.key(0))
     stack = {"model": parameters.unstack(leaves(params["model"]), like)}
     again = tmp_path / "again"
     interop.to_huggingface(params | stack, scanned(config_of(name)), str(again))
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (again / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
 
 
 @EVERY
-def test_every_parameter_is_in_the_table_once(name):
+def test_table_maps_every_parameter_once(name):
     family = interop._family_of(config_of(name))
-    rows = family.table(config_of(name))
-    assert sorted(row.name for row in rows) == sorted(leaves(params_of(name)))
-    assert len({(row.hf_name, row.part) for row in rows}) == len(rows)
+    table = family.table(config_of(name))
+    assert sorted(mapping.name for mapping in table) == sorted(leaves(params_of(name)))
+    assert len({(mapping.hf_name, mapping.part) for mapping in table}) == len(table)
 
 
 @EVERY
-def test_changes_of_the_configuration_that_keep_every_shape(name, folder):
-    config, _ = interop.from_huggingface(str(folder), dropout_rate=0.25, norm_epsilon=1e-3)
+def test_config_changes_must_keep_shapes(name, directory):
+    config, _ = interop.from_huggingface(str(directory), dropout_rate=0.25, norm_epsilon=1e-3)
     assert (config.dropout_rate, config.norm_epsilon) == (0.25, 1e-3)
-    with pytest.raises(UserError, match="has no field 'colour'"):
-        interop.from_huggingface(str(folder), colour="red")
+    with pytest.raises(UserError, match="colour: not a field of"):
+        interop.from_huggingface(str(directory), colour="red")
     with pytest.raises(UserError, match="tensor .* has shape"):
-        interop.from_huggingface(str(folder), mlp_dim=24)
+        interop.from_huggingface(str(directory), mlp_dim=24)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
-def test_attention_windows_may_be_set(name, folder):
-    config, model = interop.from_huggingface(str(folder), attention_windows=(3,))
+def test_attention_windows_can_be_changed(name, directory):
+    config, model = interop.from_huggingface(str(directory), attention_windows=(3,))
     assert config.attention_windows == model.config.attention_windows == (3,)
 
 
@@ -153,28 +153,30 @@ SPECIAL = {
 GENERATION = {"bos_token_id": 7, "eos_token_id": [8, 9], "decoder_start_token_id": 0}
 
 
-def ids(folder, file="config.json"):
-    return {key: value for key, value in json.loads((folder / file).read_text()).items() if key.endswith("_token_id")}
+def ids(directory, file="config.json"):
+    return {
+        key: value for key, value in json.loads((directory / file).read_text()).items() if key.endswith("_token_id")
+    }
 
 
 @EVERY
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("generation", [None, GENERATION, {}], ids=["alone", "generation", "empty"])
-def test_special_tokens_round_trip(name, folder, special, generation, tmp_path):
-    stated = dict(SPECIAL[special])
-    if name == "roberta":  # positions are counted from it
-        stated["pad_token_id"] = 1
-    elif name == "bert" and stated.get("pad_token_id"):
-        stated["pad_token_id"] = 0
-    describe(folder, **dict.fromkeys(ids(folder), "absent"))
-    describe(folder, **stated)
+def test_special_tokens_round_trip(name, directory, special, generation, tmp_path):
+    stored = dict(SPECIAL[special])
+    if name == "roberta":  # determines the first position
+        stored["pad_token_id"] = 1
+    elif name == "bert" and stored.get("pad_token_id"):
+        stored["pad_token_id"] = 0
+    update_config(directory, **dict.fromkeys(ids(directory), "absent"))
+    update_config(directory, **stored)
     if generation is not None:
-        describe(folder, "generation_config.json", temperature=0.6, **generation)
-    config, model = interop.from_huggingface(str(folder))
+        update_config(directory, "generation_config.json", temperature=0.6, **generation)
+    config, model = interop.from_huggingface(str(directory))
     hash(config)
     out = tmp_path / "out"
     interop.to_huggingface({"model": model}, config, str(out))
-    assert ids(out) == stated
+    assert ids(out) == stored
     if generation is None:
         assert not (out / "generation_config.json").exists()
     else:
@@ -182,8 +184,8 @@ def test_special_tokens_round_trip(name, folder, special, generation, tmp_path):
 
 
 @EVERY
-def test_special_tokens_default_to_the_family(name, folder, tmp_path):
-    default = ids(folder)
+def test_special_tokens_default_to_the_family(name, directory, tmp_path):
+    default = ids(directory)
     expected = {
         "bert": {"pad_token_id": 0},
         "roberta": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
@@ -192,8 +194,8 @@ def test_special_tokens_default_to_the_family(name, folder, tmp_path):
         "bart": dict(bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2),
     }
     assert default == expected.get(name, {})
-    describe(folder, **dict.fromkeys(default, "absent"))
-    config = interop.config_from_huggingface(str(folder))
+    update_config(directory, **dict.fromkeys(default, "absent"))
+    config = interop.config_from_huggingface(str(directory))
     assert config == config_of(name)  # its special_tokens are None
     interop.to_huggingface(params_of(name), config, str(tmp_path / "out"))
     assert ids(tmp_path / "out") == default
@@ -210,19 +212,19 @@ def test_special_tokens_default_to_the_family(name, folder, tmp_path):
 )
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("name", ["roberta", "llama"])
-def test_invalid_special_tokens_raise(name, folder, file, changes, message):
-    describe(folder, file, **changes)
+def test_invalid_special_tokens_raise(name, directory, file, changes, message):
+    update_config(directory, file, **changes)
     with pytest.raises(UserError, match=f"/{file}: {message}"):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
-def test_special_tokens_and_rope_scaling_survive_a_run_folder(originals, tmp_path):
+def test_config_gin_keeps_special_tokens_and_rope_scaling(originals, tmp_path):
     for file in originals("llama").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 8}
-    describe(tmp_path, **SPECIAL["published"], rope_scaling=rope)
-    describe(tmp_path, "generation_config.json", **GENERATION)
+    update_config(tmp_path, **SPECIAL["published"], rope_scaling=rope)
+    update_config(tmp_path, "generation_config.json", **GENERATION)
     config = interop.config_from_huggingface(str(tmp_path))
     gin.clear_config()
     gin.parse_config(convert.describe(config))
@@ -244,72 +246,73 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_buffers_of_any_dtype_are_not_read(name, folder):
-    safetensors.numpy.save_file(tensors_of(folder) | BUFFERS[name], folder / "model.safetensors")
-    assert_equal(interop.read(str(folder), config_of(name)), leaves(params_of(name)))
+def test_buffers_of_any_dtype_are_ignored(name, directory):
+    safetensors.numpy.save_file(tensors_of(directory) | BUFFERS[name], directory / "model.safetensors")
+    assert_equal(interop.read(str(directory), config_of(name)), leaves(params_of(name)))
 
 
 @EVERY
-def test_weights_of_integers_are_refused_by_name(name, folder):
-    tensors = tensors_of(folder)
+def test_integer_weights_raise(name, directory):
+    tensors = tensors_of(directory)
     first = next(iter(tensors))
     tensors[first] = tensors[first].astype(np.int8)
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     with pytest.raises(UserError, match=f"tensor '{first}' has dtype I8"):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
-def rows_by_shape(name):
-    """A row with its name and shape in the files, for a tensor of a layer."""
-    row = next(row for row in interop._family_of(config_of(name)).table(config_of(name)) if "/mlp/wo/" in row.name)
-    ours = leaves(params_of(name))[row.name].shape[1:]
-    return row, row.hf_name.format(i=1), tuple(int(size) for size in ours)
+def mapping_of_layer(name):
+    """Returns the mapping of a parameter of a layer, its Hugging Face name and the parameter's shape."""
+    table = interop._family_of(config_of(name)).table(config_of(name))
+    mapping = next(mapping for mapping in table if "/mlp/wo/" in mapping.name)
+    shape = leaves(params_of(name))[mapping.name].shape[1:]
+    return mapping, mapping.hf_name.format(i=1), tuple(int(size) for size in shape)
 
 
-def shown(shape):
+def escaped(shape):
     return "\\(" + ", ".join(map(str, shape)) + "\\)"
 
 
 @EVERY
 @pytest.mark.parametrize("change", ["missing", "wrong shape", "unexpected"])
-def test_tensors_that_do_not_fit_are_named(name, folder, change):
-    row, theirs, ours = rows_by_shape(name)
+def test_missing_misshapen_and_unexpected_tensors_raise(name, directory, change):
+    mapping, hf_name, shape = mapping_of_layer(name)
     tensors, needed = (
-        tensors_of(folder),
-        f"parameter {row.name} {shown(ours)} requires shape {shown(row.hf_shape(ours))}",
+        tensors_of(directory),
+        f"parameter {mapping.name} {escaped(shape)} requires shape {escaped(mapping.hf_shape(shape))}",
     )
     if change == "missing":
-        del tensors[theirs]
-        message = f"tensor '{theirs}' is missing; {needed}"
+        del tensors[hf_name]
+        message = f"tensor '{hf_name}' is missing; {needed}"
     elif change == "wrong shape":
-        tensors[theirs] = np.ones((3, 3), np.float32)
-        message = rf"tensor '{theirs}' has shape \(3, 3\); {needed}"
+        tensors[hf_name] = np.ones((3, 3), np.float32)
+        message = rf"tensor '{hf_name}' has shape \(3, 3\); {needed}"
     else:
         tensors["adapter.weight"] = np.ones(2, np.float32)
         message = r"unexpected tensors for this .*: 'adapter.weight' \(1 in total\)"
-    safetensors_files.write(str(folder), tensors)
+    safetensors_files.write(str(directory), tensors)
     with pytest.raises(UserError, match=message):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
 @EVERY
-def test_a_truncated_file_is_refused_by_name(name, folder):
-    file = folder / "model.safetensors"
+def test_truncated_file_raises(name, directory):
+    file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UserError, match="model.safetensors is truncated"):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
 # ---- configurations ------------------------------------------------------------------------------------------------
 
 
 @EVERY
-def test_unknown_activations_are_neither_read_nor_written(name, folder, tmp_path):
-    described = json.loads((folder / "config.json").read_text())
-    key = next(key for key in ACTIVATION_KEYS if key in described)
-    describe(folder, **{key: "mish"})
+def test_unknown_activations_raise(name, directory, tmp_path):
+    hf_config = json.loads((directory / "config.json").read_text())
+    key = next(key for key in ACTIVATION_KEYS if key in hf_config)
+    update_config(directory, **{key: "mish"})
     with pytest.raises(UserError, match=f"config.json: {key} 'mish': not supported. Supported: "):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
     config = dataclasses.replace(config_of(name), activations=("relu", "gelu"))
     with pytest.raises(UserError, match="activations"):
         interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path / "out"))
@@ -317,31 +320,31 @@ def test_unknown_activations_are_neither_read_nor_written(name, folder, tmp_path
 
 
 @EVERY
-def test_another_architecture_is_refused_and_layout_dropout_and_vocabulary_are_free(name, folder):
+def test_other_architecture_raises_and_free_fields_may_differ(name, directory):
     config = config_of(name)
-    with pytest.raises(UserError, match="embed_dim: 12 there, 24 here"):
-        interop.read(str(folder), dataclasses.replace(config, embed_dim=24))
+    with pytest.raises(UserError, match="architecture differs .* embed_dim=12 instead of 24"):
+        interop.read(str(directory), dataclasses.replace(config, embed_dim=24))
     free = scanned(config, vocab_size=99, dropout_rate=0.5, dtype="bfloat16", remat="full")
-    assert interop.read(str(folder), free)["model/token_embedder/embedding"].shape == (40, 12)
+    assert interop.read(str(directory), free)["model/token_embedder/embedding"].shape == (40, 12)
 
 
-# Values that no key of a config.json may have without a message.
-ODD_VALUES = ("text", -1, 0, 1.5, True, [], [[1]], {}, {"a": {}}, 10**30, 1e300)
+# Values to put into every key of config.json; most must raise.
+UNUSUAL_VALUES = ("text", -1, 0, 1.5, True, [], [[1]], {}, {"a": {}}, 10**30, 1e300)
 
 
 @EVERY
-def test_values_of_another_type_are_refused_in_one_line_or_harmless(name, folder):
-    described = json.loads((folder / "config.json").read_text())
+def test_unusual_config_values_are_accepted_or_raise_user_errors(name, directory):
+    hf_config = json.loads((directory / "config.json").read_text())
     refused = 0
-    for key in described:
-        for value in ODD_VALUES:
-            (folder / "config.json").write_text(json.dumps(described | {key: value}))
+    for key in hf_config:
+        for value in UNUSUAL_VALUES:
+            (directory / "config.json").write_text(json.dumps(hf_config | {key: value}))
             try:
-                interop.config_from_huggingface(str(folder))
+                interop.config_from_huggingface(str(directory))
             except UserError as error:
                 refused += 1
                 assert "config.json" in str(error) and "\n" not in str(error) and len(str(error)) < 600
-    assert refused > 5 * len(described)
+    assert refused > 5 * len(hf_config)
 
 
 @pytest.mark.parametrize("name", ["llama"])
@@ -351,8 +354,8 @@ def test_values_of_another_type_are_refused_in_one_line_or_harmless(name, folder
     [
         (b"", "not valid JSON"),
         (b'{"model_type": "ber', "not valid JSON: Unterminated string"),
-        (b"[]", "must hold a JSON object, not a list"),
-        (b"null", "must hold a JSON object"),
+        (b"[]", "must be a JSON object, not a list"),
+        (b"null", "must be a JSON object"),
         (b'{"a": NaN}', "not valid JSON: NaN is not a JSON number"),
         (b'{"a": -Infinity}', "not valid JSON: -Infinity is not a JSON number"),
         (b'{"a": 1e999}', "not valid JSON: 1e999 is too large for a number"),
@@ -363,14 +366,14 @@ def test_values_of_another_type_are_refused_in_one_line_or_harmless(name, folder
         (b"\xef\xbb\xbf{}", "not valid JSON: Unexpected UTF-8 BOM"),
     ],
 )
-def test_damaged_json_is_refused_in_one_line(name, folder, file, contents, message):
-    (folder / file).write_bytes(contents)
+def test_invalid_json_raises_one_line(name, directory, file, contents, message):
+    (directory / file).write_bytes(contents)
     with pytest.raises(UserError, match=f"/{file}: {message}") as refused:
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
     assert "\n" not in str(refused.value)
 
 
-def test_an_unknown_family_is_refused(tmp_path):
+def test_unknown_model_type_and_missing_config_raise(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "squid"}')
     with pytest.raises(UserError, match="config.json: model_type 'squid': not supported. Supported: bart, bert, .*t5"):
         interop.config_from_huggingface(str(tmp_path))
@@ -378,8 +381,8 @@ def test_an_unknown_family_is_refused(tmp_path):
         interop.config_from_huggingface(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_families_that_transformers_lacks_are_not_written(name, tmp_path):
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_families_raise_and_write_nothing(name, tmp_path):
     config = FAMILIES[name].config
     with pytest.raises(UserError, match="transformers"):
         interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path))
@@ -387,20 +390,20 @@ def test_families_that_transformers_lacks_are_not_written(name, tmp_path):
 
 
 @EVERY
-def test_random_damage_is_refused_in_one_line_or_harmless(name, folder):
-    """Single bytes of the header, the data's borders and config.json, changed, removed and inserted."""
+def test_random_damage_is_harmless_or_raises_user_error(name, directory):
+    """Changes, removes and inserts single bytes of the safetensors header and of config.json."""
     rng = np.random.default_rng(0)
     for file in ("model.safetensors", "config.json"):
-        path = folder / file
+        path = directory / file
         original = path.read_bytes()
         end = 8 + int.from_bytes(original[:8], "little") if file == "model.safetensors" else len(original)
         for _ in range(12):
-            damaged, place = bytearray(original), int(rng.integers(end))
-            damaged[place : place + int(rng.integers(2))] = bytes(rng.integers(0, 256, int(rng.integers(2))).tolist())
+            damaged, index = bytearray(original), int(rng.integers(end))
+            damaged[index : index + int(rng.integers(2))] = bytes(rng.integers(0, 256, int(rng.integers(2))).tolist())
             path.write_bytes(damaged)
             try:
-                found = tables._Source(str(folder), interop._family_of(config_of(name)))
-                found.check_unread(interop.config_from_huggingface(str(folder)))
+                found = tables._Source(str(directory), interop._family_of(config_of(name)))
+                found.check_unread(interop.config_from_huggingface(str(directory)))
             except UserError as error:
-                assert "\n" not in str(error) and str(folder) in str(error)
+                assert "\n" not in str(error) and str(directory) in str(error)
         path.write_bytes(original)

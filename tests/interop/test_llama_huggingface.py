@@ -1,4 +1,4 @@
-"""Llama and Mistral from and to transformers' files: layouts by hand, old and new spellings, errors by tensor name."""
+"""Hugging Face directories of Llama and Mistral: tensor layouts, rotary positions, unsupported models."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def leaves(model):
 
 
 def random(config):
-    """A network without zeros, so that nothing can be mistaken for something else."""
+    """Returns a model with random values, so that all tensors differ."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     rng = np.random.default_rng(0)
     return parameters.map_named(lambda name, leaf: rng.normal(size=leaf.shape).astype(np.float32), model)
@@ -47,10 +47,10 @@ def written(request, tmp_path):
     return request.param, model, tmp_path
 
 
-def test_kernels_by_hand(written):
-    _, model, folder = written
-    tensors, layer = safetensors_files.Tensors(str(folder)), model.decoder.layers[1]
-    # [outputs, inputs], the outputs being head after head.
+def test_kernels_have_expected_layout(written):
+    _, model, directory = written
+    tensors, layer = safetensors_files.Tensors(str(directory)), model.decoder.layers[1]
+    # [outputs inputs], outputs ordered by head.
     key = tensors["model.layers.1.self_attn.k_proj.weight"]
     assert key.shape == (2 * 6, 10) and key[1 * 6 + 2, 5] == layer.attention.key.kernel[5, 1, 2]
     out = tensors["model.layers.1.self_attn.o_proj.weight"]
@@ -59,19 +59,19 @@ def test_kernels_by_hand(written):
     np.testing.assert_array_equal(tensors["model.layers.1.mlp.up_proj.weight"].T, layer.mlp.wi_1.kernel)
 
 
-def rewrite(folder, change):
-    tensors = dict(safetensors_files.Tensors(str(folder)))
+def rewrite(directory, change):
+    tensors = dict(safetensors_files.Tensors(str(directory)))
     change(tensors)
-    safetensors_files.write(str(folder), tensors)
+    safetensors_files.write(str(directory), tensors)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
-def test_wave_lengths_in_old_files_are_not_needed(written, name):
+def test_frequencies_in_old_files_are_ignored(written, name):
     rewrite(written[2], lambda t: t.update({name: np.ones(3, np.float32)}))
     interop.from_huggingface(str(written[2]))
 
 
-def test_logits_that_are_not_the_embeddings_are_not_lost(tmp_path):
+def test_untied_logits_raise_for_tied_config(tmp_path):
     interop.to_huggingface({"model": random(MISTRAL)}, MISTRAL, str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
     interop.from_huggingface(str(tmp_path))
@@ -80,17 +80,17 @@ def test_logits_that_are_not_the_embeddings_are_not_lost(tmp_path):
         interop.from_huggingface(str(tmp_path))
 
 
-def describe(folder, **changes):
-    file = folder / "config.json"
-    described = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in described.items() if value != "absent"}))
+def update_config(directory, **changes):
+    file = directory / "config.json"
+    hf_config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in hf_config.items() if value != "absent"}))
 
 
-def test_new_files_say_rotations_in_one_place(written):
-    config, _, folder = written
+def test_rope_parameters_of_transformers_5_are_read(written):
+    config, _, directory = written
     new = {"rope_type": "default", "rope_theta": config.rope_theta}
-    describe(folder, rope_theta="absent", rope_parameters=new)
-    assert interop.from_huggingface(str(folder))[0] == config
+    update_config(directory, rope_theta="absent", rope_parameters=new)
+    assert interop.from_huggingface(str(directory))[0] == config
 
 
 LENGTH = {"original_max_position_embeddings": 16}
@@ -105,7 +105,7 @@ DEEPSEEK = {"mscale": 0.7, "mscale_all_dim": 1.5, "truncate": False}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("keys", "scaling"),
     [
         LINEAR,
         DYNAMIC,
@@ -117,30 +117,30 @@ DEEPSEEK = {"mscale": 0.7, "mscale_all_dim": 1.5, "truncate": False}
     ],
 )
 @pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
-def test_scaled_rotations_are_read_and_written(written, theirs, ours, spelling, tmp_path):
-    config, model, folder = written
-    theirs = dict(theirs)
+def test_rope_scaling_round_trips(written, keys, scaling, spelling, tmp_path):
+    config, model, directory = written
+    keys = dict(keys)
     if spelling == "rope_parameters":
-        describe(folder, rope_theta="absent", rope_parameters=theirs | {"rope_theta": config.rope_theta})
+        update_config(directory, rope_theta="absent", rope_parameters=keys | {"rope_theta": config.rope_theta})
     else:
-        describe(folder, rope_scaling={spelling: theirs.pop("rope_type")} | theirs)
-    found = interop.from_huggingface(str(folder))[0]
-    expected = dataclasses.replace(config, rope_scaling=ours, max_length=160 if isinstance(ours, Dynamic) else 40)
+        update_config(directory, rope_scaling={spelling: keys.pop("rope_type")} | keys)
+    found = interop.from_huggingface(str(directory))[0]
+    expected = dataclasses.replace(config, rope_scaling=scaling, max_length=160 if isinstance(scaling, Dynamic) else 40)
     assert found == expected
     interop.to_huggingface({"model": model}, found, str(tmp_path / "out"))
-    described = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert described["max_position_embeddings"] == 40 and described["rope_theta"] == config.rope_theta
-    written_scaling = described["rope_scaling"]
-    assert written_scaling.items() >= {k: v for k, v in theirs.items() if k not in ("rope_type", "type")}.items()
+    hf_config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert hf_config["max_position_embeddings"] == 40 and hf_config["rope_theta"] == config.rope_theta
+    written_scaling = hf_config["rope_scaling"]
+    assert written_scaling.items() >= {k: v for k, v in keys.items() if k not in ("rope_type", "type")}.items()
     assert interop.config_from_huggingface(str(tmp_path / "out")) == expected
 
 
-def test_the_longest_row_is_free(written):
-    config, _, folder = written
-    interop.read(str(folder), dataclasses.replace(config, max_length=1000))
+def test_max_length_may_differ(written):
+    config, _, directory = written
+    interop.read(str(directory), dataclasses.replace(config, max_length=1000))
 
 
-def test_what_a_config_leaves_out_has_transformers_defaults():
+def test_missing_keys_have_transformers_defaults():
     llama = mapping.config_from_huggingface({"model_type": "llama"})
     assert llama == LlamaConfig(max_length=2048, norm_epsilon=1e-6)
     mistral = mapping.config_from_huggingface({"model_type": "mistral"})
@@ -149,9 +149,9 @@ def test_what_a_config_leaves_out_has_transformers_defaults():
     )
 
 
-def test_a_mistral_without_a_window_is_a_llama():
-    described = {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}
-    config = mapping.config_from_huggingface(described)
+def test_mistral_without_window_is_exported_as_llama():
+    hf_config = {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}
+    config = mapping.config_from_huggingface(hf_config)
     assert config.attention_windows == (None,) and config.num_kv_heads == 32
     assert mapping.config_to_huggingface(config)["model_type"] == "llama"
 
@@ -163,12 +163,12 @@ def test_a_mistral_without_a_window_is_a_llama():
             {"rope_scaling": {"rope_type": "longrope", "factor": 8.0}},
             "'longrope': not supported. Supported: default, lin",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "does not say low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "missing keys: low_freq_factor, high_freq_factor"),
         (
             {"rope_scaling": LLAMA3[0] | {"original_max_position_embeddings": None}},
-            "does not say original_max_position",
+            "missing keys: original_max_position",
         ),
-        ({"rope_scaling": {"type": "linear"}}, "does not say factor"),
+        ({"rope_scaling": {"type": "linear"}}, "missing keys: factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "Linear.factor=0.5 must be at least 1"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor '2': must be a number"),
         (
@@ -176,27 +176,33 @@ def test_a_mistral_without_a_window_is_a_llama():
             "factor · max_position_embeddings .*: must be a positive integer below",
         ),
         ({"rope_scaling": YARN[0] | {"truncate": 1}}, "truncate 1: must be true or false"),
-        ({"rope_scaling": LLAMA3[0], "rope_parameters": YARN[0]}, "must say the same"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "All layers must have the same rotations"),
+        ({"rope_scaling": LLAMA3[0], "rope_parameters": YARN[0]}, "must be equal"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "All layers must have the same rotary positions",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5: not supported"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "All layers must have the same type"),
     ],
 )
-def test_configs_of_another_network_are_refused(written, changes, message):
-    folder = written[2]
-    describe(folder, **changes)
+def test_unsupported_config_raises(written, changes, message):
+    directory = written[2]
+    update_config(directory, **changes)
     with pytest.raises(ValueError, match=message):
-        interop.from_huggingface(str(folder))
+        interop.from_huggingface(str(directory))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_windows": (None, 4)}, r"no layers that take turns: attention_windows=\(None, 4\)"),
-        ({"attention_windows": (4,)}, "mistral has no biases: attention_bias=True"),
+        (
+            {"attention_windows": (None, 4)},
+            r"mistral does not support several attention windows: attention_windows=\(None, 4\)",
+        ),
+        ({"attention_windows": (4,)}, "mistral does not support biases: attention_bias=True"),
     ],
 )
-def test_what_transformers_lacks_is_not_written(changes, message, tmp_path):
+def test_unsupported_model_raises_and_writes_nothing(changes, message, tmp_path):
     config = dataclasses.replace(LLAMA, **changes)
     with pytest.raises(ValueError, match=message):
         interop.to_huggingface({"model": random(config)}, config, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face T5: there and back, and what does not fit. Parity with transformers is in tests/models."""
+"""Hugging Face directories of T5. The parity tests in tests/models compare with transformers."""
 
 import dataclasses
 import json
@@ -36,52 +36,54 @@ def written(request, tmp_path):
     return request.param, model, tmp_path
 
 
-def test_a_kernel_by_hand(written):
-    _, model, folder = written
-    tensors = safetensors_files.Tensors(str(folder))
+def test_attention_kernels_have_expected_layout(written):
+    _, model, directory = written
+    tensors = safetensors_files.Tensors(str(directory))
     query = np.asarray(model.decoder.layers[1].cross_attention.query.kernel[...])
-    theirs = tensors["decoder.block.1.layer.1.EncDecAttention.q.weight"]
-    # [outputs, inputs], the outputs being head after head.
-    assert theirs.shape == (6, 8) and theirs[1 * 3 + 2, 5] == query[5, 1, 2]
+    tensor = tensors["decoder.block.1.layer.1.EncDecAttention.q.weight"]
+    # [outputs inputs], outputs ordered by head.
+    assert tensor.shape == (6, 8) and tensor[1 * 3 + 2, 5] == query[5, 1, 2]
     out = np.asarray(model.encoder.layers[0].attention.out.kernel[...])
     assert tensors["encoder.block.0.layer.0.SelfAttention.o.weight"][5, 1 * 3 + 2] == out[1, 2, 5]
 
 
-def rewrite(folder, change):
-    tensors = dict(safetensors_files.Tensors(str(folder)))
+def rewrite(directory, change):
+    tensors = dict(safetensors_files.Tensors(str(directory)))
     change(tensors)
-    safetensors_files.write(str(folder), tensors)
+    safetensors_files.write(str(directory), tensors)
 
 
-def test_copies_of_the_embeddings_are_no_strangers(written):
-    config, _, folder = written
-    shared = safetensors_files.Tensors(str(folder))["shared.weight"]
+def test_copies_of_embeddings_are_accepted(written):
+    config, _, directory = written
+    shared = safetensors_files.Tensors(str(directory))["shared.weight"]
     copies = {"encoder.embed_tokens.weight": shared, "decoder.embed_tokens.weight": shared}
-    rewrite(folder, lambda t: t.update(copies | ({"lm_head.weight": shared} if config.tied_embeddings else {})))
-    interop.from_huggingface(str(folder))
+    rewrite(directory, lambda t: t.update(copies | ({"lm_head.weight": shared} if config.tied_embeddings else {})))
+    interop.from_huggingface(str(directory))
 
 
-def describe(folder, **changes):
-    file = folder / "config.json"
-    described = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in described.items() if value != "absent"}))
+def update_config(directory, **changes):
+    file = directory / "config.json"
+    hf_config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in hf_config.items() if value != "absent"}))
 
 
-def test_what_a_config_leaves_out_has_transformers_defaults(written):
-    config, _, folder = written
-    describe(folder, dropout_rate="absent", layer_norm_epsilon="absent", relative_attention_max_distance="absent")
-    found = interop.from_huggingface(str(folder))[0]
+def test_missing_keys_have_transformers_defaults(written):
+    config, _, directory = written
+    update_config(
+        directory, dropout_rate="absent", layer_norm_epsilon="absent", relative_attention_max_distance="absent"
+    )
+    found = interop.from_huggingface(str(directory))[0]
     assert dataclasses.replace(found, special_tokens=None) == config
 
 
-def test_logits_of_their_own_are_not_lost(tmp_path):
+def test_untied_logits_raise_for_tied_config(tmp_path):
     interop.to_huggingface({"model": V1_0.make(jax.random.key(0))}, V1_0, str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["shared.weight"] + 1}))
     with pytest.raises(ValueError, match="'lm_head.weight' differs from 'shared.weight'"):
         interop.from_huggingface(str(tmp_path))
 
 
-def test_sizes_that_are_missing_are_named(written):
-    describe(written[2], d_kv="absent", d_ff="absent")
-    with pytest.raises(UserError, match="config.json: does not say d_ff, d_kv"):
+def test_missing_sizes_raise(written):
+    update_config(written[2], d_kv="absent", d_ff="absent")
+    with pytest.raises(UserError, match="config.json: missing keys: d_ff, d_kv"):
         interop.from_huggingface(str(written[2]))
