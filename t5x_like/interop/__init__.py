@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
@@ -103,7 +104,7 @@ def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
     return config, parameters.unstack(model_leaves, like)
 
 
-def read(path: str, config: ModelConfig) -> dict[str, np.ndarray]:
+def read(path: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads the parameters of a Hugging Face model, for a given configuration.
 
     Args:
@@ -157,7 +158,7 @@ def _write(contents: Mapping[str, Any], file: str) -> None:
     paths.write_atomic(file, json.dumps(contents, indent=2) + "\n")
 
 
-def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
+def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     """Returns the tensors that `to_huggingface` writes.
 
     Args:

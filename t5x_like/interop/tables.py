@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
@@ -53,20 +54,20 @@ class TensorMapping:
             return (inputs, outputs)
         return (math.prod(shape) * self.part[1],) if self.layout == "flat" else tuple(shape)
 
-    def from_hf(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def from_hf(self, tensor: Float[np.ndarray, "..."], shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         """Converts a Hugging Face tensor to the parameter, of the given shape."""
         index, parts = self.part
         tensor = tensor.T if self.layout == "linear" else tensor
         return np.split(tensor, parts, axis=-1)[index].reshape(shape)
 
-    def to_hf(self, parameter: np.ndarray) -> np.ndarray:
+    def to_hf(self, parameter: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """Converts the parameter to the Hugging Face tensor, or to its part of that tensor."""
         if self.layout in ("linear", "conv1d"):
             parameter = parameter.reshape(math.prod(parameter.shape[: self.input_dims]), -1)
             return parameter.T if self.layout == "linear" else parameter
         return parameter.reshape(-1) if self.layout == "flat" else parameter
 
-    def concatenate(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def concatenate(self, parts: Sequence[Float[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
         """Concatenates all parts of a Hugging Face tensor, in order."""
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if self.layout == "linear" else -1)
 
@@ -118,7 +119,7 @@ class Family:
     tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
 
 
-def read(directory: str, family: Family, config: ModelConfig) -> dict[str, np.ndarray]:
+def read(directory: str, family: Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads the parameters of the whole model, and of the heads that the directory has.
 
     Args:
@@ -152,7 +153,7 @@ def read(directory: str, family: Family, config: ModelConfig) -> dict[str, np.nd
     return leaves
 
 
-def write(family: Family, config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def write(family: Family, config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "..."]]:
     """Converts parameters to Hugging Face tensors; gradients and other trees of the same structure work too.
 
     Args:

@@ -205,13 +205,15 @@ class Bart(EncoderDecoder):
         """Returns the input of the decoder at position `index`."""
         return self.decoder_input(self.token_embedder(tokens), jnp.broadcast_to(index, tokens.shape))
 
-    def _embed(self, layer, tokens, positions):
+    def _embed(
+        self, layer: InputLayer, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"] | None
+    ) -> Hidden:
         """Returns the normalized sum of token and position embeddings.
 
         Args:
           layer: input layer of the stack.
-          tokens: token ids `[batch length]`.
-          positions: position of each token `[batch length]`; None: 0, 1, 2 … along each row.
+          tokens: token ids.
+          positions: position of each token; None: 0, 1, 2 … along each row.
 
         Raises:
           UserError: rows are longer than `max_length`.

@@ -95,6 +95,9 @@ class GenerativeEncoderDecoder(GenerativeModel, Protocol):
 
         Args:
           batch: `encoder_input_tokens` and optionally other encoder features.
+
+        Returns:
+          The input of `init_cache`.
         """
 
     def init_cache(self, batch_size: int, cache_length: int, encoded: Any) -> Any:
@@ -104,6 +107,9 @@ class GenerativeEncoderDecoder(GenerativeModel, Protocol):
           batch_size: number of rows.
           cache_length: number of decoder positions in the cache.
           encoded: result of `encode`.
+
+        Returns:
+          The cache for the first `decode_step`.
         """
 
 

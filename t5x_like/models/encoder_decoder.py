@@ -217,6 +217,9 @@ class EncoderDecoder(nnx.Module):
         Args:
           batch: `encoder_input_tokens` and optionally `encoder_segment_ids`. Of a packed row, only the first segment is
             decoded.
+
+        Returns:
+          The encoder's hidden states, and the positions to which the decoder may attend.
         """
         tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
         hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=_encoder_mask(batch))
@@ -229,6 +232,9 @@ class EncoderDecoder(nnx.Module):
           batch_size: number of rows.
           cache_length: number of decoder positions.
           encoded: result of `encode`.
+
+        Returns:
+          The cache, without keys and values of the self-attention.
         """
         config, layers = self.config, self.decoder.layers
         _, cross = stacks.run(

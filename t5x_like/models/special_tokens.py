@@ -1,4 +1,4 @@
-"""Special token ids that are imported and exported with published weights."""
+"""The special token ids of imported weights, which are kept for export."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class SpecialTokens:
 
 
 def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
-    """Converts the ids to a hashable form.
+    """Converts ids to a hashable form.
 
     Raises:
       UserError: a key does not end in `_token_id`, or a value is not an id.
