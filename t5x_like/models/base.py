@@ -24,7 +24,7 @@ class Model(Protocol):
       config: the configuration that the model was built from.
     """
 
-    config: Any
+    config: "ModelConfig"
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """Embeds the input tokens.
