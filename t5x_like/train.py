@@ -12,7 +12,9 @@ from absl import logging
 
 from t5x_like import metrics, optimizers, partitioning, paths
 from t5x_like.data import token_ids
-from t5x_like.data.feed import DataMismatchError, Feed
+from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
+from t5x_like.data.source import DataSource
+from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
 from t5x_like.runtime.preemption import StopRequest
@@ -45,13 +47,13 @@ class TrainResult:
 @distributed.with_watchdog()
 def train(
     *,
-    model: Any,
+    model: ModelConfig,
     objective: Objective,
     optimizer: optimizers.Optimizer,
-    data: Any,
+    data: DataSource,
     total_steps: int,
     model_dir: str | None = None,
-    eval_data: Any = None,
+    eval_data: DataSource | None = None,
     eval_objective: Objective | None = None,
     partitioner: partitioning.Partitioner | None = None,
     microbatches: int = 1,
@@ -222,7 +224,9 @@ def train(
     return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation)
 
 
-def _open_feed(data: Any, objective: Objective, vocab_size: int, partitioner: partitioning.Partitioner) -> Feed:
+def _open_feed(
+    data: DataSource, objective: Objective, vocab_size: int, partitioner: partitioning.Partitioner
+) -> PrefetchingFeed:
     """Starts to prefetch this process's shard of the data as global arrays, whose token ids are checked."""
     index, count = partitioner.feed_shard
     source = data.host_iterator(objective.features, process_index=index, process_count=count)
@@ -234,10 +238,16 @@ def _open_feed(data: Any, objective: Objective, vocab_size: int, partitioner: pa
         token_ids.check_ids(batch, limits, data=data.name, holder="the model")
         return partitioner.put_batch(batch)
 
-    return Feed(source, put)
+    return PrefetchingFeed(source, put)
 
 
-def _restore(checkpointer, last, shapes, optimizer, partitioner):
+def _restore(
+    checkpointer: Checkpoints,
+    last: int,
+    shapes: tuple[step.TrainState, Any],
+    optimizer: optimizers.Optimizer,
+    partitioner: partitioning.Partitioner,
+) -> tuple[step.TrainState, Any]:
     """Restores `(state, frozen)`; a checkpoint holds trainable and frozen parameters together."""
     state_shapes, frozen_shapes = shapes
     merged = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes))
@@ -247,7 +257,7 @@ def _restore(checkpointer, last, shapes, optimizer, partitioner):
     return restored.replace(params=trainable), frozen
 
 
-def _restore_position(feed, position, run_config):
+def _restore_position(feed: Feed, position: bytes, run_config: run_directory.RunConfig | None) -> None:
     """Restores the position in the data. With --override_config, other data starts from its beginning."""
     try:
         feed.restore(position)

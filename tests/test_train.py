@@ -12,7 +12,7 @@ import pytest
 
 from t5x_like import metrics, optimizers, parameters
 from t5x_like.data import batches, features
-from t5x_like.data.feed import DataMismatchError, Feed
+from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
@@ -380,7 +380,7 @@ def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_pa
     assert "batch_size was 8, is 4: because of --override_config, the data starts from its beginning" in caplog.text
     assert Checkpoints(str(tmp_path / "checkpoints"), read_only=True).latest() == 4
     position = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).restore_feed(4)
-    restored = Feed(Identified(batch_size=4), lambda batch: batch)
+    restored = PrefetchingFeed(Identified(batch_size=4), lambda batch: batch)
     restored.restore(position)
     np.testing.assert_equal(next(restored), drawn.make(3))  # two batches of the new size were read
     restored.close()

@@ -48,7 +48,31 @@ class SeekableIterator(HostIterator, Protocol):
         """Returns the position so many batches before the last one."""
 
 
-class Feed:
+@runtime_checkable
+class Feed(Protocol):
+    """Iterator over global sharded batches that a training loop reads.
+
+    Attributes:
+      wait_seconds: Total time in seconds that `__next__` has waited for data.
+    """
+
+    wait_seconds: float
+
+    def __next__(self) -> Mapping[str, Any]:
+        """Returns the next batch: model feature -> global array."""
+
+    def state(self) -> bytes:
+        """Returns the position after the last batch that was returned."""
+
+    def restore(self, state: bytes) -> None:
+        """Moves to a position that `state` returned.
+
+        Raises:
+          DataMismatchError: the position was saved in other data.
+        """
+
+
+class PrefetchingFeed:
     """Prefetches the batches of a host iterator in a thread and puts them on the devices.
 
     `state()` is the position after the last batch that was returned, however far the thread has read. It consists of
@@ -82,7 +106,7 @@ class Feed:
         self._stopping = False
         self._thread = self._start()
 
-    def __iter__(self) -> "Feed":
+    def __iter__(self) -> "PrefetchingFeed":
         return self
 
     def __next__(self) -> Mapping[str, Any]:

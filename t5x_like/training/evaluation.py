@@ -8,6 +8,7 @@ import numpy as np
 
 from t5x_like import partitioning
 from t5x_like.data import token_ids
+from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
@@ -31,7 +32,7 @@ class Evaluator:
     def __init__(
         self,
         objective: Objective,
-        data: Any,
+        data: DataSource,
         partitioner: partitioning.Partitioner,
         batches: int | None,
         vocab_size: int | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from t5x_like import optimizers, partitioning
+from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
@@ -43,7 +44,7 @@ def make_program(
     model: ModelConfig,
     objective: Objective,
     optimizer: optimizers.Optimizer,
-    data: Any,
+    data: DataSource,
     partitioner: partitioning.Partitioner | None = None,
     microbatches: int = 1,
     max_grad_norm: float | None = None,

@@ -12,7 +12,7 @@ from absl import logging
 from t5x_like.data import features
 from t5x_like.data.cached import CachedSource, Shard, shards
 from t5x_like.data.cached.iterator import RowOrder, _seed
-from t5x_like.data.feed import DataMismatchError, Feed
+from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
@@ -146,12 +146,12 @@ def test_a_far_position_is_reached_at_once(cache_dir):
 
 def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
     alone = take(make(cache_dir).host_iterator(SPEC), 8)
-    feed = Feed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=3)
+    feed = PrefetchingFeed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=3)
     assert take(feed, 4) == alone[:4]
     state = feed.state()
     feed.close()
     assert len(state) < 500
-    again = Feed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=1)
+    again = PrefetchingFeed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=1)
     again.restore(state)
     assert take(again, 4) == alone[4:]
     again.close()

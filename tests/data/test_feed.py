@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.data.feed import DataMismatchError, Feed
+from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 
 pytestmark = pytest.mark.notf
 
@@ -48,12 +48,16 @@ def feeds():
     made = []
 
     def make(*args, **kwargs):
-        made.append(Feed(*args, **kwargs))
+        made.append(PrefetchingFeed(*args, **kwargs))
         return made[-1]
 
     yield make
     for feed in made:
         feed.close()
+
+
+def test_prefetching_feed_satisfies_the_protocol(feeds):
+    assert isinstance(feeds(Counter(), put), Feed)
 
 
 def test_restore_from_other_data_raises_and_keeps_the_position(feeds):
@@ -160,4 +164,4 @@ def test_invalid_state_or_prefetch_raises(feeds):
     with pytest.raises(ValueError, match="not the state of a feed"):
         feeds(Counter(), put).restore(b"at 3")
     with pytest.raises(ValueError, match="prefetch=0"):
-        Feed(Counter(), put, prefetch=0)
+        PrefetchingFeed(Counter(), put, prefetch=0)

@@ -12,7 +12,7 @@ from absl import logging
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like.data.features import CAUSAL_LM, ENCODER_DECODER, FeatureSpec, ModelFeature
-from t5x_like.data.feed import Feed
+from t5x_like.data.feed import PrefetchingFeed
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
 from t5x_like.errors import UserError
 
@@ -196,7 +196,7 @@ def test_a_restored_iterator_goes_on_to_the_last_bit(name, shuffle, pack):
 
 
 def test_a_feed_over_it_goes_on_to_the_last_bit():
-    feed = Feed(make().host_iterator(ENCODER_DECODER), dict)
+    feed = PrefetchingFeed(make().host_iterator(ENCODER_DECODER), dict)
     take(feed, 11)
     state = feed.state()
     expected = take(feed, 20)
