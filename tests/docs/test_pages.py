@@ -1,0 +1,72 @@
+"""The pages of the documentation: links, line lengths, navigation, and the program of docs/python.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "launch" / "README.md"])
+MAX_LINE = 110
+# Not wrapped so far.
+LATER = [
+    path
+    for path in PAGES
+    if "families" in str(path) or path.name in ("own_text.md", "tpu_vm.md") or path.parent.name == "launch"
+]
+
+
+def prose(path):
+    """Returns the text of a page without code blocks."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+
+
+def anchors(path):
+    """Returns the anchors of the headings of a page, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_resolve(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"https?://", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{path.name}: {link} not found"
+        if anchor:
+            assert anchor in anchors(file), f"{path.name}: {link}: heading not found"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if path not in LATER], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_lines_of_prose_fit(path):
+    # Tables and lines of badges cannot be wrapped.
+    long = [line for line in prose(path).splitlines() if len(line) > MAX_LINE and not re.match(r"\||\[!\[", line)]
+    assert long == []
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r"[\w/]+\.md", navigation)) == pages
+
+
+def test_glossary_is_sorted_and_unique():
+    terms = re.findall(r"^\| (?!term|-)([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) >= 40
+    assert terms == sorted(set(terms), key=str.lower)
+
+
+def test_program_of_the_python_page_runs(tmp_path, monkeypatch, capsys):
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "docs/python.md", "exec"), {"__name__": "program"})
+    printed = capsys.readouterr().out
+    assert re.search(r"loss \d\.\d+, accuracy 0\.\d+", printed)
+    assert "prediction" in printed
