@@ -1,4 +1,4 @@
-"""Multi-head attention with its projections, and the cache of keys and values that decoding needs."""
+"""Multi-head attention with projections, and the key-value cache for decoding."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,14 @@ KeysValues = tuple[Float[Array, "batch length kv_heads kv"], Float[Array, "batch
 
 @struct.dataclass
 class KeyValueCache:
-    """The keys and values of a stack's attention layers, heads before positions as the products want them.
+    """Keys and values of the attention layers of a stack.
+
+    Heads come before positions, which is the layout of the attention products.
 
     Attributes:
-      key, value: `[layers, batch, heads, length, kv]` for a scanned stack; a tuple of `[batch, heads, length, kv]`,
-        one a layer, for an unrolled one.
+      key: `[layers, batch, heads, length, kv]` for a scanned stack; one `[batch, heads, length, kv]` per layer in a
+        tuple for an unrolled stack.
+      value: values, in the layout of `key`.
     """
 
     key: Float[Array, "layers batch heads length kv"] | tuple[Float[Array, "batch heads length kv"], ...]
@@ -32,7 +35,14 @@ class KeyValueCache:
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int], *, layers: int, stacked: bool, dtype: str) -> "KeyValueCache":
-        """Zeros of shape `[batch, heads, length, kv]` for each of `layers` layers."""
+        """Returns a cache of zeros.
+
+        Args:
+          shape: sizes of `[batch, heads, length, kv]`.
+          layers: number of layers.
+          stacked: whether the stack is scanned.
+          dtype: dtype of keys and values.
+        """
         if stacked:
             zeros = jnp.zeros((layers, *shape), dtype)
             return cls(key=zeros, value=zeros)
@@ -41,16 +51,16 @@ class KeyValueCache:
 
     @classmethod
     def from_layers(cls, caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
-        """The cache of an unrolled stack from those of its layers, each without a dimension `layers`."""
+        """Combines the caches of single layers, without a dimension `layers`, for an unrolled stack."""
         return cls(key=tuple(cache.key for cache in caches), value=tuple(cache.value for cache in caches))
 
     @property
     def length(self) -> int:
-        """How many positions there is room for."""
+        """Number of positions that the cache can hold."""
         return (self.key[0] if isinstance(self.key, tuple) else self.key).shape[-2]
 
     def at(self, layer: int | Int[Array, ""]) -> tuple[Array, Array]:
-        """Keys and values `[batch, length, heads, kv]` of one layer."""
+        """Returns the keys and values `[batch, length, heads, kv]` of a layer."""
         return tuple(jnp.swapaxes(_layer(stored, layer), 1, 2) for stored in (self.key, self.value))
 
     def write(
@@ -60,7 +70,17 @@ class KeyValueCache:
         key: Float[Array, "batch 1 heads kv"],
         value: Float[Array, "batch 1 heads kv"],
     ) -> "KeyValueCache":
-        """The cache with one position of one layer written; in place where the caller gives up the old one."""
+        """Writes one position of a layer; in place if the caller donates the cache.
+
+        Args:
+          layer: index of the layer.
+          position: index of the position.
+          key: key to write.
+          value: value to write.
+
+        Returns:
+          The updated cache.
+        """
         return KeyValueCache(
             key=_write(self.key, layer, position, key), value=_write(self.value, layer, position, value)
         )
@@ -81,15 +101,32 @@ def _write(stored, layer, position, new):
 
 
 class MultiHeadAttention(nnx.Module):
-    """Projections to queries, keys and values, attention, and a projection back.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with optional grouped queries and rotary positions.
+
+    Args:
+      size: size of inputs and outputs.
+      heads: number of query heads.
+      head_dim: size of the queries, keys and values of a head.
+      kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
+        (Ainslie et al. 2023).
+      init: initializer of all kernels.
+      query_init: initializer of the query kernel; None for `init`.
+      out_init: initializer of the output kernel; None for `init`.
+      bias: whether all projections add a bias.
+      scale: factor of the scores.
+      rotary: rotates queries and keys by their positions; None for no rotation.
+      dropout: dropout of the attention weights; see `kernels.attention`.
+      dtype: dtype of the computation.
+      key: random key for the initial values.
 
     Attributes:
-      query: kernel `[embed, heads, kv]`.
-      key, value: kernels `[embed, kv_heads, kv]`.
-      out: kernel `[heads, kv, embed]`.
+      query: projection with kernel `[embed, heads, kv]`.
+      key: projection with kernel `[embed, kv_heads, kv]`.
+      value: projection with kernel `[embed, kv_heads, kv]`.
+      out: projection with kernel `[heads, kv, embed]`.
     """
 
-    # What a call can hand back beside its output.
+    # Arrays that a call can return in addition to its output; see `blocks.Block`.
     CAPTURABLE = ("query", "key", "value", "scores", "probabilities")
 
     def __init__(
@@ -109,29 +146,15 @@ class MultiHeadAttention(nnx.Module):
         dtype: str = "float32",
         key: jax.Array,
     ):
-        """Args:
-        size: of input and output.
-        heads: number of query heads.
-        head_dim: size of a head's queries, keys and values.
-        kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`.
-        init: of all kernels.
-        query_init, out_init: of the queries' and of the output's kernel where they differ.
-        bias: whether every projection adds one.
-        scale: factor of the scores.
-        rotary: turns queries and keys by their positions.
-        dropout: of the attention weights, see `kernels.attention`.
-        dtype: to compute in.
-        key: for the initial values.
-        """
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
-        def into_heads(key, number, init):
+        def project_to_heads(key, num_heads, init):
             axes = ("embed", "heads", "kv")
-            return Projection((size,), (number, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
+            return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
-        self.query = into_heads(query_key, heads, query_init or init)
-        self.key = into_heads(key_key, kv_heads or heads, init)
-        self.value = into_heads(value_key, kv_heads or heads, init)
+        self.query = project_to_heads(query_key, heads, query_init or init)
+        self.key = project_to_heads(key_key, kv_heads or heads, init)
+        self.value = project_to_heads(value_key, kv_heads or heads, init)
         self.out = Projection(
             (heads, head_dim),
             (size,),
@@ -146,12 +169,20 @@ class MultiHeadAttention(nnx.Module):
     def keys_values(
         self, x: Float[Array, "batch length embed"], positions: Int[Array, "batch length"] | None = None
     ) -> KeysValues:
-        """What queries attend to; `positions` turn the keys, and count along the row where they are not given."""
+        """Projects `x` to keys and values.
+
+        Args:
+          x: activations that queries attend to.
+          positions: positions for the rotation of the keys; None for 0, 1, 2 … along each row.
+
+        Returns:
+          Keys and values.
+        """
         key, value = self._apply_rope(self.key(x), positions), self.value(x)
         return shard_activation(key, "heads", "kv"), shard_activation(value, "heads", "kv")
 
     def make_cache(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
-        """One layer's `keys_values(x)` in the layout of a cache."""
+        """Returns `keys_values(x)` as the cache of a single layer, without a dimension `layers`."""
         key, value = self.keys_values(x)
         return KeyValueCache(key=jnp.swapaxes(key, 1, 2), value=jnp.swapaxes(value, 1, 2))
 
@@ -167,34 +198,34 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
     ) -> tuple[Float[Array, "batch q_len embed"], dict[str, Array]]:
-        """Attends from `x` to `source`, to `keys_values` computed before, or to `x` itself where neither is given.
+        """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
 
         Args:
-          x: where queries come from.
-          mask: which keys a query sees.
-          source: where keys and values come from.
-          keys_values: from `keys_values(…)` or a cache.
-          bias: added to the scores.
-          positions: of `x`, for rotations; 0, 1, 2 … where not given.
-          dropout_key: None for no dropout.
-          capture: names of `CAPTURABLE` to hand back; scores and probabilities need the reference implementation.
+          x: activations that the queries are computed from.
+          mask: the keys that each query may attend to.
+          source: activations that the keys and values are computed from.
+          keys_values: precomputed keys and values, from `keys_values(…)` or a cache.
+          bias: added to the scores; `rows` is `batch` or 1.
+          positions: positions of `x` for rotations; None for 0, 1, 2 … along each row.
+          dropout_key: random key for dropout; None disables dropout.
+          capture: names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
 
         Returns:
-          The output, and what was captured by name.
+          The output, and the captured arrays by name.
         """
         query = shard_activation(self._apply_rope(self.query(x), positions), "heads", "kv")
         if keys_values is None:
             keys_values = self.keys_values(x, positions) if source is None else self.keys_values(source)
         key, value = keys_values
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
-        known = {"query": query, "key": key, "value": value}
+        available = {"query": query, "key": key, "value": value}
         if capture & {"scores", "probabilities"}:
-            attended = kernels.reference(query, key, value, **options)
-            output = attended.output
-            known |= {"scores": attended.scores, "probabilities": attended.probabilities}
+            result = kernels.reference(query, key, value, **options)
+            output = result.output
+            available |= {"scores": result.scores, "probabilities": result.probabilities}
         else:
             output = kernels.attention(query, key, value, **options)
-        return self.out(shard_activation(output, "heads", "kv")), {name: known[name] for name in capture}
+        return self.out(shard_activation(output, "heads", "kv")), {name: available[name] for name in capture}
 
     def step(
         self,
@@ -207,7 +238,20 @@ class MultiHeadAttention(nnx.Module):
         bias: Float[Array, "1 heads 1 kv_len"] | None = None,
         positions: Int[Array, "batch 1"] | None = None,
     ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """Self-attention of one new token, whose key and value it writes at `index` of the cache."""
+        """Computes self-attention of one new position and writes its key and value to the cache.
+
+        Args:
+          x: activations of the new position.
+          cache: keys and values of the earlier positions.
+          layer: index of this layer in the cache.
+          index: index of the new position in the cache.
+          mask: the cache positions to attend to.
+          bias: added to the scores.
+          positions: position of `x` for rotations; None for 0.
+
+        Returns:
+          The output and the updated cache.
+        """
         cache = cache.write(layer, index, *self.keys_values(x, positions))
         output, _ = self(x, mask=mask, keys_values=cache.at(layer), bias=bias, positions=positions)
         return output, cache

@@ -1,4 +1,4 @@
-"""A transformer's layer: blocks one after the other, each with a residual connection and a norm."""
+"""A transformer layer: a sequence of blocks, each with a residual connection and a norm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -14,15 +14,15 @@ from t5x_like.layers.captures import Captures
 from t5x_like.layers.projections import shard_activation
 
 Hidden = Float[Array, "batch length embed"]
-# What the blocks of a layer read beside their input, by the block's name; a block with None there is left out.
+# Block name -> keyword arguments of the block. A block whose value is None is skipped.
 Inputs = Mapping[str, Mapping[str, Any] | None]
 
 
 class Block(Protocol):
-    """What a layer is made of: attention or a feed-forward block.
+    """An attention or feed-forward block.
 
     Attributes:
-      CAPTURABLE: names of what a call can hand back beside its output.
+      CAPTURABLE: names of the arrays that a call can return in addition to its output.
     """
 
     CAPTURABLE: Sequence[str]
@@ -30,17 +30,34 @@ class Block(Protocol):
     def __call__(
         self, x: Hidden, *, dropout_key: jax.Array | None, capture: frozenset[str], **inputs
     ) -> tuple[Hidden, dict[str, Array]]:
-        """The output, and what was captured by name."""
+        """Applies the block.
+
+        Args:
+          x: input activations.
+          dropout_key: random key for dropout; None disables dropout.
+          capture: names from `CAPTURABLE`.
+          **inputs: further inputs of the block, such as a mask.
+
+        Returns:
+          The output, and the captured arrays by name.
+        """
 
 
 class TransformerLayer(nnx.Module):
-    """Named blocks, each with a residual connection around it and a norm.
+    """Named blocks, each with a residual connection and a norm.
 
-    The norm stands in front of the block (`pre`: x + block(norm(x)), as in GPT-2, T5 and Llama) or after the sum
-    (`post`: norm(x + block(x)), as in Vaswani et al. 2017, GPT-1, BERT and BART).
+    With `norm_position="pre"` a block computes x + block(norm(x)), as in GPT-2, T5 and Llama. With `"post"` it computes
+    norm(x + block(x)), as in Vaswani et al. 2017, GPT-1, BERT and BART. A block and its norm are the attributes `NAME`
+    and `NAME_norm`.
 
-    Attributes:
-      NAME, NAME_norm: a block and its norm, for each block.
+    Args:
+      blocks: block name -> block, in order. Self-attention comes first.
+      make_norm: returns the norm of a block.
+      norm_position: `"pre"` or `"post"`.
+      dropout: dropout of each block's output before the residual sum.
+
+    Raises:
+      UserError: `norm_position` is unknown.
     """
 
     def __init__(
@@ -51,14 +68,8 @@ class TransformerLayer(nnx.Module):
         norm_position: Literal["pre", "post"],
         dropout: Dropout,
     ):
-        """Args:
-        blocks: by name, in order; self-attention comes first.
-        make_norm: makes the norm of a block.
-        norm_position: see above.
-        dropout: of each block's output before it is added.
-        """
         if norm_position not in ("pre", "post"):
-            raise UserError(f"norm_position={norm_position!r} must be 'pre' or 'post'")
+            raise UserError(f"norm_position={norm_position!r} is unknown. Give 'pre' or 'post'.")
         for name, block in blocks.items():
             setattr(self, name, block)
             setattr(self, f"{name}_norm", make_norm())
@@ -66,15 +77,25 @@ class TransformerLayer(nnx.Module):
 
     @property
     def capturable(self) -> tuple[str, ...]:
-        """Names of what can be captured: `hidden` (the layer's output) and what the blocks offer."""
+        """Names that can be captured: `hidden` for the layer's output, and `BLOCK/NAME` for arrays of its blocks."""
         return ("hidden", *(f"{name}/{what}" for name in self.names for what in getattr(self, name).CAPTURABLE))
 
     def __call__(
         self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
     ) -> tuple[Hidden, dict[str, Array]]:
-        """The layer's output, and what was captured."""
+        """Applies all blocks.
+
+        Args:
+          x: input activations.
+          inputs: block name -> keyword arguments of the block; a block with None is skipped.
+          dropout_key: random key for dropout; None disables dropout.
+          captures: what to capture.
+
+        Returns:
+          The output, and the captured arrays by name.
+        """
         keys = split_key(dropout_key, 2 * len(self.names))
-        parts = {}
+        captured = {}
         for name, block_key, key in zip(self.names, keys[::2], keys[1::2], strict=True):
             if inputs.get(name, {}) is None:
                 continue
@@ -83,21 +104,25 @@ class TransformerLayer(nnx.Module):
                 options = {"dropout_key": block_key, "capture": captures.within(name)}
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
-            x, parts[name] = self._residual(name, block, x, key)
+            x, captured[name] = self._residual(name, block, x, key)
         x = shard_activation(x, "embed")
-        return x, captures.collect(hidden=x, **parts)
+        return x, captures.collect(hidden=x, **captured)
 
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, layer: int | Int[Array, ""], index, inputs: Inputs
     ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """One new position; the earlier ones' keys and values are in `cache`, which it returns with this one in it.
+        """Applies all blocks to one new position.
 
         Args:
-          x: of the new position.
-          cache: of the self-attention.
-          layer: which layer of the cache this is.
-          index: where in the cache the new position goes.
-          inputs: what the blocks read; the self-attention's mask says which entries of the cache there are.
+          x: activations of the new position.
+          cache: keys and values of the self-attention at earlier positions.
+          layer: index of this layer in the cache.
+          index: index of the new position in the cache.
+          inputs: block name -> keyword arguments of the block. The mask of the self-attention selects the valid cache
+            positions.
+
+        Returns:
+          The output and the updated cache.
         """
         first, *others = self.names
         x, cache = self._residual(
@@ -108,7 +133,7 @@ class TransformerLayer(nnx.Module):
         return x, cache
 
     def _residual(self, name, block, x, key=None):
-        """The sum of `x` and a block's dropped output, with the norm where it belongs, and what else the block gave."""
+        """Applies a block with dropout, residual and norm; returns the result and the block's second output."""
         norm = getattr(self, f"{name}_norm")
         update, other = block(norm(x) if self.norm_position == "pre" else x)
         x = x + self.dropout(update, key)

@@ -1,4 +1,4 @@
-"""Names of what a network hands back beside its result, for distillation and probing."""
+"""Selection of the intermediate arrays that a model returns, for distillation and probing."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from jaxtyping import Array
 
 @dataclasses.dataclass(frozen=True)
 class Captures:
-    """What is captured of one stack's layers.
+    """The arrays to capture from the layers of a stack.
 
     Attributes:
-      stack: its name.
-      requests: by name as asked for, the layer's index (None for all) and what of it.
+      stack: name of the stack.
+      requests: full name -> (index of the layer, or None for all layers; name of the array within the layer).
     """
 
     stack: str = ""
@@ -20,52 +20,69 @@ class Captures:
 
     @property
     def requested(self) -> frozenset[str]:
-        """What every layer has to hand back."""
+        """Names of the arrays that every layer returns."""
         return frozenset(what for _, what in self.requests.values())
 
-    def within(self, part: str) -> frozenset[str]:
-        """What is wanted of a part of the layer, by the part's own names."""
-        return frozenset(what.removeprefix(f"{part}/") for what in self.requested if what.startswith(f"{part}/"))
+    def within(self, block: str) -> frozenset[str]:
+        """Returns the names that are requested from a block, without the block's prefix."""
+        return frozenset(name.removeprefix(f"{block}/") for name in self.requested if name.startswith(f"{block}/"))
 
-    def collect(self, **parts: Array | Mapping[str, Array]) -> dict[str, Array]:
-        """A layer's wanted arrays; a part is an array or a mapping of arrays by the part's own names."""
-        known = {}
-        for part, value in parts.items():
-            known |= {f"{part}/{what}": x for what, x in value.items()} if isinstance(value, Mapping) else {part: value}
-        return {what: known[what] for what in self.requested}
+    def collect(self, **arrays: Array | Mapping[str, Array]) -> dict[str, Array]:
+        """Selects the requested arrays of a layer.
+
+        Args:
+          **arrays: an array by its name, or all captured arrays of a block by the block's name.
+
+        Returns:
+          Name within the layer -> array.
+        """
+        available = {}
+        for name, value in arrays.items():
+            if isinstance(value, Mapping):
+                available |= {f"{name}/{inner}": array for inner, array in value.items()}
+            else:
+                available[name] = value
+        return {name: available[name] for name in self.requested}
 
     def named(self, stacked: Mapping[str, Array]) -> dict[str, Array]:
-        """Arrays with a leading dimension `layers`, by the names they were asked for."""
+        """Returns the captured arrays by their full names.
+
+        Args:
+          stacked: name within the layer -> array with a leading dimension `layers`.
+        """
         return {
-            name: stacked[what] if index is None else stacked[what][index]
-            for name, (index, what) in self.requests.items()
+            full_name: stacked[name] if index is None else stacked[name][index]
+            for full_name, (index, name) in self.requests.items()
         }
 
 
 def parse(
     names: Sequence[str], stacks: Mapping[str, tuple[int, Sequence[str]]], others: Sequence[str] = ()
 ) -> dict[str, Captures]:
-    """Sorts capture names by stack.
+    """Parses names of arrays to capture.
 
     Args:
-      names: `STACK/layers/WHAT` for all layers, `STACK/layers/INDEX/WHAT` for one, or one of `others`.
-      stacks: for each stack its number of layers and what can be captured of them.
-      others: names that belong to no layer.
+      names: `STACK/layers/NAME` for all layers, `STACK/layers/INDEX/NAME` for one layer, or a name from `others`.
+      stacks: stack -> (number of layers, names that can be captured from a layer).
+      others: names of arrays outside the stacks.
+
+    Returns:
+      Stack -> the arrays to capture from it.
 
     Raises:
-      ValueError: a name means nothing here; the message lists what does.
+      ValueError: a name is unknown.
     """
     requests: dict[str, dict[str, tuple[int | None, str]]] = {stack: {} for stack in stacks}
     for name in names:
         if name in others:
             continue
         stack, _, rest = name.partition("/layers/")
-        number, known = stacks.get(stack, (0, ()))
-        index, _, what = rest.partition("/")
-        request = (int(index), what) if index.isdigit() else (None, rest)
-        if request[1] not in known or (request[0] is not None and request[0] >= number):
-            forms = [*others, *(f"{stack}/layers/[INDEX/]{what}" for stack in stacks for what in stacks[stack][1])]
-            sizes = ", ".join(f"{stack} has {number} layers" for stack, (number, _) in stacks.items())
-            raise ValueError(f"cannot capture {name!r}; there are {', '.join(forms)}; {sizes}")
+        num_layers, capturable = stacks.get(stack, (0, ()))
+        index, _, inner = rest.partition("/")
+        request = (int(index), inner) if index.isdigit() else (None, rest)
+        if request[1] not in capturable or (request[0] is not None and request[0] >= num_layers):
+            valid = [*others, *(f"{stack}/layers/[INDEX/]{inner}" for stack in stacks for inner in stacks[stack][1])]
+            sizes = ", ".join(f"{stack} has {num_layers} layers" for stack, (num_layers, _) in stacks.items())
+            raise ValueError(f"cannot capture {name!r}: unknown name. Valid names are {', '.join(valid)}; {sizes}.")
         requests[stack][name] = request
     return {stack: Captures(stack, requests[stack]) for stack in stacks}

@@ -1,4 +1,4 @@
-"""Initial values of kernels and tables: functions of a key, a shape, and how many of its dimensions are inputs."""
+"""Initializers of kernels and embedding tables."""
 
 from collections.abc import Callable
 
@@ -6,34 +6,49 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# initializer(key, shape, inputs) -> float32 array; the first `inputs` dimensions of `shape` are summed over.
+# initializer(key, shape, num_inputs) -> float32 array. The first `num_inputs` dimensions of `shape` are contracted.
 Initializer = Callable[[jax.Array, tuple[int, ...], int], Float[Array, "..."]]
 
 
-def normal(deviation: float) -> Initializer:
-    """A normal distribution, whatever the shape."""
-    return lambda key, shape, inputs: deviation * jax.random.normal(key, shape, jnp.float32)
+def normal(stddev: float) -> Initializer:
+    """Returns an initializer that draws from a normal distribution.
+
+    Args:
+      stddev: standard deviation.
+    """
+    return lambda key, shape, num_inputs: stddev * jax.random.normal(key, shape, jnp.float32)
 
 
-def truncated_normal(deviation: float) -> Initializer:
-    """A normal distribution of standard deviation `deviation` cut at two of them, as TensorFlow's, which narrows it."""
-    return lambda key, shape, inputs: deviation * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+def truncated_normal(stddev: float) -> Initializer:
+    """Returns an initializer that draws from a normal distribution truncated at ±2 standard deviations.
+
+    As in TensorFlow, truncation reduces the standard deviation of the values to 0.8796 times `stddev`.
+
+    Args:
+      stddev: standard deviation before truncation.
+    """
+    return lambda key, shape, num_inputs: stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
 def fan_in(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
-    """Variance `variance / (number of inputs)`; where it is cut at two deviations, it is stretched back to that."""
+    """Returns an initializer whose values have the variance `variance / fan_in`.
 
-    def initializer(key, shape, inputs):
+    Args:
+      variance: variance times the number of inputs of the kernel.
+      truncated: whether the normal distribution is truncated at ±2 standard deviations and rescaled to the variance.
+    """
+
+    def initializer(key, shape, num_inputs):
         return jax.nn.initializers.variance_scaling(
             variance,
             "fan_in",
             "truncated_normal" if truncated else "normal",
-            in_axis=range(inputs),
-            out_axis=range(inputs, len(shape)),
+            in_axis=range(num_inputs),
+            out_axis=range(num_inputs, len(shape)),
         )(key, shape, jnp.float32)
 
     return initializer
 
 
-# Of every kernel and table of BERT, and of the heads over it: `initializer_range` of the released configurations.
+# Initializer of all kernels and tables of BERT and of its heads: `initializer_range` of the released configurations.
 BERT = truncated_normal(0.02)

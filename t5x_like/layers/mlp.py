@@ -1,4 +1,4 @@
-"""Feed-forward blocks, plain and gated."""
+"""Feed-forward blocks with and without gating, and their activations."""
 
 import functools
 import operator
@@ -13,34 +13,33 @@ from t5x_like.layers.projections import Projection, shard_activation
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """max(x, 0)."""
+    """Computes max(x, 0)."""
     return jax.nn.relu(x)
 
 
 @jax.checkpoint
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The tanh form of GELU (Hendrycks & Gimpel 2016), which BERT, GPT and T5 1.1 were trained with.
+    """Computes the tanh approximation of GELU (Hendrycks & Gimpel 2016, section 2), used by BERT, GPT and T5 1.1.
 
-    The backward pass keeps `x` alone and computes the five intermediate values again, which costs less than their
-    memory.
+    The backward pass saves only `x` and recomputes the five intermediate values, which costs less than their memory.
     """
     return jax.nn.gelu(x, approximate=True)
 
 
 @jax.checkpoint
 def gelu_exact(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x · Φ(x) by the error function, as RoBERTa and BART have it."""
+    """Computes GELU as x · Φ(x) with the error function, used by RoBERTa and BART."""
     return jax.nn.gelu(x, approximate=False)
 
 
 @jax.checkpoint
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x · sigmoid(x), the gate of SwiGLU (Shazeer 2020)."""
+    """Computes x · sigmoid(x), the gate of SwiGLU (Shazeer 2020)."""
     return jax.nn.silu(x)
 
 
 def linear(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x itself: the ungated half of a gated block."""
+    """Returns x: the linear branch of a gated block."""
     return x
 
 
@@ -48,11 +47,24 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_exact": gelu_exact, "silu": sil
 
 
 class MLP(nnx.Module):
-    """`wo · dropout(f₁(wi₁ · x) ∘ f₂(wi₂ · x) …)`: one activation makes a plain block, two a gated one (Shazeer 2020).
+    """Feed-forward block `wo · dropout(f₁(wi₁ · x) ∘ f₂(wi₂ · x) …)`.
+
+    One activation gives a standard block, two give a gated block (Shazeer 2020). The input projections are `wi` for one
+    activation and `wi_0`, `wi_1` for two.
+
+    Args:
+      size: size of inputs and outputs.
+      hidden_size: size of the hidden layer.
+      activations: names in `ACTIVATIONS`, one per input projection.
+      init: initializer of all kernels.
+      out_init: initializer of `wo`; None for `init`.
+      bias: whether all projections add a bias.
+      dropout: dropout of the hidden layer.
+      dtype: dtype of the computation.
+      key: random key for the initial values.
 
     Attributes:
-      wi (or wi_0, wi_1): `[embed, mlp]`, one for each activation.
-      wo: `[mlp, embed]`.
+      wo: projection with kernel `[mlp, embed]`.
     """
 
     CAPTURABLE = ()
@@ -70,17 +82,6 @@ class MLP(nnx.Module):
         dtype: str = "float32",
         key: jax.Array,
     ):
-        """Args:
-        size: of input and output.
-        hidden_size: in between.
-        activations: names in `ACTIVATIONS`.
-        init: of all kernels.
-        out_init: of `wo` where it differs.
-        bias: whether every projection adds one.
-        dropout: applied in between.
-        dtype: to compute in.
-        key: for the initial values.
-        """
         *wi_keys, wo_key = jax.random.split(key, len(activations) + 1)
         self.names = tuple(f"wi_{i}" for i in range(len(activations))) if len(activations) > 1 else ("wi",)
         for name, wi_key in zip(self.names, wi_keys, strict=True):
@@ -100,9 +101,9 @@ class MLP(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
     ) -> tuple[Float[Array, "batch length embed"], dict[str, Array]]:
-        """The block's output, and nothing captured: see `blocks.Block`."""
-        parts = [
+        """Applies the block; see `blocks.Block`. The block captures nothing."""
+        branches = [
             ACTIVATIONS[activation](shard_activation(getattr(self, name)(x), "mlp"))
             for name, activation in zip(self.names, self.activations, strict=True)
         ]
-        return self.wo(self.dropout(functools.reduce(operator.mul, parts), dropout_key)), {}
+        return self.wo(self.dropout(functools.reduce(operator.mul, branches), dropout_key)), {}

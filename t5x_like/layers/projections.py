@@ -1,4 +1,4 @@
-"""Linear maps, over one or several dimensions at a time."""
+"""Linear maps over one or several dimensions."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,20 @@ from t5x_like.layers.initializers import Initializer
 
 
 class Projection(nnx.Module):
-    """Contracts the last dimensions of its input with the first of a kernel.
+    """Contracts the last dimensions of its input with the first dimensions of a kernel.
+
+    Args:
+      inputs: sizes of the input dimensions.
+      outputs: sizes of the output dimensions.
+      axes: logical axes of the kernel.
+      key: random key for the initial values.
+      init: initializer of the kernel.
+      bias: whether a bias is added.
+      dtype: dtype of the computation.
 
     Attributes:
       kernel: float32 `[*inputs, *outputs]`.
-      bias: float32 `[*outputs]`, initially 0, where there is one.
+      bias: float32 `[*outputs]`, initially 0; only if the projection has a bias.
     """
 
     def __init__(
@@ -29,26 +38,29 @@ class Projection(nnx.Module):
         bias: bool = False,
         dtype: str = "float32",
     ):
-        """Args:
-        inputs, outputs: sizes of the dimensions that go in and come out.
-        axes: the kernel's logical axes.
-        key: for the initial values.
-        init: of the kernel.
-        bias: whether a bias is added.
-        dtype: to compute in.
-        """
-        self.contracted = len(inputs)
-        self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.contracted), axes=axes)
+        self.num_inputs = len(inputs)
+        self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.num_inputs), axes=axes)
         if bias:
-            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[self.contracted :])
+            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[self.num_inputs :])
         self.has_bias = bias
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch length ..."]:
-        y = contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.contracted)
+        """Applies the projection to `[*batch, *inputs]` and returns `[*batch, *outputs]` in `dtype`."""
+        y = contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.num_inputs)
         return y + self.bias[...].astype(self.dtype) if self.has_bias else y
 
 
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:
-    """Constrains `[batch, length, *axes]`; the single position of a decoding step is not split."""
+    """Constrains the sharding of `[batch, length, *axes]`.
+
+    The length of a decoding step, which is 1, is not sharded.
+
+    Args:
+      x: activations.
+      *axes: logical axes of the dimensions after `length`.
+
+    Returns:
+      `x` with the sharding constraint.
+    """
     return partitioning.shard(x, "batch", "length" if x.shape[1] > 1 else None, *axes)

@@ -1,4 +1,4 @@
-"""Frequencies of rotary position embeddings, and their scaling to rows longer than those of pretraining.
+"""Frequencies of rotary position embeddings, and their scaling to rows longer than in pretraining.
 
 Frequencies are computed in float32 on the host, in the order of operations of transformers: at positions of several
 thousand, a difference in the last bit of a frequency changes the rotation noticeably. Powers are computed in float64
@@ -19,40 +19,53 @@ Frequencies = Float[np.ndarray | Array, "half"]
 
 
 class Scaling(Protocol):
-    """A scaling of the frequencies, given the base, the size of a head and the length of a row.
-
-    Attributes:
-      attention_factor: factor of the sines and cosines.
-    """
+    """A scaling of the rotation frequencies."""
 
     @property
-    def attention_factor(self) -> float: ...
+    def attention_factor(self) -> float:
+        """Factor of the sines and cosines."""
+        ...
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """Returns the angle per position of each pair of entries.
+        """Computes the rotation frequency of each pair of entries.
 
         Args:
           theta: base of the wavelengths.
-          size: entries of a head.
+          size: number of entries per head.
           length: the largest position in the batch + 1; may be traced.
+
+        Returns:
+          Angles per position, in radians.
         """
         ...
 
 
 def _powers(theta: float, size: int) -> Float[np.ndarray, "half"]:
-    """`theta^(2i / size)`."""
+    """Returns `theta^(2i / size)` for each pair of entries i."""
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
 
 
 def unscaled(theta: float, size: int) -> Float[np.ndarray, "half"]:
-    """`theta^(-2i / size)` (Su et al. 2021, section 3.2.2)."""
+    """Computes the unscaled frequencies `theta^(-2i / size)` (Su et al. 2021, section 3.2.2).
+
+    Args:
+      theta: base of the wavelengths.
+      size: number of entries per head.
+
+    Returns:
+      Angles per position, in radians.
+    """
     return np.float32(1) / _powers(theta, size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """Positions divided by a factor (Chen et al. 2023, position interpolation)."""
+    """Divides positions by a factor (Chen et al. 2023, position interpolation).
+
+    Attributes:
+      factor: divisor of the positions, at least 1.
+    """
 
     factor: float
 
@@ -61,24 +74,26 @@ class Linear:
 
     @property
     def attention_factor(self) -> float:
+        """See `Scaling`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        """See `Scaling`."""
         return unscaled(theta, size) / np.float32(self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """A base that grows with the length of the row beyond that of pretraining ("dynamic NTK").
+    """Increases the base with the row length beyond that of pretraining ("dynamic NTK").
 
-    As in transformers 4.57.6, the length is that of the longest row of the batch: the largest position of the call + 1.
-    It is read from the batch within the compiled program, so one program serves all lengths. While decoding, each new
-    key is rotated for the length at its step and not changed later. Unlike in transformers, no state is kept between
-    calls: the result of a batch does not depend on earlier batches.
+    As in transformers 4.57.6, the length is the largest position of the call + 1, over all rows of the batch. The
+    compiled program reads it from the batch, so one program serves all lengths. In decoding, each new key is rotated
+    for the length at its step and is not changed later. Unlike in transformers, no state is kept between calls, so the
+    result for a batch does not depend on earlier batches.
 
     Attributes:
       factor: the base becomes `theta · (factor · length / original_max_length - factor + 1)^(size / (size - 2))`.
-      original_max_length: positions in pretraining; up to it nothing is scaled.
+      original_max_length: number of positions in pretraining. Shorter rows are not scaled.
     """
 
     factor: float
@@ -90,26 +105,28 @@ class Dynamic:
 
     @property
     def attention_factor(self) -> float:
+        """See `Scaling`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        """See `Scaling`."""
         if size == 2:
-            return unscaled(theta, size)  # one frequency of 1, whatever the base
+            return unscaled(theta, size)  # the only frequency is 1 for every base
         longest = jnp.maximum(length, self.original_max_length).astype(jnp.float32)
         growth = self.factor * longest / self.original_max_length - (self.factor - 1)
-        # base^(-2i / size) with the base above, split into a constant factor and one that depends on the length.
+        # base^(-2i / size) with the base above, as the product of a constant and a factor that depends on the length.
         return unscaled(theta, size) * growth ** (-np.arange(0, size, 2, dtype=np.float32) / np.float32(size - 2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-    """Low frequencies divided by a factor, high ones kept, the ones between interpolated (Llama 3.1 and later).
+    """Divides low frequencies by a factor, keeps high ones and interpolates in between (Llama 3.1 and later).
 
     Attributes:
-      factor: divisor of the low frequencies.
-      low_freq_factor, high_freq_factor: rotations within `original_max_length` below which a frequency is low, and
-        above which it is high.
-      original_max_length: positions in pretraining before the extension.
+      factor: divisor of the low frequencies, at least 1.
+      low_freq_factor: a frequency is low if it makes fewer rotations than this within `original_max_length` positions.
+      high_freq_factor: a frequency is high if it makes more rotations than this within `original_max_length` positions.
+      original_max_length: number of positions in pretraining before the extension.
     """
 
     factor: float = 8.0
@@ -126,32 +143,35 @@ class Llama3:
 
     @property
     def attention_factor(self) -> float:
+        """See `Scaling`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        fast = unscaled(theta, size)
-        wavelengths = np.float32(2 * math.pi) / fast
-        slow = fast / np.float32(self.factor)
+        """See `Scaling`."""
+        high = unscaled(theta, size)
+        wavelengths = np.float32(2 * math.pi) / high
+        low = high / np.float32(self.factor)
         smooth = (self.original_max_length / wavelengths - np.float32(self.low_freq_factor)) / np.float32(
             self.high_freq_factor - self.low_freq_factor
         )
-        between = (1 - smooth) * fast / np.float32(self.factor) + smooth * fast
+        medium = (1 - smooth) * high / np.float32(self.factor) + smooth * high
         longest, shortest = (self.original_max_length / f for f in (self.low_freq_factor, self.high_freq_factor))
-        return np.where(wavelengths > longest, slow, np.where(wavelengths < shortest, fast, between))
+        return np.where(wavelengths > longest, low, np.where(wavelengths < shortest, high, medium))
 
 
 @dataclasses.dataclass(frozen=True)
 class Yarn:
-    """Low frequencies divided by a factor, high ones kept, and scaled attention (Peng et al. 2023, YaRN).
+    """Divides low frequencies by a factor, keeps high ones and scales attention (Peng et al. 2023, YaRN).
 
     Attributes:
-      factor: divisor of the low frequencies.
-      original_max_length: positions in pretraining before the extension.
-      beta_fast, beta_slow: rotations within `original_max_length` above which a frequency is kept, and below which it
-        is divided.
-      attention_scale: factor of sines and cosines. None: computed from `mscale` and `mscale_all_dim`, or without them
-        the paper's `0.1 · ln(factor) + 1`.
-      mscale, mscale_all_dim: weights of `ln(factor)` in the numerator and denominator (DeepSeek).
+      factor: divisor of the low frequencies, at least 1.
+      original_max_length: number of positions in pretraining before the extension.
+      beta_fast: a frequency is kept if it makes more rotations than this within `original_max_length` positions.
+      beta_slow: a frequency is divided if it makes fewer rotations than this within `original_max_length` positions.
+      attention_scale: factor of sines and cosines. None computes it from `mscale` and `mscale_all_dim`, or without them
+        as the paper's `0.1 · ln(factor) + 1`.
+      mscale: weight of `ln(factor)` in the numerator of the factor (DeepSeek).
+      mscale_all_dim: weight of `ln(factor)` in its denominator (DeepSeek).
       truncate: whether the bounds of the interpolation are rounded to integers.
     """
 
@@ -178,6 +198,7 @@ class Yarn:
 
     @property
     def attention_factor(self) -> float:
+        """See `Scaling`."""
         if self.attention_scale is not None:
             return self.attention_scale
         growth = 0.1 * math.log(self.factor)  # 0 for a factor of 1
@@ -186,9 +207,10 @@ class Yarn:
         return growth + 1
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
+        """See `Scaling`."""
         powers = _powers(theta, size)
         kept, divided = np.float32(1) / powers, np.float32(1) / (np.float32(self.factor) * powers)
-        low, high = (self._pair(turns, theta, size) for turns in (self.beta_fast, self.beta_slow))
+        low, high = (self._pair(rotations, theta, size) for rotations in (self.beta_fast, self.beta_slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
@@ -197,9 +219,9 @@ class Yarn:
         keep = 1 - ramp
         return divided * (1 - keep) + kept * keep
 
-    def _pair(self, turns: float, theta: float, size: int) -> float:
-        """The fractional index of the pair of entries with `turns` rotations within `original_max_length`."""
-        return size * math.log(self.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def _pair(self, rotations: float, theta: float, size: int) -> float:
+        """Returns the fractional index of the pair that makes `rotations` within `original_max_length` positions."""
+        return size * math.log(self.original_max_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
 SCALINGS = (Linear, Dynamic, Llama3, Yarn)

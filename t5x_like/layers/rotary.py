@@ -1,4 +1,4 @@
-"""Positions as rotations of queries and keys (RoPE)."""
+"""Rotary position embeddings of queries and keys (RoPE)."""
 
 import dataclasses
 
@@ -10,14 +10,14 @@ from t5x_like.layers import rope_scaling
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Rotates pairs of entries by angles that grow with the position (Su et al. 2021, section 3.2.2).
+    """Rotates pairs of entries by angles proportional to the position (Su et al. 2021, section 3.2.2).
 
-    Entry i is paired with entry i + kv / 2, as in Llama's weights of transformers, and turns by
+    Entry i is paired with entry i + kv / 2, as in the Llama weights of transformers. The pair is rotated by
     `position · theta^(-2i / kv)`.
 
     Attributes:
       theta: base of the wavelengths.
-      scaling: stretches the wavelengths to longer rows; None leaves them as they are.
+      scaling: scaling of the frequencies to longer rows; None for no scaling.
     """
 
     theta: float = 10000.0
@@ -26,7 +26,15 @@ class Rotary:
     def __call__(
         self, x: Float[Array, "batch length heads kv"], positions: Int[Array, "batch length"]
     ) -> Float[Array, "batch length heads kv"]:
-        """`x` rotated in float32, in its own dtype."""
+        """Rotates `x` in float32.
+
+        Args:
+          x: queries or keys.
+          positions: position of each token.
+
+        Returns:
+          The rotated array, in the dtype of `x`.
+        """
         size, factor = x.shape[-1], 1.0
         if self.scaling is None:
             frequencies = rope_scaling.unscaled(self.theta, size)

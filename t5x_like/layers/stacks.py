@@ -1,8 +1,8 @@
-"""Stacks of equal layers: scanned or unrolled by the same code.
+"""Stacks of identical layers, scanned or unrolled.
 
-A scanned stack is one layer whose parameters have a leading dimension `layers`; it compiles once whatever its depth,
-which accelerators need. An unrolled one is an `nnx.List`, which runs 20 to 25 % faster on CPU. Both draw the same
-initial values and the same dropout.
+A scanned stack is one layer whose parameters have a leading dimension `layers`. Its compile time does not grow with the
+number of layers, which matters on accelerators. An unrolled stack is an `nnx.List` and runs 20 to 25 % faster on CPU.
+Both have the same initial values and the same dropout.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,28 +21,38 @@ from t5x_like.layers.captures import Captures
 
 NO_CAPTURES = Captures()
 Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
-# function(layer, carry, index, dropout_key) -> (carry, out); index is an int, or traced under a scan.
+# function(layer, carry, index, dropout_key) -> (carry, output). The index is an int, or traced under a scan.
 LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
 
-# What the backward pass keeps of a layer; what it does not keep, it computes again.
+# Policy -> the activations of a layer that are saved for the backward pass, which recomputes the others.
 REMAT_POLICIES: dict[str, Callable | None] = {
-    "none": None,  # everything is kept
-    "dots": jax.checkpoint_policies.save_from_both_policies(  # products with parameters are kept
+    "none": None,  # all activations are saved
+    "dots": jax.checkpoint_policies.save_from_both_policies(  # products with parameters are saved
         jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT),
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     ),
-    "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is kept
+    "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is saved
 }
 
 
 def make_layers(make: Callable[[jax.Array], nnx.Module], num_layers: int, *, key: jax.Array, scan: bool) -> Layers:
-    """A stack of `number` layers, each `make(key)` with a key of its own."""
+    """Makes a stack of layers.
+
+    Args:
+      make: makes a layer from a random key.
+      num_layers: number of layers.
+      key: random key, split into one key per layer.
+      scan: whether to stack the parameters for a scan.
+
+    Returns:
+      One layer with stacked parameters, or an `nnx.List` of layers.
+    """
     keys = jax.random.split(key, num_layers)
     return jax.vmap(make)(keys) if scan else nnx.List([make(key) for key in keys])
 
 
 def is_scanned(layers: Layers) -> bool:
-    """Whether a stack has stacked parameters."""
+    """Returns whether the parameters of a stack are stacked."""
     return not isinstance(layers, nnx.List)
 
 
@@ -55,25 +65,30 @@ def run(
     dropout_key: jax.Array | None = None,
     remat: str = "none",
 ) -> tuple[Any, Any]:
-    """Applies a function to one layer after the other.
+    """Applies a function to the layers of a stack in order.
 
     Args:
       layers: from `make_layers`.
-      functions: see `LayerFunction`. Several take turns: the first with layers 0, p, 2p …, the second with layers 1,
-        p + 1 …; a scan then goes over groups of p layers.
-      carry: what goes into the first layer.
-      num_layers: of layers; a multiple of the number of functions.
-      dropout_key: split into one key a layer; None for no dropout.
+      functions: a `LayerFunction`, or a sequence of p functions that alternate: the first is applied to layers 0, p,
+        2p …, the second to layers 1, p + 1 …. A scan then runs over groups of p layers.
+      carry: input of the first layer.
+      num_layers: number of layers, a multiple of the number of functions.
+      dropout_key: random key, split into one key per layer; None disables dropout.
       remat: a name in `REMAT_POLICIES`.
 
     Returns:
-      (the last layer's carry, the layers' outs): outs with a leading dimension `layers` for a scanned stack, a tuple of
-      them for an unrolled one; `stack_outputs` makes them alike.
+      The carry of the last layer and the outputs of all layers. Outputs have a leading dimension `layers` for a scanned
+      stack and are a tuple for an unrolled stack; `stack_outputs` unifies them.
+
+    Raises:
+      UserError: `num_layers` is not a multiple of the number of functions.
     """
     functions = [functions] if callable(functions) else list(functions)
     period = len(functions)
     if num_layers % period:
-        raise UserError(f"{num_layers} layers cannot take turns in groups of {period}: give a multiple of {period}")
+        raise UserError(
+            f"{num_layers} layers cannot follow a pattern of {period} layers. Give a multiple of {period} layers."
+        )
     keys = None if dropout_key is None else jax.random.split(dropout_key, num_layers)
     if not is_scanned(layers):
         outs = []
@@ -111,7 +126,7 @@ def run(
 
 
 def stack_outputs(layers: Layers, outs: Any) -> Any:
-    """The outs of `run` with a leading dimension `layers`, whatever the layout of the stack."""
+    """Returns the outputs of `run` with a leading dimension `layers`, for a scanned or unrolled stack."""
     return outs if is_scanned(layers) else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
@@ -122,11 +137,19 @@ def _remat(function, remat, *, prevent_cse=True):
 
 
 class Stack(nnx.Module):
-    """Equal layers, one after the other, and a norm after the last where there is one.
+    """A stack of identical layers with an optional final norm.
+
+    Args:
+      make_layer: makes a layer from a random key.
+      num_layers: number of layers.
+      key: random key for the initial values.
+      norm: applied to the output of the last layer; None for no norm.
+      scan: whether the layers are stacked and scanned.
+      remat: a name in `REMAT_POLICIES`.
 
     Attributes:
       layers: see `make_layers`.
-      norm: the norm after the last layer.
+      norm: the final norm; only if the stack has one.
     """
 
     def __init__(
@@ -139,14 +162,6 @@ class Stack(nnx.Module):
         scan: bool = False,
         remat: str = "none",
     ):
-        """Args:
-        make_layer: makes a layer from a key.
-        num_layers: of layers.
-        key: for the initial values.
-        norm: applied to the last layer's output.
-        scan: whether the layers are stacked and scanned.
-        remat: a name in `REMAT_POLICIES`.
-        """
         self.layers = make_layers(make_layer, num_layers, key=key, scan=scan)
         if norm is not None:
             self.norm = norm
@@ -154,7 +169,7 @@ class Stack(nnx.Module):
 
     @property
     def capturable(self) -> tuple[str, ...]:
-        """Names of what can be captured of each layer."""
+        """Names that can be captured from each layer."""
         return (self.layers if is_scanned(self.layers) else self.layers[0]).capturable
 
     def __call__(
@@ -164,16 +179,16 @@ class Stack(nnx.Module):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """Runs all layers, and the norm after them.
+        """Applies all layers and the final norm.
 
         Args:
-          x: what goes into the first layer.
-          *inputs: what the blocks of a layer read; several for layers that take turns.
-          dropout_key: None for no dropout.
-          captures: what to hand back of each layer.
+          x: input of the first layer.
+          *inputs: inputs of the blocks of a layer; several for alternating layers.
+          dropout_key: random key for dropout; None disables dropout.
+          captures: what to capture from each layer.
 
         Returns:
-          The result, and what was captured by the names it was asked for.
+          The output, and the captured arrays by their full names.
         """
         x, captured = self.run(x, *inputs, dropout_key=dropout_key, captures=captures)
         return self.apply_norm(x), captured
@@ -185,10 +200,10 @@ class Stack(nnx.Module):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """The same without the norm after the last layer."""
+        """Applies all layers without the final norm; see `__call__`."""
         functions = [
-            lambda layer, x, index, key, inputs=each: layer(x, inputs, dropout_key=key, captures=captures)
-            for each in inputs
+            lambda layer, x, index, key, inputs=layer_inputs: layer(x, inputs, dropout_key=key, captures=captures)
+            for layer_inputs in inputs
         ]
         x, outs = run(self.layers, functions, x, num_layers=self.num_layers, dropout_key=dropout_key, remat=self.remat)
         return x, captures.named(stack_outputs(self.layers, outs))
@@ -196,26 +211,30 @@ class Stack(nnx.Module):
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs
     ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """One new position through all layers.
+        """Applies all layers and the final norm to one new position.
 
         Args:
-          x: of the new position.
-          cache: keys and values of the self-attention's earlier positions.
-          index: where in the cache the new position goes.
-          *inputs: what the blocks of a layer read, or a function of the layer's index that gives it; several for layers
-            that take turns.
+          x: activations of the new position.
+          cache: keys and values of the self-attention at earlier positions.
+          index: index of the new position in the cache.
+          *inputs: inputs of the blocks of a layer, or a function from the index of the layer to these inputs; several
+            for alternating layers.
+
+        Returns:
+          The output and the updated cache.
         """
 
-        def function(each):
-            def one(layer, carry, number, key):
+        def make_step(inputs):
+            def step(layer, carry, layer_index, key):
                 x, cache = carry
-                return layer.step(x, cache, number, index, each(number) if callable(each) else each), None
+                layer_inputs = inputs(layer_index) if callable(inputs) else inputs
+                return layer.step(x, cache, layer_index, index, layer_inputs), None
 
-            return one
+            return step
 
-        (x, cache), _ = run(self.layers, [function(each) for each in inputs], (x, cache), num_layers=self.num_layers)
+        (x, cache), _ = run(self.layers, [make_step(each) for each in inputs], (x, cache), num_layers=self.num_layers)
         return self.apply_norm(x), cache
 
     def apply_norm(self, x: Hidden) -> Hidden:
-        """The norm after the last layer, where there is one."""
+        """Applies the final norm, if the stack has one."""
         return self.norm(x) if self.has_norm else x

@@ -1,4 +1,4 @@
-"""A layer of named blocks: where the norm stands, what is dropped, what is captured."""
+"""Transformer layers: norm position, dropout and captures."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from t5x_like.layers import captures
 from t5x_like.layers.blocks import TransformerLayer
 
 
-class Times(nnx.Module):
-    """A block that multiplies by a number and adds what it is given."""
+class Scale(nnx.Module):
+    """A block that computes factor · x + add."""
 
-    CAPTURABLE = ("seen",)
+    CAPTURABLE = ("input",)
 
     def __init__(self, factor):
         self.factor = factor
@@ -29,7 +29,7 @@ class Halve(nnx.Module):
 
 
 def layer(norm_position, dropout=NO_DROPOUT):
-    blocks = {"attention": Times(2.0), "mlp": Times(3.0)}
+    blocks = {"attention": Scale(2.0), "mlp": Scale(3.0)}
     return TransformerLayer(blocks, Halve, norm_position=norm_position, dropout=dropout)
 
 
@@ -44,25 +44,27 @@ NONE = captures.Captures()
         ("post", ((1 + 2 + 10) / 2 * 4) / 2),
     ],
 )
-def test_the_norm_stands_before_the_block_or_after_the_sum(norm_position, expected):
+def test_norm_positions(norm_position, expected):
     y, _ = layer(norm_position)(X, {"attention": {"add": 10.0}}, captures=NONE)
     np.testing.assert_allclose(y, expected)
 
 
-def test_another_norm_position_is_refused():
-    with pytest.raises(ValueError, match="norm_position='middle' must be 'pre' or 'post'"):
+def test_invalid_norm_position_raises():
+    with pytest.raises(ValueError, match="norm_position='middle' is unknown. Give 'pre' or 'post'"):
         layer("middle")
 
 
-def test_the_sum_is_never_dropped():
+def test_dropout_applies_before_the_residual_sum():
     y, _ = layer("pre", Dropout(0.5))(jnp.ones((1, 1, 10_000)), {}, dropout_key=jax.random.key(0), captures=NONE)
-    # Kept or dropped (0 or twice as much): 1 + {0, 2 · 1}, then + {0, 2 · 1.5} times that.
+    # Attention adds {0, 2 · (2 · 0.5)} = {0, 2}. The MLP adds {0, 2 · (3 · x / 2)} = {0, 3 · x}.
     assert sorted(np.unique(y)) == [1, 3, 4, 12]
 
 
-def test_what_a_block_saw_is_captured():
-    wanted = captures.parse(["stack/layers/mlp/seen", "stack/layers/hidden"], {"stack": (1, layer("pre").capturable)})
-    y, captured = layer("pre")(X, {}, captures=wanted["stack"])
-    assert captured.keys() == {"mlp/seen", "hidden"}
-    np.testing.assert_allclose(captured["mlp/seen"], 1.0)
+def test_captures_block_arrays_and_hidden_states():
+    requested = captures.parse(
+        ["stack/layers/mlp/input", "stack/layers/hidden"], {"stack": (1, layer("pre").capturable)}
+    )
+    y, captured = layer("pre")(X, {}, captures=requested["stack"])
+    assert captured.keys() == {"mlp/input", "hidden"}
+    np.testing.assert_allclose(captured["mlp/input"], 1.0)
     np.testing.assert_allclose(captured["hidden"], y)

@@ -1,4 +1,4 @@
-"""Names of what is captured."""
+"""Parsing of capture names and selection of arrays."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from t5x_like.layers.captures import parse
 STACKS = {"encoder": (2, ("hidden", "attention/scores"))}
 
 
-def test_names_are_sorted_by_stack_and_layer():
+def test_names_select_stacks_and_layers():
     captures = parse(["encoder/layers/hidden", "encoder/layers/1/attention/scores", "whole"], STACKS, ["whole"])[
         "encoder"
     ]
@@ -21,7 +21,7 @@ def test_names_are_sorted_by_stack_and_layer():
     assert named["encoder/layers/1/attention/scores"] == 4
 
 
-def test_a_layer_hands_back_what_is_wanted_alone():
+def test_collect_returns_only_requested_arrays():
     captures = parse(["encoder/layers/attention/scores"], STACKS)["encoder"]
     assert captures.collect(hidden=1, attention={"scores": 2}) == {"attention/scores": 2}
 
@@ -29,6 +29,8 @@ def test_a_layer_hands_back_what_is_wanted_alone():
 @pytest.mark.parametrize(
     "name", ["encoder/layers/2/hidden", "encoder/hidden", "encoder/layers/scores", "decoder/layers/hidden", ""]
 )
-def test_unknown_names_are_refused_with_those_there_are(name):
-    with pytest.raises(ValueError, match=r"there are whole, encoder/layers/\[INDEX/\]hidden, .*encoder has 2 layers"):
+def test_unknown_names_raise(name):
+    with pytest.raises(
+        ValueError, match=r"Valid names are whole, encoder/layers/\[INDEX/\]hidden, .*encoder has 2 layers"
+    ):
         parse([name], STACKS, ["whole"])

@@ -21,7 +21,7 @@ def random(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def test_projections_contract_one_or_several_dimensions():
+def test_projections_with_one_and_two_contracted_dimensions():
     x = random(2, 3, 4)
     into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY, init=INIT)
     out = Projection((5, 6), (4,), axes=("heads", "kv", "embed"), key=KEY, init=INIT)
@@ -31,34 +31,34 @@ def test_projections_contract_one_or_several_dimensions():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "init", "deviation", "largest"),
+    ("inputs", "outputs", "init", "stddev", "largest"),
     [
         ((256,), (8, 32), initializers.fan_in(), 256**-0.5, None),
         ((8, 32), (256,), initializers.fan_in(), 256**-0.5, None),
         ((256,), (8, 32), initializers.fan_in(1 / 32), (256 * 32) ** -0.5, None),
-        # A normal distribution cut at two deviations has 0.8796 of its deviation; stretched back it ends further out.
+        # Truncation at ±2 standard deviations reduces the standard deviation to 0.8796; rescaling moves the bounds out.
         ((256,), (1024,), initializers.fan_in(truncated=True), 256**-0.5, 2 / 0.8796 * 256**-0.5),
         ((256,), (1024,), initializers.truncated_normal(0.02), 0.8796 * 0.02, 0.04),
         ((256,), (1024,), initializers.normal(0.02), 0.02, None),
     ],
 )
-def test_initial_kernels(inputs, outputs, init, deviation, largest):
+def test_initial_kernel_distributions(inputs, outputs, init, stddev, largest):
     kernel = np.asarray(Projection(inputs, outputs, axes=("x",) * 3, key=KEY, init=init).kernel[...])
     assert kernel.dtype == np.float32
-    assert abs(kernel.std() / deviation - 1) < 0.02
+    assert abs(kernel.std() / stddev - 1) < 0.02
     if largest is None:
-        assert np.abs(kernel).max() > 2.5 * deviation
+        assert np.abs(kernel).max() > 2.5 * stddev
     else:
         assert 0.99 * largest < np.abs(kernel).max() <= largest * (1 + 1e-3)
 
 
-def test_computation_is_in_the_asked_dtype_and_parameters_stay_float32():
+def test_computation_uses_dtype_and_parameters_are_float32():
     mlp = MLP(4, 8, activations=("gelu", "linear"), key=KEY, init=INIT, dtype="bfloat16")
     assert mlp(random(1, 2, 4).astype(jnp.bfloat16))[0].dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in parameters.named_leaves(mlp).values()} == {jnp.dtype("float32")}
 
 
-def test_rms_norm():
+def test_rms_norm_equals_numpy():
     x = random(2, 3, 8) * 5
     norm = RMSNorm(8, epsilon=1e-2)
     norm.scale.set_value(jnp.arange(8.0))
@@ -66,7 +66,7 @@ def test_rms_norm():
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
 
 
-def test_layer_norm():
+def test_layer_norm_equals_numpy():
     x = random(2, 3, 8) * 5 + 2
     norm = LayerNorm(8, epsilon=1e-2)
     norm.scale.set_value(jnp.arange(8.0))
@@ -76,7 +76,7 @@ def test_layer_norm():
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_bias_is_added_to_every_output():
+def test_projection_adds_bias():
     x = random(2, 3, 4)
     into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY, init=INIT, bias=True)
     assert parameters.logical_axes(into)["bias"] == ("heads", "kv")
@@ -85,14 +85,14 @@ def test_a_bias_is_added_to_every_output():
     np.testing.assert_allclose(into(x) - before, np.broadcast_to(into.bias[...], before.shape), atol=1e-4)
 
 
-def test_statistics_of_a_norm_are_float32():
-    # In bfloat16 the mean of 1000 equal squares is off by more than its rounding.
+def test_norm_statistics_are_float32():
+    # In bfloat16 the error of the mean of 1000 equal squares exceeds its rounding.
     x = jnp.full((1, 1, 1000), 1.0078125, jnp.bfloat16)
     assert RMSNorm(1000)(x).dtype == jnp.bfloat16
     np.testing.assert_array_equal(RMSNorm(1000)(x).astype(np.float32), 1.0)
 
 
-def test_embeddings_are_rows_of_the_table_and_its_products():
+def test_embedder_looks_up_and_attends():
     embedder = Embedder(11, 4, key=KEY)
     table = np.asarray(embedder.embedding[...])
     tokens = np.array([[3, 0, 10]])
@@ -101,7 +101,7 @@ def test_embeddings_are_rows_of_the_table_and_its_products():
     np.testing.assert_allclose(embedder.attend(hidden), hidden @ table.T, atol=1e-5)
 
 
-def test_a_token_outside_the_vocabulary_shows():
+def test_token_outside_the_vocabulary_gives_nan():
     assert np.isnan(Embedder(11, 4, key=KEY)(np.array([[3, 11]]))).tolist() == [[[False] * 4, [True] * 4]]
 
 
@@ -111,7 +111,7 @@ def test_logits_are_float32():
     assert embedder.attend(jnp.ones((1, 1, 4), jnp.bfloat16)).dtype == jnp.float32
 
 
-def test_plain_and_gated_blocks():
+def test_mlp_with_and_without_gating():
     x = random(1, 2, 4)
     plain = MLP(4, 8, activations=("relu",), key=KEY, init=INIT)
     assert sorted(parameters.named_leaves(plain)) == ["wi/kernel", "wo/kernel"]
@@ -122,14 +122,14 @@ def test_plain_and_gated_blocks():
     np.testing.assert_allclose(gated(x)[0], (gelu(x @ gate) * (x @ value)) @ wo, atol=1e-5)
 
 
-def test_activations():
+def test_activations_equal_numpy():
     x = np.array([-1.0, 0.0, 2.0], np.float32)
     np.testing.assert_array_equal(relu(x), [0, 0, 2])
     np.testing.assert_array_equal(linear(x), x)
     np.testing.assert_allclose(gelu(x), 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), atol=1e-6)
 
 
-def test_dropout_in_a_block_is_alike_along_a_row():
+def test_mlp_dropout_is_shared_along_the_row():
     mlp = MLP(4, 64, activations=("relu",), dropout=Dropout(0.5, (-2,)), key=KEY, init=INIT)
     x = np.repeat(random(1, 1, 4), 3, axis=1)
     dropped = np.asarray(mlp(x, dropout_key=KEY)[0])

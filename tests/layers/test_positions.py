@@ -1,4 +1,4 @@
-"""T5's relative position buckets and biases."""
+"""T5's relative position buckets and biases against the published formula."""
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,17 @@ import pytest
 from t5x_like.layers.positions import RelativePositionBias, relative_position_bucket, toeplitz
 
 
-def test_buckets_of_an_encoder():
-    # 16 buckets a direction: 8 for the distances 0 to 7, then 8 + floor(8 · log(d / 8) / log(128 / 8)), at most 15.
+def test_bidirectional_buckets():
+    # 16 buckets per direction: 8 for the distances 0 to 7, then 8 + floor(8 · log(d / 8) / log(128 / 8)), at most 15.
     distances = np.array([0, 1, 7, 8, 11, 12, 16, 23, 32, 64, 127, 128, 5000])
     expected = np.array([0, 1, 7, 8, 8, 9, 10, 11, 12, 14, 15, 15, 15])
     np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True), expected)
     np.testing.assert_array_equal(relative_position_bucket(distances[1:], bidirectional=True), expected[1:] + 16)
 
 
-def test_an_odd_bucket_is_unused_in_an_encoder_and_used_in_a_decoder():
+def test_odd_number_of_buckets():
     distances = np.array([0, 1, 2, 4, 11, 100])
-    # 7 // 2 = 3 buckets a direction: 1 for the distance 0, then 1 + floor(2 · log(d) / log(20)), at most 2.
+    # 7 // 2 = 3 buckets per direction: 1 for the distance 0, then 1 + floor(2 · log(d) / log(20)), at most 2.
     expected = np.array([0, 1, 1, 1, 2, 2])
     sizes = dict(num_buckets=7, max_distance=20)
     np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True, **sizes), expected)
@@ -30,7 +30,7 @@ def test_an_odd_bucket_is_unused_in_an_encoder_and_used_in_a_decoder():
     np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=False, **sizes), expected)
 
 
-def test_buckets_of_a_decoder():
+def test_causal_buckets():
     # 32 buckets: 16 for the distances 0 to 15, then 16 + floor(16 · log(d / 16) / log(128 / 16)), at most 31.
     distances = np.array([0, 15, 16, 18, 19, 32, 64, 127, 128, 5000])
     expected = np.array([0, 15, 16, 16, 17, 21, 26, 31, 31, 31])
@@ -39,12 +39,12 @@ def test_buckets_of_a_decoder():
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (3, 3), (2, 5), (5, 2)])
-def test_toeplitz(q_len, kv_len):
+def test_toeplitz_values_and_gradient(q_len, kv_len):
     values = np.arange(2 * (q_len + kv_len - 1), dtype=np.float32).reshape(2, -1) + 1
     matrix = toeplitz(jnp.asarray(values), q_len, kv_len)
     for h, i, j in np.ndindex(2, q_len, kv_len):
         assert matrix[h, i, j] == values[h, j - i + q_len - 1]
-    # Every relative position gets the gradients of its whole diagonal.
+    # The gradient of a relative position is the sum over its diagonal.
     counts = jax.grad(lambda values: jnp.sum(toeplitz(values, q_len, kv_len)[0]))(jnp.asarray(values))[0]
     np.testing.assert_array_equal(
         counts, [np.trace(np.ones((q_len, kv_len)), offset=d) for d in range(1 - q_len, kv_len)]
@@ -52,7 +52,7 @@ def test_toeplitz(q_len, kv_len):
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_bias_is_the_table_s_entry_of_the_bucket(bidirectional):
+def test_bias_equals_the_table_entry_of_the_bucket(bidirectional):
     module = RelativePositionBias(3, bidirectional=bidirectional, num_buckets=8, max_distance=20, key=jax.random.key(0))
     q_len = kv_len = 30
     relative = np.arange(kv_len)[None] - np.arange(q_len)[:, None]
@@ -65,7 +65,7 @@ def test_bias_is_the_table_s_entry_of_the_bucket(bidirectional):
         np.testing.assert_array_equal(step, expected[:, :, position : position + 1])
 
 
-def test_initial_table_has_t5x_s_distribution():
+def test_initial_table_has_the_distribution_of_t5x():
     table = np.asarray(RelativePositionBias(64, bidirectional=True, num_buckets=256, key=jax.random.key(0)).table[...])
     limit = np.sqrt(3 * 2 / (64 + 256))  # uniform with variance 1 / fan_avg
     assert limit * 0.99 < np.abs(table).max() <= limit

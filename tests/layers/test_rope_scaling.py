@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions against stored facts, and against transformers (marker `parity`)."""
+"""Rotation frequencies against closed forms and stored values, and against transformers (marker `parity`)."""
 
 import math
 
@@ -14,16 +14,16 @@ SIZES, THETAS = (4, 6, 10, 64, 96, 128), (100.0, 1e4, 12345.6, 5e5, 1e6)
 
 @pytest.mark.parametrize("theta", THETAS)
 @pytest.mark.parametrize("size", SIZES)
-def test_unscaled_frequencies_are_the_exact_ones_to_the_last_bits(theta, size):
+def test_unscaled_frequencies_equal_float64(theta, size):
     found = rope_scaling.unscaled(theta, size)
     exact = np.array([theta ** (-2 * i / size) for i in range(size // 2)])
     assert found.dtype == np.float32
-    # Rounding the exponent to float32 moves the power by up to ln(theta) times as much.
+    # A relative error of the float32 exponent changes the power by up to ln(theta) times as much.
     np.testing.assert_allclose(found, exact, rtol=(1 + math.log(theta)) * 2**-24)
 
 
-def test_unscaled_frequencies_as_transformers_computes_them():
-    # 1 / 1e4 ** (arange(0, 128, 2) / 128) in torch 2.13, a few of them in full.
+def test_unscaled_frequencies_equal_torch():
+    # Entries of 1 / 1e4 ** (arange(0, 128, 2) / 128), computed with torch 2.13.
     found = rope_scaling.unscaled(1e4, 128)[[1, 9, 23, 40, 63]]
     np.testing.assert_array_equal(
         found,
@@ -48,7 +48,7 @@ def test_linear_divides_all_frequencies():
     np.testing.assert_array_equal(Linear(4.0).frequencies(1e4, 64, 1), rope_scaling.unscaled(1e4, 64) / 4)
 
 
-def test_dynamic_depends_on_the_length_beyond_that_of_pretraining():
+def test_dynamic_scales_with_length_beyond_pretraining():
     scaling = Dynamic(2.0, original_max_length=100)
     unscaled = rope_scaling.unscaled(1e4, 64)
     for length in (1, 100):
@@ -86,7 +86,7 @@ def test_yarn_attention_factor(changes, expected):
         (lambda: Yarn(2.0, 10, truncate=1), "truncate=1 must be True or False"),
     ],
 )
-def test_invalid_scalings_are_refused(make, message):
+def test_invalid_scalings_raise(make, message):
     with pytest.raises(UserError, match=message):
         make()
 
@@ -115,7 +115,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (YARN | {"attention_factor": 0.7}, Yarn(4.0, 64, attention_scale=0.7)),
     ],
 )
-def test_frequencies_as_transformers(theirs, ours):
+def test_frequencies_equal_transformers(theirs, ours):
     pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
     transformers = pytest.importorskip("transformers", reason="compares with transformers (extra `parity`)")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -126,8 +126,8 @@ def test_frequencies_as_transformers(theirs, ours):
             rotary = LlamaRotaryEmbedding(config)
             found = ours.frequencies(theta, size, 1) if ours else rope_scaling.unscaled(theta, size)
             expected = rotary.inv_freq.numpy()
-            # Equal, but for a last bit where torch's power is rounded the other way, which a difference of nearly equal
-            # numbers may double.
+            # Equal except for the last bit where torch rounds the power differently. A difference of nearly equal
+            # numbers may double this error.
             np.testing.assert_allclose(found, expected, rtol=2**-21, atol=0)
             assert np.mean(found == expected) >= (0.8 if size > 10 else 0.6), (theta, size)
             if ours:

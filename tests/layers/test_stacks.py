@@ -41,7 +41,7 @@ X = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
 
 
 def products(jaxpr):
-    """How many products of matrices a jaxpr does, those of its inner ones too."""
+    """Counts the products in a jaxpr and its inner jaxprs."""
     inner = [inner for equation in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(equation.params)]
     return sum(equation.primitive.name == "dot_general" for equation in jaxpr.eqns) + sum(map(products, inner))
 
@@ -62,7 +62,7 @@ def test_dots_policy_saves_products_with_parameters(remat, recomputed, platform)
     assert products(jaxpr) == 3 + recomputed
 
 
-def test_both_layouts_start_from_the_same_values():
+def test_both_layouts_have_the_same_initial_values():
     unrolled, scanned = (parameters.named_leaves(make(scan)) for scan in (False, True))
     assert list(unrolled) == [f"layers/{i}/kernel" for i in range(NUMBER)]
     np.testing.assert_array_equal(parameters.stack(unrolled)["layers/kernel"], scanned["layers/kernel"])
@@ -71,7 +71,7 @@ def test_both_layouts_start_from_the_same_values():
 
 @pytest.mark.parametrize("remat", sorted(stacks.REMAT_POLICIES))
 @pytest.mark.parametrize("scan", [False, True])
-def test_every_layout_and_policy_computes_the_same(scan, remat):
+def test_layouts_and_remat_policies_are_equivalent(scan, remat):
     key = jax.random.key(1)
     differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="remat")
     (expected, outs), gradient = differentiate(make(False), X, key=key)
@@ -82,7 +82,7 @@ def test_every_layout_and_policy_computes_the_same(scan, remat):
     assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (other, gradient)))
 
 
-def test_layers_drop_differently():
+def test_layers_have_different_dropout():
     tree = {"layers": nnx.List([make(False)["layers"][0] for _ in range(NUMBER)])}
 
     def function(layer, carry, index, key):
@@ -93,23 +93,23 @@ def test_layers_drop_differently():
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_layers_take_turns(scan):
+def test_alternating_layer_functions(scan):
     layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
     functions = [lambda layer, x, index, key, sign=sign: (sign * x + index, x) for sign in (1, -1)]
     x, outs = stacks.run(layers, functions, jnp.asarray(5.0), num_layers=4)
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
     np.testing.assert_array_equal(stacks.stack_outputs(layers, outs), [5, 5, -4, -2])
-    with pytest.raises(ValueError, match="3 layers cannot take turns in groups of 2"):
+    with pytest.raises(ValueError, match="3 layers cannot follow a pattern of 2 layers"):
         stacks.run(layers, functions, jnp.asarray(5.0), num_layers=3)
 
 
-def test_full_rematerialisation_keeps_less():
-    def kept(remat):
-        # Under a scan every value that is kept is an array with a leading dimension `layers`.
+def test_remat_policies_reduce_memory():
+    def temporary_bytes(remat):
+        # Under a scan, every saved value is an array with a leading dimension `layers`.
         compiled = (
             jax.jit(jax.grad(lambda tree: loss(tree, jnp.ones((4096, SIZE)), remat)[0])).lower(make(True)).compile()
         )
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert kept("full") < kept("dots") < kept("none")
+    assert temporary_bytes("full") < temporary_bytes("dots") < temporary_bytes("none")
