@@ -16,8 +16,8 @@ Ids = tuple[tuple[str, Id], ...]
 class SpecialTokens:
     """Token ids by Hugging Face keys such as `bos_token_id`, `eos_token_id` or `decoder_start_token_id`.
 
-    The value None means that the model has no such token; a missing key means transformers' default for the family.
-    Both are kept, so that exported files equal the imported ones.
+    The value None means that the model does not have the token. A missing key means transformers' default for the
+    family. Both are kept, so that exported files equal the imported ones.
 
     Attributes:
       config: pairs of key and id in config.json; a dict is accepted too.
