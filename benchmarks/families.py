@@ -10,6 +10,7 @@ import json
 import logging
 import pathlib
 import sys
+from typing import Any
 
 import gin
 import jax
@@ -29,71 +30,57 @@ state which published number includes them.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODELS = ROOT / "gin_configs" / "models"
 
-# Page -> title, directories of gin files, objectives, parity tests.
-FAMILIES = {
-    "t5": (
-        "T5 1.0, 1.1 and the study of architectures",
-        ("t5_1_0", "t5_1_1", "t5_study"),
-        "SequenceToSequence; CausalLM and PrefixLM for the decoder-only model",
-        ("test_t5_parity.py", "test_t5_variants_parity.py"),
-    ),
-    "bert": (
-        "BERT and RoBERTa",
-        ("bert", "roberta"),
-        "MaskedLM (BERT: Joint with NextSentence)",
-        ("test_bert_parity.py",),
-    ),
-    "gpt": ("GPT, GPT-2 and GPT-3", ("gpt1", "gpt2", "gpt3"), "CausalLM", ("test_gpt_parity.py",)),
-    "llama": (
-        "Llama and Mistral",
-        ("llama1", "llama2", "llama3", "llama3_1", "llama3_2", "mistral"),
-        "CausalLM",
-        ("test_llama_parity.py",),
-    ),
-    "bart": ("BART", ("bart",), "SequenceToSequence", ("test_bart_parity.py",)),
-}
+
+def pages() -> dict[str, str]:
+    """Returns the name and the title of every family's page in docs/families/, by name."""
+    found = sorted((ROOT / "docs" / "families").glob("*.md"))
+    return {path.stem: path.read_text().splitlines()[0].removeprefix("# ") for path in found}
 
 
-def sizes(directory: str) -> list[tuple[str, int]]:
-    """Returns the name and the number of parameters of every model file in a directory, by size."""
-    found = []
-    for path in sorted((MODELS / directory).glob("*.gin")):
-        gin.clear_config()
-        gin.parse_config_file(str(path))
-        try:
-            config = gin.query_parameter("MODEL/gin.macro.value").scoped_configurable_fn()
-        except ValueError:  # an included file that does not define a model
-            continue
-        if "parameters" in path.read_text().splitlines()[0]:
-            found.append((path.stem, parameters.count(jax.eval_shape(config.make, jax.random.key(0)))))
-    return sorted(found, key=lambda entry: entry[1])
+def page_of(config: Any) -> str:
+    """Returns the name of the page that describes a configuration: `t5` for `t5x_like.models.t5_variants`."""
+    module = type(config).__module__.rpartition(".")[2]
+    return max((name for name in pages() if module == name or module.startswith(f"{name}_")), key=len)
 
 
-def differences(report: pathlib.Path, tests: tuple[str, ...]) -> dict[str, tuple[float, int]]:
-    """Returns the largest difference and the number of comparisons for each kind of tensor."""
+def sizes() -> dict[str, list[tuple[str, int]]]:
+    """Returns page -> (model file, number of parameters), by directory and then by size."""
+    found: dict[str, list[tuple[str, int]]] = {name: [] for name in pages()}
+    for directory in sorted(MODELS.iterdir()):
+        counts = []
+        for path in sorted(directory.glob("*.gin")):
+            gin.clear_config()
+            gin.parse_config_file(str(path))
+            try:
+                config = gin.query_parameter("MODEL/gin.macro.value").scoped_configurable_fn()
+            except ValueError:  # an included file that does not define a model
+                continue
+            if "parameters" in path.read_text().splitlines()[0]:
+                count = parameters.count(jax.eval_shape(config.make, jax.random.key(0)))
+                counts.append((page_of(config), f"models/{directory.name}/{path.name}", count))
+        for page, file, count in sorted(counts, key=lambda entry: entry[2]):
+            found[page].append((file, count))
+    return found
+
+
+def differences(report: pathlib.Path, page: str) -> dict[str, tuple[float, int]]:
+    """Returns kind of tensor -> (largest difference, number of comparisons) in the parity tests of a family."""
     largest: dict[str, tuple[float, int]] = {}
     for line in report.read_text().splitlines():
         entry = json.loads(line)
-        if entry["test"] in tests:
+        if entry["test"].startswith(f"test_{page}_"):
             before, times = largest.get(entry["kind"], (0.0, 0))
             largest[entry["kind"]] = (max(before, entry["difference"]), times + 1)
     return largest
 
 
-def section(name: str, report: pathlib.Path) -> list[str]:
+def section(page: str, title: str, files: list[tuple[str, int]], report: pathlib.Path) -> list[str]:
     """Returns the lines of a family."""
-    title, directories, objectives, tests = FAMILIES[name]
-    lines = [
-        f"## {title}",
-        "",
-        f"[Architecture, masks, weights, deviations](families/{name}.md).",
-        f"Objective: {objectives}.",
-    ]
+    lines = [f"## {title}", "", f"[Architecture, objective, masks, weights, deviations](families/{page}.md)."]
     lines += ["", "| gin file | parameters of the model |", "|---|---|"]
-    for directory in directories:
-        lines += [f"| `models/{directory}/{size}.gin` | {count:,} |" for size, count in sizes(directory)]
+    lines += [f"| `{file}` | {count:,} |" for file, count in files]
     lines += ["", "| compared with transformers 4.57.6 | largest difference | comparisons |", "|---|---|---|"]
-    measured = differences(report, tests)
+    measured = differences(report, page)
     lines += [f"| {kind} | {largest:.1e} | {times} |" for kind, (largest, times) in sorted(measured.items())]
     return [*lines, ""]
 
@@ -102,9 +89,9 @@ def main(report: str) -> None:
     """Writes docs/families.md from a parity report."""
     logging.disable(logging.ERROR)  # gin logs every search path in which an included file does not exist
     gin.add_config_file_search_path(str(ROOT / "gin_configs"))
-    lines = [INTRODUCTION]
-    for name in FAMILIES:
-        lines += section(name, pathlib.Path(report))
+    lines, files = [INTRODUCTION], sizes()
+    for page, title in pages().items():
+        lines += section(page, title, files[page], pathlib.Path(report))
     (ROOT / "docs" / "families.md").write_text("\n".join(lines))
 
 

@@ -1,130 +1,31 @@
-"""A small configuration of every family, for tests of all families. A new family adds one entry.
+"""The test cases of all families, and models and batches for them.
 
-Test modules use `from families import FAMILIES`. Properties of one family are tested in its own module.
+Test modules use `from families import FAMILIES`. A new family adds a module to `family_cases/` that defines `FAMILIES`,
+name -> `Family`, and `PARAMETERS`, model file -> published number of parameters without heads.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import importlib
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from family_case import VOCABULARY, Family
 from numerics import assert_close
 
 from t5x_like import parameters
 from t5x_like.kernels.cross_entropy import cross_entropy
-from t5x_like.models.bart import BartConfig
 from t5x_like.models.base import Model, ModelConfig
-from t5x_like.models.bert import BertConfig
-from t5x_like.models.gpt import GPTConfig
-from t5x_like.models.llama import LlamaConfig
-from t5x_like.models.t5 import T5Config
-from t5x_like.models.t5_variants import SharedT5Config, T5DecoderConfig
 
-VOCABULARY = 40
-SIZES = dict(vocab_size=VOCABULARY, embed_dim=12, mlp_dim=20)
-NO_DROPOUT = dict(dropout_rate=0.0, attention_dropout_rate=0.0)
-ENCODER_DECODER = dict(num_heads=2, head_dim=5, encoder_layers=2, decoder_layers=2)
-# Sizes at which the operations that FLOP formulas omit (norms, softmax, activations) are a few percent of the total.
-WIDE = dict(vocab_size=1000, embed_dim=128, mlp_dim=256, num_heads=4, head_dim=32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A family or a published variant of it.
-
-    Attributes:
-      config: small configuration without dropout and with unrolled layers.
-      stacks: names of the stacks, "encoder", "decoder" or both.
-      mesh: rule set and mesh axes for the test on eight devices.
-      flops_sizes: fields of `config` to replace in the test of FLOPs.
-      attention: name of the self-attention block of each stack; None: the default of `attention_of`.
-      generates: whether the model implements `GenerativeDecoder` or `GenerativeEncoderDecoder`.
-      padding_id: padding token in batches without segment ids, or None.
-      initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
-    """
-
-    config: ModelConfig
-    stacks: tuple[str, ...]
-    mesh: tuple[str, Mapping[str, int]] = ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2})
-    flops_sizes: Mapping[str, int] = dataclasses.field(
-        default_factory=lambda: WIDE | {"num_layers": 3, "max_length": 96}
-    )
-    attention: Mapping[str, str] | None = None
-    generates: bool = True
-    padding_id: int | None = 0
-    initial_loss_margin: float = 0.2
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        return self.stacks == ("encoder", "decoder")
-
-    def attention_of(self, stack: str) -> str:
-        if self.attention:
-            return self.attention[stack]
-        return "self_attention" if self.is_encoder_decoder and stack == "decoder" else "attention"
-
-
-_BERT = BertConfig(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16)
-_GPT = GPTConfig(**SIZES, **NO_DROPOUT, num_heads=4, head_dim=3, num_layers=2, max_length=16)
-_LLAMA = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, head_dim=6, num_layers=2, max_length=16)
-_T5 = T5Config(**SIZES, **ENCODER_DECODER, relpos_buckets=8, relpos_max_distance=16)
-_T5_1_0 = dataclasses.replace(_T5, activations=("relu",), tied_embeddings=True)
-_WIDE_STACKS = WIDE | {"encoder_layers": 2, "decoder_layers": 3}
-_FSDP = ("fsdp", {"fsdp": 4, "data": 2})
-
-
-def _convert(kind: type[T5Config], config: T5Config) -> T5Config:
-    """Converts a configuration to a subclass of its type."""
-    return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
-
-
-FAMILIES: dict[str, Family] = {
-    "bert": Family(_BERT, ("encoder",), generates=False),
-    "roberta": Family(
-        dataclasses.replace(
-            _BERT, position_offset=2, num_token_types=1, padding_id=1, activations=("gelu_exact",), norm_epsilon=1e-5
-        ),
-        ("encoder",),
-        mesh=_FSDP,
-        generates=False,
-        padding_id=1,
-    ),
-    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",)),
-    "gpt2": Family(_GPT, ("decoder",), mesh=_FSDP),
-    "gpt3": Family(
-        dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),
-        ("decoder",),
-        flops_sizes=WIDE | {"num_layers": 4, "max_length": 96},
-    ),
-    "llama": Family(_LLAMA, ("decoder",), mesh=_FSDP),
-    "mistral": Family(dataclasses.replace(_LLAMA, attention_windows=(3,), tied_embeddings=True), ("decoder",)),
-    "bart": Family(
-        dataclasses.replace(BartConfig(**SIZES, **ENCODER_DECODER, max_length=16), **NO_DROPOUT),
-        ("encoder", "decoder"),
-        flops_sizes=_WIDE_STACKS | {"max_length": 96},
-    ),
-    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=_FSDP, flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
-    "t5_1_1": Family(_T5, ("encoder", "decoder"), flops_sizes=_WIDE_STACKS, initial_loss_margin=1.5),
-    "t5_shared": Family(
-        _convert(SharedT5Config, _T5_1_0),
-        ("encoder", "decoder"),
-        mesh=("dp", {"data": 8}),
-        flops_sizes=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
-        attention={"encoder": "self_attention", "decoder": "self_attention"},
-        initial_loss_margin=1.5,
-    ),
-    "t5_decoder": Family(
-        _convert(T5DecoderConfig, _T5_1_0),
-        ("decoder",),
-        mesh=("dp", {"data": 8}),
-        flops_sizes=_WIDE_STACKS,
-        generates=False,
-        initial_loss_margin=1.5,
-    ),
-}
+_CASES = [
+    importlib.import_module(f"family_cases.{path.stem}")
+    for path in sorted((Path(__file__).parent / "family_cases").glob("*.py"))
+]
+FAMILIES: dict[str, Family] = {name: family for case in _CASES for name, family in case.FAMILIES.items()}
+PARAMETERS: dict[str, int] = {name: count for case in _CASES for name, count in case.PARAMETERS.items()}
 
 
 def scanned(config: ModelConfig, **changes: Any) -> ModelConfig:
