@@ -11,7 +11,7 @@ from data_tasks import bart_noise, language_model, preprocessors
 from data_tasks.noise_masks import uniform_below
 from t5x_like.errors import UserError
 
-WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+WORD_BOUNDARY = "\N{LOWER ONE EIGHTH BLOCK}"
 """What the pieces of SentencePiece begin with that begin a word."""
 _WHITESPACE = " \t\n\r"
 
@@ -43,13 +43,13 @@ class BartNoise:
         if self.mean_span_length <= 0:
             raise UserError(f"BartNoise: mean_span_length={self.mean_span_length} must be above 0 words")
 
-    def apply(self, tokens: tf.Tensor, counts: tf.Tensor, marks: "Marks", seed: tf.Tensor) -> bart_noise.Noised:
+    def apply(self, tokens: tf.Tensor, counts: tf.Tensor, special: "NoiseTokens", seed: tf.Tensor) -> bart_noise.Noised:
         """Noise on rows of text without special tokens.
 
         Args:
           tokens: int32 `[rows, width]`, 0 after the end of each row.
           counts: tokens of each row, `[rows]`.
-          marks: what the ids mean.
+          special: what the ids mean.
           seed: stateless, `[2]`.
 
         Returns:
@@ -57,18 +57,18 @@ class BartNoise:
         """
         seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 7))
         if self.permute_sentences:
-            sentences, numbers = sentence_numbers(tokens, counts, marks.full_stop)
+            sentences, numbers = sentence_indices(tokens, counts, special.full_stop)
             order = bart_noise.draw_order(numbers, tf.shape(tokens)[1], self.permute_sentences, seeds[0])
             tokens = bart_noise.permute_sentences(tokens, counts, sentences, order)
         if self.infill:
-            starts = marks.word_starts(tokens) & tf.sequence_mask(counts, tf.shape(tokens)[1])
+            starts = special.word_starts(tokens) & tf.sequence_mask(counts, tf.shape(tokens)[1])
             spans, without_word = bart_noise.draw_spans(starts, self.infill, self.mean_span_length, seeds[1])
-            tokens, counts = bart_noise.infill(tokens, counts, starts, spans, marks.mask)
+            tokens, counts = bart_noise.infill(tokens, counts, starts, spans, special.mask)
             inserted = bart_noise.draw_insertions(counts, without_word, seeds[2])
-            tokens, counts = bart_noise.insert(tokens, counts, inserted, marks.mask)
+            tokens, counts = bart_noise.insert(tokens, counts, inserted, special.mask)
         if self.mask:
             chosen = bart_noise.choose(tf.sequence_mask(counts, tf.shape(tokens)[1]), self.mask, seeds[3])
-            tokens = bart_noise.mask_tokens(tokens, chosen, marks.mask)
+            tokens = bart_noise.mask_tokens(tokens, chosen, special.mask)
         if self.delete:
             chosen = bart_noise.choose(tf.sequence_mask(counts, tf.shape(tokens)[1]), self.delete, seeds[4])
             tokens, counts = bart_noise.delete_tokens(tokens, counts, chosen)
@@ -80,7 +80,7 @@ class BartNoise:
 
 
 @dataclasses.dataclass(frozen=True)
-class Marks:
+class NoiseTokens:
     """What the noises have to know of a vocabulary.
 
     Attributes:
@@ -94,7 +94,7 @@ class Marks:
     begin_words: Callable[[tf.Tensor], tf.Tensor]
 
     @classmethod
-    def of(cls, vocabulary: seqio.Vocabulary, mask_id: int | None = None) -> "Marks":
+    def from_vocabulary(cls, vocabulary: seqio.Vocabulary, mask_id: int | None = None) -> "NoiseTokens":
         """Those of a vocabulary.
 
         Args:
@@ -124,7 +124,7 @@ def _begin_words(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.Tenso
     elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
         model = vocabulary.tokenizer
         pieces = [model.IdToPiece(index) for index in range(vocabulary.vocab_size - vocabulary.extra_ids)]
-        table = tf.constant([piece.startswith(WORD_MARK) for piece in pieces])
+        table = tf.constant([piece.startswith(WORD_BOUNDARY) for piece in pieces])
     else:
         spaces = tf.constant([vocabulary.encode(space)[-1] for space in _WHITESPACE])
 
@@ -137,7 +137,7 @@ def _begin_words(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.Tenso
     return lambda tokens: (tokens < count) & tf.gather(table, tf.minimum(tokens, count - 1))
 
 
-def sentence_numbers(tokens: tf.Tensor, counts: tf.Tensor, full_stop: int) -> tuple[tf.Tensor, tf.Tensor]:
+def sentence_indices(tokens: tf.Tensor, counts: tf.Tensor, full_stop: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Which sentence each token belongs to, from 0, `[rows, width]`, and how many each row has, `[rows]`.
 
     A sentence ends with a full stop that does not follow another one.
@@ -187,18 +187,18 @@ def bart(
     length = min(lengths.values()) - len(front) - 1
     if length < 1:
         raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: BART's noise needs room for a token, BOS and EOS")
-    language_model.eos_of(vocabulary)
-    marks = Marks.of(vocabulary, mask_id)
+    language_model.require_eos(vocabulary)
+    special = NoiseTokens.from_vocabulary(vocabulary, mask_id)
 
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(batch, seed):
-        tokens, counts = preprocessors.chunk_each(batch["targets"], length, shortest=1)
-        sides = {"inputs": noise.apply(tokens, counts, marks, seed), "targets": (tokens, counts)}
+        tokens, counts = preprocessors.chunk_each_document(batch["targets"], length, shortest=1)
+        sides = {"inputs": noise.apply(tokens, counts, special, seed), "targets": (tokens, counts)}
 
         def whole(name):
             text = tf.RaggedTensor.from_tensor(sides[name][0], lengths=sides[name][1])
             text = tf.concat([tf.tile([front], [text.nrows(), 1]), text], axis=1) if front else text
-            return preprocessors.ended(text, lengths[name], vocabulary)
+            return preprocessors.truncate_with_eos(text, lengths[name], vocabulary)
 
         return {name: whole(name) for name in sides}
 

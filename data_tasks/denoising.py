@@ -46,7 +46,7 @@ class Pattern(Protocol):
     def __call__(self, lengths: tf.Tensor, width: int, seed: tf.Tensor) -> tf.Tensor:
         """Which tokens are noise: lengths `[rows]` -> bool `[rows, width]`."""
 
-    def most(self, length: int) -> tuple[int, int]:
+    def max_noise(self, length: int) -> tuple[int, int]:
         """How many tokens of noise, in how many runs, a row of that length has at most (in 99.9 % of cases)."""
 
 
@@ -60,7 +60,7 @@ class Iid:
     def __call__(self, lengths, width, seed):
         return noise_masks.iid_mask(lengths, width, seed, self.density)
 
-    def most(self, length):
+    def max_noise(self, length):
         mean_runs = self.density * (1 - self.density)  # a run begins at a token of noise after one that is none
         noise = length * self.density + _DEVIATIONS * math.sqrt(length * mean_runs)
         runs = 1 + length * mean_runs + _DEVIATIONS * math.sqrt(length * mean_runs * max(1 - 3 * mean_runs, 0))
@@ -85,7 +85,7 @@ class RandomSpans:
             lengths, width, seed, self.density, self.mean_span, random_roll=self.random_roll
         )
 
-    def most(self, length):
+    def max_noise(self, length):
         noise, spans = span_lengths.noise_counts(length, self.density, self.mean_span)
         return noise, spans + self.random_roll
 
@@ -95,16 +95,16 @@ class RegularSpans:
     """Spans of one length in a row, between the two, at equal distances."""
 
     density: float
-    least_span: int = 1
-    most_span: int = 5
+    min_span: int = 1
+    max_span: int = 5
     exact = ends_in_noise = False
 
     def __call__(self, lengths, width, seed):
-        return noise_masks.regular_mask(lengths, width, seed, self.density, self.least_span, self.most_span)
+        return noise_masks.regular_mask(lengths, width, seed, self.density, self.min_span, self.max_span)
 
-    def most(self, length):
+    def max_noise(self, length):
         counts = []
-        for span in range(self.least_span, self.most_span + 1):
+        for span in range(self.min_span, self.max_span + 1):
             whole, rest = divmod(length, round(span / self.density))
             counts.append((whole * span + min(rest, span), whole + 2))  # two runs may be cut short by the row's ends
         return max(noise for noise, _ in counts), max(runs for _, runs in counts)
@@ -120,9 +120,9 @@ class AfterPrefix:
     def __call__(self, lengths, width, seed):
         return noise_masks.after_prefix_mask(lengths, width, seed, self.density)
 
-    def most(self, length):
-        least_prefix = max(round((1 - 2 * self.density) * (length - 1)), 1)
-        return length - least_prefix, 1
+    def max_noise(self, length):
+        min_prefix = max(round((1 - 2 * self.density) * (length - 1)), 1)
+        return length - min_prefix, 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Recipe:
     pattern: Pattern
     inputs: str
     targets: str
-    joined: bool = True
+    join_documents: bool = True
 
     def encode_inputs(self) -> Encoding:
         """What makes `inputs`."""
@@ -152,22 +152,22 @@ class Recipe:
         """What makes `targets`."""
         return _TARGETS[self.targets]
 
-    def lengths(self, length: int) -> tuple[int, int]:
+    def max_lengths(self, length: int) -> tuple[int, int]:
         """Tokens of `inputs` and `targets`, at most, for a chunk of `length`, without EOS."""
-        noise, runs = self.pattern.most(length)
+        noise, runs = self.pattern.max_noise(length)
         shorter = {"d": noise, "s": noise - runs, "u": noise - runs}.get(self.inputs, 0) if self.pattern.exact else 0
         other_runs = runs + (not self.pattern.ends_in_noise)
         return length - shorter, {"f": length, "d": noise}.get(self.targets, noise + other_runs)
 
     @property
-    def numbers_spans(self) -> bool:
+    def unique_sentinels(self) -> bool:
         """Whether each span has a sentinel of its own."""
         return "u" in (self.inputs, self.targets)
 
-    def sentinels(self, length: int) -> int:
+    def max_sentinels(self, length: int) -> int:
         """How many different sentinels a chunk of `length` needs at most."""
-        if self.numbers_spans:
-            return self.pattern.most(length)[1] + (not self.pattern.ends_in_noise)
+        if self.unique_sentinels:
+            return self.pattern.max_noise(length)[1] + (not self.pattern.ends_in_noise)
         return int(self.inputs == "m" or "s" in self.inputs or self.targets == "s")
 
 
@@ -204,7 +204,7 @@ def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
       UserError: the name does not follow the grammar, which the message gives, or a number in it is out of range.
     """
     if name == "all_permute":
-        return Recipe(Iid(1.0), "p", "f", joined=False)
+        return Recipe(Iid(1.0), "p", "f", join_documents=False)
     parts = _NAME.fullmatch(name)
     if not parts:
         raise UserError(f"{name!r} is no denoising recipe. There are {GRAMMAR}")
@@ -212,7 +212,7 @@ def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
     mixed = re.fullmatch(r"r(\d+)s(\d+)", parts["inputs"])
     if mixed and int(mixed[1]) + int(mixed[2]) != 100:
         raise UserError(f"{name!r}: {mixed[1]} and {mixed[2]} in {parts['inputs']!r} must add up to 100 percent")
-    return Recipe(pattern, parts["inputs"], parts["targets"], joined=not isinstance(pattern, AfterPrefix))
+    return Recipe(pattern, parts["inputs"], parts["targets"], join_documents=not isinstance(pattern, AfterPrefix))
 
 
 def _pattern(name: str, parts: re.Match, random_roll: bool) -> Pattern:
@@ -247,7 +247,7 @@ def denoise(
     output_features: Mapping[str, seqio.Feature],
     *,
     recipe: Recipe,
-    in_front: Callable[[seqio.Vocabulary], Sequence[int]] = lambda vocabulary: (),
+    prefix_ids: Callable[[seqio.Vocabulary], Sequence[int]] = lambda vocabulary: (),
     reserved_sentinels: int = 0,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
@@ -259,7 +259,7 @@ def denoise(
         sentinels suffice. Where noise is drawn token by token, one row in a thousand may be cut to them.
       output_features: `inputs` and `targets`, of one vocabulary.
       recipe: the denoiser.
-      in_front: ids that every `inputs` begins with.
+      prefix_ids: ids that every `inputs` begins with.
       reserved_sentinels: how many of the vocabulary's extra ids, from the lowest on, are no sentinels.
       documents_per_batch: how many documents are worked on at once.
 
@@ -274,28 +274,30 @@ def denoise(
         raise UserError(f"denoising needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
     if output_features["inputs"].vocabulary != vocabulary:
         raise UserError("denoising needs one vocabulary for 'inputs' and 'targets'")
-    language_model.eos_of(vocabulary)
-    front, ids = tuple(in_front(vocabulary)), Ids.of(vocabulary)
+    language_model.require_eos(vocabulary)
+    front, ids = tuple(prefix_ids(vocabulary)), Ids.from_vocabulary(vocabulary)
     inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
     sentinels = vocabulary.extra_ids - reserved_sentinels
     length = chunk_length(recipe, inputs_length - len(front), targets_length, sentinels)
-    most_runs = sentinels - (not recipe.pattern.ends_in_noise) if recipe.numbers_spans else length
+    max_spans = sentinels - (not recipe.pattern.ends_in_noise) if recipe.unique_sentinels else length
 
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(batch, seed):
         documents = batch["targets"]
-        if recipe.joined:
+        if recipe.join_documents:
             tokens, counts = preprocessors.chunk(documents.flat_values, length)
         else:
-            tokens, counts = preprocessors.chunk_each(documents, length)
+            tokens, counts = preprocessors.chunk_each_document(documents, length)
         seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 3))
-        noise = token_encodings.at_most_runs(recipe.pattern(counts, length, seeds[0]), most_runs)
+        noise = token_encodings.limit_spans(recipe.pattern(counts, length, seeds[0]), max_spans)
         rows = Rows(tokens, noise, tf.sequence_mask(counts, length))
         inputs = recipe.encode_inputs()(rows, ids, seeds[1])
         inputs = tf.concat([tf.tile([front], [inputs.nrows(), 1]), inputs], axis=1) if front else inputs
         return {
-            "inputs": preprocessors.ended(inputs, inputs_length, vocabulary),
-            "targets": preprocessors.ended(recipe.encode_targets()(rows, ids, seeds[2]), targets_length, vocabulary),
+            "inputs": preprocessors.truncate_with_eos(inputs, inputs_length, vocabulary),
+            "targets": preprocessors.truncate_with_eos(
+                recipe.encode_targets()(rows, ids, seeds[2]), targets_length, vocabulary
+            ),
         }
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
@@ -309,15 +311,15 @@ def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentin
     """
 
     def fits(length: int) -> bool:
-        inputs, targets = recipe.lengths(length)
-        return inputs < inputs_length and targets < targets_length and recipe.sentinels(length) <= sentinels
+        inputs, targets = recipe.max_lengths(length)
+        return inputs < inputs_length and targets < targets_length and recipe.max_sentinels(length) <= sentinels
 
     length = 2
     if not fits(length):
-        inputs, targets = recipe.lengths(length)
+        inputs, targets = recipe.max_lengths(length)
         raise UserError(
             f"nothing fits this denoiser: two tokens of text need TASK_FEATURE_LENGTHS of at least inputs={inputs + 1} "
-            f"and targets={targets + 1}, not {inputs_length} and {targets_length}, and {recipe.sentinels(length)} "
+            f"and targets={targets + 1}, not {inputs_length} and {targets_length}, and {recipe.max_sentinels(length)} "
             f"sentinels of the vocabulary's {sentinels} (its extra_ids)"
         )
     while fits(length + 1):

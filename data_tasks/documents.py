@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 TRAIN, VALIDATION = "train", "validation"
 # One thread at a time reads: sources share a corpus, training, evaluation and `--dry_run` ask from different threads,
 # and `read` remembers only what has been read. CPython 3.11's `ast.parse` may also fail where two threads call it.
-_READING = threading.RLock()
+_READ_LOCK = threading.RLock()
 TEXT = "text"
 
 
@@ -81,7 +81,7 @@ class DocumentSource(seqio.DataSource):
         super().__init__(splits=(TRAIN, VALIDATION))
 
     def _read(self) -> Corpus:
-        with _READING:
+        with _READ_LOCK:
             return self._read_unlocked()
 
     @property

@@ -32,20 +32,20 @@ def full_lm(
       documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
 
     Returns:
-      Examples with `targets`, int32; see `preprocessors.rows` for those of a short chunk.
+      Examples with `targets`, int32; see `preprocessors.pad_for_unbatch` for those of a short chunk.
 
     Raises:
       UserError: there is no length of `targets`, or no EOS.
     """
-    length = _length_of("a language model", sequence_length, ("targets",))["targets"]
+    length = _require_lengths("a language model", sequence_length, ("targets",))["targets"]
     vocabulary = output_features["targets"].vocabulary
-    eos_id = eos_of(vocabulary)
+    eos_id = require_eos(vocabulary)
 
     def cut(batch):
         ended = preprocessors.append_eos(batch["targets"], eos_id)
         tokens, counts = preprocessors.chunk(ended.flat_values, length, shortest=1)
         chunks = tf.RaggedTensor.from_tensor(tokens, lengths=counts)
-        return {"targets": preprocessors.rows(chunks, length, vocabulary)}
+        return {"targets": preprocessors.pad_for_unbatch(chunks, length, vocabulary)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -69,31 +69,31 @@ def prefix_lm(
       documents_per_batch: how many documents are cut at once.
 
     Returns:
-      Examples with `inputs` and `targets`, int32; see `preprocessors.rows` for their padding. In a chunk of L tokens
-      `inputs` has 1 … L - 1 of them, each number as likely.
+      Examples with `inputs` and `targets`, int32; see `preprocessors.pad_for_unbatch` for their padding. In a chunk of
+      L tokens `inputs` has 1 … L - 1 of them, each number as likely.
 
     Raises:
       UserError: a length is missing or below 2, the vocabularies differ, or there is no EOS.
     """
-    lengths = _length_of("prefix LM", sequence_length, ("inputs", "targets"))
+    lengths = _require_lengths("prefix LM", sequence_length, ("inputs", "targets"))
     length = min(lengths.values())
     if length < 2:
         raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs at least 2 tokens of each")
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
         raise UserError("prefix LM needs one vocabulary for 'inputs' and 'targets'")
-    eos_id = eos_of(vocabulary)
+    eos_id = require_eos(vocabulary)
 
     @seqio.map_over_dataset(num_seeds=1)
     def cut(batch, seed):
-        tokens, counts = preprocessors.chunk_each(preprocessors.append_eos(batch["targets"], eos_id), length)
-        parts = split(tokens, counts, random_prefix_lengths(counts, seed))
-        return {name: preprocessors.rows(part, length - 1, vocabulary) for name, part in parts.items()}
+        tokens, counts = preprocessors.chunk_each_document(preprocessors.append_eos(batch["targets"], eos_id), length)
+        parts = split_at_prefix(tokens, counts, random_prefix_lengths(counts, seed))
+        return {name: preprocessors.pad_for_unbatch(part, length - 1, vocabulary) for name, part in parts.items()}
 
     return cut(ds.ragged_batch(documents_per_batch)).unbatch()
 
 
-def split(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
     """Cuts rows in two.
 
     Args:
@@ -110,7 +110,7 @@ def split(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str
     return {name: tf.ragged.boolean_mask(tokens, kept) for name, kept in (("inputs", before), ("targets", after))}
 
 
-def eos_of(vocabulary: seqio.Vocabulary) -> int:
+def require_eos(vocabulary: seqio.Vocabulary) -> int:
     """The EOS of a vocabulary.
 
     Raises:
@@ -121,7 +121,7 @@ def eos_of(vocabulary: seqio.Vocabulary) -> int:
     return vocabulary.eos_id
 
 
-def _length_of(what: str, sequence_length: Mapping[str, int] | None, names: tuple[str, ...]) -> dict[str, int]:
+def _require_lengths(what: str, sequence_length: Mapping[str, int] | None, names: tuple[str, ...]) -> dict[str, int]:
     if sequence_length is None or not set(names) <= set(sequence_length):
         wanted = " and ".join(map(repr, names))
         raise UserError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, not {sequence_length}")

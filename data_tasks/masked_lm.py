@@ -20,14 +20,14 @@ from t5x_like.errors import UserError
 
 MASK_RATE = 0.15
 # Of the chosen tokens: so many become [MASK], so many stay, the others become random ones.
-MASKED, KEPT = 0.8, 0.1
+MASK_FRACTION, KEEP_FRACTION = 0.8, 0.1
 # The feature that tells apart the examples of the same text in static masking.
 DUPLICATE = "duplicate"
 EXAMPLES_PER_BATCH = 64
 
 Draw = Callable[[int], tf.Tensor]
 """The number of a draw -> uint32 `[examples, length]`, uniform, independent of other numbers' draws."""
-_ORDER, _COUNT, _FATE, _WORD = range(4)
+_ORDER, _COUNT, _REPLACEMENT, _TOKEN = range(4)
 
 
 # ---- what a vocabulary says ------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Masking(Protocol):
     def chosen(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Which tokens are to be predicted, bool `[examples, length]`, at most `max_predictions` an example."""
 
-    def random_words(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+    def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         """The ids that random words are drawn from, `[words]`."""
 
 
@@ -161,10 +161,10 @@ class BertMasking:
         wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
         wanted = tf.minimum(tf.maximum(wanted, 1), max_predictions)
         if not self.whole_words:
-            return highest(draw(_ORDER), rows.text, wanted)
+            return select_top(draw(_ORDER), rows.text, wanted)
         return whole_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)
 
-    def random_words(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+    def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         return np.arange(vocabulary.vocab_size)
 
 
@@ -192,9 +192,9 @@ class RobertaMasking:
     def chosen(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         rounding = fraction(draw(_COUNT)[:, 0])
         wanted = tf.cast(tf.cast(rows.counts, tf.float64) * self.rate + rounding, tf.int32)
-        return highest(draw(_ORDER), rows.real, tf.minimum(wanted, max_predictions))
+        return select_top(draw(_ORDER), rows.real, tf.minimum(wanted, max_predictions))
 
-    def random_words(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+    def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         others = (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, special.cls, special.sep, special.mask)
         words = np.arange(vocabulary.vocab_size - vocabulary.extra_ids)
         return np.setdiff1d(words, [index for index in others if index is not None])
@@ -205,7 +205,7 @@ def fraction(draws: tf.Tensor) -> tf.Tensor:
     return tf.cast(draws, tf.float64) / 2.0**32
 
 
-def highest(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     """The candidates with the highest scores, as many of each row as are wanted or as there are.
 
     Args:
@@ -244,7 +244,7 @@ def whole_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Ten
     words = tf.gather(tf.where(first, word, 0), order, batch_dims=1)
     sizes = tf.gather(sizes, words, batch_dims=1)
 
-    def next_word(step, total, chosen):
+    def add_word(step, total, chosen):
         size = sizes[:, step]
         takes = (size > 0) & (total + size <= wanted)
         total += tf.where(takes, size, 0)
@@ -253,7 +253,7 @@ def whole_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Ten
     most = tf.reduce_max(word)
     *_, chosen = tf.while_loop(
         lambda step, total, chosen: (step < most) & tf.reduce_any(total < wanted),
-        next_word,
+        add_word,
         (0, tf.zeros_like(wanted), tf.zeros_like(text)),
         parallel_iterations=1,
     )
@@ -263,7 +263,7 @@ def whole_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Ten
 # ---- what becomes of them --------------------------------------------------------------------------------------------
 
 
-def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, random_words: tf.Tensor) -> tf.Tensor:
+def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, random_tokens: tf.Tensor) -> tf.Tensor:
     """Of the chosen tokens 80 % become the mask, 10 % stay and 10 % become random words.
 
     Args:
@@ -271,14 +271,16 @@ def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, rand
       chosen: bool `[examples, length]`.
       draw: what chance decides.
       mask_id: the mask.
-      random_words: the ids of random words, drawn uniformly, int32 `[words]`.
+      random_tokens: the ids of random words, drawn uniformly, int32 `[words]`.
 
     Returns:
       int32 `[examples, length]`.
     """
-    fate = fraction(draw(_FATE))
-    words = tf.gather(random_words, tf.cast(draw(_WORD), tf.int64) % tf.size(random_words, tf.int64))
-    replaced = tf.where(fate < MASKED, mask_id, tf.where(fate < MASKED + KEPT, tokens, words))
+    replacement = fraction(draw(_REPLACEMENT))
+    words = tf.gather(random_tokens, tf.cast(draw(_TOKEN), tf.int64) % tf.size(random_tokens, tf.int64))
+    replaced = tf.where(
+        replacement < MASK_FRACTION, mask_id, tf.where(replacement < MASK_FRACTION + KEEP_FRACTION, tokens, words)
+    )
     return tf.where(chosen, replaced, tokens)
 
 
@@ -336,7 +338,7 @@ def mask_inputs(
     masking.check(length, max_predictions)
     vocabulary = output_features["inputs"].vocabulary
     special = special or special_tokens(vocabulary)
-    random_words = masking.random_words(vocabulary, special).astype(np.int32)
+    random_tokens = masking.random_tokens(vocabulary, special).astype(np.int32)
 
     def masked(batch, seed=None):
         batch = dict(batch)
@@ -344,16 +346,16 @@ def mask_inputs(
         tokens = tf.pad(tokens, [[0, 0], [0, length - tf.shape(tokens)[1]]])
         counts = tf.reduce_max(tf.cast(tokens != 0, tf.int32) * tf.range(1, length + 1), axis=1)
         duplicate = batch.pop(DUPLICATE, tf.zeros_like(counts))
-        draw = fixed_draws(tokens, duplicate) if seed is None else fresh_draws(tf.shape(tokens), seed)
+        draw = hashed_draws(tokens, duplicate) if seed is None else seeded_draws(tf.shape(tokens), seed)
         chosen = masking.chosen(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
-        inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_words))
+        inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_tokens))
         number = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
         made = {"inputs": (inputs, counts, length)} | {
             name: (values, number, max_predictions)
             for name, values in predictions(tokens, chosen, max_predictions).items()
         }
         return batch | {
-            name: preprocessors.rows(tf.RaggedTensor.from_tensor(values, lengths=n), most, vocabulary)
+            name: preprocessors.pad_for_unbatch(tf.RaggedTensor.from_tensor(values, lengths=n), most, vocabulary)
             for name, (values, n, most) in made.items()
         }
 
@@ -363,7 +365,7 @@ def mask_inputs(
     return seqio.map_over_dataset(num_seeds=1)(masked)(ds).unbatch()
 
 
-def fresh_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
+def seeded_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
     """Draws by a stateless seed `[2]`."""
 
     def draw(number: int) -> tf.Tensor:
@@ -373,7 +375,7 @@ def fresh_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
     return draw
 
 
-def fixed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
+def hashed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
     """Draws that are hashes of a whole row, its duplicate's number, the place and the draw.
 
     Args:

@@ -16,7 +16,7 @@ DOCUMENTS_PER_BATCH = 128
 _SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after the text
 
 
-def duplicates(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.data.Dataset:
+def duplicate_documents(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.data.Dataset:
     """All documents once more and once more, each time with another number as `duplicate`, for static masks.
 
     It comes before the cache of a task, or its end: what repeats the data for the next epoch comes behind that.
@@ -67,7 +67,7 @@ def single_documents(
             documents.flat_values, tf.minimum(tf.gather(counts, document) - before, room), validate=False
         )
         others = {DUPLICATE: tf.gather(batch[DUPLICATE], document)} if DUPLICATE in batch else {}
-        return others | {"inputs": _surrounded(text, special, length)}
+        return others | {"inputs": _add_special_tokens(text, special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -104,7 +104,7 @@ def full_sentences(
     def cut(batch):
         joined = preprocessors.append_eos(batch["targets"], special.sep).flat_values[:-1]
         tokens, counts = preprocessors.chunk(joined, length - _SPECIAL_TOKENS)
-        return {"inputs": _surrounded(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
+        return {"inputs": _add_special_tokens(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -120,7 +120,7 @@ def _length(sequence_length: Mapping[str, int] | None) -> int:
     return length
 
 
-def _surrounded(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
+def _add_special_tokens(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
     """Each row between [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
     ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(special)[:_SPECIAL_TOKENS]]
     return tf.concat([ends[0], text, ends[1]], axis=1).to_tensor(shape=[None, length])

@@ -8,10 +8,10 @@ import seqio
 from data_tasks import preprocessors, python_docs, text_files, vocabularies
 from data_tasks.documents import DocumentSource
 from data_tasks.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
-from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicates, full_sentences, single_documents
+from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
 
 # Places are no tokens, so no model needs an embedding for them.
-PLACES = seqio.PassThroughVocabulary(size=0)
+PASS_THROUGH = seqio.PassThroughVocabulary(size=0)
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
@@ -19,7 +19,7 @@ def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "targets": seqio.Feature(vocabulary, add_eos=False),
-        "masked_positions": seqio.Feature(PLACES, add_eos=False),
+        "masked_positions": seqio.Feature(PASS_THROUGH, add_eos=False),
     }
 
 
@@ -52,7 +52,7 @@ def add_masked_lm_task(
         preprocessors=[
             functools.partial(preprocessors.documents, text_feature=text_feature),
             preprocessors.tokenize,
-            *([functools.partial(duplicates, dupe_factor=dupe_factor)] if static else []),
+            *([functools.partial(duplicate_documents, dupe_factor=dupe_factor)] if static else []),
             seqio.CacheDatasetPlaceholder(),
             examples,
             functools.partial(mask_inputs, masking=masking, static=static),

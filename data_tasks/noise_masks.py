@@ -32,7 +32,7 @@ def iid_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: flo
 
 
 def regular_mask(
-    lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, least_span: int = 1, most_span: int = 5
+    lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, min_span: int = 1, max_span: int = 5
 ) -> tf.Tensor:
     """Spans of one length at equal distances: each row draws its span length, and where in the period it begins.
 
@@ -41,14 +41,14 @@ def regular_mask(
       width: the longest they may be.
       seed: stateless, `[2]`.
       noise_density: fraction of noise tokens; the period is `round(span / noise_density)` tokens.
-      least_span: the shortest span to draw.
-      most_span: the longest span to draw; each length is as likely.
+      min_span: the shortest span to draw.
+      max_span: the longest span to draw; each length is as likely.
 
     Returns:
       bool `[rows, width]`; the spans at both ends of a row may be cut short.
     """
     span_seed, offset_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    spans = least_span + uniform_below(tf.fill(tf.shape(lengths), most_span - least_span + 1), span_seed)
+    spans = min_span + uniform_below(tf.fill(tf.shape(lengths), max_span - min_span + 1), span_seed)
     periods = tf.cast(tf.round(tf.cast(spans, tf.float64) / noise_density), tf.int32)
     offsets = uniform_below(periods, offset_seed)
     places = tf.math.floormod(tf.range(width) + offsets[:, tf.newaxis], periods[:, tf.newaxis])
@@ -119,9 +119,9 @@ def random_spans_mask(
     spans = tf.minimum(tf.clip_by_value(spans, 1, noise), lengths - noise)
 
     first_seed, second_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    most_noise, most_spans = span_lengths.noise_counts(width, noise_density, mean_noise_span_length)
-    noise_ends = _random_composition_ends(noise, spans, most_noise, most_spans, first_seed)
-    other_ends = _random_composition_ends(lengths - noise, spans, width - most_noise, most_spans, second_seed)
+    max_noise, max_spans = span_lengths.noise_counts(width, noise_density, mean_noise_span_length)
+    noise_ends = _random_composition_ends(noise, spans, max_noise, max_spans, first_seed)
+    other_ends = _random_composition_ends(lengths - noise, spans, width - max_noise, max_spans, second_seed)
     starts = other_ends + tf.pad(noise_ends, [[0, 0], [1, 0]])[:, :-1]  # where span j of noise begins in the row
     ends = other_ends + noise_ends
     positions = tf.range(width)
@@ -156,7 +156,7 @@ def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _random_composition_ends(
-    totals: tf.Tensor, parts: tf.Tensor, most: int, most_parts: int, seed: tf.Tensor
+    totals: tf.Tensor, parts: tf.Tensor, most: int, max_parts: int, seed: tf.Tensor
 ) -> tf.Tensor:
     """Ends of the parts of a uniformly random composition of each total into positive parts.
 
@@ -164,22 +164,22 @@ def _random_composition_ends(
 
     Args:
       totals: `[rows]`, at most `most`.
-      parts: `[rows]`, at most `most_parts` and the total.
+      parts: `[rows]`, at most `max_parts` and the total.
       most: the largest total there can be.
-      most_parts: the largest number of parts there can be.
+      max_parts: the largest number of parts there can be.
       seed: stateless, `[2]`.
 
     Returns:
-      int32 `[rows, most_parts]`, ascending; the total in each place from the last part on.
+      int32 `[rows, max_parts]`, ascending; the total in each place from the last part on.
     """
     rows = tf.shape(totals)[0]
-    if most_parts == 1:
+    if max_parts == 1:
         return totals[:, tf.newaxis]
     scores = tf.random.stateless_uniform([rows, most - 1], seed, minval=None, dtype=tf.uint32)
     # Places beyond a row's end are taken last; a place's own number breaks ties, so that exactly k - 1 are taken.
     scores = tf.cast(scores, tf.int64) * most + tf.range(most - 1, dtype=tf.int64)
     scores = tf.where(tf.range(1, most) < totals[:, tf.newaxis], scores, -1)
-    places = tf.math.top_k(scores, k=min(most_parts - 1, most - 1)).indices + 1
+    places = tf.math.top_k(scores, k=min(max_parts - 1, most - 1)).indices + 1
     taken = tf.range(tf.shape(places)[1]) < parts[:, tf.newaxis] - 1
     ends = tf.sort(tf.where(taken, places, totals[:, tf.newaxis]), axis=1)
     return tf.concat([ends, totals[:, tf.newaxis]], axis=1)

@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 MAX_DOCUMENT_BYTES = 1 << 24
 
 
-def usable(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
+def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
     """What is wrong with a document, reason -> scalar bool; none of them for one that is used."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore", replace_control_characters=False)
     return {
@@ -42,7 +42,9 @@ def documents(
         raise UserError(f"the feature {text_feature!r} must be one text a document, not {spec[text_feature]}")
     ds = ds.map(lambda example: {"targets": example[text_feature]})
     return ds.filter(
-        lambda example: tf.logical_not(tf.reduce_any(list(usable(example["targets"], max_document_bytes).values())))
+        lambda example: tf.logical_not(
+            tf.reduce_any(list(document_problems(example["targets"], max_document_bytes).values()))
+        )
     )
 
 
@@ -98,11 +100,11 @@ def span_corruption(
         tokens, token_counts = chunk(example["targets"].flat_values, lengths.raw)
         noise = random_spans_mask(token_counts, lengths.raw, seed, noise_density, mean_noise_span_length)
         real = tf.sequence_mask(token_counts, lengths.raw)
-        inputs = append_eos(without_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
-        targets = append_eos(spans_alone(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
+        inputs = append_eos(replace_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
+        targets = append_eos(extract_spans(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
         return {
-            "inputs": rows(inputs, lengths.inputs, vocabulary),
-            "targets": rows(targets, lengths.targets, vocabulary),
+            "inputs": pad_for_unbatch(inputs, lengths.inputs, vocabulary),
+            "targets": pad_for_unbatch(targets, lengths.targets, vocabulary),
         }
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
@@ -121,7 +123,7 @@ def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor,
     return tf.reshape(padded, [chunks, length]), counts
 
 
-def chunk_each(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
+def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
     """Cuts every document of `[documents, (tokens)]` by itself; returns what `chunk` does.
 
     A document's last chunk is dropped where it has fewer than `shortest` tokens.
@@ -135,7 +137,7 @@ def chunk_each(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tu
     return tokens, tf.boolean_mask(counts, kept)
 
 
-def without_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
     """The inputs: each span of noise as one sentinel, `vocab_size - 1` for the first of a row, then descending.
 
     Args:
@@ -151,8 +153,8 @@ def without_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_si
     return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~noise))
 
 
-def spans_alone(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """The targets: each span of noise after the sentinel that stands for it in the inputs; see `without_spans`."""
+def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+    """The targets: each span of noise after the sentinel that stands for it in the inputs; see `replace_spans`."""
     first, sentinels = _sentinels(noise, vocab_size)
     # One column more: a span's sentinel lies over the token before it, which is none of the noise.
     before, after = [[0, 0], [0, 1]], [[0, 0], [1, 0]]
@@ -171,12 +173,16 @@ def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
     return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)
 
 
-def ended(sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary) -> tf.Tensor | tf.RaggedTensor:
+def truncate_with_eos(
+    sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
+) -> tf.Tensor | tf.RaggedTensor:
     """Rows with EOS at their end, cut so that it fits: `[rows, (any)]` -> `[rows, length]`; see `rows`."""
-    return rows(append_eos(sequences[:, : length - 1], vocabulary.eos_id), length, vocabulary)
+    return pad_for_unbatch(append_eos(sequences[:, : length - 1], vocabulary.eos_id), length, vocabulary)
 
 
-def rows(sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary) -> tf.Tensor | tf.RaggedTensor:
+def pad_for_unbatch(
+    sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
+) -> tf.Tensor | tf.RaggedTensor:
     """Sequences in a form for `unbatch` that keeps their ends: `[rows, (any)]` -> `[rows, length]` or `[rows, (any)]`.
 
     Where 0 is the vocabulary's padding, rows are filled up with it, since dense rows unbatch in half the time of ragged

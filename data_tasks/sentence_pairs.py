@@ -14,13 +14,13 @@ import tensorflow as tf
 from data_tasks.masked_lm import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
 
-SPECIAL_TOKENS_OF_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
+SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
 SHORT_PAIR_PROBABILITY = 0.1
 RANDOM_NEXT_PROBABILITY = 0.5
 DOCUMENTS_PER_BATCH = 128
 # How often another document is drawn, as long as what was drawn is the document itself.
-_TRIES = 10
-_SHORTEST_TARGET = 2
+_MAX_DRAWS = 10
+_MIN_TARGET_LENGTH = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +29,23 @@ class Documents:
 
     Attributes:
       tokens: int32 `[total]`.
-      borders: where sentences begin in `tokens`, and its size at the end: int32 `[sentences + 1]`, ascending.
+      boundaries: where sentences begin in `tokens`, and its size at the end: int32 `[sentences + 1]`, ascending.
       firsts: the first sentence of each document, and their number at the end: int32 `[documents + 1]`, ascending.
       hashes: documents of the same text have the same: int64 `[documents]`.
     """
 
     tokens: tf.Tensor
-    borders: tf.Tensor
+    boundaries: tf.Tensor
     firsts: tf.Tensor
     hashes: tf.Tensor
 
     @classmethod
-    def of(cls, batch: Mapping[str, tf.Tensor]) -> "Documents":
+    def from_batch(cls, batch: Mapping[str, tf.Tensor]) -> "Documents":
         """From a ragged batch of documents as `data_tasks.sentences` makes them."""
         lengths = batch["sentence_lengths"]
         return cls(
             tokens=batch["tokens"].flat_values,
-            borders=tf.pad(tf.cumsum(lengths.flat_values), [[1, 0]]),
+            boundaries=tf.pad(tf.cumsum(lengths.flat_values), [[1, 0]]),
             firsts=tf.cast(lengths.row_splits, tf.int32),
             hashes=batch["document"],
         )
@@ -112,11 +112,11 @@ def sentence_pairs(
     if sequence_length is None or "inputs" not in sequence_length:
         raise UserError(f"sentence pairs need TASK_FEATURE_LENGTHS of 'inputs', not {sequence_length}")
     length = sequence_length["inputs"]
-    most = length - SPECIAL_TOKENS_OF_A_PAIR
-    if most < _SHORTEST_TARGET:
+    most = length - SPECIAL_TOKENS_PER_PAIR
+    if most < _MIN_TARGET_LENGTH:
         raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: a pair has three special tokens and at least one of each "
-            f"half, so 'inputs' must be at least {SPECIAL_TOKENS_OF_A_PAIR + _SHORTEST_TARGET}"
+            f"half, so 'inputs' must be at least {SPECIAL_TOKENS_PER_PAIR + _MIN_TARGET_LENGTH}"
         )
     if documents_per_batch < 2:
         raise UserError(f"{documents_per_batch=} must be at least 2: a random half comes from another document")
@@ -124,10 +124,10 @@ def sentence_pairs(
 
     @seqio.map_over_dataset(num_seeds=3)
     def draw(batch, seeds):
-        documents = Documents.of(batch)
-        targets = random_targets(tf.shape(documents.hashes)[0], most, short_pair_probability, seeds[0])
-        pairs = truncated(all_pairs(documents, targets, seeds[1]), most, seeds[2])
-        return assembled(documents.tokens, pairs, special, length)
+        documents = Documents.from_batch(batch)
+        targets = random_target_lengths(tf.shape(documents.hashes)[0], most, short_pair_probability, seeds[0])
+        pairs = truncate_pairs(draw_pairs(documents, targets, seeds[1]), most, seeds[2])
+        return assemble_pairs(documents.tokens, pairs, special, length)
 
     ds = ds.ragged_batch(documents_per_batch)
     if passes > 1:
@@ -135,15 +135,15 @@ def sentence_pairs(
     return draw(ds).unbatch()
 
 
-def random_targets(documents: tf.Tensor, most: int, short_pair_probability: float, seed: tf.Tensor) -> tf.Tensor:
+def random_target_lengths(documents: tf.Tensor, most: int, short_pair_probability: float, seed: tf.Tensor) -> tf.Tensor:
     """How many tokens a pair of each document is to have, int32 `[documents]`: `most`, or any number from 2 on."""
     which, how_many = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     short = tf.random.stateless_uniform([documents], which) < short_pair_probability
-    shorter = tf.random.stateless_uniform([documents], how_many, _SHORTEST_TARGET, most + 1, tf.int32)
+    shorter = tf.random.stateless_uniform([documents], how_many, _MIN_TARGET_LENGTH, most + 1, tf.int32)
     return tf.where(short, shorter, most)
 
 
-def all_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pairs:
+def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pairs:
     """The pairs of all documents, none of them cut to a length yet: the first of each document, then the second …
 
     Args:
@@ -152,7 +152,7 @@ def all_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pair
       seed: stateless, `[2]`.
     """
 
-    def one_more(step, starts, written):
+    def add_pairs(step, starts, written):
         draws = _random_draws(tf.shape(starts)[0], tf.random.experimental.stateless_fold_in(seed, step))
         pairs, nexts = next_pairs(documents, starts, targets, draws)
         found = tf.boolean_mask(tf.stack(pairs, axis=1), starts < documents.firsts[1:])
@@ -163,7 +163,7 @@ def all_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pair
     )
     *_, written = tf.while_loop(
         lambda step, starts, written: tf.reduce_any(starts < documents.firsts[1:]),
-        one_more,
+        add_pairs,
         (tf.constant(0), documents.firsts[:-1], nothing),
         parallel_iterations=1,
     )
@@ -173,7 +173,7 @@ def all_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pair
 def _random_draws(documents: tf.Tensor, seed: tf.Tensor) -> Draws:
     uniform_seed, other_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     cut, random_next, place = tf.unstack(tf.random.stateless_uniform([3, documents], uniform_seed))
-    others = tf.random.stateless_uniform([documents, _TRIES], other_seed, 0, documents, tf.int32)
+    others = tf.random.stateless_uniform([documents, _MAX_DRAWS], other_seed, 0, documents, tf.int32)
     return Draws(cut, random_next < RANDOM_NEXT_PROBABILITY, others, place)
 
 
@@ -190,50 +190,50 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
     Returns:
       The pairs, `[documents]`, and the first unused sentences after them.
     """
-    borders = documents.borders
-    ends = _filled(documents, starts, targets, documents.firsts[1:])
+    boundaries = documents.boundaries
+    ends = _chunk_ends(documents, starts, targets, documents.firsts[1:])
     sentences = ends - starts
-    middles = starts + tf.where(sentences > 1, 1 + _one_of(sentences - 1, draws.cut), 1)
+    middles = starts + tf.where(sentences > 1, 1 + _random_indices(sentences - 1, draws.cut), 1)
     is_random = (sentences == 1) | draws.random_next
-    a_starts, a_ends = _at(borders, starts), _at(borders, middles)
+    a_starts, a_ends = _token_offsets(boundaries, starts), _token_offsets(boundaries, middles)
 
-    others = _first_other(documents.hashes, draws.others)
+    others = _first_different(documents.hashes, draws.others)
     firsts, lasts = tf.gather(documents.firsts, others), tf.gather(documents.firsts, others + 1)
-    random_starts = firsts + _one_of(lasts - firsts, draws.place)
-    random_ends = _filled(documents, random_starts, targets - (a_ends - a_starts), lasts)
+    random_starts = firsts + _random_indices(lasts - firsts, draws.place)
+    random_ends = _chunk_ends(documents, random_starts, targets - (a_ends - a_starts), lasts)
 
-    b_starts = _at(borders, tf.where(is_random, random_starts, middles))
-    b_ends = _at(borders, tf.where(is_random, random_ends, ends))
+    b_starts = _token_offsets(boundaries, tf.where(is_random, random_starts, middles))
+    b_ends = _token_offsets(boundaries, tf.where(is_random, random_ends, ends))
     pairs = Pairs(a_starts, a_ends - a_starts, b_starts, b_ends - b_starts, tf.cast(is_random, tf.int32))
     # What a random half has taken the place of is not lost: the next pair begins with it.
     nexts = tf.where(is_random, middles, ends)
     return pairs, tf.minimum(nexts, documents.firsts[1:])
 
 
-def _filled(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
+def _chunk_ends(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
     """The sentence after the last one that is needed for that many tokens: one at least, none from `lasts` on."""
-    enough = tf.searchsorted(documents.borders, _at(documents.borders, starts) + tokens)
+    enough = tf.searchsorted(documents.boundaries, _token_offsets(documents.boundaries, starts) + tokens)
     return tf.clip_by_value(enough, starts + 1, tf.maximum(lasts, starts + 1))
 
 
-def _at(borders: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
+def _token_offsets(boundaries: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
     """Where sentences begin; that of a document that is used up may lie one after the end of all."""
-    return tf.gather(borders, tf.minimum(sentences, tf.size(borders) - 1))
+    return tf.gather(boundaries, tf.minimum(sentences, tf.size(boundaries) - 1))
 
 
-def _one_of(counts: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+def _random_indices(counts: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     """A number from 0 to each count - 1, by draws in [0, 1)."""
     return tf.minimum(tf.cast(draws * tf.cast(counts, draws.dtype), tf.int32), counts - 1)
 
 
-def _first_other(hashes: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
+def _first_different(hashes: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
     """The first candidate of another text than the document's own, or the last candidate: `[documents]`."""
     differ = tf.gather(hashes, candidates) != hashes[:, tf.newaxis]
     differ |= tf.range(tf.shape(candidates)[1]) == tf.shape(candidates)[1] - 1
     return tf.gather(candidates, tf.argmax(differ, axis=1), batch_dims=1)
 
 
-def truncated(pairs: Pairs, most: int, seed: tf.Tensor) -> Pairs:
+def truncate_pairs(pairs: Pairs, most: int, seed: tf.Tensor) -> Pairs:
     """Pairs of at most `most` tokens: each token too many leaves the longer half (B of two as long), at its front or
     its back, as likely."""
     drop_a, drop_b = tokens_to_drop(pairs.a_length, pairs.b_length, most)
@@ -257,7 +257,7 @@ def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple
     return drop_a + from_both // 2, drop_b + (from_both + 1) // 2
 
 
-def assembled(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
+def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
     """[CLS] A [SEP] B [SEP] of every pair.
 
     Args:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from data_tasks import preprocessors, python_docs, sentences, text_files, vocabularies
 from data_tasks.documents import Corpus, DocumentSource, split_by_hash
 from data_tasks.masked_lm import BertMasking, Masking, mask_inputs
-from data_tasks.masked_lm_tasks import PLACES, output_features
+from data_tasks.masked_lm_tasks import PASS_THROUGH, output_features
 from data_tasks.sentence_pairs import sentence_pairs
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.data import task_arguments
@@ -54,7 +54,7 @@ def add_sentence_pairs_task(
     source: seqio.DataSource,
     vocabulary: seqio.Vocabulary,
     *,
-    split: Callable[[], Callable[[tf.Tensor], tf.Tensor]] = lambda: sentences.prose,
+    split: Callable[[], Callable[[tf.Tensor], tf.Tensor]] = lambda: sentences.split_prose,
     masking: Masking = BERT_MASKING,
     text_feature: str = "text",
 ) -> seqio.Task:
@@ -65,7 +65,7 @@ def add_sentence_pairs_task(
       name: to register it under.
       source: of documents.
       vocabulary: see `masked_lm.special_tokens` for what is needed of it.
-      split: says how a document is cut into sentences, `sentences.lines` or `prose`; asked when the data is read.
+      split: says how a document is cut into sentences, `sentences.split_lines` or `prose`; asked when the data is read.
       masking: which tokens are chosen.
       text_feature: the feature of the source that holds the text.
     """
@@ -84,7 +84,7 @@ def add_sentence_pairs_task(
             functools.partial(mask_inputs, masking=masking),
         ],
         output_features=output_features(vocabulary)
-        | {name: seqio.Feature(PLACES, add_eos=False) for name in ("token_types", "next_sentence_label")},
+        | {name: seqio.Feature(PASS_THROUGH, add_eos=False) for name in ("token_types", "next_sentence_label")},
     )
 
 
@@ -144,5 +144,5 @@ add_sentence_pairs_task(
     TEXT_FILES_TASK,
     DocumentSource(_text_files),
     WordPieceVocabulary(_vocabulary_path, lambda: _ARGUMENTS["lower_case"]),
-    split=lambda: sentences.lines if _ARGUMENTS["one_sentence_a_line"] else sentences.prose,
+    split=lambda: sentences.split_lines if _ARGUMENTS["one_sentence_a_line"] else sentences.split_prose,
 )

@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 # Between sentences while a text is being cut: ASCII's own sign for it. It ends a sentence where a text has it, too.
-_BORDER = "\x1e"
+_BOUNDARY = "\x1e"
 
 # An empty line ends a sentence: it is the end of a paragraph, or a heading stands above it.
 _PARAGRAPH = r"\n[^\S\n]*\n"
@@ -26,24 +26,24 @@ _STOPS = (
 _IDEOGRAPHIC_STOP = r"([。！？][」』”’）]*)"
 
 
-def lines(text: tf.Tensor) -> tf.Tensor:
+def split_lines(text: tf.Tensor) -> tf.Tensor:
     """The lines of a text `[]` that are not blank, `[sentences]`: BERT's format, one sentence a line."""
-    return _stripped(tf.strings.split(text, sep="\n"))
+    return _strip_nonempty(tf.strings.split(text, sep="\n"))
 
 
-def prose(text: tf.Tensor) -> tf.Tensor:
+def split_prose(text: tf.Tensor) -> tf.Tensor:
     """The sentences of a text `[]` by punctuation and paragraphs, `[sentences]`, line breaks within them kept.
 
     A few regular expressions, no model: an abbreviation may be taken for an end, and code is cut at its empty lines.
     """
-    text = tf.strings.regex_replace(text, _PARAGRAPH, _BORDER)
+    text = tf.strings.regex_replace(text, _PARAGRAPH, _BOUNDARY)
     for stop in _STOPS:
-        text = tf.strings.regex_replace(text, stop, rf"\1{_BORDER}\2")
-    text = tf.strings.regex_replace(text, _IDEOGRAPHIC_STOP, rf"\1{_BORDER}")
-    return _stripped(tf.strings.split(text, sep=_BORDER))
+        text = tf.strings.regex_replace(text, stop, rf"\1{_BOUNDARY}\2")
+    text = tf.strings.regex_replace(text, _IDEOGRAPHIC_STOP, rf"\1{_BOUNDARY}")
+    return _strip_nonempty(tf.strings.split(text, sep=_BOUNDARY))
 
 
-def _stripped(sentences: tf.Tensor) -> tf.Tensor:
+def _strip_nonempty(sentences: tf.Tensor) -> tf.Tensor:
     sentences = tf.strings.strip(sentences)
     return tf.boolean_mask(sentences, sentences != "")
 
@@ -52,7 +52,7 @@ def tokenize_sentences(
     ds: tf.data.Dataset,
     output_features: Mapping[str, seqio.Feature],
     *,
-    split: Callable[[tf.Tensor], tf.Tensor] = prose,
+    split: Callable[[tf.Tensor], tf.Tensor] = split_prose,
 ) -> tf.data.Dataset:
     """Documents of sentences from documents of text, `targets`; those without any are left out.
 

@@ -157,7 +157,7 @@ def documents(
             yield from _usable(raw, max_document_bytes, counts)
 
 
-def size_of(chosen: Iterable) -> int:
+def total_bytes(chosen: Iterable) -> int:
     """Bytes of files as they are stored; see `files`."""
     return sum(file.fs.size(file.path) or 0 for file in chosen)
 
@@ -244,13 +244,13 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
         counts["longer than max_document_bytes (cut, not skipped)"] += 1
     start = 0
     while len(raw) - start > max_document_bytes:
-        end = _place_to_cut(raw, start, start + max_document_bytes)
+        end = _split_point(raw, start, start + max_document_bytes)
         yield raw[start:end]
         start = end
     yield raw[start:]
 
 
-def _place_to_cut(raw: bytes, start: int, limit: int) -> int:
+def _split_point(raw: bytes, start: int, limit: int) -> int:
     """Returns where to split: after the last line or word before the limit, else between two characters."""
     for separator in (b"\n", b" "):
         if (found := raw.rfind(separator, (start + limit) // 2, limit)) >= 0:

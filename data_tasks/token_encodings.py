@@ -10,7 +10,7 @@ from collections.abc import Callable
 import seqio
 import tensorflow as tf
 
-FIRST_ORDINARY_ID = 3
+FIRST_TEXT_ID = 3
 """Ids below it are padding, EOS and unknown, in every vocabulary that T5's recipes are made for."""
 
 
@@ -28,7 +28,7 @@ class Rows:
     noise: tf.Tensor
     real: tf.Tensor
 
-    def opposite(self) -> "Rows":
+    def inverted(self) -> "Rows":
         """The same tokens, with noise where there was none."""
         return dataclasses.replace(self, noise=self.real & ~self.noise)
 
@@ -39,17 +39,17 @@ class Ids:
 
     Attributes:
       sentinel: the first sentinel; further ones descend from it.
-      ordinary: the first id of text, and the one after the last.
+      text_ids: the first id of text, and the one after the last.
     """
 
     sentinel: int
-    ordinary: tuple[int, int]
+    text_ids: tuple[int, int]
 
     @classmethod
-    def of(cls, vocabulary: seqio.Vocabulary) -> "Ids":
+    def from_vocabulary(cls, vocabulary: seqio.Vocabulary) -> "Ids":
         """Those of a vocabulary whose last `extra_ids` are sentinels."""
         size = vocabulary.vocab_size
-        return cls(sentinel=size - 1, ordinary=(FIRST_ORDINARY_ID, size - vocabulary.extra_ids))
+        return cls(sentinel=size - 1, text_ids=(FIRST_TEXT_ID, size - vocabulary.extra_ids))
 
 
 Encoding = Callable[[Rows, Ids, tf.Tensor], tf.RaggedTensor]
@@ -112,26 +112,26 @@ def drop_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
 def noise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
     """The same sentinel for each run of noise."""
     del seed
-    begins = run_begins(rows.noise)
+    begins = span_starts(rows.noise)
     return tf.ragged.boolean_mask(tf.where(begins, ids.sentinel, rows.tokens), rows.real & (begins | ~rows.noise))
 
 
 def noise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
     """A sentinel for each run of noise: the first one for the first run of a row, then descending."""
     del seed
-    begins = run_begins(rows.noise)
+    begins = span_starts(rows.noise)
     sentinels = ids.sentinel + 1 - tf.cumsum(tf.cast(begins, tf.int32), axis=1)
     return tf.ragged.boolean_mask(tf.where(begins, sentinels, rows.tokens), rows.real & (begins | ~rows.noise))
 
 
 def drop_nonnoise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
     """The noise alone."""
-    return drop_noise_tokens(rows.opposite(), ids, seed)
+    return drop_noise_tokens(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
     """The noise, and the same sentinel for each run of what is not noise."""
-    return noise_span_to_sentinel(rows.opposite(), ids, seed)
+    return noise_span_to_sentinel(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
@@ -140,19 +140,19 @@ def nonnoise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> t
     Where a row begins without noise, that is the sentinel which stands for the next run of noise in the inputs; where
     it ends without noise too, one more sentinel ends it.
     """
-    return noise_span_to_unique_sentinel(rows.opposite(), ids, seed)
+    return noise_span_to_unique_sentinel(rows.inverted(), ids, seed)
 
 
-def run_begins(noise: tf.Tensor) -> tf.Tensor:
+def span_starts(noise: tf.Tensor) -> tf.Tensor:
     """Where runs of noise begin, bool `[rows, width]`."""
     return noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
 
 
-def at_most_runs(noise: tf.Tensor, most: int) -> tf.Tensor:
+def limit_spans(noise: tf.Tensor, most: int) -> tf.Tensor:
     """The noise of the first `most` runs of each row."""
-    return noise & (tf.cumsum(tf.cast(run_begins(noise), tf.int32), axis=1) <= most)
+    return noise & (tf.cumsum(tf.cast(span_starts(noise), tf.int32), axis=1) <= most)
 
 
 def _random_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.Tensor:
-    first, end = ids.ordinary
+    first, end = ids.text_ids
     return tf.random.stateless_uniform(tf.shape(rows.tokens), seed, minval=first, maxval=end, dtype=tf.int32)

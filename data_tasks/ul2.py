@@ -73,7 +73,7 @@ def add_ul2_mixture(
             corrupt = functools.partial(
                 denoise,
                 recipe=parse_recipe(recipe),
-                in_front=_in_front(mode, mode_ids),
+                prefix_ids=_prefix_ids(mode, mode_ids),
                 reserved_sentinels=0 if mode_ids else len(DENOISERS),
             )
             seqio.TaskRegistry.add(
@@ -92,7 +92,7 @@ def add_ul2_mixture(
     return seqio.MixtureRegistry.add(name, tasks)
 
 
-def _in_front(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.Vocabulary], Sequence[int]]:
+def _prefix_ids(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.Vocabulary], Sequence[int]]:
     if mode_ids is not None:
         return lambda vocabulary: (mode_ids[mode],)
     return lambda vocabulary: (mode_id(vocabulary, mode),)

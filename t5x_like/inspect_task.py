@@ -214,7 +214,7 @@ def _print_documents(source, sample: int, found: Inspection, console: Console) -
         if feature not in ds.element_spec:
             continue  # the task itself will say so
         for reasons in ds.map(
-            lambda example, f=feature, n=limit: preprocessors.usable(example[f], n)
+            lambda example, f=feature, n=limit: preprocessors.document_problems(example[f], n)
         ).as_numpy_iterator():
             found.documents += 1
             counts.update(reason for reason, applies in reasons.items() if applies)

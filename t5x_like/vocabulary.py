@@ -107,7 +107,7 @@ def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
     from data_tasks import text_files
 
     files = text_files.files(pattern)
-    total = text_files.size_of(files)
+    total = text_files.total_bytes(files)
     kept_share = min(1.0, max_bytes / max(total, 1))
     counts: Counter[str] = Counter()
     documents: list[str] = []

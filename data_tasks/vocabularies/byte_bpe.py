@@ -25,7 +25,7 @@ ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 ROBERTA_FILLERS = 3
 
 # Between words while a text is being cut. It is no character ("noncharacter"): a text that has it loses it.
-_CUT = "\U0010ffff"
+_SEPARATOR = "\U0010ffff"
 _SPACE = r"\t-\r\x1C-\x20\x{85}\p{Z}"
 # Of several white spaces before a word the last one is the word's.
 _SPACES_BEFORE_WORD = rf"([{_SPACE}])([{_SPACE}][^{_SPACE}])"
@@ -33,13 +33,13 @@ _WORD = (
     r"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
     rf"| ?[^{_SPACE}\p{{L}}\p{{N}}\x{{10FFFF}}]+|[{_SPACE}]+)"
 )
-_NEVER = np.iinfo(np.int32).max
+_NO_MERGE = np.iinfo(np.int32).max
 
 
 def split_words(text: tf.Tensor) -> tf.RaggedTensor:
     """The words of texts, each with the space before it: `[texts]` to `[texts, (words)]`. Nothing but cuts is made."""
-    text = tf.strings.regex_replace(text, _SPACES_BEFORE_WORD, rf"\1{_CUT}\2")
-    words = tf.strings.split(tf.strings.regex_replace(text, _WORD, rf"\1{_CUT}"), sep=_CUT)
+    text = tf.strings.regex_replace(text, _SPACES_BEFORE_WORD, rf"\1{_SEPARATOR}\2")
+    words = tf.strings.split(tf.strings.regex_replace(text, _WORD, rf"\1{_SEPARATOR}"), sep=_SEPARATOR)
     return tf.ragged.boolean_mask(words, words != "")
 
 
@@ -201,7 +201,7 @@ class _BPE:
         any_length = tf.TensorShape([None])
 
         def merge(_, tokens, owners):
-            return self._merge_first_learnt(tokens, owners, count)
+            return self._merge_lowest_rank(tokens, owners, count)
 
         _, tokens, owners = tf.while_loop(
             lambda more, *_: more,
@@ -212,7 +212,7 @@ class _BPE:
         )
         return tf.RaggedTensor.from_value_rowids(tokens, owners, nrows=count, validate=False)
 
-    def _merge_first_learnt(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor):
+    def _merge_lowest_rank(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor):
         """Merges in each word the pair that was learnt first, wherever it occurs.
 
         Args:
@@ -226,9 +226,9 @@ class _BPE:
         pairs = tf.cast(tokens[:-1], tf.int64) * len(self.pieces) + tf.cast(tokens[1:], tf.int64)
         pairs = tf.where(owners[:-1] == owners[1:], pairs, -1)
         found = tf.searchsorted(self.pairs, pairs)
-        ranks = tf.where(tf.gather(self.pairs, found) == pairs, tf.gather(self.ranks, found), _NEVER)
-        first_learnt = tf.math.unsorted_segment_min(ranks, owners[:-1], words)
-        merges = (ranks < _NEVER) & (ranks == tf.gather(first_learnt, owners[:-1]))
+        ranks = tf.where(tf.gather(self.pairs, found) == pairs, tf.gather(self.ranks, found), _NO_MERGE)
+        lowest_rank = tf.math.unsorted_segment_min(ranks, owners[:-1], words)
+        merges = (ranks < _NO_MERGE) & (ranks == tf.gather(lowest_rank, owners[:-1]))
         merges = every_other(merges)
         tokens = tf.where(tf.pad(merges, [[0, 1]]), tf.pad(tf.gather(self.results, found), [[0, 1]]), tokens)
         kept = ~tf.pad(merges, [[1, 0]])
@@ -254,8 +254,8 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
         raise UserError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is no vocabulary of GPT-2's kind")
     order, special = np.arange(len(ids), dtype=np.int32), {END_OF_TEXT: ids[END_OF_TEXT]}
     letters = _byte_letters()
-    spelt = {letter: byte for byte, letter in letters.items()}
-    pieces = [bytes(spelt[letter] for letter in name) if name != END_OF_TEXT else name.encode() for name in names]
+    byte_of = {letter: byte for byte, letter in letters.items()}
+    pieces = [bytes(byte_of[letter] for letter in name) if name != END_OF_TEXT else name.encode() for name in names]
     if roberta_dict is not None:
         order, pieces, special = _roberta(roberta_dict, pieces)
     lines = [line for line in _text(vocab_bpe).split("\n") if line and not line.startswith("#version")]
@@ -274,7 +274,7 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
         special_ids=special,
         byte_ids=byte_ids,
         pairs=np.append(pairs[by_pair], np.iinfo(np.int64).max),
-        ranks=np.append(by_pair, _NEVER).astype(np.int32),
+        ranks=np.append(by_pair, _NO_MERGE).astype(np.int32),
         results=np.append(table[by_pair, 2], 0).astype(np.int32),
     )
 

@@ -98,7 +98,7 @@ def test_rows_are_infilled_by_themselves():
 
 def test_sentence_permutation():
     tokens, counts = row("ABC.DE.FG.")
-    sentences, numbers = bart.sentence_numbers(tokens, counts, ord("."))
+    sentences, numbers = bart.sentence_indices(tokens, counts, ord("."))
     assert sentences[0].numpy().tolist()[:10] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2] and numbers.numpy().tolist() == [3]
     assert shown(bart_noise.permute_sentences(tokens, counts, sentences, tf.constant([[2, 0, 1]]))) == "FG.ABC.DE."
 
@@ -111,7 +111,7 @@ def test_document_rotation():
 
 def test_full_stops_in_a_row_end_one_sentence_and_the_last_one_needs_none():
     tokens, counts = row("A..B.C")
-    sentences, numbers = bart.sentence_numbers(tokens, counts, ord("."))
+    sentences, numbers = bart.sentence_indices(tokens, counts, ord("."))
     assert sentences[0].numpy().tolist()[:6] == [0, 0, 1, 1, 1, 2] and numbers.numpy().tolist() == [3]
 
 
@@ -228,12 +228,12 @@ def test_infilled_tasks_hide_three_in_ten_words():
         mixture_or_task_name="python_docs_bart", task_feature_lengths=lengths, batch_size=2, split="validation"
     )
     vocabulary = source.vocabularies()["targets"]
-    marks = bart.Marks.of(vocabulary)
+    special = bart.NoiseTokens.from_vocabulary(vocabulary)
     examples = list(source.task_dataset().take(300).as_numpy_iterator())
     words = {}
     for name in lengths:
         tokens = np.stack([example[name] for example in examples])
-        words[name] = (marks.begin_words(tf.constant(tokens)).numpy() & (tokens > 2)).sum(axis=1)
+        words[name] = (special.begin_words(tf.constant(tokens)).numpy() & (tokens > 2)).sum(axis=1)
     hidden = words["targets"] - words["inputs"]
     # A little less than 0.3: spans overlap, and the text may end before a span does.
     assert 0.22 < hidden.sum() / words["targets"].sum() < 0.3
@@ -245,18 +245,18 @@ def test_infilled_tasks_hide_three_in_ten_words():
 def test_word_starts_and_full_stops_of_vocabularies():
     pieces = vocabularies.python_docs()
     tokens = pieces.encode("Thank you. Bye.")
-    marks = bart.Marks.of(pieces)
-    starts = marks.word_starts(tf.constant([tokens]))[0].numpy()
-    assert [pieces.tokenizer.IdToPiece(token)[0] == bart.WORD_MARK for token in tokens] == starts.tolist()
-    assert starts.sum() == 3 and tokens.count(marks.full_stop) == 2 and marks.mask == pieces.vocab_size - 1
+    special = bart.NoiseTokens.from_vocabulary(pieces)
+    starts = special.word_starts(tf.constant([tokens]))[0].numpy()
+    assert [pieces.tokenizer.IdToPiece(token)[0] == bart.WORD_BOUNDARY for token in tokens] == starts.tolist()
+    assert starts.sum() == 3 and tokens.count(special.full_stop) == 2 and special.mask == pieces.vocab_size - 1
     letters = seqio.ByteVocabulary(extra_ids=1)
-    starts = bart.Marks.of(letters).word_starts(tf.constant([letters.encode("ab  c\nd.")]))
+    starts = bart.NoiseTokens.from_vocabulary(letters).word_starts(tf.constant([letters.encode("ab  c\nd.")]))
     assert starts[0].numpy().tolist() == [True, False, False, False, True, False, True, False]
 
     class Listed(seqio.ByteVocabulary):
         word_starts = np.arange(259) == ord("b") + 3
 
-    starts = bart.Marks.of(Listed(1)).word_starts(tf.constant([Listed(1).encode("abc") + [259]]))
+    starts = bart.NoiseTokens.from_vocabulary(Listed(1)).word_starts(tf.constant([Listed(1).encode("abc") + [259]]))
     assert starts.numpy().tolist() == [[True, True, False, False]]
 
 
@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="mean_span_length=0"):
         BartNoise(mean_span_length=0)
     with pytest.raises(ValueError, match="needs an id for its mask"):
-        bart.Marks.of(seqio.ByteVocabulary())
+        bart.NoiseTokens.from_vocabulary(seqio.ByteVocabulary())
     with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS"):
         noised(["a"], {"targets": 9}, BartNoise())
     with pytest.raises(ValueError, match="room for a token"):

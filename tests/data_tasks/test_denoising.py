@@ -17,7 +17,7 @@ from t5x_like.data.span_lengths import span_lengths
 # ---- encodings, by hand ----------------------------------------------------------------------------------------------
 
 WORDS = "Thank you for inviting me to your party last week .".split()
-IDS = token_encodings.Ids(sentinel=99, ordinary=(3, 90))
+IDS = token_encodings.Ids(sentinel=99, text_ids=(3, 90))
 NAMES = {10 + index: word for index, word in enumerate(WORDS)} | {99: "<X>", 98: "<Y>", 97: "<Z>"}
 
 
@@ -86,7 +86,7 @@ def test_gathered_tokens_come_from_the_row_and_random_ones_from_the_vocabulary()
 
 def test_runs_beyond_the_sentinels_are_left_as_they_are():
     noise = tf.constant([[True, False, True, True, False, True]])
-    assert token_encodings.at_most_runs(noise, 2).numpy().tolist() == [[True, False, True, True, False, False]]
+    assert token_encodings.limit_spans(noise, 2).numpy().tolist() == [[True, False, True, True, False, False]]
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_runs_beyond_the_sentinels_are_left_as_they_are():
 def test_names(name, pattern, sides):
     recipe = denoising.parse_recipe(name)
     assert (recipe.pattern, recipe.inputs, recipe.targets) == (pattern, *sides)
-    assert recipe.joined == (name not in ("all_permute", "prefix_25_d_d"))
+    assert recipe.join_documents == (name not in ("all_permute", "prefix_25_d_d"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_sentinels_limit_a_chunk():
     recipe = denoising.parse_recipe("iid_50_u_u")
     assert denoising.chunk_length(recipe, 512, 512, sentinels=200) == 511
     limited = denoising.chunk_length(recipe, 512, 512, sentinels=100)
-    assert recipe.sentinels(limited) <= 100 < recipe.sentinels(limited + 1)
+    assert recipe.max_sentinels(limited) <= 100 < recipe.max_sentinels(limited + 1)
     with pytest.raises(ValueError, match="sentinels of the vocabulary's 0"):
         denoising.chunk_length(recipe, 512, 512, sentinels=0)
     with pytest.raises(ValueError, match="at least inputs=3 and targets=3, not 2 and 9"):

@@ -21,10 +21,10 @@ def chi_square(counts, expected):
 
 
 def draws_of(kind, tokens, seed=0):
-    """Dynamic draws, or static ones of as many duplicates as there are rows."""
+    """Dynamic draws, or static ones of as many duplicate_documents as there are rows."""
     if kind == "dynamic":
-        return masked_lm.fresh_draws(tf.shape(tokens), tf.constant([seed, 7], tf.int64))
-    return masked_lm.fixed_draws(tokens, tf.range(tf.shape(tokens)[0]) + 100_000 * seed)
+        return masked_lm.seeded_draws(tf.shape(tokens), tf.constant([seed, 7], tf.int64))
+    return masked_lm.hashed_draws(tokens, tf.range(tf.shape(tokens)[0]) + 100_000 * seed)
 
 
 def repeated(tokens, count):
@@ -48,11 +48,11 @@ def test_went_to_the_store(kind):
     assert (found[:, :3] == sentence[:3]).all()
     last = found[:, 3]
     masked, kept = (last == SPECIAL.mask), (last == WORDS["store"])
-    random_words = last[~masked & ~kept]
-    assert chi_square([masked.sum(), len(random_words), kept.sum()], [16_000, 2_000, 2_000]) < CHI_SQUARE[2]
-    counts = np.bincount((random_words - RANDOM_WORDS[0]) // 3, minlength=20)  # 60 words, three a bin
+    random_tokens = last[~masked & ~kept]
+    assert chi_square([masked.sum(), len(random_tokens), kept.sum()], [16_000, 2_000, 2_000]) < CHI_SQUARE[2]
+    counts = np.bincount((random_tokens - RANDOM_WORDS[0]) // 3, minlength=20)  # 60 words, three a bin
     assert len(counts) == 20
-    assert chi_square(counts, np.full(20, len(random_words) / 20)) < CHI_SQUARE[19]
+    assert chi_square(counts, np.full(20, len(random_tokens) / 20)) < CHI_SQUARE[19]
 
 
 def test_the_man_went_to_the_store_to_buy_a_gallon_of_milk():
@@ -245,8 +245,8 @@ def test_white_space_and_what_is_no_text_begin_words():
 def test_random_words():
     vocabulary = vocabularies.python_docs()
     special = masked_lm.special_tokens(vocabulary)
-    assert BertMasking().random_words(vocabulary, special).tolist() == list(range(1024))
-    assert RobertaMasking().random_words(vocabulary, special).tolist() == list(range(3, 924))
+    assert BertMasking().random_tokens(vocabulary, special).tolist() == list(range(1024))
+    assert RobertaMasking().random_tokens(vocabulary, special).tolist() == list(range(3, 924))
 
 
 # ---- the preprocessor ------------------------------------------------------------------------------------------------

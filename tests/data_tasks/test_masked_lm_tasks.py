@@ -21,8 +21,8 @@ LENGTHS = {"inputs": 128, "targets": 20}
 
 def cut(function, documents, length, **kwargs):
     ds = tf.data.Dataset.from_tensor_slices({"targets": tf.ragged.constant(documents, dtype=tf.int32)})
-    if duplicates := kwargs.pop("dupe_factor", None):
-        ds = masked_lm_inputs.duplicates(ds, dupe_factor=duplicates)
+    if duplicate_documents := kwargs.pop("dupe_factor", None):
+        ds = masked_lm_inputs.duplicate_documents(ds, dupe_factor=duplicate_documents)
     ds = ds.map(lambda example: example | {"targets": tf.identity(example["targets"])})
     ds = function(ds, {"inputs": length, "targets": 1}, {}, special=SPECIAL, **kwargs)
     return list(ds.as_numpy_iterator())
@@ -54,7 +54,7 @@ def test_every_duplicate_has_its_number():
         *((1, 1), (1, 4), (1, 5)),
     ]
     with pytest.raises(ValueError, match="dupe_factor=0 must be at least 1"):
-        masked_lm_inputs.duplicates(tf.data.Dataset.range(1), dupe_factor=0)
+        masked_lm_inputs.duplicate_documents(tf.data.Dataset.range(1), dupe_factor=0)
 
 
 def test_full_examples_go_over_the_ends_of_documents():

@@ -14,8 +14,8 @@ SENTENCE = "Thank you for inviting me to your party last week."
 
 def corrupt(tokens, mask, vocab_size):
     tokens, noise = tf.constant([tokens]), tf.constant([mask])
-    inputs = preprocessors.without_spans(tokens, noise, tf.ones_like(noise), vocab_size)
-    targets = preprocessors.spans_alone(tokens, noise, vocab_size)
+    inputs = preprocessors.replace_spans(tokens, noise, tf.ones_like(noise), vocab_size)
+    targets = preprocessors.extract_spans(tokens, noise, vocab_size)
     return [preprocessors.append_eos(side, 1)[0].numpy().tolist() for side in (inputs, targets)]
 
 
@@ -171,7 +171,7 @@ def test_unusable_documents_are_left_out_and_counted_by_reason():
     kept = list(preprocessors.documents(ds, max_document_bytes=10).as_numpy_iterator())
     assert kept == [{"targets": b"good"}, {"targets": "grün".encode()}]
     reasons = [
-        [reason for reason, found in preprocessors.usable(tf.constant(text), 10).items() if found.numpy()]
+        [reason for reason, found in preprocessors.document_problems(tf.constant(text), 10).items() if found.numpy()]
         for text in texts
     ]
     assert reasons == [[], ["empty"], ["empty"], ["not valid UTF-8"], ["longer than 10 bytes"], []]

@@ -58,8 +58,8 @@ def halves(documents, pairs):
 def test_pairs_worked_by_hand():
     # Two documents; the first has sentences of 3, 2, 4 and 1 tokens, the second of 2 and 6.
     one, two = document(1, [3, 2, 4, 1]), document(2, [2, 6])
-    docs = pairing.Documents.of(batch_of([one, two]))
-    assert docs.borders.numpy().tolist() == [0, 3, 5, 9, 10, 12, 18]
+    docs = pairing.Documents.from_batch(batch_of([one, two]))
+    assert docs.boundaries.numpy().tolist() == [0, 3, 5, 9, 10, 12, 18]
     targets = tf.constant([8, 8])
     # Document 1: 3 + 2 + 4 tokens are the first to reach 8; 0.6 of two places to cut is the second. Really next.
     # Document 2: all of it, cut in its only place; a random half from document 1 (itself is drawn first), which has
@@ -100,7 +100,7 @@ def loop_of_the_original(documents, index, start, target, cut, is_random, others
 def test_whole_documents_follow_the_originals_loop():
     rng = random.Random(0)
     documents = [document(number, [rng.randint(1, 12) for _ in range(rng.randint(1, 30))]) for number in range(1, 9)]
-    docs = pairing.Documents.of(batch_of(documents))
+    docs = pairing.Documents.from_batch(batch_of(documents))
     firsts = docs.firsts.numpy()
     targets = [rng.randint(2, 40) for _ in documents]
     starts, compared = docs.firsts[:-1], 0
@@ -137,7 +137,7 @@ def test_the_longer_half_loses_tokens(a, b, dropped):
 def test_tokens_leave_at_either_end_as_likely():
     count = 4000
     pairs = pairing.Pairs(*(tf.fill([count], value) for value in (100, 20, 500, 4, 0)))
-    cut = pairing.truncated(pairs, 16, tf.constant([1, 2], tf.int64))
+    cut = pairing.truncate_pairs(pairs, 16, tf.constant([1, 2], tf.int64))
     assert set(cut.a_length.numpy()) == {12} and set(cut.b_length.numpy()) == {4}
     assert set(cut.b_start.numpy()) == {500}
     fronts = cut.a_start.numpy() - 100
@@ -150,7 +150,7 @@ def test_tokens_leave_at_either_end_as_likely():
 def test_special_tokens_and_types_of_a_row():
     tokens = tf.constant([11, 12, 13, 14, 15, 16])
     pairs = pairing.Pairs(*(tf.constant(column) for column in ([0, 5], [2, 1], [3, 0], [3, 1], [0, 1])))
-    rows = pairing.assembled(tokens, pairs, SPECIAL, 8)
+    rows = pairing.assemble_pairs(tokens, pairs, SPECIAL, 8)
     assert rows["inputs"].numpy().tolist() == [[1, 11, 12, 2, 14, 15, 16, 2], [1, 16, 2, 11, 2, 0, 0, 0]]
     assert rows["token_types"].numpy().tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
     assert rows["next_sentence_label"].numpy().tolist() == [[0], [1]]
@@ -159,7 +159,7 @@ def test_special_tokens_and_types_of_a_row():
 def test_another_document_is_one_of_another_text():
     hashes = tf.constant([7, 7, 8], tf.int64)
     candidates = tf.constant([[0, 1, 2, 1], [2, 0, 1, 2], [2, 2, 2, 2]])
-    assert pairing._first_other(hashes, candidates).numpy().tolist() == [2, 2, 2]
+    assert pairing._first_different(hashes, candidates).numpy().tolist() == [2, 2, 2]
 
 
 # ---- the preprocessor ------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_half_of_the_pairs_are_random():
 
 
 def test_a_tenth_of_the_documents_has_short_pairs():
-    lengths = pairing.random_targets(tf.constant(20_000), 125, 0.1, tf.constant([3, 4], tf.int64)).numpy()
+    lengths = pairing.random_target_lengths(tf.constant(20_000), 125, 0.1, tf.constant([3, 4], tf.int64)).numpy()
     short = lengths[lengths < 125]
     # 2 … 125, each as likely: the longest of them does not show as short.
     assert len(short) / len(lengths) == pytest.approx(0.1 * 123 / 124, abs=4 * (0.09 / len(lengths)) ** 0.5)

@@ -13,8 +13,8 @@ def split(function, text):
 
 
 def test_lines_are_sentences():
-    assert split(sentences.lines, "One. Two.\n\n  three \r\n\t\nfour") == ["One. Two.", "three", "four"]
-    assert split(sentences.lines, " \n ") == []
+    assert split(sentences.split_lines, "One. Two.\n\n  three \r\n\t\nfour") == ["One. Two.", "three", "four"]
+    assert split(sentences.split_lines, " \n ") == []
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_lines_are_sentences():
     ],
 )
 def test_prose_is_cut_at_punctuation_and_paragraphs(text, expected):
-    assert split(sentences.prose, text) == expected
+    assert split(sentences.split_prose, text) == expected
 
 
 def test_documents_become_sentences_of_ids():
@@ -41,7 +41,7 @@ def test_documents_become_sentences_of_ids():
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
     texts = ["One line.\nAnother, longer line.", " \n ", "third"]
     ds = tf.data.Dataset.from_tensor_slices({"targets": texts})
-    found = list(sentences.tokenize_sentences(ds, features, split=sentences.lines).as_numpy_iterator())
+    found = list(sentences.tokenize_sentences(ds, features, split=sentences.split_lines).as_numpy_iterator())
     assert len(found) == 2 and found[0]["document"] != found[1]["document"]
     cut = np.split(found[0]["tokens"], np.cumsum(found[0]["sentence_lengths"])[:-1])
     assert [vocabulary.decode(ids.tolist()) for ids in cut] == ["One line.", "Another, longer line."]

@@ -92,7 +92,7 @@ def test_chunks_leave_room_for_the_mode_and_fit_both_features_and_the_sentinels(
     }
     assert chunks["span_3_15_u_u"] == 567 and chunks["prefix_25_d_d"] == 510
     assert 580 <= chunks["span_3_50_u_u"] <= 585
-    assert parse_recipe("span_64_50_u_u").lengths(chunks["span_64_50_u_u"])[0] <= 510
+    assert parse_recipe("span_64_50_u_u").max_lengths(chunks["span_64_50_u_u"])[0] <= 510
 
 
 def test_ids_of_ones_own_and_what_is_refused():
