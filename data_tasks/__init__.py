@@ -1,4 +1,4 @@
-"""SeqIO registries: importing this package registers its tasks and reads nothing."""
+"""SeqIO task registries. Importing this package registers its tasks and reads no data."""
 
 from data_tasks import (
     c4,

@@ -1,4 +1,4 @@
-"""BART's pretraining data (Lewis et al. 2020): text with several noises as `inputs`, the text itself as `targets`."""
+"""BART's pretraining data (Lewis et al. 2020): noised text as `inputs`, the original text as `targets`."""
 
 import dataclasses
 import functools
@@ -12,21 +12,21 @@ from data_tasks.noise_masks import uniform_below
 from t5x_like.errors import UserError
 
 WORD_BOUNDARY = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What the pieces of SentencePiece begin with that begin a word."""
+"""The prefix of SentencePiece pieces that begin a word."""
 _WHITESPACE = " \t\n\r"
 
 
 @dataclasses.dataclass(frozen=True)
 class BartNoise:
-    """Which noises, in the order in which they are applied; the defaults are those that BART was trained with.
+    """The noise functions of BART, applied in the order of the attributes. The defaults are those of BART's training.
 
     Attributes:
-      permute_sentences: fraction of the sentences of a chunk that change places.
-      infill: fraction of the words that spans hide, each span as one mask.
+      permute_sentences: fraction of the sentences of a chunk that are permuted.
+      infill: fraction of the words that are covered by infilled spans; each span becomes one mask token.
       mask: fraction of the tokens that are masked one by one.
       delete: fraction of the tokens that are deleted.
-      rotate: fraction of the chunks that are rotated, to begin with any of their tokens.
-      mean_span_length: words of an infilled span, on average (Poisson).
+      rotate: fraction of the chunks that are rotated to begin at a random token.
+      mean_span_length: mean length of an infilled span in words (Poisson distributed).
     """
 
     permute_sentences: float = 1.0
@@ -39,26 +39,26 @@ class BartNoise:
     def __post_init__(self):
         for name in ("permute_sentences", "infill", "mask", "delete", "rotate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"BartNoise: {name}={getattr(self, name)} must be a fraction, 0 to 1")
+                raise UserError(f"BartNoise: {name}={getattr(self, name)} must be a fraction from 0 to 1")
         if self.mean_span_length <= 0:
-            raise UserError(f"BartNoise: mean_span_length={self.mean_span_length} must be above 0 words")
+            raise UserError(f"BartNoise: mean_span_length={self.mean_span_length} must be greater than 0")
 
     def apply(self, tokens: tf.Tensor, counts: tf.Tensor, special: "NoiseTokens", seed: tf.Tensor) -> bart_noise.Noised:
-        """Noise on rows of text without special tokens.
+        """Apply the noise to rows of text without special tokens.
 
         Args:
           tokens: int32 `[rows, width]`, 0 after the end of each row.
-          counts: tokens of each row, `[rows]`.
-          special: what the ids mean.
-          seed: stateless, `[2]`.
+          counts: number of tokens per row, `[rows]`.
+          special: the ids that the noise functions need.
+          seed: stateless seed, `[2]`.
 
         Returns:
-          Tokens `[rows, any]` and how many each row has; text infilling may add a few.
+          Tokens `[rows, new_width]` and the number of tokens per row; text infilling may add tokens.
         """
         seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 7))
         if self.permute_sentences:
-            sentences, numbers = sentence_indices(tokens, counts, special.full_stop)
-            order = bart_noise.draw_order(numbers, tf.shape(tokens)[1], self.permute_sentences, seeds[0])
+            sentences, sentence_counts = sentence_indices(tokens, counts, special.full_stop)
+            order = bart_noise.draw_order(sentence_counts, tf.shape(tokens)[1], self.permute_sentences, seeds[0])
             tokens = bart_noise.permute_sentences(tokens, counts, sentences, order)
         if self.infill:
             starts = special.word_starts(tokens) & tf.sequence_mask(counts, tf.shape(tokens)[1])
@@ -81,12 +81,13 @@ class BartNoise:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseTokens:
-    """What the noises have to know of a vocabulary.
+    """The token ids that the noise functions need from a vocabulary.
 
     Attributes:
-      mask: the id of a mask.
+      mask: the mask id.
       full_stop: the id that ends a sentence.
-      begin_words: tokens `[rows, width]` -> which begin a word by what they are, or what is before them; bool.
+      begin_words: maps tokens `[rows, width]` to bool `[rows, width]`, True for tokens that begin a word, judged by the
+        token itself or by the token before it.
     """
 
     mask: int
@@ -95,26 +96,29 @@ class NoiseTokens:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: seqio.Vocabulary, mask_id: int | None = None) -> "NoiseTokens":
-        """Those of a vocabulary.
+        """Read the ids from a vocabulary.
 
         Args:
-          vocabulary: one that says itself which ids begin words (`word_starts`, bool `[vocab_size]`), SentencePiece,
-            or any other one, in which words begin after white space.
-          mask_id: by default the last id of the vocabulary, its first sentinel.
+          vocabulary: a vocabulary with the attribute `word_starts` (bool `[vocab_size]`), a SentencePiece vocabulary,
+            or any other one; in the last case words begin after whitespace.
+          mask_id: the mask id. Default: the last id of the vocabulary, which is its first sentinel.
+
+        Returns:
+          The ids.
 
         Raises:
-          UserError: there is neither a sentinel nor a `mask_id`.
+          UserError: the vocabulary has no sentinel and `mask_id` is not given.
         """
         if mask_id is None and not vocabulary.extra_ids:
             raise UserError(
-                f"BART's noise needs an id for its mask: give mask_id, or a {type(vocabulary).__name__} with "
-                "extra_ids=1 or more"
+                f"{type(vocabulary).__name__} has no sentinel that BART's noise can use as its mask. Give mask_id, or "
+                "create the vocabulary with extra_ids=1 or more"
             )
         mask = vocabulary.vocab_size - 1 if mask_id is None else mask_id
         return cls(mask, full_stop=vocabulary.encode("a.")[-1], begin_words=_begin_words(vocabulary))
 
     def word_starts(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Which tokens of `[rows, width]` begin a word, bool; the first one of a row always does."""
+        """Return which tokens of `[rows, width]` begin a word, bool. The first token of a row always does."""
         return self.begin_words(tokens) | (tf.range(tf.shape(tokens)[1]) == 0)
 
 
@@ -138,15 +142,21 @@ def _begin_words(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.Tenso
 
 
 def sentence_indices(tokens: tf.Tensor, counts: tf.Tensor, full_stop: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which sentence each token belongs to, from 0, `[rows, width]`, and how many each row has, `[rows]`.
+    """Number the sentences of each row. A sentence ends at a full stop that does not follow another full stop.
 
-    A sentence ends with a full stop that does not follow another one.
+    Args:
+      tokens: `[rows, width]`.
+      counts: number of tokens per row, `[rows]`.
+      full_stop: the id that ends a sentence.
+
+    Returns:
+      The sentence index of each token, from 0, `[rows, width]`, and the number of sentences per row, `[rows]`.
     """
     stops = tokens == full_stop
     after_stop = tf.pad(stops, [[0, 0], [1, 0]])[:, :-1]
-    numbers = tf.cumsum(tf.cast(stops & ~after_stop, tf.int32), axis=1, exclusive=True)
+    indices = tf.cumsum(tf.cast(stops & ~after_stop, tf.int32), axis=1, exclusive=True)
     real = tf.sequence_mask(counts, tf.shape(tokens)[1])
-    return numbers, tf.reduce_max(tf.where(real, numbers + 1, 0), axis=1)
+    return indices, tf.reduce_max(tf.where(real, indices + 1, 0), axis=1)
 
 
 def bart(
@@ -159,48 +169,48 @@ def bart(
     bos_id: int | None = None,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
-    """Cuts documents into chunks, each by itself, and puts noise on them.
+    """Split each document into chunks and apply BART's noise to them.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: tokens of `inputs` and `targets`; a chunk fills the shorter one.
-      output_features: `inputs` and `targets`, of one vocabulary.
-      noise: which noises.
-      mask_id: by default the first sentinel of the vocabulary.
-      bos_id: what both begin with, if anything.
-      documents_per_batch: how many documents are worked on at once.
+      sequence_length: lengths of `inputs` and `targets` in tokens. A chunk fills the shorter one.
+      output_features: `inputs` and `targets`, with the same vocabulary.
+      noise: the noise functions.
+      mask_id: the mask id. Default: the first sentinel of the vocabulary.
+      bos_id: an id to prepend to inputs and targets, if any.
+      documents_per_batch: number of documents processed together.
 
     Returns:
-      Examples with `inputs`, which has the noise, and `targets`, the text: int32, each ending in EOS.
-      Where infilling made a full `inputs` longer than the text, its end is cut off.
+      Examples with the noised `inputs` and the original `targets`: int32, each ending in EOS. `inputs` is truncated
+      where infilling makes it longer than its length.
 
     Raises:
-      UserError: the lengths are too short, the vocabularies differ, or there is no id for the mask.
+      UserError: the lengths are too short, the vocabularies differ, or the vocabulary has no mask id.
     """
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"BART's noise needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"BART's noise needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("BART's noise needs one vocabulary for 'inputs' and 'targets'")
-    front = () if bos_id is None else (bos_id,)
+        raise UserError("BART's noise needs the same vocabulary for 'inputs' and 'targets'")
+    prefix = () if bos_id is None else (bos_id,)
     lengths = {name: sequence_length[name] for name in ("inputs", "targets")}
-    length = min(lengths.values()) - len(front) - 1
+    length = min(lengths.values()) - len(prefix) - 1
     if length < 1:
-        raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: BART's noise needs room for a token, BOS and EOS")
+        raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: too short for a token, BOS and EOS, which BART's noise needs")
     language_model.require_eos(vocabulary)
     special = NoiseTokens.from_vocabulary(vocabulary, mask_id)
 
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(batch, seed):
         tokens, counts = preprocessors.chunk_each_document(batch["targets"], length, shortest=1)
-        sides = {"inputs": noise.apply(tokens, counts, special, seed), "targets": (tokens, counts)}
+        features = {"inputs": noise.apply(tokens, counts, special, seed), "targets": (tokens, counts)}
 
-        def whole(name):
-            text = tf.RaggedTensor.from_tensor(sides[name][0], lengths=sides[name][1])
-            text = tf.concat([tf.tile([front], [text.nrows(), 1]), text], axis=1) if front else text
+        def finish(name):
+            text = tf.RaggedTensor.from_tensor(features[name][0], lengths=features[name][1])
+            text = tf.concat([tf.tile([prefix], [text.nrows(), 1]), text], axis=1) if prefix else text
             return preprocessors.truncate_with_eos(text, lengths[name], vocabulary)
 
-        return {name: whole(name) for name in sides}
+        return {name: finish(name) for name in features}
 
     return corrupt(ds.ragged_batch(documents_per_batch)).unbatch()
 
@@ -215,16 +225,19 @@ def add_bart_task(
     bos_id: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """A task that restores chunks of documents from BART's noises.
+    """Register a task that reconstructs text chunks from BART's noise.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: with an EOS.
-      noise: which noises; by default those that BART was trained with.
-      mask_id: by default the first sentinel of the vocabulary.
-      bos_id: what inputs and targets begin with, if anything.
+      name: the task name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS.
+      noise: the noise functions. Default: those that BART was trained with.
+      mask_id: the mask id. Default: the first sentinel of the vocabulary.
+      bos_id: an id to prepend to inputs and targets, if any.
       text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
     """
     return seqio.TaskRegistry.add(
         name,

@@ -1,6 +1,7 @@
 """C4 from TensorFlow Datasets, with the public T5 vocabulary.
 
-Nothing is downloaded: the dataset must have been prepared, and `task_arguments` say where it and the vocabulary are.
+This task downloads nothing: the dataset must be prepared already. `task_arguments` give its location and that of the
+vocabulary.
 """
 
 import seqio
@@ -14,50 +15,58 @@ TASK = "c4_v310_span_corruption"
 
 _ARGUMENTS = task_arguments.declare(
     TASK,
-    # The name, configuration and version that TFDS has prepared.
+    # Name, configuration and version of the prepared TFDS dataset.
     tfds_name="c4/en:3.1.0",
-    # TFDS's folder, local or in a bucket; by default TFDS's own (TFDS_DATA_DIR, or ~/tensorflow_datasets).
+    # TFDS data directory, local or in a bucket. Default: that of TFDS (TFDS_DATA_DIR, or ~/tensorflow_datasets).
     data_dir=None,
-    # The public vocabulary (cc_all.32000); it needs access to the bucket, or a copy of the file.
+    # The public vocabulary (cc_all.32000). Reading it requires access to the bucket, or a copy of the file.
     vocabulary_path="gs://t5-data/vocabs/cc_all.32000/sentencepiece.model",
 )
 
 
 class LateTfdsSource(seqio.DataSource):
-    """A TFDS dataset whose name and folder are asked for when it is read. It is never downloaded nor prepared."""
+    """A TFDS dataset whose name and directory are looked up when it is read. It is never downloaded or prepared.
+
+    Args:
+      values: the task arguments `tfds_name` and `data_dir`.
+    """
 
     def __init__(self, values: task_arguments.Arguments):
         self._values = values
         super().__init__(splits=("train", "validation"))
 
     def _tfds(self) -> seqio.TfdsDataSource:
-        name, folder = self._values["tfds_name"], self._values["data_dir"]
-        source = seqio.TfdsDataSource(name, tfds_data_dir=folder, splits=self.splits, read_only=True)
+        name, directory = self._values["tfds_name"], self._values["data_dir"]
+        source = seqio.TfdsDataSource(name, tfds_data_dir=directory, splits=self.splits, read_only=True)
         if not source.tfds_dataset.info.splits:
             raise UserError(
-                f"{name} has not been prepared by TFDS in {source.tfds_dataset.builder.data_dir}: give TFDS's "
-                "folder in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`"
+                f"{name} is not prepared in the TFDS directory {source.tfds_dataset.builder.data_dir}. Give the right "
+                "directory in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`"
             )
         return source
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
+        """False: the dataset is sharded by its files."""
         return False
 
     def list_shards(self, split):
+        """Return the shards of a split."""
         return self._tfds().list_shards(split)
 
     def num_input_examples(self, split):
+        """Return the number of documents of a split."""
         return self._tfds().num_input_examples(split)
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **_):
+        """Return the documents of a split; see `seqio.DataSource`."""
         return self._tfds().get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
 
     def describe(self) -> str:
-        """One line about the dataset; reads its description, not its data."""
+        """Return one line about the dataset from its metadata, without reading its data."""
         counts = ", ".join(f"{self.num_input_examples(split):,} {split}" for split in self.splits)
-        folder = self._values["data_dir"] or "its own folder"
-        return f"{self._values['tfds_name']}: documents {counts}, from TFDS in {folder}"
+        directory = self._values["data_dir"] or "its default directory"
+        return f"{self._values['tfds_name']}: documents {counts}, from TFDS in {directory}"
 
 
 add_span_corruption_task(

@@ -2,8 +2,8 @@
 
     task_arguments = {"path": "tinyshakespeare/input.txt"}
 
-The ids are 3 and up, one for every character that the file has, in the order of their code points; 0, 1 and 2 are
-padding, EOS and unknown. The text is read into memory once, by every process.
+Ids from 3 on are the characters of the file in the order of their code points; 0, 1 and 2 are padding, EOS and unknown.
+Every process reads the text into memory once.
 """
 
 import functools
@@ -24,26 +24,30 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class CharacterVocabulary(seqio.Vocabulary):
-    """One id a character, of those that a text has. The text is asked for when the ids are."""
+    """A vocabulary with one id per character of a text. The characters are looked up when ids are needed.
+
+    Args:
+      characters: returns the characters in the order of their code points, which is also the order of their ids.
+      extra_ids: number of sentinels after the characters.
+    """
 
     def __init__(self, characters: Callable[[], str], extra_ids: int = 0):
-        """Args:
-        characters: gives them, in the order of their code points, which is that of their ids.
-        extra_ids: sentinels after them.
-        """
         self._characters = characters
         super().__init__(extra_ids=extra_ids)
 
     @property
     def bos_id(self) -> None:
+        """None: the vocabulary has no BOS."""
         return None
 
     @property
     def eos_id(self) -> int:
+        """The id of EOS."""
         return EOS_ID
 
     @property
     def unk_id(self) -> int:
+        """The id of characters that the text does not contain."""
         return UNKNOWN_ID
 
     @property
@@ -80,36 +84,40 @@ class CharacterVocabulary(seqio.Vocabulary):
 
 
 class ContiguousSource(seqio.DataSource):
-    """The passes over a split that is one text, an example each: whether in order, the seed, and the reader's share.
+    """A source whose splits are one text each. Its examples describe a pass over the text: seed, order and shard.
 
-    The text itself is not in the examples, so an iterator's state stays small; `windows` cuts it.
+    The examples do not hold the text itself, so the state of an iterator stays small. `windows` cuts the text.
+
+    Args:
+      read: returns the corpus, with one document per split. It is called often, so it should cache the corpus.
     """
 
     def __init__(self, read: Callable[[], Corpus]):
-        """Args:
-        read: gives the corpus, one document a split; called each time, so it should remember what it has read.
-        """
         self._read = read
         super().__init__(splits=(TRAIN, VALIDATION))
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
+        """True: `windows` can shard a text in any way."""
         return True
 
     def list_shards(self, split: str) -> Sequence[str]:
+        """Return the split as the only shard."""
         return [split]
 
     def num_input_examples(self, split: str) -> int:
+        """Return the number of texts of a split."""
         return len(self._read().splits[split])
 
     def describe(self) -> str:
-        """One line about the text; reads it."""
+        """Return one line about the text; reads it."""
         return self._read().describe()
 
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
+        """Return the passes over a split; see `seqio.DataSource`."""
         corpus = self._read()
         if split not in corpus.splits:
-            raise UserError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
+            raise UserError(f"{corpus.name} has no split {split!r}. Known splits: {', '.join(corpus.splits)}")
         index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         passes = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
         return passes.map(
@@ -117,7 +125,7 @@ class ContiguousSource(seqio.DataSource):
                 "split": tf.constant(split),
                 "shuffle": tf.constant(shuffle),
                 "seed": tf.stack([drawn, drawn // 2**31]),
-                "share": tf.constant([index, count], tf.int64),
+                "shard": tf.constant([index, count], tf.int64),
             }
         )
 
@@ -129,25 +137,25 @@ def windows(
     *,
     read: Callable[[], Corpus],
 ) -> tf.data.Dataset:
-    """Cuts each pass over a text into windows that lie side by side.
+    """Cut each pass over a text into adjacent windows.
 
-    In order they begin with the text, and the last one is short. Shuffled, each pass begins them at another place, so
-    that in time they begin everywhere, and goes through those that are whole in another order.
+    Unshuffled windows begin at the start of the text, and the last one is short. When shuffled, each pass begins at
+    another random offset, so that windows eventually begin everywhere, and visits the full windows in another order.
 
     Args:
       ds: passes, from `ContiguousSource`.
-      sequence_length: tokens of `targets`, the length of a window.
+      sequence_length: length of `targets`, which is the length of a window, in tokens.
       output_features: `targets`.
-      read: gives the corpus.
+      read: returns the corpus.
 
     Returns:
       Examples with `targets`, int32.
 
     Raises:
-      UserError: there is no length of `targets`.
+      UserError: the length of `targets` is missing.
     """
     if sequence_length is None or "targets" not in sequence_length:
-        raise UserError(f"windows of characters need TASK_FEATURE_LENGTHS of 'targets', not {sequence_length}")
+        raise UserError(f"windows of characters need TASK_FEATURE_LENGTHS of 'targets', got {sequence_length}")
     length = tf.constant(sequence_length["targets"], tf.int64)
     vocabulary = output_features["targets"].vocabulary
     splits = {split: tf.constant(b"".join(documents)) for split, documents in read().splits.items()}
@@ -156,37 +164,39 @@ def windows(
         text = tf.where(reading["split"] == TRAIN, splits[TRAIN], splits[VALIDATION])
         tokens = tf.cast(vocabulary.encode_tf(text), tf.int32)
         total, seed = tf.size(tokens, tf.int64), reading["seed"]
-        begins = tf.clip_by_value(total - length + 1, 1, length)
-        drawn = tf.random.stateless_uniform([], seed, 0, begins, dtype=tf.int64)
+        offsets = tf.clip_by_value(total - length + 1, 1, length)
+        drawn = tf.random.stateless_uniform([], seed, 0, offsets, dtype=tf.int64)
         offset = tf.where(reading["shuffle"], drawn, 0)
-        whole = tf.maximum((total - offset) // length, 1)
-        count = tf.where(reading["shuffle"], whole, -(-total // length))
+        full = tf.maximum((total - offset) // length, 1)
+        count = tf.where(reading["shuffle"], full, -(-total // length))
 
         def window(index):
             shuffled = tf.random.experimental.index_shuffle(index, seed, count - 1)
             start = offset + length * tf.where(reading["shuffle"], shuffled, index)
             return {"targets": tokens[start : start + length]}
 
-        share = reading["share"]
-        return tf.data.Dataset.range(share[0], count, share[1]).map(window)
+        shard = reading["shard"]
+        return tf.data.Dataset.range(shard[0], count, shard[1]).map(window)
 
     return ds.flat_map(cut)
 
 
 @functools.lru_cache(maxsize=2)
 def read(path: str, validation_fraction: float = 0.1) -> Corpus:
-    """Reads a text file as one document a split: the beginning trains, the end validates.
+    """Read a text file as one document per split: the beginning for training, the end for validation.
 
     Args:
-      path: of a UTF-8 text file, local or in a bucket.
-      validation_fraction: how much of the characters is held out, at the end.
+      path: path of a UTF-8 text file, local or in a bucket.
+      validation_fraction: fraction of the characters, at the end of the file, that is held out.
+
+    Returns:
+      The corpus.
 
     Raises:
-      UserError: no path was given, a split would be empty, or the file is not UTF-8.
-      UserError: there is no such file.
+      UserError: the path is not given, the file does not exist or is not UTF-8, or a split would be empty.
     """
     if not path:
-        raise UserError("characters are read from one file: give task_arguments {'path': 'path/to/input.txt'}")
+        raise UserError("the characters task needs a text file: give task_arguments {'path': 'path/to/input.txt'}")
     with paths.explain_path_errors("task_arguments path", path), fsspec.open(path, "rb") as file:
         raw = file.read()
     try:
@@ -195,25 +205,30 @@ def read(path: str, validation_fraction: float = 0.1) -> Corpus:
         raise UserError(f"{path} is not UTF-8 text: {error}") from error
     train = int(len(text) * (1 - validation_fraction))
     if not 0 < train < len(text):
-        raise UserError(f"{path}: validation_fraction={validation_fraction} of {len(text)} characters leaves no split")
+        raise UserError(
+            f"{path}: validation_fraction={validation_fraction} of {len(text)} characters leaves a split empty"
+        )
     splits = {TRAIN: [text[:train].encode()], VALIDATION: [text[train:].encode()]}
     return Corpus(name="characters", splits=splits, origin=path, skipped={})
 
 
 def add_characters_task(name: str) -> seqio.Task:
-    """A task whose `targets` are windows of characters of the file that its task argument `path` names.
+    """Register a task whose `targets` are windows of characters of the file in the task argument `path`.
 
-    With the features `NEXT_TOKEN` a model predicts each character of a window but the first: give `targets` one more
-    than the context.
+    With the features `NEXT_TOKEN` a model predicts every character of a window except the first. Set the length of
+    `targets` to the context length plus one.
 
     Args:
-      name: to register it under.
+      name: the task name.
+
+    Returns:
+      The registered task.
     """
     values = task_arguments.declare(
         name,
-        # A text file, local or in a bucket (any fsspec path).
+        # Path of a text file, local or in a bucket (any fsspec path).
         path="",
-        # How much of it is held out, at its end.
+        # Fraction of the text, at its end, that is held out.
         validation_fraction=0.1,
     )
 
@@ -228,7 +243,7 @@ def add_characters_task(name: str) -> seqio.Task:
         source=ContiguousSource(current),
         preprocessors=[functools.partial(windows, read=current)],
         output_features={"targets": seqio.Feature(CharacterVocabulary(known))},
-        shuffle_buffer_size=1,  # the source has shuffled all there is
+        shuffle_buffer_size=1,  # the source shuffles globally
     )
 
 

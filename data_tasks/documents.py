@@ -1,4 +1,4 @@
-"""Documents in memory as a SeqIO source: where they are split, counted and shuffled."""
+"""SeqIO sources of documents that are held in memory, with splitting and shuffling."""
 
 import dataclasses
 import functools
@@ -12,21 +12,21 @@ import tensorflow as tf
 from t5x_like.errors import UserError
 
 TRAIN, VALIDATION = "train", "validation"
-# One thread at a time reads: sources share a corpus, training, evaluation and `--dry_run` ask from different threads,
-# and `read` remembers only what has been read. CPython 3.11's `ast.parse` may also fail where two threads call it.
+# Only one thread reads at a time: sources share a corpus, and training, evaluation and `--dry_run` request it from
+# different threads before `read` has cached it. CPython 3.11's `ast.parse` may also fail when two threads call it.
 _READ_LOCK = threading.RLock()
 TEXT = "text"
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents and what is known about them.
+    """Documents and their metadata.
 
     Attributes:
-      name: what it is called in messages.
-      splits: split -> documents in a fixed order, UTF-8.
-      origin: where they come from, in a few words.
-      skipped: reason -> how many were left out for it.
+      name: the name used in messages.
+      splits: UTF-8 documents by split, in a fixed order.
+      origin: a short description of where the documents come from.
+      skipped: number of skipped documents by reason.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Corpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of every document, its split and the order."""
+        """A hash of all documents, their splits and their order."""
         digest = hashlib.blake2b(digest_size=8)
         for split, documents in self.splits.items():
             digest.update(f"{split} {len(documents)}".encode())
@@ -46,7 +46,7 @@ class Corpus:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """One line: counts, size, hash, origin and what was skipped."""
+        """Return one line with counts, size, hash, origin and skipped documents."""
         counts = ", ".join(f"{len(documents):,} {split}" for split, documents in self.splits.items())
         size = sum(len(document) for documents in self.splits.values() for document in documents)
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items() if count)
@@ -56,9 +56,22 @@ class Corpus:
 
 
 def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dict[str, list[bytes]]:
-    """Train and validation documents, told apart by a hash of the text alone: adding documents moves none."""
+    """Split documents into train and validation by a hash of their text.
+
+    The split of a document depends only on its own text, so adding documents does not move others.
+
+    Args:
+      documents: UTF-8 documents.
+      validation_fraction: expected fraction of validation documents.
+
+    Returns:
+      Documents by split.
+
+    Raises:
+      UserError: the fraction is not at least 0 and less than 1.
+    """
     if not 0 <= validation_fraction < 1:
-        raise UserError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
+        raise UserError(f"validation_fraction={validation_fraction} must be at least 0 and less than 1")
     splits: dict[str, list[bytes]] = {TRAIN: [], VALIDATION: []}
     for document in documents:
         fraction = int.from_bytes(hashlib.blake2b(document, digest_size=4).digest()) / 2**32
@@ -67,16 +80,16 @@ def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dic
 
 
 class DocumentSource(seqio.DataSource):
-    """The documents of a corpus, read when a dataset is first asked for.
+    """The documents of a corpus as the feature `text`. The corpus is read when a dataset is first requested.
 
-    The feature is `text`. Shuffling is a new permutation of all documents in every epoch, computed index by index, so
-    that an iterator's state holds no buffer of documents.
+    Shuffling permutes all documents anew in every epoch. The permutation is computed index by index, so the state of an
+    iterator holds no buffer of documents.
+
+    Args:
+      read: returns the corpus. It is called often, so it should cache the corpus.
     """
 
     def __init__(self, read: Callable[[], Corpus]):
-        """Args:
-        read: gives the corpus; called each time, so it should remember what it has read.
-        """
         self._read_unlocked = read
         super().__init__(splits=(TRAIN, VALIDATION))
 
@@ -86,22 +99,26 @@ class DocumentSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
+        """True: documents can be distributed over any number of shards."""
         return True
 
     def list_shards(self, split: str) -> Sequence[str]:
+        """Return the split as the only shard."""
         return [split]
 
     def num_input_examples(self, split: str) -> int:
+        """Return the number of documents of a split."""
         return len(self._read().splits[split])
 
     def describe(self) -> str:
-        """One line about the corpus; reads it."""
+        """Return one line about the corpus; reads it."""
         return self._read().describe()
 
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
+        """Return the documents of a split; see `seqio.DataSource`."""
         corpus = self._read()
         if split not in corpus.splits:
-            raise UserError(f"{corpus.name} has no split {split!r}; it has {', '.join(corpus.splits)}")
+            raise UserError(f"{corpus.name} has no split {split!r}. Known splits: {', '.join(corpus.splits)}")
         documents = corpus.splits[split]
         if not documents:
             raise UserError(f"the split {split!r} is empty: {corpus.describe()}")
@@ -113,7 +130,7 @@ class DocumentSource(seqio.DataSource):
 
 
 def _shuffled(count: int, seed: int | None) -> tf.data.Dataset:
-    """0 … count - 1 in another order each time the dataset is iterated."""
+    """Permute 0 … count - 1 differently each time the dataset is iterated."""
 
     def permutation(epoch_seed):
         key = tf.stack([epoch_seed, epoch_seed // 2**31])

@@ -1,6 +1,6 @@
-"""Language-model data: whole text for causal models, text cut in two for prefix models; T5's `full_lm`, `prefix_lm`.
+"""Language modeling data: full text for causal models, split text for prefix models (T5's `full_lm`, `prefix_lm`).
 
-Chunks are made of many documents at once: the cost of tf.data follows the number of its elements.
+Chunks are made from many documents at once, because the cost of tf.data grows with the number of its elements.
 """
 
 import functools
@@ -23,27 +23,27 @@ def full_lm(
     *,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Documents, each with EOS at its end, joined and cut into chunks.
+    """Join documents, each ending in EOS, and cut the result into chunks.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: tokens of `targets`, the length of a chunk.
+      sequence_length: length of `targets`, which is the length of a chunk, in tokens.
       output_features: `targets`, of a vocabulary with an EOS.
-      documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
+      documents_per_batch: number of documents joined before cutting. Only their last chunk is short.
 
     Returns:
-      Examples with `targets`, int32; see `preprocessors.pad_for_unbatch` for those of a short chunk.
+      Examples with `targets`, int32. See `preprocessors.pad_for_unbatch` for the padding of short chunks.
 
     Raises:
-      UserError: there is no length of `targets`, or no EOS.
+      UserError: the length of `targets` is missing, or the vocabulary has no EOS.
     """
-    length = _require_lengths("a language model", sequence_length, ("targets",))["targets"]
+    length = _require_lengths("causal LM", sequence_length, ("targets",))["targets"]
     vocabulary = output_features["targets"].vocabulary
     eos_id = require_eos(vocabulary)
 
     def cut(batch):
-        ended = preprocessors.append_eos(batch["targets"], eos_id)
-        tokens, counts = preprocessors.chunk(ended.flat_values, length, shortest=1)
+        joined = preprocessors.append_eos(batch["targets"], eos_id).flat_values
+        tokens, counts = preprocessors.chunk(joined, length, shortest=1)
         chunks = tf.RaggedTensor.from_tensor(tokens, lengths=counts)
         return {"targets": preprocessors.pad_for_unbatch(chunks, length, vocabulary)}
 
@@ -57,52 +57,52 @@ def prefix_lm(
     *,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Chunks of single documents, cut in two anywhere: what comes before is `inputs`, what follows is `targets`.
+    """Cut chunks of single documents at a random position into `inputs` and `targets`.
 
-    A chunk has as many tokens as the shorter of the two features, so that both parts fit wherever it is cut. EOS stands
-    where a document ends, thus only in `targets`.
+    The length of a chunk is that of the shorter feature, so that both fit wherever the chunk is cut. EOS marks the end
+    of a document, so it occurs only in `targets`.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: tokens of `inputs` and `targets`.
-      output_features: `inputs` and `targets`, of one vocabulary with an EOS.
-      documents_per_batch: how many documents are cut at once.
+      sequence_length: lengths of `inputs` and `targets` in tokens.
+      output_features: `inputs` and `targets`, with the same vocabulary, which has an EOS.
+      documents_per_batch: number of documents processed together.
 
     Returns:
-      Examples with `inputs` and `targets`, int32; see `preprocessors.pad_for_unbatch` for their padding. In a chunk of
-      L tokens `inputs` has 1 … L - 1 of them, each number as likely.
+      Examples with `inputs` and `targets`, int32. See `preprocessors.pad_for_unbatch` for their padding. In a chunk of
+      L tokens the length of `inputs` is uniform from 1 to L - 1.
 
     Raises:
-      UserError: a length is missing or below 2, the vocabularies differ, or there is no EOS.
+      UserError: a length is missing or less than 2, the vocabularies differ, or the vocabulary has no EOS.
     """
     lengths = _require_lengths("prefix LM", sequence_length, ("inputs", "targets"))
     length = min(lengths.values())
     if length < 2:
-        raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs at least 2 tokens of each")
+        raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs lengths of at least 2")
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("prefix LM needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("prefix LM needs the same vocabulary for 'inputs' and 'targets'")
     eos_id = require_eos(vocabulary)
 
     @seqio.map_over_dataset(num_seeds=1)
     def cut(batch, seed):
         tokens, counts = preprocessors.chunk_each_document(preprocessors.append_eos(batch["targets"], eos_id), length)
-        parts = split_at_prefix(tokens, counts, random_prefix_lengths(counts, seed))
-        return {name: preprocessors.pad_for_unbatch(part, length - 1, vocabulary) for name, part in parts.items()}
+        features = split_at_prefix(tokens, counts, random_prefix_lengths(counts, seed))
+        return {name: preprocessors.pad_for_unbatch(ids, length - 1, vocabulary) for name, ids in features.items()}
 
     return cut(ds.ragged_batch(documents_per_batch)).unbatch()
 
 
 def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
-    """Cuts rows in two.
+    """Cut rows into a prefix and the rest.
 
     Args:
       tokens: `[rows, length]`, 0 after the end of a row.
-      counts: tokens of each row, `[rows]`.
-      prefixes: how many of them come before the cut, `[rows]`.
+      counts: number of tokens per row, `[rows]`.
+      prefixes: length of the prefix per row, `[rows]`.
 
     Returns:
-      `inputs` and `targets`, each `[rows, (length - 1 at most)]`.
+      The prefixes as `inputs` and the rest as `targets`, each ragged `[rows, (length - 1 at most)]`.
     """
     length = tokens.shape[1]
     before = tf.sequence_mask(prefixes, length)
@@ -111,33 +111,45 @@ def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -
 
 
 def require_eos(vocabulary: seqio.Vocabulary) -> int:
-    """The EOS of a vocabulary.
+    """Return the EOS id of a vocabulary.
+
+    Args:
+      vocabulary: any SeqIO vocabulary.
+
+    Returns:
+      The id.
 
     Raises:
-      UserError: it has none.
+      UserError: the vocabulary has no EOS.
     """
     if vocabulary.eos_id is None:
-        raise UserError(f"{type(vocabulary).__name__} has no EOS (eos_id is None), which ends each document here")
+        raise UserError(
+            f"{type(vocabulary).__name__} has no EOS (eos_id is None), but this task ends each document with one. Use "
+            "another vocabulary"
+        )
     return vocabulary.eos_id
 
 
 def _require_lengths(what: str, sequence_length: Mapping[str, int] | None, names: tuple[str, ...]) -> dict[str, int]:
     if sequence_length is None or not set(names) <= set(sequence_length):
         wanted = " and ".join(map(repr, names))
-        raise UserError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, not {sequence_length}")
+        raise UserError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, got {sequence_length}")
     return {name: sequence_length[name] for name in names}
 
 
 def add_causal_lm_task(
     name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
 ) -> seqio.Task:
-    """A task whose `targets` are chunks of documents joined, with EOS where a document ends.
+    """Register a causal LM task: `targets` are chunks of joined documents, each of which ends in EOS.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: with an EOS.
+      name: the task name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS.
       text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
     """
     return _add(name, source, vocabulary, text_feature, full_lm, ("targets",))
 
@@ -145,13 +157,16 @@ def add_causal_lm_task(
 def add_prefix_lm_task(
     name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
 ) -> seqio.Task:
-    """A task whose `inputs` are the beginning of a chunk of text, and whose `targets` its rest; see `prefix_lm`.
+    """Register a prefix LM task: `inputs` are the beginning of a text chunk, `targets` its rest; see `prefix_lm`.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: with an EOS.
+      name: the task name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS.
       text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
     """
     return _add(name, source, vocabulary, text_feature, prefix_lm, ("inputs", "targets"))
 

@@ -1,9 +1,8 @@
-"""Masked language models: BERT's and RoBERTa's ways to choose tokens, and what becomes of those (Devlin et al. 2018,
-section 3.1; Liu et al. 2019, section 4).
+"""Masked language modeling: how BERT and RoBERTa choose tokens, and how they corrupt the chosen ones.
 
-Two preprocessors follow one another: one makes `inputs` with their special tokens (`data_tasks.masked_lm_inputs`, or
-`data_tasks.sentence_pairs` for pairs of sentences), `mask_inputs` corrupts them. All is done by TensorFlow operations
-on many examples at once.
+Sources: Devlin et al. 2018, section 3.1; Liu et al. 2019, section 4. Two preprocessors work in sequence. The first one
+makes `inputs` with special tokens (`data_tasks.masked_lm_inputs`, or `data_tasks.sentence_pairs` for pairs of
+sentences). `mask_inputs` then corrupts them. Both consist of TensorFlow operations on many examples at once.
 """
 
 import dataclasses
@@ -16,90 +15,22 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.special_tokens import SpecialTokens, special_tokens, word_starts
 from t5x_like.errors import UserError
 
 MASK_RATE = 0.15
-# Of the chosen tokens: so many become [MASK], so many stay, the others become random ones.
+# Of the chosen tokens, these fractions become [MASK] or stay unchanged; the others become random tokens.
 MASK_FRACTION, KEEP_FRACTION = 0.8, 0.1
-# The feature that tells apart the examples of the same text in static masking.
+# The feature that distinguishes copies of the same text under static masking.
 DUPLICATE = "duplicate"
 EXAMPLES_PER_BATCH = 64
 
 Draw = Callable[[int], tf.Tensor]
-"""The number of a draw -> uint32 `[examples, length]`, uniform, independent of other numbers' draws."""
+"""Maps the number of a draw to uint32 `[examples, length]`, uniform and independent of other numbers' draws."""
 _ORDER, _COUNT, _REPLACEMENT, _TOKEN = range(4)
 
 
-# ---- what a vocabulary says ------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialTokens:
-    """The ids of the tokens that stand for no text.
-
-    Attributes:
-      cls: what an example begins with ([CLS], <s>).
-      sep: what a segment ends with ([SEP], </s>).
-      mask: what stands in place of a token to be predicted ([MASK], <mask>).
-    """
-
-    cls: int
-    sep: int
-    mask: int
-
-
-def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
-    """The special tokens of a vocabulary.
-
-    They are its attributes `cls_id`, `sep_id`, `mask_id`, or its pieces [CLS], [SEP], [MASK]; one that has neither
-    lends its last sentinels: the last id is the mask, the one before it [CLS], the one before that [SEP].
-
-    Raises:
-      UserError: it has nothing of that.
-    """
-    names = [f.name for f in dataclasses.fields(SpecialTokens)]
-    if all(hasattr(vocabulary, f"{name}_id") for name in names):
-        return SpecialTokens(**{name: getattr(vocabulary, f"{name}_id") for name in names})
-    model = getattr(vocabulary, "tokenizer", None)
-    if hasattr(model, "PieceToId"):
-        ids = {name: model.PieceToId(f"[{name.upper()}]") for name in names}
-        if all(model.IdToPiece(index) == f"[{name.upper()}]" for name, index in ids.items()):
-            return SpecialTokens(**ids)
-    if vocabulary.extra_ids < len(names):
-        raise UserError(
-            f"{type(vocabulary).__name__} has neither [CLS], [SEP] and [MASK] nor three sentinels to stand for them: "
-            "make it with extra_ids=3 or more, or use another vocabulary"
-        )
-    last = vocabulary.vocab_size - 1
-    return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
-
-
-def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Which ids begin a word, bool `[vocab_size]`.
-
-    They are the vocabulary's attribute `word_starts`; in a SentencePiece model the pieces that begin with white space
-    (`▁`), and all that are no text.
-
-    Raises:
-      UserError: the vocabulary does not know its words.
-    """
-    if hasattr(vocabulary, "word_starts"):
-        return np.asarray(vocabulary.word_starts, bool)
-    model = getattr(vocabulary, "tokenizer", None)
-    if not hasattr(model, "IdToPiece"):
-        raise UserError(
-            f"whole words cannot be masked: {type(vocabulary).__name__} does not say which pieces begin a word (a "
-            "SentencePiece model does, and a vocabulary with the attribute `word_starts`)"
-        )
-    starts = np.ones(vocabulary.vocab_size, bool)
-    for index in range(model.GetPieceSize()):
-        piece = model.IdToPiece(index)
-        is_text = not (model.IsControl(index) or model.IsUnknown(index))
-        starts[index] = not is_text or piece[:1] == "▁" or piece[:1].isspace()
-    return starts
-
-
-# ---- which tokens are chosen -----------------------------------------------------------------------------------------
+# ---- choosing tokens -------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +38,9 @@ class Rows:
     """Uncorrupted examples.
 
     Attributes:
-      tokens: int32 `[examples, length]`, 0 after the end.
-      counts: tokens of each, special ones included, int32 `[examples]`.
-      special: the ids of the special ones.
+      tokens: int32 `[examples, length]`, 0 after the end of each example.
+      counts: number of tokens per example, including special ones, int32 `[examples]`.
+      special: the ids of the special tokens.
     """
 
     tokens: tf.Tensor
@@ -118,53 +49,57 @@ class Rows:
 
     @property
     def real(self) -> tf.Tensor:
-        """What is no padding, bool `[examples, length]`."""
+        """Which positions are not padding, bool `[examples, length]`."""
         return tf.sequence_mask(self.counts, tf.shape(self.tokens)[1])
 
     @property
     def text(self) -> tf.Tensor:
-        """What is neither padding nor [CLS] nor [SEP], bool `[examples, length]`."""
+        """Which positions are neither padding nor [CLS] nor [SEP], bool `[examples, length]`."""
         return self.real & (self.tokens != self.special.cls) & (self.tokens != self.special.sep)
 
 
 class Masking(Protocol):
-    """How tokens are chosen, and which random words there are."""
+    """A rule for choosing tokens and drawing random tokens."""
 
     def check(self, length: int, max_predictions: int) -> None:
-        """Refuses lengths that do not fit together."""
+        """Raise a UserError if the feature lengths do not fit together."""
 
-    def chosen(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-        """Which tokens are to be predicted, bool `[examples, length]`, at most `max_predictions` an example."""
+    def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Choose the tokens to predict, bool `[examples, length]`, at most `max_predictions` per example."""
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """The ids that random words are drawn from, `[words]`."""
+        """Return the ids that random tokens are drawn from, `[ids]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BertMasking:
-    """BERT's: 15 % of an example's length, special tokens counted but never chosen, at least one and at most as many as
-    `targets` has room for; random words from the whole vocabulary (`create_pretraining_data.py`).
+    """BERT's masking (`create_pretraining_data.py`).
+
+    It chooses 15 % of an example's length, at least one token and at most the length of `targets`. Special tokens count
+    towards the length, but are never chosen. Random tokens come from the whole vocabulary.
 
     Attributes:
-      rate: the share of tokens that is chosen.
-      whole_words: whether all pieces of a word are chosen together: words are taken in random order, one that would
-        make too many is left out.
+      rate: the fraction of tokens to choose.
+      whole_words: whether to choose all pieces of a word together. Words are considered in random order, and a word
+        that would exceed the number of tokens is skipped.
     """
 
     rate: float = MASK_RATE
     whole_words: bool = False
 
     def check(self, length: int, max_predictions: int) -> None:
-        """All lengths fit: `max_predictions` is a limit in this recipe."""
+        """Accept all lengths: `max_predictions` is only an upper limit in this recipe."""
 
-    def chosen(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+    def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Choose the tokens to predict; see `Masking.choose`."""
         wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
         wanted = tf.minimum(tf.maximum(wanted, 1), max_predictions)
         if not self.whole_words:
             return select_top(draw(_ORDER), rows.text, wanted)
-        return whole_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)
+        return select_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+        """Return all ids."""
         return np.arange(vocabulary.vocab_size)
 
 
@@ -173,45 +108,50 @@ BERT_MASKING = BertMasking()
 
 @dataclasses.dataclass(frozen=True)
 class RobertaMasking:
-    """RoBERTa's (fairseq's `MaskTokens`): 15 % of all tokens, special ones included, rounded up or down at random so
-    that the share is exact on average; random words from the vocabulary without its special tokens.
+    """RoBERTa's masking (fairseq's `MaskTokens`).
+
+    It chooses 15 % of all tokens, including special ones, rounded up or down at random so that the fraction is exact on
+    average. Random tokens come from the vocabulary without its special tokens.
 
     Attributes:
-      rate: the share of tokens that is chosen.
+      rate: the fraction of tokens to choose.
     """
 
     rate: float = MASK_RATE
 
     def check(self, length: int, max_predictions: int) -> None:
+        """Raise a UserError if `targets` cannot hold all masked tokens."""
         if max_predictions < (most := math.ceil(self.rate * length)):
             raise UserError(
-                f"TASK_FEATURE_LENGTHS: of {length} tokens of 'inputs' up to {most} are masked, but 'targets' has room "
-                f"for {max_predictions}: set targets to {most}"
+                f"TASK_FEATURE_LENGTHS: up to {most} of {length} tokens of 'inputs' are masked, but 'targets' holds "
+                f"only {max_predictions}. Set targets to {most}"
             )
 
-    def chosen(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+    def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Choose the tokens to predict; see `Masking.choose`."""
         rounding = fraction(draw(_COUNT)[:, 0])
         wanted = tf.cast(tf.cast(rows.counts, tf.float64) * self.rate + rounding, tf.int32)
         return select_top(draw(_ORDER), rows.real, tf.minimum(wanted, max_predictions))
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+        """Return the ids that are neither special nor sentinels."""
         others = (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, special.cls, special.sep, special.mask)
-        words = np.arange(vocabulary.vocab_size - vocabulary.extra_ids)
-        return np.setdiff1d(words, [index for index in others if index is not None])
+        ids = np.arange(vocabulary.vocab_size - vocabulary.extra_ids)
+        return np.setdiff1d(ids, [index for index in others if index is not None])
 
 
 def fraction(draws: tf.Tensor) -> tf.Tensor:
-    """uint32 as float64 in [0, 1)."""
+    """Convert uint32 to float64 in [0, 1)."""
     return tf.cast(draws, tf.float64) / 2.0**32
 
 
 def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-    """The candidates with the highest scores, as many of each row as are wanted or as there are.
+    """Select the `wanted` candidates with the highest scores in each row, or all candidates if there are fewer.
 
     Args:
-      scores: uint32 `[rows, length]`; equal ones are told apart by their place.
+      scores: uint32 `[rows, length]`. Ties are broken by position.
       candidates: bool `[rows, length]`.
-      wanted: `[rows]`.
+      wanted: number of candidates to select per row, `[rows]`.
 
     Returns:
       bool `[rows, length]`.
@@ -222,33 +162,33 @@ def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> t
     return candidates & (keys >= last[:, tf.newaxis]) & (wanted[:, tf.newaxis] > 0)
 
 
-def whole_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-    """Words taken in the order of their scores until as many tokens as are wanted have been, or none fits any more.
+def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+    """Select words in the order of their scores until `wanted` tokens are selected or no further word fits.
 
     Args:
-      rows: `[examples, length]`; a word never goes over a special token.
+      rows: `[examples, length]`. A word never extends over a special token.
       starts: which tokens begin a word, bool `[examples, length]`.
-      scores: uint32 `[examples, length]`; that of a word is its first token's.
-      wanted: tokens of each example, `[examples]`.
+      scores: uint32 `[examples, length]`. The score of a word is that of its first token.
+      wanted: number of tokens to select per example, `[examples]`.
 
     Returns:
       bool `[examples, length]`.
     """
     text = rows.text
     first = text & (starts | ~tf.pad(text, [[0, 0], [1, 0]])[:, :-1])
-    word = tf.where(text, tf.cumsum(tf.cast(first, tf.int32), axis=1), 0)  # numbered from 1 on; 0 is none
+    word = tf.where(text, tf.cumsum(tf.cast(first, tf.int32), axis=1), 0)  # numbered from 1; 0 means no word
     columns = tf.shape(word)[1] + 1
     sizes = tf.math.bincount(word, tf.cast(text, tf.int32), minlength=columns, maxlength=columns, axis=-1)
-    # The words by score, and behind the last one zeros, which stand for no word and a size of 0.
+    # Word numbers by descending score. The zeros after the last word stand for no word and have size 0.
     order = tf.argsort(tf.where(first, tf.cast(scores, tf.int64), -1), axis=1, direction="DESCENDING", stable=True)
     words = tf.gather(tf.where(first, word, 0), order, batch_dims=1)
     sizes = tf.gather(sizes, words, batch_dims=1)
 
     def add_word(step, total, chosen):
         size = sizes[:, step]
-        takes = (size > 0) & (total + size <= wanted)
-        total += tf.where(takes, size, 0)
-        return step + 1, total, chosen | (takes[:, tf.newaxis] & (word == words[:, step, tf.newaxis]))
+        fits = (size > 0) & (total + size <= wanted)
+        total += tf.where(fits, size, 0)
+        return step + 1, total, chosen | (fits[:, tf.newaxis] & (word == words[:, step, tf.newaxis]))
 
     most = tf.reduce_max(word)
     *_, chosen = tf.while_loop(
@@ -260,45 +200,45 @@ def whole_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Ten
     return chosen
 
 
-# ---- what becomes of them --------------------------------------------------------------------------------------------
+# ---- corruption ------------------------------------------------------------------------------------------------------
 
 
 def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, random_tokens: tf.Tensor) -> tf.Tensor:
-    """Of the chosen tokens 80 % become the mask, 10 % stay and 10 % become random words.
+    """Replace 80 % of the chosen tokens by the mask and 10 % by random tokens; the other 10 % stay unchanged.
 
     Args:
       tokens: int32 `[examples, length]`.
       chosen: bool `[examples, length]`.
-      draw: what chance decides.
-      mask_id: the mask.
-      random_tokens: the ids of random words, drawn uniformly, int32 `[words]`.
+      draw: the random draws.
+      mask_id: the mask id.
+      random_tokens: the ids that random tokens are drawn from uniformly, int32 `[ids]`.
 
     Returns:
       int32 `[examples, length]`.
     """
     replacement = fraction(draw(_REPLACEMENT))
-    words = tf.gather(random_tokens, tf.cast(draw(_TOKEN), tf.int64) % tf.size(random_tokens, tf.int64))
+    drawn = tf.gather(random_tokens, tf.cast(draw(_TOKEN), tf.int64) % tf.size(random_tokens, tf.int64))
     replaced = tf.where(
-        replacement < MASK_FRACTION, mask_id, tf.where(replacement < MASK_FRACTION + KEEP_FRACTION, tokens, words)
+        replacement < MASK_FRACTION, mask_id, tf.where(replacement < MASK_FRACTION + KEEP_FRACTION, tokens, drawn)
     )
     return tf.where(chosen, replaced, tokens)
 
 
 def predictions(tokens: tf.Tensor, chosen: tf.Tensor, max_predictions: int) -> dict[str, tf.Tensor]:
-    """What is to be predicted, and where.
+    """Gather the tokens to predict and their positions.
 
     Args:
-      tokens: uncorrupted, int32 `[examples, length]`.
+      tokens: uncorrupted tokens, int32 `[examples, length]`.
       chosen: bool `[examples, length]`.
-      max_predictions: columns; no example has more chosen tokens.
+      max_predictions: number of columns; at least the number of chosen tokens of any example.
 
     Returns:
-      `targets` and `masked_positions`, ascending, int32 `[examples, max_predictions]`, 0 after the last one.
+      `targets` and `masked_positions` in ascending order, int32 `[examples, max_predictions]`, padded with 0.
     """
-    places = tf.broadcast_to(tf.range(tf.shape(tokens)[1]), tf.shape(tokens))
+    positions = tf.broadcast_to(tf.range(tf.shape(tokens)[1]), tf.shape(tokens))
     return {
         name: tf.ragged.boolean_mask(values, chosen).to_tensor(shape=[None, max_predictions])
-        for name, values in (("targets", tokens), ("masked_positions", places))
+        for name, values in (("targets", tokens), ("masked_positions", positions))
     }
 
 
@@ -312,28 +252,27 @@ def mask_inputs(
     special: SpecialTokens | None = None,
     examples_per_batch: int = EXAMPLES_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Corrupts `inputs`; every other feature goes with its example as it is.
+    """Corrupt `inputs`. All other features are passed through.
 
     Args:
-      ds: examples with `inputs`, uncorrupted and with their special tokens, int32 `[any length]`, perhaps with zeros at
-        the end.
-      sequence_length: tokens of `inputs`, and of `targets`: how many of them may be masked.
-      output_features: `inputs`, whose vocabulary random words are drawn from.
-      masking: which tokens are chosen.
-      static: whether the corruption depends on `inputs` and the feature `duplicate` (see `duplicates`) alone, in place
-        of being another one each time.
-      special: the special tokens; the vocabulary's by default.
-      examples_per_batch: how many examples are corrupted at once.
+      ds: examples with uncorrupted `inputs` including special tokens, int32 `[any length]`, optionally padded with 0.
+      sequence_length: length of `inputs` and of `targets`, the maximum number of masked tokens.
+      output_features: `inputs`, whose vocabulary provides the random tokens.
+      masking: the rule for choosing tokens.
+      static: whether the corruption depends only on `inputs` and the feature `duplicate` (see `duplicate_documents`),
+        instead of differing each time.
+      special: the special tokens. Default: those of the vocabulary.
+      examples_per_batch: number of examples corrupted together.
 
     Returns:
-      Examples with `inputs`, `targets`, the tokens that were chosen, and `masked_positions`, where in `inputs` they
-      were: ascending, 0 after the last one.
+      Examples with `inputs`, the chosen tokens as `targets`, and their positions in `inputs` as `masked_positions`,
+      ascending and padded with 0.
 
     Raises:
-      UserError: a length is missing or they do not fit together; the vocabulary has no special tokens.
+      UserError: a length is missing, the lengths do not fit together, or the vocabulary has no special tokens.
     """
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
     length, max_predictions = sequence_length["inputs"], sequence_length["targets"]
     masking.check(length, max_predictions)
     vocabulary = output_features["inputs"].vocabulary
@@ -347,16 +286,16 @@ def mask_inputs(
         counts = tf.reduce_max(tf.cast(tokens != 0, tf.int32) * tf.range(1, length + 1), axis=1)
         duplicate = batch.pop(DUPLICATE, tf.zeros_like(counts))
         draw = hashed_draws(tokens, duplicate) if seed is None else seeded_draws(tf.shape(tokens), seed)
-        chosen = masking.chosen(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
+        chosen = masking.choose(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
         inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_tokens))
         number = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
-        made = {"inputs": (inputs, counts, length)} | {
+        features = {"inputs": (inputs, counts, length)} | {
             name: (values, number, max_predictions)
             for name, values in predictions(tokens, chosen, max_predictions).items()
         }
         return batch | {
             name: preprocessors.pad_for_unbatch(tf.RaggedTensor.from_tensor(values, lengths=n), most, vocabulary)
-            for name, (values, n, most) in made.items()
+            for name, (values, n, most) in features.items()
         }
 
     ds = ds.padded_batch(examples_per_batch)
@@ -366,7 +305,7 @@ def mask_inputs(
 
 
 def seeded_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
-    """Draws by a stateless seed `[2]`."""
+    """Make draws from a stateless seed `[2]`."""
 
     def draw(number: int) -> tf.Tensor:
         key = tf.random.experimental.stateless_fold_in(seed, number)
@@ -376,18 +315,21 @@ def seeded_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
 
 
 def hashed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
-    """Draws that are hashes of a whole row, its duplicate's number, the place and the draw.
+    """Make draws that are hashes of a whole row, its duplicate number, the position and the number of the draw.
 
     Args:
       tokens: int32 `[examples, length]`.
       duplicate: int32 `[examples]`.
+
+    Returns:
+      The draws, which do not depend on a seed.
     """
     examples, length = tf.unstack(tf.shape(tokens))
     rows = _hash(tf.concat([tokens, duplicate[:, tf.newaxis]], axis=1))
 
     def draw(number: int) -> tf.Tensor:
-        places = tf.range(examples * length) % length
-        keys = tf.stack([tf.repeat(rows[:, 0], length), tf.repeat(rows[:, 1], length), places], axis=1)
+        positions = tf.range(examples * length) % length
+        keys = tf.stack([tf.repeat(rows[:, 0], length), tf.repeat(rows[:, 1], length), positions], axis=1)
         hashes = _hash(tf.pad(keys, [[0, 0], [0, 1]], constant_values=number))
         return tf.reshape(tf.bitcast(hashes[:, 0], tf.uint32), [examples, length])
 
@@ -395,5 +337,5 @@ def hashed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
 
 
 def _hash(values: tf.Tensor) -> tf.Tensor:
-    """64 bits for each row of int32 `[rows, columns]`, as int32 `[rows, 2]`."""
+    """Hash each row of int32 `[rows, columns]` to 64 bits, as int32 `[rows, 2]`."""
     return tf.bitcast(tf.reshape(tf.fingerprint(values), [-1, 2, 4]), tf.int32)

@@ -1,4 +1,4 @@
-"""Examples of a masked language model before they are masked: pieces of documents, with their special tokens."""
+"""Uncorrupted examples for masked LM: pieces of documents with their special tokens."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,27 +7,38 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
-from data_tasks.masked_lm import DUPLICATE, SpecialTokens, special_tokens
+from data_tasks.masked_lm import DUPLICATE
+from data_tasks.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
 
-# How often BERT's data has each document, every time with other masks.
+# Number of copies of each document in BERT's data, each with other masks.
 DUPE_FACTOR = 10
 DOCUMENTS_PER_BATCH = 128
 _SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after the text
 
 
 def duplicate_documents(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.data.Dataset:
-    """All documents once more and once more, each time with another number as `duplicate`, for static masks.
+    """Repeat all documents with the copy number as the feature `duplicate`, for static masking.
 
-    It comes before the cache of a task, or its end: what repeats the data for the next epoch comes behind that.
+    This preprocessor comes before the cache placeholder. Repeating the data for further epochs comes after it.
+
+    Args:
+      ds: documents.
+      dupe_factor: number of copies of each document.
+
+    Returns:
+      The documents with `duplicate`, int32 scalar.
+
+    Raises:
+      UserError: the number of copies is less than 1.
     """
     if dupe_factor < 1:
         raise UserError(f"{dupe_factor=} must be at least 1")
 
-    def one(number):
+    def copy(number):
         return ds.map(lambda example: example | {DUPLICATE: tf.cast(number, tf.int32)})
 
-    return tf.data.Dataset.range(dupe_factor).flat_map(one)
+    return tf.data.Dataset.range(dupe_factor).flat_map(copy)
 
 
 def single_documents(
@@ -38,20 +49,20 @@ def single_documents(
     special: SpecialTokens | None = None,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """[CLS] text [SEP]: each document cut into pieces as long as fit; its last one is shorter.
+    """Cut each document into pieces of maximum length: [CLS] piece [SEP]. The last piece of a document is shorter.
 
     Args:
-      ds: documents as token ids, `targets` `[length]`, perhaps with a `duplicate`.
-      sequence_length: tokens of `inputs`, special ones included.
+      ds: documents as token ids, `targets` `[length]`, optionally with `duplicate`.
+      sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens; the vocabulary's by default.
-      documents_per_batch: how many documents are cut at once.
+      special: the special tokens. Default: those of the vocabulary.
+      documents_per_batch: number of documents processed together.
 
     Returns:
       Examples with `inputs`, int32 `[length]`, 0 after the end, and the `duplicate` of their document.
 
     Raises:
-      UserError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
+      UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
     length = _length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
@@ -59,12 +70,12 @@ def single_documents(
     def cut(batch):
         documents = batch["targets"]
         counts = tf.cast(documents.row_lengths(), tf.int32)
-        room = length - _SPECIAL_TOKENS
-        pieces = -(-counts // room)
+        text_length = length - _SPECIAL_TOKENS
+        pieces = -(-counts // text_length)
         document = tf.repeat(tf.range(tf.size(counts)), pieces)
-        before = room * (tf.range(tf.size(document)) - tf.repeat(tf.cumsum(pieces, exclusive=True), pieces))
+        before = text_length * (tf.range(tf.size(document)) - tf.repeat(tf.cumsum(pieces, exclusive=True), pieces))
         text = tf.RaggedTensor.from_row_lengths(
-            documents.flat_values, tf.minimum(tf.gather(counts, document) - before, room), validate=False
+            documents.flat_values, tf.minimum(tf.gather(counts, document) - before, text_length), validate=False
         )
         others = {DUPLICATE: tf.gather(batch[DUPLICATE], document)} if DUPLICATE in batch else {}
         return others | {"inputs": _add_special_tokens(text, special, length)}
@@ -80,23 +91,23 @@ def full_sentences(
     special: SpecialTokens | None = None,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """<s> text </s>, every example full: text goes on over the ends of documents, with one more </s> between them.
+    """Fill every example with joined documents: <s> text </s>, with one more </s> between documents.
 
-    This is FULL-SENTENCES of RoBERTa (Liu et al. 2019, section 4.2) but for one thing: an example ends where it is
-    full, not at the end of the last sentence that fits.
+    This is FULL-SENTENCES of RoBERTa (Liu et al. 2019, section 4.2), except that an example ends when it is full
+    instead of at the end of the last sentence that fits.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: tokens of `inputs`, special ones included.
+      sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens; the vocabulary's by default.
-      documents_per_batch: how many documents are joined; only the last example of them is short.
+      special: the special tokens. Default: those of the vocabulary.
+      documents_per_batch: number of documents joined. Only their last example is short.
 
     Returns:
       Examples with `inputs`, int32 `[length]`, 0 after the end.
 
     Raises:
-      UserError: there is no length of `inputs`, or no room in it; the vocabulary has no special tokens.
+      UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
     length = _length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
@@ -111,16 +122,16 @@ def full_sentences(
 
 def _length(sequence_length: Mapping[str, int] | None) -> int:
     if sequence_length is None or "inputs" not in sequence_length:
-        raise UserError(f"a masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
     if (length := sequence_length["inputs"]) <= _SPECIAL_TOKENS:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' holds {_SPECIAL_TOKENS} special tokens, so it "
-            f"must be at least {_SPECIAL_TOKENS + 1}"
+            f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' includes {_SPECIAL_TOKENS} special tokens. Set it "
+            f"to {_SPECIAL_TOKENS + 1} or more"
         )
     return length
 
 
 def _add_special_tokens(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
-    """Each row between [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
+    """Enclose each row in [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
     ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(special)[:_SPECIAL_TOKENS]]
     return tf.concat([ends[0], text, ends[1]], axis=1).to_tensor(shape=[None, length])

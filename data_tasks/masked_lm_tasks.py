@@ -1,4 +1,4 @@
-"""Masked-LM tasks over the shipped corpora."""
+"""Masked LM tasks over the shipped corpora."""
 
 import functools
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from data_tasks.documents import DocumentSource
 from data_tasks.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
 from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
 
-# Places are no tokens, so no model needs an embedding for them.
+# For integer features that are not token ids, such as positions: size 0, so that no model embeds them.
 PASS_THROUGH = seqio.PassThroughVocabulary(size=0)
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-    """What every masked-LM task gives."""
+    """Return the output features of every masked LM task."""
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "targets": seqio.Feature(vocabulary, add_eos=False),
@@ -33,17 +33,20 @@ def add_masked_lm_task(
     dupe_factor: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """A task whose `inputs` are corrupted text and whose `targets` are what stood at `masked_positions`.
+    """Register a masked LM task: `inputs` are corrupted text, `targets` the original tokens at `masked_positions`.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: see `masked_lm.special_tokens` for what is needed of it.
-      examples: how documents become examples: `single_documents` (BERT) or `full_sentences` (RoBERTa).
-      masking: which tokens are chosen.
-      dupe_factor: of static masks: how often each document is there, every time with other masks, which are the same
-        in every epoch. By default masks are dynamic: other ones in every epoch.
+      name: the task name.
+      source: a source of documents.
+      vocabulary: see `special_tokens.special_tokens` for its requirements.
+      examples: makes examples from documents: `single_documents` (BERT) or `full_sentences` (RoBERTa).
+      masking: the rule for choosing tokens.
+      dupe_factor: enables static masking: the number of copies of each document, each with other masks, which are the
+        same in every epoch. Default: dynamic masking, with other masks in every epoch.
       text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
     """
     static = dupe_factor is not None
     return seqio.TaskRegistry.add(

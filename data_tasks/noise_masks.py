@@ -1,6 +1,6 @@
-"""Which tokens of a row are noise: T5's patterns (Raffel et al. 2020, sections 3.1.4 and 3.3), many rows at once.
+"""Noise masks of T5's patterns for batches of rows (Raffel et al. 2020, sections 3.1.4 and 3.3).
 
-A row has `lengths[i]` tokens at its beginning and padding after them, which is never noise. Seeds are stateless, `[2]`.
+Row i has `lengths[i]` tokens, followed by padding, which is never noise. Seeds are stateless, `[2]`.
 """
 
 import tensorflow as tf
@@ -10,19 +10,19 @@ from t5x_like.errors import UserError
 
 
 def uniform_below(limits: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A whole number drawn uniformly from 0 … limit - 1 for each of `limits`, int32 `[rows]`, each at least 1."""
+    """Draw an integer uniformly from 0 … limit - 1 for each of `limits` (at least 1), int32 `[rows]`."""
     fractions = tf.random.stateless_uniform(tf.shape(limits), seed, dtype=tf.float64)
     return tf.cast(fractions * tf.cast(limits, tf.float64), tf.int32)
 
 
 def iid_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float) -> tf.Tensor:
-    """Each token is noise by itself with probability `noise_density`.
+    """Choose each token independently as noise with probability `noise_density`.
 
     Args:
-      lengths: tokens of each row, `[rows]`.
-      width: the longest they may be.
-      seed: stateless, `[2]`.
-      noise_density: fraction of noise tokens, on average.
+      lengths: number of tokens per row, `[rows]`.
+      width: maximum of `lengths`.
+      seed: stateless seed, `[2]`.
+      noise_density: expected fraction of noise tokens.
 
     Returns:
       bool `[rows, width]`.
@@ -34,46 +34,46 @@ def iid_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: flo
 def regular_mask(
     lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, min_span: int = 1, max_span: int = 5
 ) -> tf.Tensor:
-    """Spans of one length at equal distances: each row draws its span length, and where in the period it begins.
+    """Place spans of equal length at equal distances. The span length and the offset are drawn per row.
 
     Args:
-      lengths: tokens of each row, `[rows]`.
-      width: the longest they may be.
-      seed: stateless, `[2]`.
-      noise_density: fraction of noise tokens; the period is `round(span / noise_density)` tokens.
-      min_span: the shortest span to draw.
-      max_span: the longest span to draw; each length is as likely.
+      lengths: number of tokens per row, `[rows]`.
+      width: maximum of `lengths`.
+      seed: stateless seed, `[2]`.
+      noise_density: fraction of noise tokens. The period is `round(span / noise_density)` tokens.
+      min_span: minimum span length.
+      max_span: maximum span length. The span length is uniform between the two.
 
     Returns:
-      bool `[rows, width]`; the spans at both ends of a row may be cut short.
+      bool `[rows, width]`. The ends of a row may cut spans short.
     """
     span_seed, offset_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     spans = min_span + uniform_below(tf.fill(tf.shape(lengths), max_span - min_span + 1), span_seed)
     periods = tf.cast(tf.round(tf.cast(spans, tf.float64) / noise_density), tf.int32)
     offsets = uniform_below(periods, offset_seed)
-    places = tf.math.floormod(tf.range(width) + offsets[:, tf.newaxis], periods[:, tf.newaxis])
-    return (places < spans[:, tf.newaxis]) & tf.sequence_mask(lengths, width)
+    phases = tf.math.floormod(tf.range(width) + offsets[:, tf.newaxis], periods[:, tf.newaxis])
+    return (phases < spans[:, tf.newaxis]) & tf.sequence_mask(lengths, width)
 
 
 def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
-    """How many tokens come before the noise where all that follows a random prefix is noise.
+    """Draw the length of the prefix that precedes the noise.
 
-    The number is uniform from `(1 - 2 * noise_density) * (length - 1)`, rounded and at least 1, to `length - 1`: the
-    noise has at least one token and `noise_density` of them on average.
+    The length is uniform from `(1 - 2 * noise_density) * (length - 1)`, rounded and at least 1, to `length - 1`. The
+    noise after the prefix has at least one token, and a mean fraction of `noise_density`.
 
     Args:
-      lengths: tokens of each row, `[rows]`, at least 2.
-      seed: stateless, `[2]`.
-      noise_density: at most 0.5; that makes every split as likely.
+      lengths: number of tokens per row, `[rows]`, at least 2.
+      seed: stateless seed, `[2]`.
+      noise_density: expected fraction of noise tokens, at most 0.5. With 0.5 all split positions are equally likely.
 
     Returns:
-      int32 `[rows]`, each from 1 to its length - 1.
+      int32 `[rows]`, each from 1 to `length - 1`.
 
     Raises:
-      UserError: `noise_density` is not above 0 and at most 0.5.
+      UserError: `noise_density` is not greater than 0 and at most 0.5.
     """
     if not 0 < noise_density <= 0.5:
-        raise UserError(f"noise_density={noise_density} must be above 0 and at most 0.5 after a random prefix")
+        raise UserError(f"noise_density={noise_density} of a prefix pattern must be greater than 0 and at most 0.5")
     most = lengths - 1
     least = tf.cast(tf.round((1 - 2 * noise_density) * tf.cast(most, tf.float64)), tf.int32)
     least = tf.clip_by_value(least, 1, tf.maximum(most, 1))
@@ -81,7 +81,7 @@ def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: fl
 
 
 def after_prefix_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
-    """Everything after a random prefix is noise; see `random_prefix_lengths`. bool `[rows, width]`."""
+    """Choose all tokens after a random prefix as noise, bool `[rows, width]`; see `random_prefix_lengths`."""
     prefixes = random_prefix_lengths(lengths, seed, noise_density)
     return tf.sequence_mask(lengths, width) & ~tf.sequence_mask(prefixes, width)
 
@@ -95,24 +95,24 @@ def random_spans_mask(
     *,
     random_roll: bool = False,
 ) -> tf.Tensor:
-    """Spans of random lengths.
+    """Place spans of random lengths.
 
-    The noise tokens and the others are each divided into as many spans by a composition drawn uniformly from all there
-    are; the spans alternate, the first is not noise and the last one is.
+    The noise tokens and the other tokens are each divided into the same number of spans by a uniformly random
+    composition. The spans alternate. The first span of a row is not noise, the last one is.
 
     Args:
-      lengths: tokens of each row, `[rows]`, at least 2.
-      width: the longest they may be.
-      seed: stateless, `[2]`.
+      lengths: number of tokens per row, `[rows]`, at least 2.
+      width: maximum of `lengths`.
+      seed: stateless seed, `[2]`.
       noise_density: fraction of noise tokens.
-      mean_noise_span_length: tokens of a noise span, on average.
-      random_roll: turn each row round by a random number of tokens, so that noise is as likely at every place; a span
-        that reaches over the row's end is then two.
+      mean_noise_span_length: mean length of a noise span in tokens.
+      random_roll: whether to roll each row by a random number of tokens, so that noise is equally likely at all
+        positions. A span that extends over the end of a row then becomes two.
 
     Returns:
       bool `[rows, width]`, False after the end of a row.
     """
-    # The same counts as span_lengths.noise_counts, whose arithmetic is float64 too.
+    # The same counts as span_lengths.noise_counts, which also computes in float64.
     scaled = tf.round(tf.cast(lengths, tf.float64) * noise_density)
     noise = tf.clip_by_value(tf.cast(scaled, tf.int32), 1, lengths - 1)
     spans = tf.cast(tf.round(tf.cast(noise, tf.float64) / mean_noise_span_length), tf.int32)
@@ -122,7 +122,7 @@ def random_spans_mask(
     max_noise, max_spans = span_lengths.noise_counts(width, noise_density, mean_noise_span_length)
     noise_ends = _random_composition_ends(noise, spans, max_noise, max_spans, first_seed)
     other_ends = _random_composition_ends(lengths - noise, spans, width - max_noise, max_spans, second_seed)
-    starts = other_ends + tf.pad(noise_ends, [[0, 0], [1, 0]])[:, :-1]  # where span j of noise begins in the row
+    starts = other_ends + tf.pad(noise_ends, [[0, 0], [1, 0]])[:, :-1]  # of the noise spans within the row
     ends = other_ends + noise_ends
     positions = tf.range(width)
     begun = tf.searchsorted(starts, _rows_of(positions, starts), side="right")
@@ -135,20 +135,20 @@ def random_spans_mask(
 
 
 def roll(rows: tf.Tensor, lengths: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Turns the tokens of each row round to the right, those of its end coming in at its beginning.
+    """Roll the tokens of each row to the right. Tokens rolled over the end of a row reappear at its beginning.
 
     Args:
       rows: `[rows, width]`.
-      lengths: tokens of each row, `[rows]`; what follows them stays in its place.
-      offsets: by how many places, `[rows]`; below 0 to the left.
+      lengths: number of tokens per row, `[rows]`. Later positions do not change.
+      offsets: number of positions per row, `[rows]`. Negative offsets roll to the left.
 
     Returns:
       `[rows, width]`.
     """
-    places = tf.range(tf.shape(rows)[1])[tf.newaxis]
+    positions = tf.range(tf.shape(rows)[1])[tf.newaxis]
     counts = tf.maximum(lengths, 1)[:, tf.newaxis]
-    turned = tf.math.floormod(places - offsets[:, tf.newaxis], counts)
-    return tf.gather(rows, tf.where(places < lengths[:, tf.newaxis], turned, places), batch_dims=1)
+    sources = tf.math.floormod(positions - offsets[:, tf.newaxis], counts)
+    return tf.gather(rows, tf.where(positions < lengths[:, tf.newaxis], sources, positions), batch_dims=1)
 
 
 def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -158,28 +158,28 @@ def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def _random_composition_ends(
     totals: tf.Tensor, parts: tf.Tensor, most: int, max_parts: int, seed: tf.Tensor
 ) -> tf.Tensor:
-    """Ends of the parts of a uniformly random composition of each total into positive parts.
+    """Draw a uniformly random composition of each total into positive parts and return the ends of the parts.
 
-    A composition of n into k parts is a choice of k - 1 of the n - 1 places between items.
+    A composition of n into k parts is a choice of k - 1 of the n - 1 positions between items.
 
     Args:
       totals: `[rows]`, at most `most`.
-      parts: `[rows]`, at most `max_parts` and the total.
-      most: the largest total there can be.
-      max_parts: the largest number of parts there can be.
-      seed: stateless, `[2]`.
+      parts: number of parts per row, `[rows]`, at most `max_parts` and the total.
+      most: maximum possible total.
+      max_parts: maximum possible number of parts.
+      seed: stateless seed, `[2]`.
 
     Returns:
-      int32 `[rows, max_parts]`, ascending; the total in each place from the last part on.
+      int32 `[rows, max_parts]`, ascending. Entries from the last part on equal the total.
     """
     rows = tf.shape(totals)[0]
     if max_parts == 1:
         return totals[:, tf.newaxis]
     scores = tf.random.stateless_uniform([rows, most - 1], seed, minval=None, dtype=tf.uint32)
-    # Places beyond a row's end are taken last; a place's own number breaks ties, so that exactly k - 1 are taken.
+    # Positions after the end of a row are chosen last. The position breaks ties, so that exactly k - 1 are chosen.
     scores = tf.cast(scores, tf.int64) * most + tf.range(most - 1, dtype=tf.int64)
     scores = tf.where(tf.range(1, most) < totals[:, tf.newaxis], scores, -1)
-    places = tf.math.top_k(scores, k=min(max_parts - 1, most - 1)).indices + 1
-    taken = tf.range(tf.shape(places)[1]) < parts[:, tf.newaxis] - 1
-    ends = tf.sort(tf.where(taken, places, totals[:, tf.newaxis]), axis=1)
+    positions = tf.math.top_k(scores, k=min(max_parts - 1, most - 1)).indices + 1
+    chosen = tf.range(tf.shape(positions)[1]) < parts[:, tf.newaxis] - 1
+    ends = tf.sort(tf.where(chosen, positions, totals[:, tf.newaxis]), axis=1)
     return tf.concat([ends, totals[:, tf.newaxis]], axis=1)

@@ -1,7 +1,7 @@
-"""Preprocessors: from documents to token ids, and T5's span corruption.
+"""Preprocessors for SeqIO tasks: documents to token ids, and T5's span corruption.
 
-Everything is a TensorFlow operation with stateless seeds, so that the position of a pipeline can be saved and restored.
-A batch of documents is corrupted at once: the cost of tf.data follows the number of its elements.
+All of them are TensorFlow operations with stateless seeds, so that the position of a pipeline can be saved and
+restored. They process batches of documents, because the cost of tf.data grows with the number of its elements.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,20 @@ from data_tasks.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
 from t5x_like.errors import UserError
 
-# A longer document is left out: one string is tokenised in one piece, in memory.
+# Longer documents are skipped, because a document is tokenized as a single string in memory.
 MAX_DOCUMENT_BYTES = 1 << 24
 
 
 def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
-    """What is wrong with a document, reason -> scalar bool; none of them for one that is used."""
+    """Check a document for the problems that exclude it.
+
+    Args:
+      text: the document, scalar string.
+      max_document_bytes: maximum length in bytes.
+
+    Returns:
+      Scalar bools by problem. All are False for a document that is used.
+    """
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore", replace_control_characters=False)
     return {
         "empty": tf.strings.length(tf.strings.strip(text)) == 0,
@@ -30,16 +38,26 @@ def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BY
 def documents(
     ds: tf.data.Dataset, *, text_feature: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
 ) -> tf.data.Dataset:
-    """Keeps `text_feature` of every usable document, as `targets`. `t5x_like inspect` counts the others by reason.
+    """Keep `text_feature` of every valid document as `targets`. `t5x_like inspect` counts the others by problem.
+
+    Args:
+      ds: examples of a source.
+      text_feature: the feature that holds the text.
+      max_document_bytes: maximum length in bytes.
+
+    Returns:
+      Examples with `targets`, scalar string.
 
     Raises:
-      UserError: the examples have no such feature, or it is no text.
+      UserError: the examples do not have this feature, or it is not a scalar string.
     """
     spec = ds.element_spec
     if text_feature not in spec:
-        raise UserError(f"the documents have no feature {text_feature!r}, only {', '.join(map(repr, sorted(spec)))}")
+        raise UserError(
+            f"the documents have no feature {text_feature!r}. Their features are {', '.join(map(repr, sorted(spec)))}"
+        )
     if spec[text_feature].dtype != tf.string or spec[text_feature].shape.rank != 0:
-        raise UserError(f"the feature {text_feature!r} must be one text a document, not {spec[text_feature]}")
+        raise UserError(f"the feature {text_feature!r} must be a scalar string per document, got {spec[text_feature]}")
     ds = ds.map(lambda example: {"targets": example[text_feature]})
     return ds.filter(
         lambda example: tf.logical_not(
@@ -49,7 +67,7 @@ def documents(
 
 
 def tokenize(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Token ids of `targets`, int32 `[length]`, without EOS."""
+    """Convert `targets` from text to token ids without EOS, int32 `[length]`."""
     vocabulary = output_features["targets"].vocabulary
     return ds.map(
         lambda example: {"targets": tf.cast(vocabulary.encode_tf(example["targets"]), tf.int32)},
@@ -66,27 +84,29 @@ def span_corruption(
     mean_noise_span_length: float = span_lengths.MEAN_NOISE_SPAN_LENGTH,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
-    """T5's span corruption (Raffel et al. 2020, section 3.1.4): documents joined, cut into chunks, spans taken out.
+    """Apply T5's span corruption to chunks of joined documents (Raffel et al. 2020, section 3.1.4).
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: tokens of `inputs` and `targets`; a chunk is as long as fills `inputs` when corrupted.
-      output_features: `inputs` and `targets`, of one vocabulary with sentinels.
-      noise_density: fraction of tokens taken out.
-      mean_noise_span_length: tokens of a span, on average.
-      documents_per_batch: how many documents are joined before they are cut; only the last chunk of them is short.
+      sequence_length: lengths of `inputs` and `targets` in tokens. Chunks have the length that fills `inputs` after
+        corruption.
+      output_features: `inputs` and `targets`, with the same vocabulary, which has sentinels.
+      noise_density: fraction of noise tokens.
+      mean_noise_span_length: mean length of a noise span in tokens.
+      documents_per_batch: number of documents joined before cutting. Only their last chunk is short.
 
     Returns:
-      Examples with `inputs` and `targets`, int32, each ending in EOS; see `rows` for those of a short chunk.
+      Examples with `inputs` and `targets`, int32, each ending in EOS. See `pad_for_unbatch` for the padding of short
+      chunks.
 
     Raises:
-      UserError: the lengths do not fit together or the vocabulary has too few sentinels.
+      UserError: the lengths do not match, or the vocabulary has too few sentinels.
     """
     vocabulary = output_features["targets"].vocabulary
     if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {sequence_length}")
+        raise UserError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
     if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("span corruption needs one vocabulary for 'inputs' and 'targets'")
+        raise UserError("span corruption needs the same vocabulary for 'inputs' and 'targets'")
     lengths = span_lengths.check_fits(
         sequence_length["inputs"],
         sequence_length["targets"],
@@ -111,9 +131,15 @@ def span_corruption(
 
 
 def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cuts `[total]` into `[chunks, length]`, 0 after the end of the last one, and the tokens of each `[chunks]`.
+    """Cut a token sequence into chunks.
 
-    A last chunk of fewer than `shortest` tokens is dropped: nothing can be taken out of a single one.
+    Args:
+      tokens: `[total]`.
+      length: length of a chunk in tokens.
+      shortest: minimum length of the last chunk, which is dropped if it is shorter. A single token cannot be corrupted.
+
+    Returns:
+      Tokens `[chunks, length]`, 0 after the end of the last chunk, and the number of tokens per chunk, `[chunks]`.
     """
     total = tf.size(tokens)
     total -= tf.where(total % length < shortest, total % length, 0)
@@ -124,9 +150,15 @@ def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor,
 
 
 def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cuts every document of `[documents, (tokens)]` by itself; returns what `chunk` does.
+    """Cut each document into chunks of its own.
 
-    A document's last chunk is dropped where it has fewer than `shortest` tokens.
+    Args:
+      documents: ragged token ids, `[documents, (tokens)]`.
+      length: length of a chunk in tokens.
+      shortest: minimum length of the last chunk of a document, which is dropped if it is shorter.
+
+    Returns:
+      Tokens and counts in the form that `chunk` returns.
     """
     totals = tf.cast(documents.row_lengths(), tf.int32)
     numbers = tf.ragged.range(-(-totals // length))
@@ -138,54 +170,63 @@ def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int =
 
 
 def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """The inputs: each span of noise as one sentinel, `vocab_size - 1` for the first of a row, then descending.
+    """Make the inputs of span corruption: each noise span is replaced by one sentinel.
 
     Args:
       tokens: `[rows, length]`.
-      noise: which of them are noise, bool `[rows, length]`.
-      real: which of them are no padding, bool `[rows, length]`.
-      vocab_size: ids there are, sentinels included.
+      noise: which tokens are noise, bool `[rows, length]`.
+      real: which tokens are not padding, bool `[rows, length]`.
+      vocab_size: number of ids, including sentinels. The first span of a row becomes `vocab_size - 1`, and the ids of
+        later spans descend from it.
 
     Returns:
-      `[rows, (length)]`.
+      Ragged `[rows, (length)]`.
     """
     first, sentinels = _sentinels(noise, vocab_size)
     return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~noise))
 
 
 def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """The targets: each span of noise after the sentinel that stands for it in the inputs; see `replace_spans`."""
+    """Make the targets of span corruption: each noise span follows its sentinel; see `replace_spans`."""
     first, sentinels = _sentinels(noise, vocab_size)
-    # One column more: a span's sentinel lies over the token before it, which is none of the noise.
+    # With one more column, the sentinel of a span takes the column of the token before the span, which is not noise.
     before, after = [[0, 0], [0, 1]], [[0, 0], [1, 0]]
     shown = tf.where(tf.pad(first, before), tf.pad(sentinels, before), tf.pad(tokens, after))
     return tf.ragged.boolean_mask(shown, tf.pad(first, before) | tf.pad(noise, after))
 
 
 def _sentinels(noise: tf.Tensor, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where spans begin, and the sentinel of the last span begun at each place."""
+    """Return where spans begin, and at each position the sentinel of the latest span."""
     first = noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
     return first, vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
 
 
 def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
-    """`[rows, (length)]` with EOS at the end of every row."""
+    """Append EOS to every row of `[rows, (length)]`."""
     return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)
 
 
 def truncate_with_eos(
     sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Rows with EOS at their end, cut so that it fits: `[rows, (any)]` -> `[rows, length]`; see `rows`."""
+    """Append EOS to `[rows, (any)]`, truncate rows so that it fits `length`, and apply `pad_for_unbatch`."""
     return pad_for_unbatch(append_eos(sequences[:, : length - 1], vocabulary.eos_id), length, vocabulary)
 
 
 def pad_for_unbatch(
     sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Sequences in a form for `unbatch` that keeps their ends: `[rows, (any)]` -> `[rows, length]` or `[rows, (any)]`.
+    """Pad sequences, if this keeps their ends recognizable, before they are unbatched.
 
-    Where 0 is the vocabulary's padding, rows are filled up with it, since dense rows unbatch in half the time of ragged
-    ones. Elsewhere 0 can be text, and a sequence is told from padding by its own length alone.
+    If the padding id of the vocabulary is 0, rows are padded with it, because dense rows unbatch twice as fast as
+    ragged ones. Otherwise 0 may be text, and only the length of a sequence marks its end.
+
+    Args:
+      sequences: ragged `[rows, (any)]`.
+      length: maximum length of a row.
+      vocabulary: the vocabulary of the ids.
+
+    Returns:
+      `[rows, length]`, or ragged `[rows, (any)]`.
     """
     return sequences.to_tensor(shape=[None, length]) if vocabulary.pad_id == 0 else sequences

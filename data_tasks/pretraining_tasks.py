@@ -1,4 +1,4 @@
-"""Language-model and denoising tasks over the shipped corpora."""
+"""Language modeling and denoising tasks over the shipped corpora."""
 
 from collections.abc import Callable
 
@@ -22,14 +22,14 @@ add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
 
 
 def _byte_bpe(path: Callable[[], str | None]) -> ByteBPEVocabulary:
-    """A byte-level BPE vocabulary whose files are in the directory `vocabulary_path`."""
+    """Return a byte-level BPE vocabulary whose files are in the directory given by the argument `vocabulary_path`."""
 
     def file(name: str) -> Callable[[], str]:
         def named() -> str:
             if path() is None:
                 raise UserError(
-                    "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/directory'}, a "
-                    f"directory with {VOCAB_FILE} and {MERGES_FILE}: GPT-2's own, or the output of "
+                    "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/directory'}: a "
+                    f"directory with {VOCAB_FILE} and {MERGES_FILE}, either GPT-2's or the output of "
                     "`t5x_like vocabulary --kind=byte_bpe`"
                 )
             return paths.join(path(), name)

@@ -1,9 +1,8 @@
-"""The corpus `python_docs`: the language reference and the standard library's docstrings, as every CPython carries
-them.
+"""The corpus `python_docs`: the Python language reference and the docstrings of the standard library.
 
-Nothing is downloaded and nothing imported but `pydoc_data.topics`: docstrings are read by `ast` from the sources of the
-modules named in `python_docs_modules.txt`. Another version of Python has a slightly different text; its hash says
-which.
+The text comes with every CPython, so nothing is downloaded. Docstrings are parsed by `ast` from the sources of the
+modules listed in `python_docs_modules.txt`; only `pydoc_data.topics` is imported. The text differs slightly between
+versions of Python, and so does its hash.
 """
 
 import ast
@@ -20,56 +19,62 @@ from t5x_like.errors import UserError
 
 MODULES_FILE = Path(__file__).with_name("python_docs_modules.txt")
 VALIDATION_FRACTION = 0.05
-# A topic of the language reference may have 100 kB: it is cut between paragraphs into documents of about this many
-# characters.
+# A topic of the language reference may have 100 kB. Topics are split between paragraphs into documents of about this
+# length.
 TOPIC_DOCUMENT_CHARS = 4000
-# Topics quote one another; a paragraph of at least this many characters is kept only where it comes first, so that
-# nothing in validation has been seen in training.
+# Topics quote one another. Of identical paragraphs of at least this length only the first is kept, so that validation
+# contains no text seen in training.
 REPEATED_PARAGRAPH_CHARS = 60
 _DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def module_paths() -> list[str]:
-    """The committed list of source files, relative to the standard library's folder."""
+    """Return the listed source files, relative to the directory of the standard library."""
     return MODULES_FILE.read_text().split()
 
 
 @functools.cache
 def read(stdlib: str | None = None) -> Corpus:
-    """Reads the corpus.
+    """Read the corpus.
 
     Args:
-      stdlib: the folder of the standard library's sources; this interpreter's by default.
+      stdlib: directory of the standard library's sources. Default: that of this interpreter.
+
+    Returns:
+      The corpus.
 
     Raises:
-      UserError: hardly any of the sources is there.
+      UserError: most of the sources are missing.
     """
-    folder = Path(stdlib or sysconfig.get_paths()["stdlib"])
+    directory = Path(stdlib or sysconfig.get_paths()["stdlib"])
     paths = module_paths()
-    present = [path for path in paths if (folder / path).is_file()]
+    present = [path for path in paths if (directory / path).is_file()]
     if len(present) < len(paths) // 2:
         raise UserError(
-            f"the corpus python_docs is read from the sources of the standard library, but {folder} has only "
+            f"the corpus python_docs needs the sources of the standard library, but {directory} has only "
             f"{len(present)} of {len(paths)} files. Install the full Python of your distribution (on Debian and Ubuntu "
             "the package libpython3-stdlib, on others python3-libs), or use another task"
         )
-    texts = [*_topics(), *(document for path in present for document in _module(folder / path, _dotted(path)))]
+    texts = [*_topics(), *(document for path in present for document in _module(directory / path, _dotted(path)))]
     documents = [text.encode() for text in _without_repetition(texts)]
     return Corpus(
         name="python_docs",
         splits=split_by_hash(documents, VALIDATION_FRACTION),
         origin=f"CPython {platform.python_version()}, {len(present)} modules",
         skipped={
-            "listed modules that this version does not have": len(paths) - len(present),
-            "documents that only repeat others or are a line": len(texts) - len(documents),
+            "listed modules missing in this version": len(paths) - len(present),
+            "documents without new paragraphs": len(texts) - len(documents),
         },
     )
 
 
 def _topics() -> Iterator[str]:
-    """The language reference, in documents of some paragraphs each."""
+    """Yield the language reference in documents of a few paragraphs."""
     if importlib.util.find_spec("pydoc_data") is None:
-        raise UserError("this Python has no pydoc_data.topics, which the corpus python_docs is read from")
+        raise UserError(
+            "the corpus python_docs needs pydoc_data.topics, which this Python does not have. Install the full Python "
+            "of your distribution, or use another task"
+        )
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
@@ -84,7 +89,7 @@ def _topics() -> Iterator[str]:
 
 
 def _module(path: Path, dotted: str) -> Iterator[str]:
-    """The docstrings of a module: one document for its own, one for each class or function at its top level."""
+    """Yield the docstrings of a module: one document for its own, one per top-level class or function."""
     tree = ast.parse(path.read_bytes())
     if docstring := ast.get_docstring(tree):
         yield f"module {dotted}\n\n{docstring}"
@@ -94,7 +99,7 @@ def _module(path: Path, dotted: str) -> Iterator[str]:
 
 
 def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
-    """The signature and docstring of a class or function that has one, and those of what a class contains."""
+    """Yield signature and docstring of a class or function, if it has one, and those of a class's members."""
     docstring = ast.get_docstring(node)
     children = (
         [child for child in node.body if isinstance(child, _DEFINITIONS)] if isinstance(node, ast.ClassDef) else []
@@ -114,7 +119,7 @@ def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
 
 
 def _without_repetition(texts: list[str]) -> Iterator[str]:
-    """The texts without paragraphs that came before, and without what is nothing then."""
+    """Yield the texts without paragraphs that occurred before, and skip texts without a new long paragraph."""
     seen: set[str] = set()
     for text in texts:
         kept = []

@@ -1,4 +1,4 @@
-"""Tasks over the corpus `python_docs`: span corruption of SentencePiece pieces and of bytes."""
+"""Tasks over the corpus `python_docs`: span corruption of SentencePiece tokens and of bytes."""
 
 from data_tasks import python_docs, vocabularies
 from data_tasks.documents import DocumentSource

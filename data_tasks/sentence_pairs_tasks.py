@@ -1,6 +1,6 @@
-"""BERT's data: pairs of sentences, masked; over the shipped corpus and over text files with a WordPiece vocabulary.
+"""BERT's data: masked sentence pairs, from the shipped corpus and from text files with a WordPiece vocabulary.
 
-TASK_ARGUMENTS = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncased_vocab.txt"}
+task_arguments = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncased_vocab.txt"}
 """
 
 import dataclasses
@@ -27,24 +27,24 @@ _WHOLE_FILE = 1 << 62  # lines
 
 _ARGUMENTS = task_arguments.declare(
     TEXT_FILES_TASK,
-    # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
+    # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
-    # Files to validate on. Without it, documents are held out by a hash of their text.
+    # Validation files. Without them, documents are held out by a hash of their text.
     validation_pattern=None,
-    # How much of the documents is held out then.
+    # Fraction of the documents to hold out without validation_pattern.
     validation_fraction=0.02,
     # The field of a .jsonl record that holds the text.
     json_field="text",
-    # Whether the files are as BERT wants them: one sentence a line, a blank line between documents. Otherwise sentences
-    # are told by their punctuation.
+    # Whether the files have BERT's format: one sentence per line, a blank line between documents. Otherwise sentences
+    # are split at punctuation.
     one_sentence_a_line=True,
-    # Lines of a .txt file that make one document then.
+    # Lines of a .txt file per document, if one_sentence_a_line is False.
     lines_per_document=64,
-    # More text than this is refused: it would not be a small job any more.
+    # Maximum size of the text, all of which is held in memory.
     max_corpus_bytes=4 << 30,
-    # A WordPiece vocabulary (BERT's vocab.txt); none is shipped.
+    # A WordPiece vocabulary (BERT's vocab.txt). There is no default.
     vocabulary_path=None,
-    # Whether text is lowered and loses its accents, as the uncased vocabulary wants it.
+    # Whether to lower-case text and strip accents, as the uncased vocabularies require.
     lower_case=True,
 )
 
@@ -58,16 +58,22 @@ def add_sentence_pairs_task(
     masking: Masking = BERT_MASKING,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """A task of masked pairs of sentences: `inputs`, `targets`, `masked_positions`, `token_types` and
-    `next_sentence_label`, for `features.SENTENCE_PAIRS`. Pairs and masks are others in every epoch.
+    """Register a task of masked sentence pairs for the features `features.SENTENCE_PAIRS`.
+
+    The features are `inputs`, `targets`, `masked_positions`, `token_types` and `next_sentence_label`. Pairs and masks
+    differ in every epoch.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: see `masked_lm.special_tokens` for what is needed of it.
-      split: says how a document is cut into sentences, `sentences.split_lines` or `prose`; asked when the data is read.
-      masking: which tokens are chosen.
+      name: the task name.
+      source: a source of documents.
+      vocabulary: see `special_tokens.special_tokens` for its requirements.
+      split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
+        called when the data is read.
+      masking: the rule for choosing tokens.
       text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
     """
 
     def tokenize_sentences(ds, output_features):
@@ -89,7 +95,7 @@ def add_sentence_pairs_task(
 
 
 def _text_files() -> Corpus:
-    """The corpus that the arguments describe now."""
+    """Read the corpus that the current arguments describe."""
     names = ("pattern", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
     values = {name: _ARGUMENTS[name] for name in names}
     if _ARGUMENTS["one_sentence_a_line"]:
@@ -106,9 +112,22 @@ def documents_between_blank_lines(
     json_field: str = "text",
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
-    """Reads files of documents with blank lines between them; see `text_files.read` for arguments and errors.
+    """Read files whose documents are separated by blank lines.
 
-    A file that is not valid UTF-8 throughout is left out as a whole, and counted.
+    A file that is not valid UTF-8 is skipped as a whole and counted.
+
+    Args:
+      pattern: see `text_files.read`.
+      validation_pattern: see `text_files.read`.
+      validation_fraction: see `text_files.read`.
+      json_field: see `text_files.read`.
+      max_corpus_bytes: see `text_files.read`.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      UserError: see `text_files.read`.
     """
     files = text_files.read(
         pattern=pattern,
@@ -133,7 +152,7 @@ def documents_between_blank_lines(
 def _vocabulary_path() -> str:
     if _ARGUMENTS["vocabulary_path"] is None:
         raise UserError(
-            f"{TEXT_FILES_TASK} needs task_arguments {{'vocabulary_path': 'path/to/vocab.txt'}}, the WordPiece "
+            f"{TEXT_FILES_TASK} needs task_arguments {{'vocabulary_path': 'path/to/vocab.txt'}}: the WordPiece "
             "vocabulary of a BERT model (with 'lower_case': False for a cased one)"
         )
     return _ARGUMENTS["vocabulary_path"]

@@ -1,7 +1,7 @@
-"""Sentences: documents cut into them, and token ids that remember where they were cut.
+"""Sentence splitting, and token ids that keep the sentence boundaries.
 
-A document of sentences has the features `tokens`, int32 `[total]`, all of its token ids; `sentence_lengths`, int32
-`[sentences]`, how many of them each sentence has; and `document`, int64, a hash of its text that tells it from others.
+A document divided into sentences has three features: `tokens`, int32 `[total]`, the ids of all sentences;
+`sentence_lengths`, int32 `[sentences]`, the number of tokens per sentence; and `document`, int64, a hash of its text.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,32 +9,33 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
-# Between sentences while a text is being cut: ASCII's own sign for it. It ends a sentence where a text has it, too.
+# Separates sentences during splitting (ASCII's record separator). If a text contains it, it also ends a sentence.
 _BOUNDARY = "\x1e"
 
-# An empty line ends a sentence: it is the end of a paragraph, or a heading stands above it.
+# A blank line ends a sentence: it ends a paragraph or follows a heading.
 _PARAGRAPH = r"\n[^\S\n]*\n"
-# So does one of .!? and what closes after it, where white space follows and then a capital, a digit or what opens.
-# A full stop must come after two small letters, a digit or a bracket: not every "Mr." and "J. S. Bach" is cut.
+# So do .!? with closing quotes and brackets, if whitespace and then a capital, a digit or an opening sign follow.
+# A full stop must follow two lower-case letters, a digit or a bracket, so that "Mr." and "J. S. Bach" are not split.
 _CLOSING = r"[\"'”’»)\]]*"
 _OPENING = r"[\"'“‘«(\[]*[\p{Lu}\p{Lt}\p{Lo}\p{Nd}]"
 _STOPS = (
     rf"((?:\p{{Ll}}\p{{Ll}}|[\p{{Lo}}\p{{Nd}})\]\"'”’`*])\.{_CLOSING})\s+({_OPENING})",
     rf"([!?…]{_CLOSING})\s+({_OPENING})",
 )
-# The stops of Chinese and Japanese need no white space after them.
+# Chinese and Japanese stops do not need whitespace after them.
 _IDEOGRAPHIC_STOP = r"([。！？][」』”’）]*)"
 
 
 def split_lines(text: tf.Tensor) -> tf.Tensor:
-    """The lines of a text `[]` that are not blank, `[sentences]`: BERT's format, one sentence a line."""
+    """Split a text `[]` into its lines that are not blank, `[sentences]`: BERT's format, one sentence per line."""
     return _strip_nonempty(tf.strings.split(text, sep="\n"))
 
 
 def split_prose(text: tf.Tensor) -> tf.Tensor:
-    """The sentences of a text `[]` by punctuation and paragraphs, `[sentences]`, line breaks within them kept.
+    """Split a text `[]` into sentences at punctuation and paragraphs, `[sentences]`. Line breaks within them are kept.
 
-    A few regular expressions, no model: an abbreviation may be taken for an end, and code is cut at its empty lines.
+    Splitting uses a few regular expressions and no model: it may split at an abbreviation, and splits code at blank
+    lines.
     """
     text = tf.strings.regex_replace(text, _PARAGRAPH, _BOUNDARY)
     for stop in _STOPS:
@@ -54,15 +55,16 @@ def tokenize_sentences(
     *,
     split: Callable[[tf.Tensor], tf.Tensor] = split_prose,
 ) -> tf.data.Dataset:
-    """Documents of sentences from documents of text, `targets`; those without any are left out.
+    """Convert documents from text to token ids with sentence boundaries. Documents without sentences are dropped.
 
     Args:
       ds: documents as text, `targets`, scalar string.
-      output_features: `inputs`, whose vocabulary is used; it must take several texts at once.
-      split: from a text `[]` to its sentences `[sentences]`: `prose`, `lines` or one's own, of TensorFlow operations.
+      output_features: `inputs`, whose vocabulary is used. It must support batches of texts.
+      split: splits a text `[]` into sentences `[sentences]` with TensorFlow operations, such as `split_prose` or
+        `split_lines`.
 
     Returns:
-      The documents as this module's docstring describes them.
+      Documents in the format that the docstring of this module describes.
     """
     vocabulary = output_features["inputs"].vocabulary
 

@@ -1,4 +1,4 @@
-"""Registers a corpus as a span-corruption task."""
+"""Registration of span corruption tasks."""
 
 import functools
 
@@ -15,14 +15,17 @@ def add_span_corruption_task(
     text_feature: str = "text",
     **rates: float,
 ) -> seqio.Task:
-    """A task whose `inputs` are chunks of text with spans taken out and whose `targets` are those spans.
+    """Register a span corruption task: `inputs` are chunks of text without the noise spans, `targets` those spans.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: with sentinels (`extra_ids`).
+      name: the task name.
+      source: a source of documents.
+      vocabulary: a vocabulary with sentinels (`extra_ids`).
       text_feature: the feature of the source that holds the text.
-      **rates: `noise_density` and `mean_noise_span_length`, T5's by default.
+      **rates: `noise_density` and `mean_noise_span_length`. Default: T5's.
+
+    Returns:
+      The registered task.
     """
     return seqio.TaskRegistry.add(
         name,

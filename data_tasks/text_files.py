@@ -1,12 +1,11 @@
-"""The corpus `text_files`: whatever .txt and .jsonl files a pattern matches.
+r"""The corpus `text_files`: all .txt and .jsonl files that a pattern matches.
 
     task_arguments = {"pattern": "books/*.txt"}
     task_arguments = {"pattern": "gs://…/train-*.jsonl.gz", "validation_pattern": "gs://…/validation.jsonl.gz"}
 
-A line of a .jsonl file is one document. A .txt file is read in documents of some lines each, which follow one another
-as in the file. Line ends become \n and byte-order marks are removed. Documents longer than `max_document_bytes` are cut
-into several, so that a file without line ends is read as quickly as any other. The files are read into memory once, by
-every process.
+Each line of a .jsonl file is one document. A .txt file is split into documents of a fixed number of lines, in the order
+of the file. Line ends become \n and byte-order marks are removed. Documents longer than `max_document_bytes` are split,
+so that a file without line ends is processed as fast as any other. Every process reads all files into memory once.
 """
 
 import codecs
@@ -35,22 +34,22 @@ _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
 _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32 begins with the same bytes on most systems
 
 _DEFAULTS = dict(
-    # Files to read: a path with *, ** and ?, local or in a bucket (any fsspec path).
+    # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
-    # Files to validate on. Without it, documents are held out by a hash of their text.
+    # Validation files. Without them, documents are held out by a hash of their text.
     validation_pattern=None,
-    # How much of the documents is held out then.
+    # Fraction of the documents to hold out without validation_pattern.
     validation_fraction=0.02,
     # The field of a .jsonl record that holds the text.
     json_field="text",
-    # Lines of a .txt file that make one document.
+    # Lines of a .txt file per document.
     lines_per_document=64,
-    # A longer document is cut into several, between lines or words where it has any: documents are tokenised and
-    # corrupted many at a time, so the first batch takes seconds for each 10 MB of them.
+    # Longer documents are split, between lines or words where possible. Documents are tokenized and corrupted in
+    # batches, so the first batch takes several seconds per 10 MB.
     max_document_bytes=MAX_DOCUMENT_BYTES,
-    # More text than this is refused: it would not be a small job any more.
+    # Maximum size of the text, all of which is held in memory.
     max_corpus_bytes=4 << 30,
-    # A SentencePiece model; by default the one that this package ships, which can spell any text.
+    # A SentencePiece model. Default: the one shipped with this package, which can encode any text.
     vocabulary_path=None,
 )
 
@@ -58,12 +57,15 @@ _DEFAULTS = dict(
 def declare(
     task: str, make_vocabulary: Callable[[Callable[[], str | None]], seqio.Vocabulary] | None = None
 ) -> tuple[DocumentSource, seqio.Vocabulary]:
-    """Lets the user of `task` name files and vocabulary in `task_arguments`; gives the source and the vocabulary.
+    """Declare the arguments of a task over text files and return its source and vocabulary.
 
     Args:
       task: the name that the task will be registered under.
-      make_vocabulary: makes the vocabulary of a function that says `vocabulary_path`, None where it is not given; by
-        default a SentencePiece model, the shipped one where none is named.
+      make_vocabulary: makes the vocabulary, given a function that returns the argument `vocabulary_path` (None if not
+        given). Default: a SentencePiece vocabulary, the shipped one without `vocabulary_path`.
+
+    Returns:
+      The source and the vocabulary. Both use the current values of the arguments.
     """
     values = task_arguments.declare(task, **_DEFAULTS)
 
@@ -89,19 +91,30 @@ def read(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
-    """Reads the files of a pattern; see the task's arguments for what each one means.
+    """Read the files of a pattern.
+
+    Args:
+      pattern: files to read, a path that may contain *, ** and ?.
+      validation_pattern: validation files. Without them, documents are held out by a hash of their text.
+      validation_fraction: fraction of the documents to hold out without `validation_pattern`.
+      json_field: the field of a .jsonl record that holds the text.
+      lines_per_document: lines of a .txt file per document.
+      max_document_bytes: longer documents are split.
+      max_corpus_bytes: maximum size of the text.
+
+    Returns:
+      The corpus.
 
     Raises:
-      UserError: a setting or a file is not what it should be; the message names the file and the line.
-      UserError: the pattern matches no file.
+      UserError: the pattern matches no file, or an argument or file is invalid. The message names the file and line.
     """
     if not pattern:
-        raise UserError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or *.jsonl)")
+        raise UserError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or '*.jsonl')")
     if lines_per_document < 1 or max_document_bytes < 16:
         raise UserError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
     counts: Counter[str] = Counter()
 
-    def all_of(chosen: Sequence) -> list[bytes]:
+    def read_all(chosen: Sequence) -> list[bytes]:
         found, size = [], 0
         for document in documents(
             chosen,
@@ -115,7 +128,7 @@ def read(
             if size > max_corpus_bytes:
                 raise UserError(
                     f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
-                    "all of which would be kept in memory: raise it, or prepare the corpus with TFDS"
+                    "which would be held in memory. Increase it, or prepare the corpus with TFDS"
                 )
         return found
 
@@ -124,10 +137,10 @@ def read(
         held_out = files(validation_pattern)
         paths = {file.path for file in held_out}
         chosen = [file for file in chosen if file.path not in paths]
-        splits = {TRAIN: all_of(chosen), VALIDATION: all_of(held_out)}
+        splits = {TRAIN: read_all(chosen), VALIDATION: read_all(held_out)}
         chosen += held_out
     else:
-        splits = split_by_hash(all_of(chosen), validation_fraction)
+        splits = split_by_hash(read_all(chosen), validation_fraction)
     origin = f"{len(chosen)} files of {pattern}" + (f" and {validation_pattern}" if validation_pattern else "")
     return Corpus(name="text_files", splits=splits, origin=origin, skipped=dict(counts))
 
@@ -140,17 +153,20 @@ def documents(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     counts: Counter[str],
 ) -> Iterator[bytes]:
-    """The documents of files, one after the other, in UTF-8.
+    """Yield the documents of files in order, in UTF-8.
 
     Args:
-      chosen: see `files`.
-      json_field: of a .jsonl record, the field that holds the text.
-      lines_per_document: of a .txt file.
-      max_document_bytes: a longer document is cut into several.
-      counts: reason -> how many documents were left out for it; counted here.
+      chosen: files, see `files`.
+      json_field: the field of a .jsonl record that holds the text.
+      lines_per_document: lines of a .txt file per document.
+      max_document_bytes: longer documents are split.
+      counts: number of skipped documents by reason. It is updated in place.
+
+    Yields:
+      UTF-8 documents.
 
     Raises:
-      UserError: a file is not what it should be; the message names the file and the line.
+      UserError: a file is invalid. The message names the file and the line.
     """
     for file in chosen:
         for raw in _records(file, json_field, lines_per_document):
@@ -158,24 +174,29 @@ def documents(
 
 
 def total_bytes(chosen: Iterable) -> int:
-    """Bytes of files as they are stored; see `files`."""
+    """Return the total stored size of files in bytes; see `files`."""
     return sum(file.fs.size(file.path) or 0 for file in chosen)
 
 
 def files(pattern: str) -> list:
-    """The files that a pattern matches, sorted by path.
+    """Return the files that a pattern matches, sorted by path.
+
+    Args:
+      pattern: a path that may contain *, ** and ?, local or in a bucket.
+
+    Returns:
+      Files to open, decompressed if needed.
 
     Raises:
-      UserError: none does.
-      UserError: one is neither text nor JSON lines.
+      UserError: the pattern matches no file, or a file is neither text nor JSON lines.
     """
     filesystem, path = fsspec.url_to_fs(pattern)
     paths = sorted(found for found in filesystem.glob(path) if filesystem.isfile(found))
     if not paths:
-        raise UserError(f"no file matches {pattern!r} (looked for {filesystem.unstrip_protocol(path)})")
+        raise UserError(f"no file matches {pattern!r} (expanded to {filesystem.unstrip_protocol(path)})")
     for found in paths:
         if not _kind(found):
-            raise UserError(f"{found}: only .txt and .jsonl files are read (and compressed, {' '.join(_COMPRESSED)})")
+            raise UserError(f"{found}: only .txt and .jsonl files are supported (also with {' '.join(_COMPRESSED)})")
     return [fsspec.core.OpenFile(filesystem, found, "rb", fsspec.utils.infer_compression(found)) for found in paths]
 
 
@@ -186,16 +207,16 @@ def _kind(path: str) -> str | None:
 
 
 def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
-    """The documents of a file as they stand there."""
+    """Yield the documents of a file without validation."""
     with file as raw_lines:
-        # Latin-1 keeps every byte as it is, while the wrapper turns all kinds of line ends into \n.
+        # Latin-1 preserves every byte, and the wrapper converts all kinds of line ends to \n.
         text = io.TextIOWrapper(raw_lines, encoding="latin-1", newline=None)
         lines = (line.encode("latin-1") for line in text)
         lines = (line if number else line.removeprefix(_BYTE_ORDER_MARK) for number, line in enumerate(lines))
         first = next(lines, b"")
         if first.startswith(_UTF_16_MARKS):
             raise UserError(
-                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example by iconv -f UTF-16 -t UTF-8"
+                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
             )
         lines = itertools.chain([first] if first else [], lines)
         if _kind(file.path) == ".txt":
@@ -217,21 +238,21 @@ def _text_of(line: bytes, json_field: str, where: str) -> bytes:
     try:
         record = json.loads(line)
     except UnicodeDecodeError:
-        return line  # not UTF-8, thus counted and left out as any such document
+        return line  # not UTF-8: counted and skipped later like any other such document
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(record, dict) or json_field not in record:
         fields = sorted(record) if isinstance(record, dict) else f"a {type(record).__name__}"
         raise UserError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
     if not isinstance(record[json_field], str):
-        raise UserError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not text")
+        raise UserError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not a string")
     text = record[json_field].removeprefix(_BYTE_ORDER_MARK.decode()).replace("\r\n", "\n").replace("\r", "\n")
-    # A lone surrogate is legal in JSON and nothing in UTF-8.
+    # JSON may contain a lone surrogate, which is not valid UTF-8.
     return text.encode("utf-8", errors="surrogatepass")
 
 
 def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[bytes]:
-    """The document, in pieces where it is too long; nothing where it is of no use, counted."""
+    """Yield the document, in pieces if it is too long. Documents that are empty or not UTF-8 are counted instead."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -251,11 +272,11 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
 
 
 def _split_point(raw: bytes, start: int, limit: int) -> int:
-    """Returns where to split: after the last line or word before the limit, else between two characters."""
+    """Return where to split: after the last line or word before the limit, otherwise between two characters."""
     for separator in (b"\n", b" "):
         if (found := raw.rfind(separator, (start + limit) // 2, limit)) >= 0:
             return found + 1
-    while raw[limit] & 0xC0 == 0x80:  # a byte that continues a character
+    while raw[limit] & 0xC0 == 0x80:  # a continuation byte of UTF-8
         limit -= 1
     return limit
 

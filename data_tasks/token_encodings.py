@@ -1,7 +1,8 @@
-"""What noise makes of a row of tokens: T5's encodings of inputs and targets (Raffel et al. 2020, section 3.3).
+"""T5's encodings of noised token rows as inputs and targets (Raffel et al. 2020, section 3.3).
 
-An encoding takes `Rows`, the ids to put in, and a stateless seed `[2]`, and gives `[rows, (length)]`. Those of inputs
-change the noise; those of targets leave it and change the rest, which is the same encoding of the opposite mask.
+An encoding maps `Rows`, the ids to insert and a stateless seed `[2]` to ragged rows `[rows, (length)]`. Encodings of
+inputs replace the noise. Encodings of targets keep the noise and replace the other tokens: they are the encodings of
+inputs with the inverted noise mask.
 """
 
 import dataclasses
@@ -11,17 +12,17 @@ import seqio
 import tensorflow as tf
 
 FIRST_TEXT_ID = 3
-"""Ids below it are padding, EOS and unknown, in every vocabulary that T5's recipes are made for."""
+"""Lower ids are padding, EOS and unknown in all vocabularies that T5's recipes support."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of tokens and which of them are noise.
+    """Rows of tokens and their noise masks.
 
     Attributes:
       tokens: int32 `[rows, width]`.
       noise: bool `[rows, width]`, False for padding.
-      real: bool `[rows, width]`, False for padding, which comes last.
+      real: which tokens are not padding, bool `[rows, width]`. Padding is at the end.
     """
 
     tokens: tf.Tensor
@@ -29,17 +30,17 @@ class Rows:
     real: tf.Tensor
 
     def inverted(self) -> "Rows":
-        """The same tokens, with noise where there was none."""
+        """Return the same tokens with the inverted noise mask."""
         return dataclasses.replace(self, noise=self.real & ~self.noise)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """Which ids stand for what.
+    """The ids that encodings insert.
 
     Attributes:
-      sentinel: the first sentinel; further ones descend from it.
-      text_ids: the first id of text, and the one after the last.
+      sentinel: the first sentinel. Further sentinels descend from it.
+      text_ids: the range of text ids: the first one, and the one after the last.
     """
 
     sentinel: int
@@ -47,7 +48,7 @@ class Ids:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: seqio.Vocabulary) -> "Ids":
-        """Those of a vocabulary whose last `extra_ids` are sentinels."""
+        """Return the ids for a vocabulary whose last `extra_ids` ids are sentinels."""
         size = vocabulary.vocab_size
         return cls(sentinel=size - 1, text_ids=(FIRST_TEXT_ID, size - vocabulary.extra_ids))
 
@@ -56,34 +57,34 @@ Encoding = Callable[[Rows, Ids, tf.Tensor], tf.RaggedTensor]
 
 
 def full(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The tokens as they are."""
+    """Keep all tokens."""
     del ids, seed
     return tf.ragged.boolean_mask(rows.tokens, rows.real)
 
 
 def noise_token_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The same sentinel for each token of noise: a mask."""
+    """Replace each noise token by the same sentinel, as a mask."""
     del seed
     return tf.ragged.boolean_mask(tf.where(rows.noise, ids.sentinel, rows.tokens), rows.real)
 
 
 def noise_token_to_random_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Any token of the vocabulary that is text for each token of noise."""
+    """Replace each noise token by a random text token of the vocabulary."""
     return tf.ragged.boolean_mask(tf.where(rows.noise, _random_tokens(rows, ids, seed), rows.tokens), rows.real)
 
 
 def noise_token_to_random_token_or_sentinel(
     rows: Rows, ids: Ids, seed: tf.Tensor, random_prob: float = 0.1
 ) -> tf.RaggedTensor:
-    """For each token of noise a random token with probability `random_prob`, else the sentinel; as in BERT."""
+    """Replace each noise token by a random token with probability `random_prob`, else by a sentinel, as in BERT."""
     which_seed, token_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     is_random = tf.random.stateless_uniform(tf.shape(rows.tokens), which_seed) < random_prob
-    instead = tf.where(is_random, _random_tokens(rows, ids, token_seed), ids.sentinel)
-    return tf.ragged.boolean_mask(tf.where(rows.noise, instead, rows.tokens), rows.real)
+    replacement = tf.where(is_random, _random_tokens(rows, ids, token_seed), ids.sentinel)
+    return tf.ragged.boolean_mask(tf.where(rows.noise, replacement, rows.tokens), rows.real)
 
 
 def noise_token_to_gathered_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Any token of the same row for each token of noise."""
+    """Replace each noise token by a random token of the same row."""
     del ids
     lengths = tf.reduce_sum(tf.cast(rows.real, tf.float64), axis=1, keepdims=True)
     fractions = tf.random.stateless_uniform(tf.shape(rows.tokens), seed, dtype=tf.float64)
@@ -92,64 +93,64 @@ def noise_token_to_gathered_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.R
 
 
 def permute_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The tokens of noise change places with one another."""
+    """Permute the noise tokens of each row."""
     del ids
     drawn = tf.random.stateless_uniform(tf.shape(rows.tokens), seed)
-    order = tf.argsort(tf.where(rows.noise, drawn, 2.0), axis=1)  # those of noise first, in random order
+    order = tf.argsort(tf.where(rows.noise, drawn, 2.0), axis=1)  # noise tokens first, in random order
     permuted = tf.gather(rows.tokens, order, batch_dims=1)
-    which = tf.cumsum(tf.cast(rows.noise, tf.int32), axis=1, exclusive=True)
-    which = tf.where(rows.noise, which, 0)
-    moved = tf.where(rows.noise, tf.gather(permuted, which, batch_dims=1), rows.tokens)
+    index = tf.cumsum(tf.cast(rows.noise, tf.int32), axis=1, exclusive=True)
+    index = tf.where(rows.noise, index, 0)
+    moved = tf.where(rows.noise, tf.gather(permuted, index, batch_dims=1), rows.tokens)
     return tf.ragged.boolean_mask(moved, rows.real)
 
 
 def drop_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The tokens without the noise."""
+    """Drop the noise tokens."""
     del ids, seed
     return tf.ragged.boolean_mask(rows.tokens, rows.real & ~rows.noise)
 
 
 def noise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The same sentinel for each run of noise."""
+    """Replace each noise span by the same sentinel."""
     del seed
-    begins = span_starts(rows.noise)
-    return tf.ragged.boolean_mask(tf.where(begins, ids.sentinel, rows.tokens), rows.real & (begins | ~rows.noise))
+    starts = span_starts(rows.noise)
+    return tf.ragged.boolean_mask(tf.where(starts, ids.sentinel, rows.tokens), rows.real & (starts | ~rows.noise))
 
 
 def noise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """A sentinel for each run of noise: the first one for the first run of a row, then descending."""
+    """Replace each noise span by a unique sentinel: `ids.sentinel` for the first span of a row, then descending."""
     del seed
-    begins = span_starts(rows.noise)
-    sentinels = ids.sentinel + 1 - tf.cumsum(tf.cast(begins, tf.int32), axis=1)
-    return tf.ragged.boolean_mask(tf.where(begins, sentinels, rows.tokens), rows.real & (begins | ~rows.noise))
+    starts = span_starts(rows.noise)
+    sentinels = ids.sentinel + 1 - tf.cumsum(tf.cast(starts, tf.int32), axis=1)
+    return tf.ragged.boolean_mask(tf.where(starts, sentinels, rows.tokens), rows.real & (starts | ~rows.noise))
 
 
 def drop_nonnoise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The noise alone."""
+    """Keep only the noise tokens."""
     return drop_noise_tokens(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The noise, and the same sentinel for each run of what is not noise."""
+    """Keep the noise and replace each span of other tokens by the same sentinel."""
     return noise_span_to_sentinel(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """The noise, and a sentinel for each run of what is not noise.
+    """Keep the noise and replace each span of other tokens by a unique sentinel.
 
-    Where a row begins without noise, that is the sentinel which stands for the next run of noise in the inputs; where
-    it ends without noise too, one more sentinel ends it.
+    If a row begins without noise, each sentinel is the one that replaces the following noise span in the inputs. If the
+    row also ends without noise, one more sentinel ends the targets.
     """
     return noise_span_to_unique_sentinel(rows.inverted(), ids, seed)
 
 
 def span_starts(noise: tf.Tensor) -> tf.Tensor:
-    """Where runs of noise begin, bool `[rows, width]`."""
+    """Return where noise spans begin, bool `[rows, width]`."""
     return noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
 
 
 def limit_spans(noise: tf.Tensor, most: int) -> tf.Tensor:
-    """The noise of the first `most` runs of each row."""
+    """Keep only the first `most` noise spans of each row."""
     return noise & (tf.cumsum(tf.cast(span_starts(noise), tf.int32), axis=1) <= most)
 
 

@@ -1,8 +1,8 @@
-"""UL2's mixture of denoisers (Tay et al. 2022, table 1), each with a token in front of its inputs that says which mode.
+"""UL2's mixture of denoisers (Tay et al. 2022, table 1). A token before the inputs indicates the mode.
 
-R-denoisers take out short spans and few tokens, X-denoisers long spans or many tokens, the S-denoiser the end of the
-text. How often each kind is drawn is up to the user of the mixture: a rate for each denoiser of the kind, relative to
-the other denoisers' rates.
+R-denoisers remove few tokens in short spans, X-denoisers remove long spans or many tokens, and the S-denoiser removes
+the end of the text. The user of the mixture sets a sampling rate per mode, relative to those of the other modes. It
+applies to each denoiser of the mode.
 
     task_arguments = {"r_rate": 1.0, "s_rate": 2.0, "x_rate": 0.5}
 """
@@ -17,8 +17,8 @@ from data_tasks.denoising import denoise, parse_recipe
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
-# The recipes of each mode, with spans of 3 tokens, of 8 and of 64 on average. The S-denoiser takes out a quarter of the
-# text on average, all that follows a random prefix.
+# The recipes of each mode, with mean span lengths of 3, 8 and 64 tokens. The S-denoiser removes all tokens after a
+# random prefix, a quarter of the text on average.
 DENOISERS: Mapping[str, Sequence[str]] = {
     "r": ("span_3_15_u_u", "span_8_15_u_u"),
     "s": ("prefix_25_d_d",),
@@ -27,7 +27,7 @@ DENOISERS: Mapping[str, Sequence[str]] = {
 
 
 def mode_id(vocabulary: seqio.Vocabulary, mode: str) -> int:
-    """The id in front of the inputs of a mode where none is given: `r`, `s`, `x` have the lowest of the extra ids."""
+    """Return the default id of a mode: `r`, `s` and `x` are the three lowest extra ids."""
     return vocabulary.vocab_size - vocabulary.extra_ids + list(DENOISERS).index(mode)
 
 
@@ -40,29 +40,34 @@ def add_ul2_mixture(
     rates: Mapping[str, float] | None = None,
     text_feature: str = "text",
 ) -> seqio.Mixture:
-    """A mixture of seven denoising tasks over one corpus, and the tasks themselves, `<name>_<mode>_<recipe>`.
+    """Register seven denoising tasks over one corpus, `<name>_<mode>_<recipe>`, and a mixture of them.
 
     Args:
-      name: to register it under.
-      source: of documents.
-      vocabulary: with an EOS and with sentinels (`extra_ids`).
-      mode_ids: the id that says the mode, for each of `r`, `s`, `x`; by default three of the vocabulary's extra ids,
-        which are no sentinels then.
-      rates: how often each denoiser of a mode is drawn, 1 by default: the defaults of the task arguments `r_rate`,
-        `s_rate` and `x_rate`.
+      name: the mixture name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS and sentinels (`extra_ids`).
+      mode_ids: the ids that indicate the modes `r`, `s` and `x`. Default: the three lowest of the vocabulary's extra
+        ids, which are then not used as sentinels.
+      rates: sampling rate of each denoiser by mode, 1 by default. These are the defaults of the task arguments
+        `r_rate`, `s_rate` and `x_rate`.
       text_feature: the feature of the source that holds the text.
 
+    Returns:
+      The registered mixture.
+
     Raises:
-      UserError: a mode has no id or there is no such mode, a rate is below 0, or there are too few extra ids.
+      UserError: a mode is missing or unknown, a rate is negative, or the vocabulary has too few extra ids.
     """
     rates = {mode: 1.0 for mode in DENOISERS} | dict(rates or {})
     if set(rates) != set(DENOISERS) or min(rates.values()) < 0:
-        raise UserError(f"{name}: rates={rates} must give numbers, none below 0, for {', '.join(DENOISERS)} alone")
+        raise UserError(f"{name}: rates={rates} must give nonnegative numbers for the modes {', '.join(DENOISERS)}")
     if mode_ids is not None and set(mode_ids) != set(DENOISERS):
-        raise UserError(f"{name}: mode_ids={dict(mode_ids)} must give an id for each of {', '.join(DENOISERS)}")
+        raise UserError(
+            f"{name}: mode_ids={dict(mode_ids)} must give an id for each of the modes {', '.join(DENOISERS)}"
+        )
     if mode_ids is None and vocabulary.extra_ids <= len(DENOISERS):
         raise UserError(
-            f"{name}: {vocabulary.extra_ids} extra ids do not suffice for {len(DENOISERS)} modes and a sentinel: use a "
+            f"{name}: {vocabulary.extra_ids} extra ids are too few for {len(DENOISERS)} modes and a sentinel. Use a "
             "vocabulary with more extra_ids, or give mode_ids"
         )
     defaults = {f"{mode}_rate": float(rate) for mode, rate in rates.items()}
@@ -100,5 +105,5 @@ def _prefix_ids(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqi
 
 def _rate(values: task_arguments.Arguments, argument: str, task: seqio.Task) -> float:
     if values[argument] < 0:
-        raise UserError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be below 0")
+        raise UserError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be negative")
     return values[argument]

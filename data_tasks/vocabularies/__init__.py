@@ -1,4 +1,4 @@
-"""Vocabularies: the committed SentencePiece model, bytes, and a model whose path is given late."""
+"""Vocabularies: the shipped SentencePiece model, bytes, and SentencePiece models with a late-bound path."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +9,19 @@ import tensorflow as tf
 from t5x_like.errors import UserError
 
 SENTINELS = 100
-"""Extra ids at the end of a vocabulary; the first sentinel of an example is the last id, as in T5."""
+"""Number of extra ids at the end of a vocabulary. As in T5, the first sentinel of an example is the last id."""
 
 PYTHON_DOCS_MODEL = Path(__file__).with_name("python_docs.model")
 
 
 class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
-    """A SentencePiece vocabulary whose model's path is asked for each time it is used.
+    """A SentencePiece vocabulary that looks up the path of its model at each use.
 
-    A task can then be registered before anyone has said where its vocabulary is.
+    A task can therefore be registered before the path of its vocabulary is known.
+
+    Args:
+      path: returns the path of the model.
+      extra_ids: number of sentinels after the pieces.
     """
 
     def __init__(self, path: Callable[[], str], extra_ids: int = SENTINELS):
@@ -30,15 +34,15 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
     @_sentencepiece_model_file.setter
     def _sentencepiece_model_file(self, _: str) -> None:
-        """The parent's constructor wants to remember a path."""
+        """Ignore the path that the base constructor sets."""
 
     def _model_context(self):
-        self._model = None  # SeqIO keeps each file's model; this class must not keep one of another path
+        self._model = None  # SeqIO caches the model, but the path may have changed
         try:
             return super()._model_context()
         except tf.errors.OpError as error:
             raise UserError(
-                f"no SentencePiece model can be read at {self._path()!r}: give the path of one in task_arguments "
+                f"no SentencePiece model can be read at {self._path()!r}. Give the path of one in task_arguments "
                 f"{{'vocabulary_path': …}} ({error.message})"
             ) from error
 
@@ -53,10 +57,10 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
 
 def python_docs() -> seqio.SentencePieceVocabulary:
-    """The committed model: 924 pieces and 100 sentinels."""
+    """Return the vocabulary of the shipped model: 924 pieces and 100 sentinels."""
     return seqio.SentencePieceVocabulary(str(PYTHON_DOCS_MODEL), extra_ids=SENTINELS)
 
 
 def byte_level() -> seqio.ByteVocabulary:
-    """UTF-8 bytes (ByT5): 259 ids and 100 sentinels."""
+    """Return the vocabulary of UTF-8 bytes (ByT5): 259 ids and 100 sentinels."""
     return seqio.ByteVocabulary(extra_ids=SENTINELS)

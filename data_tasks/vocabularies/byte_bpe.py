@@ -1,7 +1,7 @@
-"""GPT-2's byte-level BPE (Radford et al. 2019, section 2.2), in TensorFlow; RoBERTa's and BART's order of it, too.
+"""GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) in TensorFlow, also with the ids of RoBERTa and BART.
 
-A text is cut into words with the space before them; the bytes of a word are merged, the pair that was learnt first
-before the others. All words of a text are merged at once, each different one once.
+A text is split into words with their preceding space. The bytes of each word are merged pair by pair, in the order in
+which the merges were learned. The distinct words of a text are merged together, each one once.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ import tensorflow as tf
 from t5x_like.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-# How transformers names the two files of a vocabulary in a folder.
+# The names that transformers gives the two files of a vocabulary.
 VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-# Between RoBERTa's pieces and its <mask> are three that nothing is encoded as, made up to round off the number of ids.
+# RoBERTa has three unused filler ids between its pieces and <mask>, which round up the number of ids.
 ROBERTA_FILLERS = 3
 
-# Between words while a text is being cut. It is no character ("noncharacter"): a text that has it loses it.
+# Separates words during splitting. It is a noncharacter of Unicode, and is removed from texts that contain it.
 _SEPARATOR = "\U0010ffff"
 _SPACE = r"\t-\r\x1C-\x20\x{85}\p{Z}"
-# Of several white spaces before a word the last one is the word's.
+# The last of several whitespace characters before a word belongs to the word.
 _SPACES_BEFORE_WORD = rf"([{_SPACE}])([{_SPACE}][^{_SPACE}])"
 _WORD = (
     r"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
@@ -37,17 +37,24 @@ _NO_MERGE = np.iinfo(np.int32).max
 
 
 def split_words(text: tf.Tensor) -> tf.RaggedTensor:
-    """The words of texts, each with the space before it: `[texts]` to `[texts, (words)]`. Nothing but cuts is made."""
+    """Split texts into words, each with its preceding space: `[texts]` -> `[texts, (words)]`. No text is changed."""
     text = tf.strings.regex_replace(text, _SPACES_BEFORE_WORD, rf"\1{_SEPARATOR}\2")
     words = tf.strings.split(tf.strings.regex_replace(text, _WORD, rf"\1{_SEPARATOR}"), sep=_SEPARATOR)
     return tf.ragged.boolean_mask(words, words != "")
 
 
 class ByteBPEVocabulary(seqio.Vocabulary):
-    """The byte-level BPE of GPT-2 (50,257 ids), or its pieces in the order of RoBERTa and BART (50,265 ids).
+    """The byte-level BPE of GPT-2 (50,257 ids), or the same pieces with the ids of RoBERTa and BART (50,265 ids).
 
     The ids of a text are those of Hugging Face's `GPT2Tokenizer`, with one difference: `<|endoftext|>` in a text is
-    characters, never the special token itself.
+    encoded as characters, never as the special token.
+
+    Args:
+      encoder_json: path of GPT-2's `encoder.json` (`vocab.json`), which maps pieces to ids. It may be local or in a
+        bucket, or a function that returns the path at each use.
+      vocab_bpe: path of GPT-2's `vocab.bpe` (`merges.txt`), which lists the merges in the order learned.
+      roberta_dict: path of fairseq's `dict.txt`, with a line "id count" per piece. It selects the ids of RoBERTa:
+        <s> 0, <pad> 1, </s> 2, <unk> 3, the pieces in the order of the file, and <mask> last.
     """
 
     def __init__(
@@ -56,76 +63,73 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         vocab_bpe: str | Callable[[], str],
         roberta_dict: str | Callable[[], str | None] | None = None,
     ):
-        """Args:
-        encoder_json: GPT-2's `encoder.json` (`vocab.json`), piece -> id: a local path, one in a bucket, or a function
-          that says it each time it is needed.
-        vocab_bpe: its `vocab.bpe` (`merges.txt`), the merges in the order they were learnt.
-        roberta_dict: fairseq's `dict.txt`, a line "id count" a piece; with it ids are RoBERTa's, which has <s> 0,
-          <pad> 1, </s> 2, <unk> 3, the pieces in that order, and <mask> last.
-        """
         self._files = (encoder_json, vocab_bpe, roberta_dict)
         super().__init__(extra_ids=0)
 
     @property
     def files(self) -> tuple[str, str, str | None]:
-        """The three paths."""
+        """The paths of the three files."""
         return tuple(file() if callable(file) else file for file in self._files)
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """What each id stands for, bytes of UTF-8; a character may be divided among several pieces.
+        """The UTF-8 bytes of each id. A character may be divided among several pieces.
 
         Raises:
-          UserError: there is no such file.
-          UserError: the files do not belong together.
+          UserError: a file does not exist, or the files do not match.
         """
         return _read(*self.files).pieces
 
     @property
     def word_starts(self) -> np.ndarray:
-        """Which pieces begin with white space or are no part of text, bool `[vocab_size]`; a text's first word has
-        none."""
+        """Which pieces begin with whitespace or are not text, bool `[vocab_size]`.
+
+        The first word of a text does not begin with whitespace.
+        """
         special = _read(*self.files).special_ids.values()
         return np.array([piece[:1].isspace() or index in special for index, piece in enumerate(self.pieces)])
 
     @property
     def is_roberta(self) -> bool:
+        """Whether the ids are those of RoBERTa."""
         return self.files[2] is not None
 
     @property
     def pad_id(self) -> int | None:
-        """The id of padding; None in GPT-2's order, where every id is text (0 is `!`) or END_OF_TEXT."""
+        """The id of padding. None with GPT-2's ids, which are all text (0 is `!`) or END_OF_TEXT."""
         return self._id("<pad>") if self.is_roberta else None
 
     @property
     def bos_id(self) -> int:
+        """The id of <s>, or END_OF_TEXT with GPT-2's ids."""
         return self._id("<s>" if self.is_roberta else END_OF_TEXT)
 
     @property
     def eos_id(self) -> int:
+        """The id of </s>, or END_OF_TEXT with GPT-2's ids."""
         return self._id("</s>" if self.is_roberta else END_OF_TEXT)
 
     @property
     def unk_id(self) -> int | None:
-        """GPT-2 has none, since bytes spell anything."""
+        """The id of <unk>. None with GPT-2's ids, since bytes can encode any text."""
         return self._id("<unk>") if self.is_roberta else None
 
     @property
     def cls_id(self) -> int:
-        """What RoBERTa's examples begin with, <s>; see `mask_id`."""
+        """The id of <s>, the first token of RoBERTa's examples; see `mask_id`."""
         return self._id("<s>")
 
     @property
     def sep_id(self) -> int:
-        """What RoBERTa's segments end with, </s>; see `mask_id`."""
+        """The id of </s>, the last token of RoBERTa's segments; see `mask_id`."""
         return self._id("</s>")
 
     @property
     def mask_id(self) -> int:
-        """RoBERTa's <mask>.
+        """The id of RoBERTa's <mask>.
 
         Raises:
-          UserError: the order is GPT-2's, which has none.
+          UserError: the ids are those of GPT-2, which has no such token.
         """
         return self._id("<mask>")
 
@@ -136,18 +140,20 @@ class ByteBPEVocabulary(seqio.Vocabulary):
     def _id(self, piece: str) -> int:
         ids = _read(*self.files).special_ids
         if piece not in ids:
-            raise UserError(f"GPT-2's vocabulary has no {piece}, only {', '.join(ids)}: RoBERTa's needs `roberta_dict`")
+            raise UserError(
+                f"GPT-2's vocabulary has no {piece}, only {', '.join(ids)}. Give `roberta_dict` to use RoBERTa's"
+            )
         return ids[piece]
 
     def _encode(self, s: str) -> list[int]:
         return self._encode_tf(tf.constant(s)).numpy().tolist()
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """int32 ids, of one text `[length]` or of several, `[texts, (length)]`."""
+        """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
         s = tf.convert_to_tensor(s)
         words = split_words(tf.reshape(s, [-1]))
-        different, which = tf.unique(words.flat_values)
-        ids = tf.gather(_read(*self.files).merged(different), which)
+        distinct, index = tf.unique(words.flat_values)
+        ids = tf.gather(_read(*self.files).merged(distinct), index)
         ids = words.with_flat_values(ids).merge_dims(-2, -1)
         return ids.flat_values if s.shape.rank == 0 else ids
 
@@ -157,7 +163,7 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return b"".join(pieces[i] if i < len(pieces) else b"\xff" for i in ids).decode("utf-8", errors="replace")
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        """The texts of ids `[length]`, or of several `[texts, length]`, each up to and without its first EOS."""
+        """Decode ids `[length]`, or several texts `[texts, length]`, each up to and without its first EOS."""
         after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
         return self._decode_tf(tf.ragged.boolean_mask(ids, tf.logical_not(after)))
 
@@ -173,15 +179,15 @@ class ByteBPEVocabulary(seqio.Vocabulary):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BPE:
-    """What the files hold, as arrays.
+    """The contents of the files as arrays.
 
     Attributes:
-      pieces: what each id stands for.
-      special_ids: of what is no piece of text.
+      pieces: the bytes of each id.
+      special_ids: ids of the special tokens.
       byte_ids: the id of each single byte, int32 `[256]`.
-      pairs: left * ids + right of every pair that is merged, int64 `[merges + 1]`, ascending, then a largest number.
-      ranks: when it was learnt, int32 `[merges + 1]`.
-      results: the id of what it becomes, int32 `[merges + 1]`.
+      pairs: left * number of ids + right of every merge, int64 `[merges + 1]`, ascending, with the largest int64 last.
+      ranks: position of each merge in the order learned, int32 `[merges + 1]`.
+      results: the id that each merge produces, int32 `[merges + 1]`.
     """
 
     pieces: tuple[bytes, ...]
@@ -192,7 +198,7 @@ class _BPE:
     results: np.ndarray
 
     def merged(self, words: tf.Tensor) -> tf.RaggedTensor:
-        """The ids of words: `[words]` to `[words, (ids)]`."""
+        """Encode words: `[words]` -> ragged `[words, (ids)]`."""
         letters = tf.strings.bytes_split(words)
         bytes_ = tf.reshape(tf.io.decode_raw(letters.flat_values, tf.uint8), [-1])
         tokens = tf.gather(self.byte_ids, tf.cast(bytes_, tf.int32))
@@ -213,15 +219,15 @@ class _BPE:
         return tf.RaggedTensor.from_value_rowids(tokens, owners, nrows=count, validate=False)
 
     def _merge_lowest_rank(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor):
-        """Merges in each word the pair that was learnt first, wherever it occurs.
+        """Apply to each word the merge of lowest rank, wherever it occurs.
 
         Args:
-          tokens: of all words, one after the other, int32 `[tokens]`.
-          owners: the word of each, ascending, int32 `[tokens]`.
-          words: how many there are.
+          tokens: tokens of all words in sequence, int32 `[tokens]`.
+          owners: the word of each token, ascending, int64 `[tokens]`.
+          words: number of words.
 
         Returns:
-          Whether anything was merged, and both arrays after it.
+          Whether any merge was applied, and both arrays after it.
         """
         pairs = tf.cast(tokens[:-1], tf.int64) * len(self.pieces) + tf.cast(tokens[1:], tf.int64)
         pairs = tf.where(owners[:-1] == owners[1:], pairs, -1)
@@ -236,12 +242,12 @@ class _BPE:
 
 
 def every_other(flags: tf.Tensor) -> tf.Tensor:
-    """Of each run of true flags `[length]` the first, third … alone: of three letters a the first two make a pair."""
+    """Keep the first, third, … flag of each run of True flags `[length]`: in "aaa" only the first two letters merge."""
     begins = flags & ~tf.pad(flags, [[1, 0]])[:-1]
-    places = tf.range(tf.size(flags))
+    positions = tf.range(tf.size(flags))
     run = tf.cumsum(tf.cast(begins, tf.int32))
-    begin_of_run = tf.concat([[0], tf.boolean_mask(places, begins)], axis=0)
-    return flags & ((places - tf.gather(begin_of_run, run)) % 2 == 0)
+    begin_of_run = tf.concat([[0], tf.boolean_mask(positions, begins)], axis=0)
+    return flags & ((positions - tf.gather(begin_of_run, run)) % 2 == 0)
 
 
 @functools.lru_cache(maxsize=4)
@@ -249,9 +255,9 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
     ids: dict[str, int] = json.loads(_text(encoder_json))
     names = sorted(ids, key=ids.get)
     if [ids[name] for name in names] != list(range(len(ids))):
-        raise UserError(f"the ids in {encoder_json!r} are not 0 … {len(ids) - 1}, each once")
+        raise UserError(f"{encoder_json!r}: the ids are not the numbers 0 … {len(ids) - 1}, each used once")
     if END_OF_TEXT not in ids:
-        raise UserError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is no vocabulary of GPT-2's kind")
+        raise UserError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is not a GPT-2 vocabulary")
     order, special = np.arange(len(ids), dtype=np.int32), {END_OF_TEXT: ids[END_OF_TEXT]}
     letters = _byte_letters()
     byte_of = {letter: byte for byte, letter in letters.items()}
@@ -265,7 +271,7 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
         byte_ids = np.array([order[ids[letters[byte]]] for byte in range(256)], np.int32)
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"{vocab_bpe!r} and {encoder_json!r} do not belong together: a merge or a byte is no piece ({error})"
+            f"{vocab_bpe!r} and {encoder_json!r} do not match: a merge or a byte is not a piece ({error})"
         ) from error
     pairs = table[:, 0] * len(pieces) + table[:, 1]
     by_pair = np.argsort(pairs, kind="stable")
@@ -280,11 +286,11 @@ def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
 
 
 def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[bytes], dict[str, int]]:
-    """RoBERTa's id of each of GPT-2's, its pieces in its order, and its special ids."""
+    """Return RoBERTa's id of each GPT-2 id, RoBERTa's pieces in the order of their ids, and its special ids."""
     listed = [line.split(" ")[0] for line in _text(path).split("\n") if line]
     old = [int(number) for number in listed if number.isdigit()]
     if sorted(old) != list(range(len(gpt2_pieces))):
-        raise UserError(f"{path!r} does not list each of the {len(gpt2_pieces)} ids of the vocabulary once")
+        raise UserError(f"{path!r} does not list each of the {len(gpt2_pieces)} ids of the vocabulary exactly once")
     order = np.empty(len(old), np.int32)
     order[old] = len(ROBERTA_SPECIAL) + np.arange(len(old))
     fillers = [f"<filler{number}>" for number in range(ROBERTA_FILLERS)]
@@ -298,7 +304,7 @@ def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[byte
 
 
 def _byte_letters() -> dict[int, str]:
-    """How the files write each byte: as itself where it prints, and as a letter from U+0100 on elsewhere."""
+    """Return the letter that represents each byte in the files: itself if printable, otherwise a letter from U+0100."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printed]
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + n) for n, byte in enumerate(others)}
@@ -309,4 +315,4 @@ def _text(path: str) -> str:
         with fsspec.open(path, "rb") as file:
             return file.read().decode("utf-8")
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"there is no file of a byte-level BPE vocabulary at {path!r}") from error
+        raise UserError(f"{path!r} is not a file of a byte-level BPE vocabulary: file not found") from error

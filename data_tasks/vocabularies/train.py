@@ -1,9 +1,9 @@
-"""Trains the committed SentencePiece model on the corpus `python_docs`.
+"""Training of the shipped SentencePiece model on the corpus `python_docs`.
 
     python -m data_tasks.vocabularies.train [OUTPUT]
 
-The text of the corpus depends a little on the version of Python, so another version gives a slightly different model;
-the committed one is from CPython 3.11.7 and is used with all of them.
+The text of the corpus differs slightly between versions of Python, and so does the model. The shipped one is from
+CPython 3.11.7 and is used with all versions.
 """
 
 import io
@@ -17,24 +17,27 @@ from data_tasks import python_docs
 from data_tasks.documents import TRAIN
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL, SENTINELS
 
-# With the sentinels that SeqIO appends, the embedding has 1,024 rows: few, so that a small model learns each of them
-# from two megabytes of text.
+# With the sentinels that SeqIO appends, the embedding has 1,024 rows. A small model can learn each of them from two
+# megabytes of text.
 PIECES = 1024 - SENTINELS
-# Text stays as it is but for U+2581, which is SentencePiece's own sign for a space and comes back as one in any case.
-# With no rule at all (`identity`) TensorFlow's tokeniser writes a line about that to the terminal each time it is made.
+# Text is not normalized, except for U+2581, which SentencePiece uses to represent a space and decodes to one anyway.
+# Without any rule (`identity`) the tokenizer of TensorFlow logs a line each time it is created.
 _RULES = "2581\t20\n"
 
 
 def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1) -> bytes:
-    """A serialised SentencePiece model for T5: pad 0, EOS 1, unknown 2, and every text survives the way there and back.
+    """Train a SentencePiece model for T5: padding 0, EOS 1, unknown 2. Decoding restores every text exactly.
 
     Args:
-      documents: text to learn from.
-      pieces: how many, special ones and the 256 bytes included.
-      threads: of the trainer; another number may give another model.
+      documents: text to train on.
+      pieces: number of pieces, including special ones and 256 bytes.
+      threads: number of threads of the trainer. The model may depend on it.
+
+    Returns:
+      The serialized model.
 
     Raises:
-      RuntimeError: SentencePiece cannot make so many or so few pieces of this text.
+      RuntimeError: SentencePiece cannot produce this number of pieces from this text.
     """
     model = io.BytesIO()
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
@@ -54,7 +57,7 @@ def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str,
         eos_id=1,
         unk_id=2,
         bos_id=-1,
-        # What no piece covers is spelt in bytes; nothing in a text is rewritten, and runs of spaces are pieces.
+        # Characters without a piece are encoded as bytes. Text is not normalized, and runs of spaces are pieces.
         byte_fallback=True,
         character_coverage=1.0,
         normalization_rule_tsv=rules,
@@ -69,6 +72,7 @@ def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str,
 
 
 def main(output: str = str(PYTHON_DOCS_MODEL)) -> None:
+    """Train the model and write it to a file."""
     corpus = python_docs.read()
     print(corpus.describe())
     model = train(document.decode() for document in corpus.splits[TRAIN])

@@ -1,4 +1,4 @@
-"""BERT's WordPiece vocabularies: text to words, words to the longest pieces that a list has, all in TensorFlow."""
+"""BERT's WordPiece vocabularies in TensorFlow: text to words, words to the longest matching pieces."""
 
 import dataclasses
 import functools
@@ -14,18 +14,18 @@ from t5x_like.errors import UserError
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"
-"""What a piece begins with that goes on with the word of the piece before it."""
+"""The prefix of pieces that continue a word."""
 
-# A longer word is unknown as a whole. The limit is Hugging Face's; BERT's own code has 200.
+# Longer words are unknown. The limit is that of Hugging Face; BERT's own code has 200.
 MAX_WORD_CHARACTERS = 100
 _MAX_BYTES_PER_CHARACTER = 4
-# Stands for a word that is too long; no text has it any more once what is of category "other" has been taken out.
+# Replaces a word that is too long. No text contains it after private characters are removed.
 _TOO_LONG = "\ue000"
 
-# Control, format, private and unassigned characters, and the sign for a character that could not be read.
+# Control, format, private and unassigned characters, and the replacement character.
 _DROPPED = r"[^\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\t\n\r]|\x{FFFD}"
 _ACCENTS = r"\p{Mn}+"
-# A word each: punctuation, for which BERT also takes every sign of ASCII, and the CJK ideographs, block by block.
+# Characters that are words of their own: punctuation, including all ASCII symbols as in BERT, and CJK ideographs.
 _OWN_WORDS = (
     r"([\x21-\x2F\x3A-\x40\x5B-\x60\x7B-\x7E\p{P}"
     r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}])"
@@ -34,19 +34,19 @@ _SPACES = r"\p{Z}"
 
 
 def split_words(text: tf.Tensor, lower_case: bool) -> tf.Tensor | tf.RaggedTensor:
-    """The words that BERT sees in a text; its `BasicTokenizer`.
+    """Split text into words as BERT's `BasicTokenizer` does.
 
     Args:
       text: UTF-8, of any shape.
-      lower_case: whether to lower the case and take accents away, as the uncased models do; otherwise characters are
-        composed (NFC), as Hugging Face's tokeniser does.
+      lower_case: whether to lower-case text and strip accents, as the uncased models do. Otherwise characters are
+        composed (NFC), as in Hugging Face's tokenizer.
 
     Returns:
-      `[…, (words)]`, ragged unless `text` is one text.
+      `[…, (words)]`, ragged unless `text` is a scalar.
     """
     text = tf.strings.regex_replace(text, _DROPPED, "")
     if lower_case:
-        # Hugging Face lowers letter by letter, which knows no sigma of its own for the end of a word.
+        # Hugging Face lower-cases characters one by one, without the final form of sigma.
         text = tf.strings.regex_replace(text, "Σ", "σ")
         text = tf_text.normalize_utf8(tf.strings.lower(text, encoding="utf-8"), "NFD")
         text = tf.strings.regex_replace(text, _ACCENTS, "")
@@ -57,27 +57,29 @@ def split_words(text: tf.Tensor, lower_case: bool) -> tf.Tensor | tf.RaggedTenso
 
 
 class WordPieceVocabulary(seqio.Vocabulary):
-    """A file of pieces, one a line, their ids the line numbers from 0 (Devlin et al. 2018; Wu et al. 2016).
+    """A vocabulary file with one piece per line; ids are line numbers from 0 (Devlin et al. 2018; Wu et al. 2016).
 
     The ids of a text are those of Hugging Face's `BertTokenizer`, with one difference: `[MASK]` and the like in a text
-    are brackets and words, never the special tokens themselves.
+    are encoded as brackets and words, never as the special tokens.
+
+    Args:
+      vocab_file: path of the file, local or in a bucket, or a function that returns the path at each use. With a
+        function, a task can be registered before the path of its vocabulary is known.
+      lower_case: whether to lower-case text and strip accents (the uncased models), or a function that returns this.
     """
 
     def __init__(self, vocab_file: str | Callable[[], str], lower_case: bool | Callable[[], bool] = True):
-        """Args:
-        vocab_file: a local path or one in a bucket; or a function that says it each time it is needed, for a task
-          that is registered before anyone has said where its vocabulary is.
-        lower_case: whether text is lowered and loses its accents (the uncased models); or a function that says it.
-        """
         self._vocab_file, self._lower_case = vocab_file, lower_case
         super().__init__(extra_ids=0)
 
     @property
     def vocab_file(self) -> str:
+        """The current path of the file."""
         return self._vocab_file() if callable(self._vocab_file) else self._vocab_file
 
     @property
     def lower_case(self) -> bool:
+        """Whether text is lower-cased and stripped of accents."""
         return self._lower_case() if callable(self._lower_case) else self._lower_case
 
     @property
@@ -85,8 +87,7 @@ class WordPieceVocabulary(seqio.Vocabulary):
         """All pieces in the order of their ids.
 
         Raises:
-          UserError: there is no such file.
-          UserError: it is no BERT vocabulary.
+          UserError: the file does not exist, or is not a BERT vocabulary.
         """
         return _read(self.vocab_file).pieces
 
@@ -97,31 +98,36 @@ class WordPieceVocabulary(seqio.Vocabulary):
 
     @property
     def pad_id(self) -> int:
+        """The id of [PAD]."""
         return self._id(PAD)
 
     @property
     def unk_id(self) -> int:
+        """The id of [UNK]."""
         return self._id(UNKNOWN)
 
     @property
     def cls_id(self) -> int:
+        """The id of [CLS]."""
         return self._id(CLS)
 
     @property
     def sep_id(self) -> int:
+        """The id of [SEP]."""
         return self._id(SEP)
 
     @property
     def mask_id(self) -> int:
+        """The id of [MASK]."""
         return self._id(MASK)
 
     @property
     def bos_id(self) -> None:
-        """There is none: what begins a sequence is `[CLS]`, which is put there by whoever makes the example."""
+        """None: preprocessors add `[CLS]` at the beginning of an example."""
 
     @property
     def eos_id(self) -> None:
-        """There is none: `[SEP]` may stand within an example, which decoding must not end at."""
+        """None: `[SEP]` may occur within an example, so decoding must not end there."""
 
     @property
     def _base_vocab_size(self) -> int:
@@ -134,7 +140,7 @@ class WordPieceVocabulary(seqio.Vocabulary):
         return self._encode_tf(tf.constant(s)).numpy().tolist()
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """int32 ids, `[…, (pieces)]`, ragged unless `s` is one text."""
+        """Encode text as int32 ids, `[…, (pieces)]`, ragged unless `s` is a scalar."""
         words = tf.ragged.map_flat_values(_without_too_long, split_words(s, self.lower_case))
         return _tokenizer(self.vocab_file).tokenize(words).merge_dims(-2, -1)
 
@@ -162,7 +168,7 @@ def _without_too_long(words: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Pieces:
-    """What a file holds: its pieces, and the ids of the special ones."""
+    """The contents of a file: its pieces, and the ids of the special ones."""
 
     pieces: tuple[str, ...]
     special_ids: dict[str, int]
@@ -174,25 +180,25 @@ def _read(path: str) -> _Pieces:
         with fsspec.open(path, "rb") as file:
             lines = file.read().decode("utf-8").split("\n")
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"there is no WordPiece vocabulary at {path!r}: give the path of one") from error
+        raise UserError(f"{path!r} is not a WordPiece vocabulary: file not found. Give the path of one") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path!r} is no text in UTF-8, so it is no WordPiece vocabulary: {error}") from error
-    # Not splitlines(): some pieces are characters that it takes for the end of a line.
+        raise UserError(f"{path!r} is not a WordPiece vocabulary: not UTF-8 text: {error}") from error
+    # splitlines() would split at pieces that are line separators of Unicode.
     pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     special = {piece: pieces.index(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece in pieces}
     if missing := [piece for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece not in special]:
-        raise UserError(f"{path!r} is no WordPiece vocabulary of BERT: it has no line {', '.join(missing)}")
+        raise UserError(f"{path!r} is not a WordPiece vocabulary of BERT: no line {', '.join(missing)}")
     if special[PAD] != 0:
-        raise UserError(f"{path!r} has {PAD} in line {special[PAD] + 1}; batches are padded with 0, its first line")
+        raise UserError(f"{path!r}: {PAD} is line {special[PAD] + 1}, but must be line 1, because 0 pads batches")
     if len(set(pieces)) != len(pieces) or "" in pieces:
         wrong = next(piece for piece in pieces if piece == "" or pieces.count(piece) > 1)
-        raise UserError(f"{path!r} has an empty line or the same piece twice ({wrong!r}): an id must mean one piece")
+        raise UserError(f"{path!r}: an empty line or a duplicate piece ({wrong!r}). Every line must be a unique piece")
     return _Pieces(pieces, special)
 
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(path: str) -> tf_text.FastWordpieceTokenizer:
-    with tf.init_scope():  # its tables must outlive the function that is being traced
+    with tf.init_scope():  # the tables of the tokenizer must outlive the function being traced
         return tf_text.FastWordpieceTokenizer(
             vocab=list(_read(path).pieces),
             suffix_indicator=CONTINUATION,

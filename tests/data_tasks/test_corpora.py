@@ -96,7 +96,7 @@ def test_modules_are_read_and_not_imported(tmp_path, monkeypatch):
         "module one\n\nclass A(Base)\n\n    A class that is described in a sentence long enough to be kept.\n\n"
         "    method(self, x, *, y=1)\n\n        A method, described at some length so that it stays in the corpus.",
     ]
-    assert corpus.skipped["listed modules that this version does not have"] == 1
+    assert corpus.skipped["listed modules missing in this version"] == 1
 
 
 def test_a_python_without_sources_is_named(tmp_path):
@@ -250,8 +250,8 @@ def test_long_documents_are_cut_between_lines_words_or_characters(tmp_path):
         ("x.jsonl", '{"text": "a"}\n{"text": \n', "x.jsonl:2 is not JSON"),
         ("x.jsonl", '{"body": "a"}\n', r"x.jsonl:1 has no field 'text' .* only \['body'\]"),
         ("x.jsonl", "[1]\n", "x.jsonl:1 has no field 'text' .* only a list"),
-        ("x.jsonl", '{"text": 3}\n', "x.jsonl:1: the field 'text' is 3, not text"),
-        ("x.csv", "a,b\n", "x.csv: only .txt and .jsonl files are read"),
+        ("x.jsonl", '{"text": 3}\n', "x.jsonl:1: the field 'text' is 3, not a string"),
+        ("x.csv", "a,b\n", "x.csv: only .txt and .jsonl files are supported"),
     ],
 )
 def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, content, message):
@@ -319,7 +319,7 @@ def test_c4_from_tfds_with_the_public_vocabulary(test_data):
 
 def test_c4_that_is_not_there_is_named_and_not_downloaded(tmp_path):
     shipped = str(vocabularies.PYTHON_DOCS_MODEL)
-    with pytest.raises(UserError, match="c4/en:3.1.0 has not been prepared by TFDS in .*data_dir"):
+    with pytest.raises(UserError, match="c4/en:3.1.0 is not prepared in the TFDS directory .*data_dir"):
         c4_source(data_dir=str(tmp_path), vocabulary_path=shipped).host_iterator(ENCODER_DECODER)
     source = c4_source(vocabulary_path=str(tmp_path / "none.model"))
     with pytest.raises(UserError, match="no SentencePiece model can be read at '.*none.model'.*vocabulary_path"):

@@ -72,12 +72,12 @@ def test_every_split_is_as_likely():
 
 def test_what_does_not_fit_is_refused():
     both = byte_features("inputs", "targets")
-    with pytest.raises(ValueError, match="a language model needs TASK_FEATURE_LENGTHS of 'targets'"):
+    with pytest.raises(ValueError, match="causal LM needs TASK_FEATURE_LENGTHS of 'targets'"):
         run(language_model.full_lm, ["a"], {"inputs": 4}, both)
-    with pytest.raises(ValueError, match="at least 2 tokens"):
+    with pytest.raises(ValueError, match="lengths of at least 2"):
         run(language_model.prefix_lm, ["a"], {"inputs": 1, "targets": 9}, both)
     other = both | {"inputs": seqio.Feature(seqio.ByteVocabulary(extra_ids=5))}
-    with pytest.raises(ValueError, match="one vocabulary"):
+    with pytest.raises(ValueError, match="the same vocabulary"):
         run(language_model.prefix_lm, ["a"], {"inputs": 4, "targets": 4}, other)
     without_eos = {"targets": seqio.Feature(seqio.PassThroughVocabulary(300))}
     with pytest.raises(ValueError, match="has no EOS"):
@@ -216,7 +216,7 @@ def test_a_missing_path_and_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="not UTF-8"):
         characters.read(str(tmp_path / "bad.txt"))
     (tmp_path / "one.txt").write_text("a")
-    with pytest.raises(ValueError, match="leaves no split"):
+    with pytest.raises(ValueError, match="leaves a split empty"):
         characters.read(str(tmp_path / "one.txt"))
 
 

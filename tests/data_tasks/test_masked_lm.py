@@ -5,8 +5,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import masked_lm, vocabularies
-from data_tasks.masked_lm import BertMasking, RobertaMasking, Rows, SpecialTokens
+from data_tasks import masked_lm, special_tokens, vocabularies
+from data_tasks.masked_lm import BertMasking, RobertaMasking, Rows
+from data_tasks.special_tokens import SpecialTokens
 
 # The 0.999 quantiles of chi-square by degrees of freedom: a right distribution exceeds them once in 1,000 seeds, and
 # the seeds here are fixed.
@@ -83,7 +84,7 @@ def rows_of(lengths, width):
 
 def chosen_by(masking, rows, max_predictions, kind="dynamic", seed=0, vocabulary=None):
     draw = draws_of(kind, rows.tokens, seed)
-    return masking.chosen(rows, draw, max_predictions, vocabulary).numpy()
+    return masking.choose(rows, draw, max_predictions, vocabulary).numpy()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_roberta_rounds_at_random_and_chooses_special_tokens_too():
 
 def test_roberta_needs_room_for_all_that_may_be_masked():
     RobertaMasking().check(128, 20)
-    with pytest.raises(ValueError, match="of 128 tokens of 'inputs' up to 20 are masked, .* set targets to 20"):
+    with pytest.raises(ValueError, match="up to 20 of 128 tokens of 'inputs' are masked, .* Set targets to 20"):
         RobertaMasking().check(128, 19)
 
 
@@ -170,7 +171,7 @@ def test_whole_words_are_those_of_the_original_loops():
     starts = generator.random((200, 40)) < 0.4
     scores = generator.integers(0, 2**32, (200, 40), dtype=np.uint32)
     wanted = np.maximum(1, np.round(lengths * 0.3)).astype(np.int32)
-    found = masked_lm.whole_words(rows, tf.constant(starts), tf.constant(scores), tf.constant(wanted)).numpy()
+    found = masked_lm.select_words(rows, tf.constant(starts), tf.constant(scores), tf.constant(wanted)).numpy()
     expected = [
         berts_whole_words(*row) for row in zip(rows.tokens.numpy(), starts, scores, wanted.tolist(), strict=True)
     ]
@@ -181,7 +182,7 @@ def test_whole_words_are_those_of_the_original_loops():
 
 def test_words_of_the_shipped_vocabulary_are_masked_together():
     vocabulary = vocabularies.python_docs()
-    special = masked_lm.special_tokens(vocabulary)
+    special = special_tokens.special_tokens(vocabulary)
     pieces = [vocabulary.encode(word) for word in ("parenthesised", "expressions", "words")]
     assert min(map(len, pieces)) > 1
     tokens = tf.constant([[special.cls, *sum(pieces, []), special.sep]] * 300)
@@ -198,9 +199,9 @@ def test_words_of_the_shipped_vocabulary_are_masked_together():
 
 
 def test_sentinels_stand_for_special_tokens():
-    assert masked_lm.special_tokens(vocabularies.python_docs()) == SpecialTokens(mask=1023, cls=1022, sep=1021)
-    with pytest.raises(ValueError, match="ByteVocabulary has neither .* make it with extra_ids=3 or more"):
-        masked_lm.special_tokens(seqio.ByteVocabulary(extra_ids=2))
+    assert special_tokens.special_tokens(vocabularies.python_docs()) == SpecialTokens(mask=1023, cls=1022, sep=1021)
+    with pytest.raises(ValueError, match="ByteVocabulary has neither .* Create it with extra_ids=3 or more"):
+        special_tokens.special_tokens(seqio.ByteVocabulary(extra_ids=2))
 
 
 def test_a_vocabulary_may_name_its_special_tokens_and_words():
@@ -208,16 +209,16 @@ def test_a_vocabulary_may_name_its_special_tokens_and_words():
         cls_id, sep_id, mask_id = 5, 6, 7
         word_starts = [True] * 259
 
-    assert masked_lm.special_tokens(Named()) == SpecialTokens(cls=5, sep=6, mask=7)
-    assert masked_lm.word_starts(Named()).tolist() == Named.word_starts
-    with pytest.raises(ValueError, match="ByteVocabulary does not say which pieces begin a word"):
-        masked_lm.word_starts(seqio.ByteVocabulary())
+    assert special_tokens.special_tokens(Named()) == SpecialTokens(cls=5, sep=6, mask=7)
+    assert special_tokens.word_starts(Named()).tolist() == Named.word_starts
+    with pytest.raises(ValueError, match="ByteVocabulary does not define which pieces begin a word"):
+        special_tokens.word_starts(seqio.ByteVocabulary())
 
 
 def test_special_pieces_of_a_model_are_found(test_data):
     (model,) = (test_data / "vocab/albert").glob("*.model")
     vocabulary = seqio.SentencePieceVocabulary(str(model), extra_ids=0)
-    special = masked_lm.special_tokens(vocabulary)
+    special = special_tokens.special_tokens(vocabulary)
     assert [vocabulary.tokenizer.IdToPiece(index) for index in (special.cls, special.sep, special.mask)] == [
         "[CLS]",
         "[SEP]",
@@ -227,7 +228,7 @@ def test_special_pieces_of_a_model_are_found(test_data):
 
 def test_white_space_and_what_is_no_text_begin_words():
     vocabulary = vocabularies.python_docs()
-    starts = masked_lm.word_starts(vocabulary)
+    starts = special_tokens.word_starts(vocabulary)
     assert starts.shape == (1024,)
     model = vocabulary.tokenizer
     for piece, begins in (
@@ -244,7 +245,7 @@ def test_white_space_and_what_is_no_text_begin_words():
 
 def test_random_words():
     vocabulary = vocabularies.python_docs()
-    special = masked_lm.special_tokens(vocabulary)
+    special = special_tokens.special_tokens(vocabulary)
     assert BertMasking().random_tokens(vocabulary, special).tolist() == list(range(1024))
     assert RobertaMasking().random_tokens(vocabulary, special).tolist() == list(range(3, 924))
 
@@ -324,7 +325,7 @@ def test_static_masks_depend_on_the_example_and_its_duplicate_alone():
 
 def test_settings_that_do_not_fit_are_named():
     ds = tf.data.Dataset.from_tensors({"inputs": tf.constant([1022, 5, 1021])})
-    with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS of 'inputs' and 'targets', not {'inputs': 9}"):
+    with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {'inputs': 9}"):
         masked_lm.mask_inputs(ds, {"inputs": 9}, FEATURES)
-    with pytest.raises(ValueError, match="set targets to 20"):
+    with pytest.raises(ValueError, match="Set targets to 20"):
         masked_lm.mask_inputs(ds, {"inputs": 128, "targets": 14}, FEATURES, masking=RobertaMasking())

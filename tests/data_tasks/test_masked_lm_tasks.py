@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from data_tasks import masked_lm_inputs, vocabularies
 from data_tasks.documents import Corpus, DocumentSource
-from data_tasks.masked_lm import BertMasking, RobertaMasking, SpecialTokens
+from data_tasks.masked_lm import BertMasking, RobertaMasking
 from data_tasks.masked_lm_tasks import add_masked_lm_task
+from data_tasks.special_tokens import SpecialTokens
 from t5x_like.data import features
 from t5x_like.data.seqio_feed import SeqIOSource
 
@@ -68,7 +69,7 @@ def test_full_examples_go_over_the_ends_of_documents():
 
 @pytest.mark.parametrize("function", [masked_lm_inputs.single_documents, masked_lm_inputs.full_sentences])
 def test_lengths_without_room_are_refused(function):
-    with pytest.raises(ValueError, match="'inputs' holds 2 special tokens, so it must be at least 3"):
+    with pytest.raises(ValueError, match="'inputs' includes 2 special tokens. Set it to 3 or more"):
         cut(function, [[1]], 2)
     with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS of 'inputs'"):
         function(tf.data.Dataset.from_tensors({"targets": [1]}), None, {}, special=SPECIAL)
@@ -172,7 +173,7 @@ def test_full_sentences_fill_their_rows_and_mask_15_percent_of_all():
     batches = [next(iterator) for _ in range(40)]
     assert np.mean([batch["encoder_segment_ids"] > 0 for batch in batches]) > 0.97
     assert share_of_masked(batches) == pytest.approx(0.15, abs=0.001)
-    with pytest.raises(ValueError, match="set targets to 20"):
+    with pytest.raises(ValueError, match="Set targets to 20"):
         make("python_docs_full_sentences", task_feature_lengths={"inputs": 128, "targets": 14}).host_iterator(
             features.MASKED_LM
         )

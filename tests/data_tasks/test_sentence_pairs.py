@@ -11,7 +11,7 @@ import tensorflow as tf
 import data_tasks  # noqa: F401  registers the tasks
 from data_tasks import sentence_pairs as pairing
 from data_tasks import sentence_pairs_tasks
-from data_tasks.masked_lm import SpecialTokens
+from data_tasks.special_tokens import SpecialTokens
 from t5x_like.data.features import SENTENCE_PAIRS
 from t5x_like.data.seqio_feed import SeqIOSource
 
@@ -256,9 +256,9 @@ def test_seeds_passes_and_positions():
 
 
 def test_lengths_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="need TASK_FEATURE_LENGTHS of 'inputs', not None"):
+    with pytest.raises(ValueError, match="need TASK_FEATURE_LENGTHS of 'inputs', got None"):
         pairing.sentence_pairs(dataset(many_documents(2)), None, {}, special=SPECIAL)
-    with pytest.raises(ValueError, match="must be at least 5"):
+    with pytest.raises(ValueError, match="Set 'inputs' to 5 or more"):
         examples_of(many_documents(2), 4)
     with pytest.raises(ValueError, match="documents_per_batch=1 must be at least 2"):
         examples_of(many_documents(2), 16, documents_per_batch=1)

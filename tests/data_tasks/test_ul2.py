@@ -110,11 +110,11 @@ def test_ids_of_ones_own_and_what_is_refused():
         for name in [task.name for task in mixture.tasks]:
             seqio.TaskRegistry.remove(name)
         seqio.MixtureRegistry.remove("own_modes")
-    with pytest.raises(ValueError, match="3 extra ids do not suffice"):
+    with pytest.raises(ValueError, match="3 extra ids are too few"):
         ul2.add_ul2_mixture("few", source, seqio.ByteVocabulary(extra_ids=3))
-    with pytest.raises(ValueError, match="rates=.*none below 0"):
+    with pytest.raises(ValueError, match="rates=.*nonnegative"):
         ul2.add_ul2_mixture("few", source, letters, rates={"r": -1.0})
-    with pytest.raises(ValueError, match="mode_ids=.*for each of r, s, x"):
+    with pytest.raises(ValueError, match="mode_ids=.*for each of the modes r, s, x"):
         ul2.add_ul2_mixture("few", source, letters, mode_ids={"r": 5})
-    with pytest.raises(ValueError, match="s_rate=-1.0 of .* must not be below 0"):
+    with pytest.raises(ValueError, match="s_rate=-1.0 of .* must not be negative"):
         examples_of(NAME, 1, task_arguments={"s_rate": -1.0})

@@ -108,10 +108,10 @@ def test_cased_text_keeps_case_and_accents(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"has \[PAD\] in line 2"),
+        ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] is line 2, but must be line 1"),
         ("[PAD]\n[UNK]\na\n", r"no line \[CLS\], \[SEP\], \[MASK\]"),
-        ("\n".join([*SPECIAL, "a", "b", "a"]), "the same piece twice .'a'."),
-        (b"\xff\xfe", "no text in UTF-8"),
+        ("\n".join([*SPECIAL, "a", "b", "a"]), "a duplicate piece .'a'."),
+        (b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_files_that_are_no_vocabulary_are_refused(tmp_path, content, message):
@@ -125,7 +125,7 @@ def test_the_path_may_be_given_late(tmp_path, small):
     paths = {}
     late = WordPieceVocabulary(lambda: paths["now"], lambda: paths["lower"])
     paths.update(now=str(tmp_path / "none.txt"), lower=True)
-    with pytest.raises(UserError, match=r"no WordPiece vocabulary at '.*none.txt'"):
+    with pytest.raises(UserError, match=r"'.*none.txt' is not a WordPiece vocabulary: file not found"):
         _ = late.vocab_size
     paths.update(now=small.vocab_file)
     assert late == small and late.encode("wanted") == [8, 9]
@@ -283,9 +283,9 @@ def test_files_that_do_not_belong_together_are_refused(tiny, tmp_path):
     (tmp_path / "short.txt").write_text("3 1\n4 1\n")
     (tmp_path / "holes.json").write_text('{"a": 0, "b": 2}')
     for files, message in (
-        ((encoder, str(tmp_path / "other.bpe")), "do not belong together.*'yz'"),
+        ((encoder, str(tmp_path / "other.bpe")), "do not match.*'yz'"),
         ((encoder, merges, str(tmp_path / "short.txt")), "does not list each of the 262 ids"),
-        ((str(tmp_path / "holes.json"), merges), r"are not 0 … 1, each once"),
+        ((str(tmp_path / "holes.json"), merges), r"are not the numbers 0 … 1, each used once"),
     ):
         with pytest.raises(ValueError, match=message):
             _ = ByteBPEVocabulary(*files).vocab_size

@@ -1,0 +1,86 @@
+"""The special tokens and word boundaries of vocabularies, which masked language modeling needs."""
+
+import dataclasses
+
+import numpy as np
+import seqio
+
+from t5x_like.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """The ids of tokens that are not text.
+
+    Attributes:
+      cls: the first token of an example ([CLS], <s>).
+      sep: the last token of a segment ([SEP], </s>).
+      mask: the token that replaces a token to be predicted ([MASK], <mask>).
+    """
+
+    cls: int
+    sep: int
+    mask: int
+
+
+def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
+    """Return the special tokens of a vocabulary.
+
+    They are its attributes `cls_id`, `sep_id` and `mask_id`, or its pieces [CLS], [SEP] and [MASK]. For a vocabulary
+    with neither, they are its last sentinels: the last id is [MASK], the id before it [CLS], the id before that [SEP].
+
+    Args:
+      vocabulary: any SeqIO vocabulary.
+
+    Returns:
+      The ids.
+
+    Raises:
+      UserError: the vocabulary has none of these.
+    """
+    names = [f.name for f in dataclasses.fields(SpecialTokens)]
+    if all(hasattr(vocabulary, f"{name}_id") for name in names):
+        return SpecialTokens(**{name: getattr(vocabulary, f"{name}_id") for name in names})
+    model = getattr(vocabulary, "tokenizer", None)
+    if hasattr(model, "PieceToId"):
+        ids = {name: model.PieceToId(f"[{name.upper()}]") for name in names}
+        if all(model.IdToPiece(index) == f"[{name.upper()}]" for name, index in ids.items()):
+            return SpecialTokens(**ids)
+    if vocabulary.extra_ids < len(names):
+        raise UserError(
+            f"{type(vocabulary).__name__} has neither [CLS], [SEP] and [MASK] nor three sentinels to use in their "
+            "place. Create it with extra_ids=3 or more, or use another vocabulary"
+        )
+    last = vocabulary.vocab_size - 1
+    return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
+
+
+def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
+    """Return which ids begin a word.
+
+    They are the vocabulary's attribute `word_starts`. In a SentencePiece model they are the pieces that begin with
+    whitespace (`▁`) and all ids that are not text.
+
+    Args:
+      vocabulary: any SeqIO vocabulary.
+
+    Returns:
+      bool `[vocab_size]`.
+
+    Raises:
+      UserError: the word boundaries of the vocabulary are unknown.
+    """
+    if hasattr(vocabulary, "word_starts"):
+        return np.asarray(vocabulary.word_starts, bool)
+    model = getattr(vocabulary, "tokenizer", None)
+    if not hasattr(model, "IdToPiece"):
+        raise UserError(
+            f"whole words cannot be masked: {type(vocabulary).__name__} does not define which pieces begin a word. Use "
+            "a SentencePiece model or a vocabulary with the attribute `word_starts`"
+        )
+    starts = np.ones(vocabulary.vocab_size, bool)
+    for index in range(model.GetPieceSize()):
+        piece = model.IdToPiece(index)
+        is_text = not (model.IsControl(index) or model.IsUnknown(index))
+        starts[index] = not is_text or piece[:1] == "▁" or piece[:1].isspace()
+    return starts
