@@ -1,4 +1,4 @@
-"""BART's five noises: their cores on worked cases, what they draw, and the whole preprocessor."""
+"""Tests of BART's noise functions: deterministic cores, random choices and the preprocessor."""
 
 import collections
 import itertools
@@ -22,7 +22,7 @@ def seed(number=0):
 
 
 def row(text, width=None):
-    """One row of characters, padded, and its count."""
+    """Returns one padded row of characters and its count."""
     ids = [ord(letter) for letter in text]
     return tf.constant([ids + [0] * ((width or len(ids) + 2) - len(ids))]), tf.constant([len(ids)])
 
@@ -34,60 +34,60 @@ def shown(tokens, counts=None):
 
 
 def at(values, width):
-    """One row of zeros but for `values`: places, or a value for each place."""
+    """Returns one row of zeros except at the given positions: ones, or the values of a mapping."""
     flags = np.zeros([1, width], np.int32)
-    for place in values:
-        flags[0, place] = values[place] if isinstance(values, dict) else 1
+    for position in values:
+        flags[0, position] = values[position] if isinstance(values, dict) else 1
     return tf.constant(flags)
 
 
-# ---- the worked cases ------------------------------------------------------------------------------------------------
+# ---- deterministic cores ---------------------------------------------------------------------------------------------
 
 
-def test_masking():
+def test_mask_tokens():
     tokens, _ = row("ABCDEF", 6)
     assert shown(bart_noise.mask_tokens(tokens, at([1, 4], 6) > 0, MASK)) == "A_CD_F"
 
 
-def test_deletion():
+def test_delete_tokens():
     assert shown(*bart_noise.delete_tokens(*row("ABCDEF"), at([1, 4], 8) > 0)) == "ACDF"
 
 
 @pytest.mark.parametrize(
     ("spans", "expected"),
     [
-        ({1: 2, 4: 1}, "A_D_F"),  # a span of two is one mask
-        ({1: 1, 2: 1}, "A__DEF"),  # two spans side by side are two
-        ({1: 3, 2: 1}, "A_EF"),  # one within another is none of its own
-        ({1: 2, 2: 3}, "A_F"),  # and adds to it
+        ({1: 2, 4: 1}, "A_D_F"),  # a span of two words becomes one mask
+        ({1: 1, 2: 1}, "A__DEF"),  # adjacent spans stay separate
+        ({1: 3, 2: 1}, "A_EF"),  # a span within another one is absorbed
+        ({1: 2, 2: 3}, "A_F"),  # an overlapping span extends the first one
         ({4: 5}, "ABCD_"),  # the end of the text ends a span
         ({0: 6}, "_"),
         ({}, "ABCDEF"),
     ],
 )
-def test_infilling_of_words_of_one_letter(spans, expected):
+def test_infill_single_letter_words(spans, expected):
     tokens, counts = row("ABCDEF")
     words = tf.ones_like(tokens) > 0
     assert shown(*bart_noise.infill(tokens, counts, words, at(spans, 8), MASK)) == expected
 
 
-def test_infilling_hides_whole_words():
-    # The words Ab, C, Def and G: a span of two words from the second one on.
+def test_infill_covers_whole_words():
+    # The words are Ab, C, Def and G. The span covers two words from the second one on.
     tokens, counts = row("AbCDefG")
     words = at([0, 2, 3, 6], 9) > 0
     assert shown(*bart_noise.infill(tokens, counts, words, at({2: 2}, 9), MASK)) == "Ab_G"
     assert shown(*bart_noise.infill(tokens, counts, words, at({0: 1, 3: 1}, 9), MASK)) == "_C_G"
 
 
-def test_a_span_without_a_word_inserts_a_mask():
+def test_insert_adds_masks_for_empty_spans():
     tokens, counts = row("ABC.DE.")
-    hidden = bart_noise.infill(tokens, counts, tf.ones_like(tokens) > 0, at({1: 2}, 9), MASK)
-    assert shown(*hidden) == "A_.DE."
-    assert shown(*bart_noise.insert(*hidden, at([4], 7) > 0, MASK)) == "A_.D_E."
+    infilled = bart_noise.infill(tokens, counts, tf.ones_like(tokens) > 0, at({1: 2}, 9), MASK)
+    assert shown(*infilled) == "A_.DE."
+    assert shown(*bart_noise.insert(*infilled, at([4], 7) > 0, MASK)) == "A_.D_E."
     assert shown(*bart_noise.insert(*row("AB"), at([0, 3], 4) > 0, MASK)) == "_AB_"
 
 
-def test_rows_are_infilled_by_themselves():
+def test_rows_are_infilled_independently():
     tokens = tf.concat([row("ABCDEF")[0], row("GH", 8)[0]], axis=0)
     spans = tf.concat([at({4: 5}, 8), at({0: 1}, 8)], axis=0)
     found, counts = bart_noise.infill(tokens, tf.constant([6, 2]), tf.ones_like(tokens) > 0, spans, MASK)
@@ -96,40 +96,40 @@ def test_rows_are_infilled_by_themselves():
     assert [shown(found[i : i + 1], counts[i : i + 1]) for i in range(2)] == ["ABCD_", "___H"]
 
 
-def test_sentence_permutation():
+def test_permute_sentences():
     tokens, counts = row("ABC.DE.FG.")
     sentences, numbers = bart.sentence_indices(tokens, counts, ord("."))
     assert sentences[0].numpy().tolist()[:10] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2] and numbers.numpy().tolist() == [3]
     assert shown(bart_noise.permute_sentences(tokens, counts, sentences, tf.constant([[2, 0, 1]]))) == "FG.ABC.DE."
 
 
-def test_document_rotation():
+def test_rotate():
     tokens, counts = row("ABC.DE.FG.")
     assert shown(bart_noise.rotate(tokens, counts, tf.constant([5]))) == "E.FG.ABC.D"
     assert shown(bart_noise.rotate(tokens, counts, tf.constant([0]))) == "ABC.DE.FG."
 
 
-def test_full_stops_in_a_row_end_one_sentence_and_the_last_one_needs_none():
+def test_repeated_full_stops_end_one_sentence_and_last_needs_none():
     tokens, counts = row("A..B.C")
     sentences, numbers = bart.sentence_indices(tokens, counts, ord("."))
     assert sentences[0].numpy().tolist()[:6] == [0, 0, 1, 1, 1, 2] and numbers.numpy().tolist() == [3]
 
 
-# ---- what is drawn ---------------------------------------------------------------------------------------------------
+# ---- random choices --------------------------------------------------------------------------------------------------
 
 
-def test_a_fraction_is_chosen_exactly_and_evenly():
+def test_choose_has_exact_fraction_and_uniform_positions():
     among = tf.sequence_mask(tf.fill([3000], 10), 12)
     chosen = bart_noise.choose(among, 0.25, seed()).numpy()
     assert (chosen.sum(axis=1) == 3).all() and not chosen[:, 10:].any()
     assert np.abs(chosen[:, :10].mean(axis=0) - 0.3).max() < 4 * (0.21 / 3000) ** 0.5
 
 
-def test_spans_hide_the_budget_in_poisson_lengths_at_random_words():
+def test_draw_spans_covers_budget_with_poisson_lengths_at_random_words():
     words = tf.ones([3000, 100], bool)
     spans, without_word = (array.numpy() for array in bart_noise.draw_spans(words, 0.3, 3.0, seed()))
     assert (spans.sum(axis=1) == 30).all()
-    # Each row's last span is cut to the budget; the others, those without a word too, are Poisson with mean 3.
+    # The last span of each row is shortened to the budget. The others, including empty ones, are Poisson with mean 3.
     counts = collections.Counter(spans[spans > 0].tolist()) + collections.Counter({0: int(without_word.sum())})
     total = counts.total()
     assert total / 3000 == pytest.approx(10.5, abs=0.3)
@@ -139,34 +139,34 @@ def test_spans_hide_the_budget_in_poisson_lengths_at_random_words():
     assert np.abs(begins - begins.mean()).max() < 4.5 * (begins.mean() / 3000) ** 0.5
 
 
-def test_spans_begin_at_words_alone_and_a_short_text_has_its_budget():
+def test_draw_spans_begins_only_at_words_and_covers_short_texts():
     words = tf.constant([[True, False, True, False, True, True, False, False]] * 500)
     spans, without_word = (array.numpy() for array in bart_noise.draw_spans(words, 0.3, 3.0, seed()))
     assert (spans.sum(axis=1) == 2).all()  # 0.3 of 4 words, rounded up
     assert not spans[:, [1, 3, 6, 7]].any() and spans[:, [0, 2, 4, 5]].any(axis=0).all()
     assert without_word.mean() == pytest.approx(0.06, abs=0.05)
-    nothing = bart_noise.draw_spans(tf.zeros([2, 8], bool), 0.3, 3.0, seed())
-    assert not any(array.numpy().any() for array in nothing)
+    empty = bart_noise.draw_spans(tf.zeros([2, 8], bool), 0.3, 3.0, seed())
+    assert not any(array.numpy().any() for array in empty)
 
 
-def test_insertions_lie_anywhere_in_the_new_row():
+def test_draw_insertions_is_uniform_over_new_row():
     counts, added = tf.constant([3, 0, 2] * 1000), tf.constant([2, 1, 0] * 1000)
-    places = bart_noise.draw_insertions(counts, added, seed()).numpy()
-    assert (places.sum(axis=1) == np.array([2, 1, 0] * 1000)).all()
-    assert np.abs(places[::3].mean(axis=0) - 0.4).max() < 4 * (0.24 / 1000) ** 0.5
-    assert places[1::3, 0].all()
+    positions = bart_noise.draw_insertions(counts, added, seed()).numpy()
+    assert (positions.sum(axis=1) == np.array([2, 1, 0] * 1000)).all()
+    assert np.abs(positions[::3].mean(axis=0) - 0.4).max() < 4 * (0.24 / 1000) ** 0.5
+    assert positions[1::3, 0].all()
 
 
-def test_orders_are_uniform_permutations():
+def test_draw_order_is_uniform_over_permutations():
     orders = bart_noise.draw_order(tf.fill([6000], 3), 4, 1.0, seed()).numpy()
     counts = collections.Counter(map(tuple, orders.tolist()))
     assert set(counts) == {(*order, 3) for order in itertools.permutations(range(3))}
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 20.5  # p = 0.001 with 5 degrees of freedom
     half = bart_noise.draw_order(tf.fill([500], 6), 6, 0.3, seed()).numpy()
-    assert set((half != np.arange(6)).sum(axis=1).tolist()) == {0, 2}  # 2 of 6 change places, or happen not to
+    assert set((half != np.arange(6)).sum(axis=1).tolist()) == {0, 2}  # 2 of 6 swap, or happen to stay
 
 
-# ---- all together ----------------------------------------------------------------------------------------------------
+# ---- the preprocessor ------------------------------------------------------------------------------------------------
 
 
 def features(extra_ids=1):
@@ -182,16 +182,16 @@ def noised(texts, lengths, noise, **kwargs):
 
 
 def text_of(tokens):
-    """Bytes as text, the mask as _, without what is special."""
+    """Decodes bytes, with the mask as _ and without special tokens."""
     return "".join("_" if token == 259 else chr(token - 3) for token in tokens if token > 2)
 
 
-NOTHING = dict(permute_sentences=0.0, infill=0.0)
+NO_NOISE = dict(permute_sentences=0.0, infill=0.0)
 TEXT = "One two three. Four five. Six seven eight nine. Ten."
 LENGTHS = {"inputs": 64, "targets": 64}
 
 
-def test_targets_are_the_chunks_of_each_document_and_special_tokens_stay_where_they_are():
+def test_targets_are_document_chunks_and_special_tokens_do_not_move():
     noise = BartNoise(mask=0.1, delete=0.1, rotate=1.0)
     examples = noised([TEXT * 3, "short"], {"inputs": 32, "targets": 40}, noise, bos_id=2)
     assert "".join(text_of(example["targets"]) for example in examples) == TEXT * 3 + "short"
@@ -204,7 +204,7 @@ def test_targets_are_the_chunks_of_each_document_and_special_tokens_stay_where_t
 
 def test_each_noise_alone():
     def inputs(**rates):
-        return text_of(noised([TEXT], LENGTHS, BartNoise(**(NOTHING | rates)))[0]["inputs"])
+        return text_of(noised([TEXT], LENGTHS, BartNoise(**(NO_NOISE | rates)))[0]["inputs"])
 
     assert inputs() == TEXT
     masked = inputs(mask=0.3)
@@ -213,16 +213,16 @@ def test_each_noise_alone():
     letters = iter(TEXT)
     assert len(deleted) == len(TEXT) - math.ceil(0.3 * len(TEXT)) and all(letter in letters for letter in deleted)
     permuted = inputs(permute_sentences=1.0)
-    parts = ["One two three.", " Four five.", " Six seven eight nine.", " Ten."]
-    assert permuted in {"".join(order) for order in itertools.permutations(parts)} - {TEXT}
+    sentences = ["One two three.", " Four five.", " Six seven eight nine.", " Ten."]
+    assert permuted in {"".join(order) for order in itertools.permutations(sentences)} - {TEXT}
     rotated = inputs(rotate=1.0)
     assert rotated in TEXT + TEXT and len(rotated) == len(TEXT) and rotated != TEXT
     infilled = inputs(infill=0.3)
-    # 3 of the 10 words are hidden, with the white space after them.
+    # 3 of the 10 words are infilled, together with the whitespace after them.
     assert "_" in infilled and sum(word in infilled for word in TEXT.split()) >= 7
 
 
-def test_infilled_tasks_hide_three_in_ten_words():
+def test_shipped_task_infills_30_percent_of_words():
     lengths = {"inputs": 128, "targets": 128}
     source = SeqIOSource(
         mixture_or_task_name="python_docs_bart", task_feature_lengths=lengths, batch_size=2, split="validation"
@@ -234,10 +234,10 @@ def test_infilled_tasks_hide_three_in_ten_words():
     for name in lengths:
         tokens = np.stack([example[name] for example in examples])
         words[name] = (special.begin_words(tf.constant(tokens)).numpy() & (tokens > 2)).sum(axis=1)
-    hidden = words["targets"] - words["inputs"]
-    # A little less than 0.3: spans overlap, and the text may end before a span does.
-    assert 0.22 < hidden.sum() / words["targets"].sum() < 0.3
-    assert (hidden <= np.ceil(0.3 * (words["targets"] + 1))).all()
+    infilled = words["targets"] - words["inputs"]
+    # The fraction is slightly below 0.3, because spans overlap and the end of the text cuts spans short.
+    assert 0.22 < infilled.sum() / words["targets"].sum() < 0.3
+    assert (infilled <= np.ceil(0.3 * (words["targets"] + 1))).all()
     ends = [example[name][example[name] != 0][-1] for example in examples for name in lengths]
     assert set(ends) == {1}
 
@@ -260,7 +260,7 @@ def test_word_starts_and_full_stops_of_vocabularies():
     assert starts.numpy().tolist() == [[True, True, False, False]]
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ValueError, match="infill=1.5 must be a fraction"):
         BartNoise(infill=1.5)
     with pytest.raises(ValueError, match="mean_span_length=0"):

@@ -1,4 +1,4 @@
-"""The shipped corpora, their vocabularies and tasks."""
+"""Tests of the shipped corpora, their vocabularies and tasks."""
 
 import concurrent.futures
 import functools
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # ---- python_docs -----------------------------------------------------------------------------------------------------
 
 
-def test_the_corpus_has_its_size_and_both_splits():
+def test_python_docs_size_and_splits():
     corpus = python_docs.read()
     train, validation = (sum(map(len, corpus.splits[split])) for split in ("train", "validation"))
     assert 1.8e6 < train + validation < 2.8e6
@@ -34,7 +34,7 @@ def test_the_corpus_has_its_size_and_both_splits():
     assert "CPython" in corpus.describe() and corpus.fingerprint in corpus.describe()
 
 
-def test_the_corpus_is_the_same_when_read_again():
+def test_python_docs_is_deterministic():
     first = python_docs.read()
     again = python_docs.read.__wrapped__()
     assert first.splits == again.splits and first.fingerprint == again.fingerprint
@@ -56,7 +56,7 @@ def test_concurrent_readers_share_one_read():
     assert counts == [1] * 4 and len(reads) == 1
 
 
-def test_nothing_of_validation_is_in_training():
+def test_validation_paragraphs_are_not_in_training():
     corpus = python_docs.read()
     seen = {
         paragraph
@@ -69,14 +69,14 @@ def test_nothing_of_validation_is_in_training():
     assert not seen & set(held_out)
 
 
-def test_the_list_of_modules_holds_no_tests_and_no_installed_packages():
+def test_module_list_has_no_tests_and_no_installed_packages():
     paths = python_docs.module_paths()
     assert len(paths) > 300 and paths == sorted(set(paths))
     excluded = {"test", "tests", "idlelib", "lib2to3", "distutils", "site-packages"}
     assert not [path for path in paths if excluded & set(path.split("/")) or not path.endswith(".py")]
 
 
-def test_modules_are_read_and_not_imported(tmp_path, monkeypatch):
+def test_modules_are_parsed_and_not_imported(tmp_path, monkeypatch):
     (tmp_path / "one.py").write_text(
         '"""What the module is about, in a sentence that is long enough to be kept."""\n'
         "raise RuntimeError('imported')\n"
@@ -99,7 +99,7 @@ def test_modules_are_read_and_not_imported(tmp_path, monkeypatch):
     assert corpus.skipped["listed modules missing in this version"] == 1
 
 
-def test_a_python_without_sources_is_named(tmp_path):
+def test_missing_standard_library_raises(tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path} has only 0 of .* files. Install the full Python"):
         python_docs.read(str(tmp_path))
 
@@ -107,7 +107,7 @@ def test_a_python_without_sources_is_named(tmp_path):
 # ---- splits and shuffling --------------------------------------------------------------------------------------------
 
 
-def test_a_document_stays_in_its_split_whatever_is_added():
+def test_adding_documents_does_not_change_splits():
     texts = [f"document {number}".encode() for number in range(2000)]
     small, large = documents.split_by_hash(texts[:500], 0.1), documents.split_by_hash(texts, 0.1)
     assert set(small["validation"]) == set(large["validation"]) & set(texts[:500])
@@ -136,7 +136,7 @@ def test_every_epoch_is_another_permutation():
     assert read(source_of(1).get_dataset("train", shuffle=True, seed=0)) == [0]
 
 
-def test_shards_share_out_the_documents():
+def test_shards_partition_documents():
     shards = [
         read(source_of(10).get_dataset("train", shuffle=True, seed=1, shard_info=seqio.ShardInfo(index, 3)))
         for index in range(3)
@@ -145,7 +145,7 @@ def test_shards_share_out_the_documents():
     assert [len(shard) for shard in shards] == [4, 3, 3]
 
 
-def test_an_empty_split_names_the_corpus():
+def test_empty_split_raises():
     with pytest.raises(ValueError, match="split 'validation' is empty: numbers: documents 10 train, 0 validation"):
         source_of(10).get_dataset("validation")
 
@@ -153,7 +153,7 @@ def test_an_empty_split_names_the_corpus():
 # ---- vocabularies ----------------------------------------------------------------------------------------------------
 
 
-def test_the_shipped_model_follows_t5():
+def test_shipped_model_has_t5_special_ids():
     vocabulary = vocabularies.python_docs()
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.vocab_size == 1024
@@ -171,7 +171,7 @@ def test_the_shipped_model_follows_t5():
         "",
     ],
 )
-def test_any_text_survives(text):
+def test_encoding_is_lossless(text):
     for vocabulary in (vocabularies.python_docs(), vocabularies.byte_level()):
         ids = vocabulary.encode(text)
         assert 2 not in ids
@@ -179,7 +179,7 @@ def test_any_text_survives(text):
         assert vocabulary.encode_tf(tf.constant(text)).numpy().tolist() == ids
 
 
-def test_the_script_makes_such_a_model(tmp_path):
+def test_training_script_makes_compatible_model(tmp_path):
     from data_tasks.vocabularies import train
 
     texts = [document.decode() for document in python_docs.read().splits["validation"]]
@@ -196,49 +196,51 @@ def test_the_script_makes_such_a_model(tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def directory(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\nfour\nfive")
     (tmp_path / "b.txt").write_bytes(b"bad \xff\xfe\n\n \nlast\n")
-    rows = [{"text": "first\nrecord", "title": "x"}, {"text": ""}, {"text": "zweiter Eintrag, ümlaut"}]
-    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    records = [{"text": "first\nrecord", "title": "x"}, {"text": ""}, {"text": "zweiter Eintrag, ümlaut"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n\n")
     with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "compressed"}))
     return tmp_path
 
 
-def all_of(corpus):
+def documents_of(corpus):
     return [document.decode() for split in corpus.splits.values() for document in split]
 
 
-def test_text_is_read_in_documents_of_some_lines(folder):
-    corpus = text_files.read(pattern=f"{folder}/*.txt", lines_per_document=2, validation_fraction=0.0)
-    assert all_of(corpus) == ["one\ntwo\n", "three\nfour\n", "five", " \nlast\n"]
+def test_text_file_is_split_into_documents_of_lines(directory):
+    corpus = text_files.read(pattern=f"{directory}/*.txt", lines_per_document=2, validation_fraction=0.0)
+    assert documents_of(corpus) == ["one\ntwo\n", "three\nfour\n", "five", " \nlast\n"]
     assert corpus.skipped == {"not valid UTF-8": 1}
     assert "skipped: 1 not valid UTF-8" in corpus.describe()
 
 
-def test_json_lines_are_documents(folder):
-    corpus = text_files.read(pattern=f"{folder}/*.jsonl*", validation_fraction=0.0)
-    assert all_of(corpus) == ["first\nrecord", "zweiter Eintrag, ümlaut", "compressed"]
-    titled = text_files.read(pattern=f"{folder}/c.jsonl", json_field="text", validation_pattern=f"{folder}/d.jsonl.gz")
+def test_json_lines_are_documents(directory):
+    corpus = text_files.read(pattern=f"{directory}/*.jsonl*", validation_fraction=0.0)
+    assert documents_of(corpus) == ["first\nrecord", "zweiter Eintrag, ümlaut", "compressed"]
+    titled = text_files.read(
+        pattern=f"{directory}/c.jsonl", json_field="text", validation_pattern=f"{directory}/d.jsonl.gz"
+    )
     assert titled.splits["validation"] == [b"compressed"]
     assert "2 files" in titled.describe()
 
 
-def test_held_out_files_are_not_trained_on(folder):
-    corpus = text_files.read(pattern=f"{folder}/*.txt", validation_pattern=f"{folder}/a.txt")
+def test_validation_files_are_not_trained_on(directory):
+    corpus = text_files.read(pattern=f"{directory}/*.txt", validation_pattern=f"{directory}/a.txt")
     assert corpus.splits["validation"] == [b"one\ntwo\nthree\nfour\nfive"]
-    assert corpus.splits["train"] == []  # b.txt is one document with a byte that is not UTF-8
+    assert corpus.splits["train"] == []  # b.txt is one document that is not valid UTF-8
     assert corpus.skipped == {"not valid UTF-8": 1}
 
 
-def test_long_documents_are_cut_between_lines_words_or_characters(tmp_path):
+def test_long_documents_are_split_between_lines_words_or_characters(tmp_path):
     (tmp_path / "lines.txt").write_text("a line of text\n" * 8)
     (tmp_path / "words.txt").write_text("word " * 20)
     (tmp_path / "none.txt").write_text("ä" * 40)
     for name, ends in (("lines", "\n"), ("words", " "), ("none", "ä")):
         corpus = text_files.read(pattern=f"{tmp_path}/{name}.txt", max_document_bytes=32, validation_fraction=0.0)
-        pieces = all_of(corpus)
+        pieces = documents_of(corpus)
         assert "".join(pieces) == (tmp_path / f"{name}.txt").read_text()
         assert len(pieces) > 1 and all(len(piece.encode()) <= 32 and piece.endswith(ends) for piece in pieces)
         assert list(corpus.skipped.values()) == [1]
@@ -254,33 +256,35 @@ def test_long_documents_are_cut_between_lines_words_or_characters(tmp_path):
         ("x.csv", "a,b\n", "x.csv: only .txt and .jsonl files are supported"),
     ],
 )
-def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, content, message):
+def test_invalid_files_raise_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         text_files.read(pattern=f"{tmp_path}/{name}")
 
 
-def test_a_pattern_without_files_and_too_much_text(folder):
+def test_unmatched_pattern_and_large_corpus_raise(directory):
     with pytest.raises(UserError, match="no file matches .*nothing"):
-        text_files.read(pattern=f"{folder}/nothing-*.txt")
+        text_files.read(pattern=f"{directory}/nothing-*.txt")
     with pytest.raises(ValueError, match="more than max_corpus_bytes=10 bytes"):
-        text_files.read(pattern=f"{folder}/*.txt", max_corpus_bytes=10)
+        text_files.read(pattern=f"{directory}/*.txt", max_corpus_bytes=10)
     with pytest.raises(ValueError, match=r"needs task_arguments \{'pattern'"):
         text_files.read(pattern="")
 
 
-def test_the_task_reads_what_its_arguments_say(folder):
+def test_task_uses_its_arguments(directory):
     settings = {"task_feature_lengths": {"inputs": 16, "targets": 8}, "batch_size": 1, "num_epochs": 1}
     source = SeqIOSource(
         mixture_or_task_name=text_files.TASK,
-        task_arguments={"pattern": f"{folder}/a.txt", "validation_fraction": 0.0},
+        task_arguments={"pattern": f"{directory}/a.txt", "validation_fraction": 0.0},
         **settings,
     )
     batch = next(source.host_iterator(ENCODER_DECODER))
     shown = source.vocabularies()["inputs"].decode(batch["encoder_input_tokens"][0].tolist())
     assert shown.startswith("one") and "<extra_id_0>" in shown
     assert "documents 1 train, 0 validation" in source.describe()[1]
-    other = SeqIOSource(mixture_or_task_name=text_files.TASK, task_arguments={"pattern": f"{folder}/*.md"}, **settings)
+    other = SeqIOSource(
+        mixture_or_task_name=text_files.TASK, task_arguments={"pattern": f"{directory}/*.md"}, **settings
+    )
     with pytest.raises(UserError, match="no file matches"):
         other.host_iterator(ENCODER_DECODER)
 
@@ -297,7 +301,7 @@ def c4_source(**task_arguments):
     )
 
 
-def test_c4_from_tfds_with_the_public_vocabulary(test_data):
+def test_c4_from_tfds_with_public_vocabulary(test_data):
     source = c4_source(
         tfds_name="c4/en:2.3.0",
         data_dir=str(test_data / "text/tfds_tfrecords"),
@@ -317,7 +321,7 @@ def test_c4_from_tfds_with_the_public_vocabulary(test_data):
     assert "c4/en:2.3.0: documents 10 train, 10 validation" in source.describe()[1]
 
 
-def test_c4_that_is_not_there_is_named_and_not_downloaded(tmp_path):
+def test_c4_missing_files_raise_without_download(tmp_path):
     shipped = str(vocabularies.PYTHON_DOCS_MODEL)
     with pytest.raises(UserError, match="c4/en:3.1.0 is not prepared in the TFDS directory .*data_dir"):
         c4_source(data_dir=str(tmp_path), vocabulary_path=shipped).host_iterator(ENCODER_DECODER)
@@ -326,7 +330,7 @@ def test_c4_that_is_not_there_is_named_and_not_downloaded(tmp_path):
         source.check_vocabulary(32128)
 
 
-def test_importing_the_tasks_reads_nothing():
+def test_importing_data_tasks_reads_no_files():
     code = (
         "import sys, tensorflow, seqio, fsspec, sentencepiece\n"
         "opened = []\n"
@@ -361,12 +365,12 @@ def test_line_endings_and_byte_order_marks_are_normalized(tmp_path, end):
     mark = b"\xef\xbb\xbf"
     (tmp_path / "a.txt").write_bytes(mark + f"one{end}ümlaut{end}three".encode())
     read = {"lines_per_document": 2, "validation_fraction": 0.0}
-    assert all_of(text_files.read(pattern=f"{tmp_path}/a.txt", **read)) == ["one\nümlaut\n", "three"]
+    assert documents_of(text_files.read(pattern=f"{tmp_path}/a.txt", **read)) == ["one\nümlaut\n", "three"]
     lines = [json.dumps({"text": text}) for text in (f"\ufeffone{end}two", "three")]
     (tmp_path / "b.jsonl").write_bytes(mark + "\r\n".join(lines).encode())
-    assert all_of(text_files.read(pattern=f"{tmp_path}/b.jsonl", **read)) == ["one\ntwo", "three"]
+    assert documents_of(text_files.read(pattern=f"{tmp_path}/b.jsonl", **read)) == ["one\ntwo", "three"]
     (tmp_path / "c.txt").write_bytes(mark + f"ab{end}cd".encode())
-    assert "".join(all_of(characters.read(str(tmp_path / "c.txt"), 0.5))) == "ab\ncd"
+    assert "".join(documents_of(characters.read(str(tmp_path / "c.txt"), 0.5))) == "ab\ncd"
 
 
 def test_file_without_line_breaks_is_split_quickly(tmp_path):

@@ -1,4 +1,4 @@
-"""T5's denoisers: encodings by hand, recipes by name, lengths against the published ones, distributions."""
+"""Tests of T5's denoising recipes: encodings, names, lengths compared with T5's, and distributions."""
 
 import collections
 import math
@@ -14,7 +14,7 @@ from data_tasks.noise_patterns import AfterPrefix, Iid, RandomSpans, RegularSpan
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.span_lengths import span_lengths
 
-# ---- encodings, by hand ----------------------------------------------------------------------------------------------
+# ---- encodings -------------------------------------------------------------------------------------------------------
 
 WORDS = "Thank you for inviting me to your party last week .".split()
 IDS = token_encodings.Ids(sentinel=99, text_ids=(3, 90))
@@ -43,22 +43,22 @@ def encode(encoding, noise, words=WORDS, seed=0):
         ("drop_noise_tokens", "Thank you me to your party week ."),
         ("drop_nonnoise_tokens", "for inviting last"),
         ("nonnoise_span_to_sentinel", "<X> for inviting <X> last <X>"),
-        # The sentinel at the end stands there because the row ends without noise.
+        # The row ends without noise, so a sentinel ends the targets.
         ("nonnoise_span_to_unique_sentinel", "<X> for inviting <Y> last <Z>"),
     ],
 )
-def test_the_worked_case_of_the_paper(encoding, expected):
+def test_example_of_the_paper(encoding, expected):
     assert " ".join(encode(getattr(token_encodings, encoding), ("for", "inviting", "last"))) == expected
 
 
-def test_noise_at_both_ends_has_no_sentinel_before_and_after_it_in_the_targets():
+def test_noise_at_both_ends_of_a_row():
     noise = ("Thank", "you", "last")
     words = ["Thank", "you", "for", "last"]
     assert encode(token_encodings.noise_span_to_unique_sentinel, noise, words) == ["<X>", "for", "<Y>"]
     assert encode(token_encodings.nonnoise_span_to_unique_sentinel, noise, words) == ["Thank", "you", "<X>", "last"]
 
 
-def test_only_the_noise_is_permuted():
+def test_permute_noise_tokens_moves_only_noise():
     noise = ("you", "inviting", "party", "week")
     seen = set()
     for seed in range(200):
@@ -69,7 +69,7 @@ def test_only_the_noise_is_permuted():
     assert len(seen) == math.factorial(4)
 
 
-def test_gathered_tokens_come_from_the_row_and_random_ones_from_the_vocabulary():
+def test_gathered_and_random_tokens_are_uniform():
     gathered = collections.Counter()
     for seed in range(1500):
         shown = encode(token_encodings.noise_token_to_gathered_token, ("for",), seed=seed)
@@ -84,7 +84,7 @@ def test_gathered_tokens_come_from_the_row_and_random_ones_from_the_vocabulary()
     assert (mixed.flat_values.numpy() == 99).mean() == pytest.approx(0.9, abs=4 * (0.09 / 30_000) ** 0.5)
 
 
-def test_runs_beyond_the_sentinels_are_left_as_they_are():
+def test_limit_spans_keeps_first_spans():
     noise = tf.constant([[True, False, True, True, False, True]])
     assert token_encodings.limit_spans(noise, 2).numpy().tolist() == [[True, False, True, True, False, False]]
 
@@ -93,7 +93,7 @@ def test_runs_beyond_the_sentinels_are_left_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern", "sides"),
+    ("name", "pattern", "encodings"),
     [
         ("iid_15_u_u", Iid(0.15), "uu"),
         ("iid_15_d_d", Iid(0.15), "dd"),
@@ -107,9 +107,9 @@ def test_runs_beyond_the_sentinels_are_left_as_they_are():
         ("prefix_25_d_d", AfterPrefix(0.25), "dd"),
     ],
 )
-def test_names(name, pattern, sides):
+def test_parse_recipe(name, pattern, encodings):
     recipe = denoising.parse_recipe(name)
-    assert (recipe.pattern, recipe.inputs, recipe.targets) == (pattern, *sides)
+    assert (recipe.pattern, recipe.inputs, recipe.targets) == (pattern, *encodings)
     assert recipe.join_documents == (name not in ("all_permute", "prefix_25_d_d"))
 
 
@@ -127,7 +127,7 @@ def test_names(name, pattern, sides):
         ("span_0_15_u_u", "at least 1 token"),
     ],
 )
-def test_wrong_names_are_refused_with_the_grammar(name, message):
+def test_invalid_recipe_names_raise(name, message):
     with pytest.raises(ValueError, match=message):
         denoising.parse_recipe(name)
     with pytest.raises(ValueError, match="random_roll=True applies only to random spans"):
@@ -140,7 +140,7 @@ def test_wrong_names_are_refused_with_the_grammar(name, message):
 @pytest.mark.parametrize(
     ("name", "inputs", "targets", "chunk"),
     [
-        # T5's own lengths. Random spans fill them; with iid noise a chunk is as long as the inputs.
+        # T5's own lengths. Random spans fill them. With iid noise a chunk has the length of the inputs.
         ("span_2_15_u_u", 512, 126, span_lengths(512, 0.15, 2.0).raw),
         ("span_3_15_u_u", 512, 114, 568),
         ("span_5_15_u_u", 512, 105, span_lengths(512, 0.15, 5.0).raw),
@@ -152,11 +152,11 @@ def test_wrong_names_are_refused_with_the_grammar(name, message):
         ("iid_15_m_f", 512, 100, 99),
     ],
 )
-def test_chunks_are_as_long_as_t5s(name, inputs, targets, chunk):
+def test_chunk_lengths_match_t5(name, inputs, targets, chunk):
     assert denoising.chunk_length(denoising.parse_recipe(name), inputs, targets, sentinels=100) == chunk
 
 
-def test_sentinels_limit_a_chunk():
+def test_sentinels_limit_chunk_length():
     recipe = denoising.parse_recipe("iid_50_u_u")
     assert denoising.chunk_length(recipe, 512, 512, sentinels=200) == 511
     limited = denoising.chunk_length(recipe, 512, 512, sentinels=100)
@@ -167,7 +167,7 @@ def test_sentinels_limit_a_chunk():
         denoising.chunk_length(denoising.parse_recipe("iid_15_m_f"), 2, 9, sentinels=1)
 
 
-# ---- the whole preprocessor ------------------------------------------------------------------------------------------
+# ---- the preprocessor ------------------------------------------------------------------------------------------------
 
 
 def features(extra_ids=100):
@@ -196,7 +196,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("name", ALL[::5] + ALL[-6:])
-def test_every_example_ends_in_eos_and_fits(name):
+def test_every_example_fits_and_ends_in_eos(name):
     for example in denoised(name, TEXTS, {"inputs": 64, "targets": 64}):
         for feature in example.values():
             assert feature.shape == (64,)
@@ -204,7 +204,7 @@ def test_every_example_ends_in_eos_and_fits(name):
 
 
 def merged(example, first_sentinel=358):
-    """The text of an example of `u_u`: the runs of its targets put in place of the sentinels of its inputs."""
+    """Returns the text of a `u_u` example, with the spans of the targets in place of the sentinels of the inputs."""
     spans, inputs = [[]], []
     for token in example["targets"][example["targets"] > 1]:
         if token > 258:
@@ -215,7 +215,7 @@ def merged(example, first_sentinel=358):
     noise = iter(spans if spans[0] else spans[1:])
     for token in example["inputs"][example["inputs"] > 1]:
         inputs += next(noise) if token > 258 else [token]
-    assert not any(noise)  # but a sentinel with nothing after it, where the row ends without noise
+    assert not any(noise)  # except for a sentinel at the end, if the row ends without noise
     return bytes(int(token) - 3 for token in inputs).decode()
 
 
@@ -223,21 +223,21 @@ def merged(example, first_sentinel=358):
     ("name", "roll"),
     [("iid_15_u_u", False), ("span_3_15_u_u", False), ("span_3_15_u_u", True), ("reg_2_25_u_u", False)],
 )
-def test_inputs_and_targets_together_hold_the_text(name, roll):
+def test_inputs_and_targets_together_restore_the_text(name, roll):
     examples = denoised(name, TEXTS, {"inputs": 64, "targets": 64}, random_roll=roll)
     assert "".join(map(merged, examples)) == "".join(TEXTS)
 
 
-def test_span_corruption_is_one_of_the_recipes():
+def test_span_3_15_u_u_matches_span_corruption():
     lengths = {"inputs": 64, "targets": span_lengths(64).targets}
-    whole = denoised("span_3_15_u_u", TEXTS, lengths)
-    assert {len(merged(example)) for example in whole[:-1]} == {span_lengths(64).raw}
-    assert [(int((e["inputs"] > 0).sum()), int((e["targets"] > 0).sum())) for e in whole[:-1]] == [
+    examples = denoised("span_3_15_u_u", TEXTS, lengths)
+    assert {len(merged(example)) for example in examples[:-1]} == {span_lengths(64).raw}
+    assert [(int((e["inputs"] > 0).sum()), int((e["targets"] > 0).sum())) for e in examples[:-1]] == [
         (64, lengths["targets"])
-    ] * (len(whole) - 1)
+    ] * (len(examples) - 1)
 
 
-def test_a_rolled_span_may_lie_anywhere():
+def test_random_roll_places_spans_anywhere():
     lengths = {"inputs": 18, "targets": 8}
     plain = denoised("span_3_15_u_u", ["abcdefghijklmnop" * 500], lengths)
     rolled = denoised("span_3_15_u_u", ["abcdefghijklmnop" * 500], lengths, random_roll=True)
@@ -246,28 +246,28 @@ def test_a_rolled_span_may_lie_anywhere():
     assert 0.02 < ends < 0.3
 
 
-def test_few_sentinels_never_run_into_the_text():
+def test_chunk_length_respects_few_sentinels():
     examples = denoised("iid_50_u_u", ["\xff" * 4000], {"inputs": 64, "targets": 64}, extra_ids=12)
     for example in examples:
         merged(example, first_sentinel=270)
         assert len({token for side in example.values() for token in side if token > 258}) <= 12
 
 
-def test_whole_text_recipes_are_language_models():
+def test_lm_recipes():
     joined = denoised("lm", ["abc", "de"], {"inputs": 4, "targets": 4})
     assert [example["targets"].tolist() for example in joined] == [[100, 101, 102, 1], [103, 104, 1, 0]]
     split = denoised("prefix_lm", ["abc"], {"inputs": 4, "targets": 4})
     assert [token for side in ("inputs", "targets") for token in split[0][side] if token] == [100, 101, 102, 1]
 
 
-def test_documents_put_in_order_keep_all_their_tokens():
+def test_all_permute_keeps_all_tokens():
     for example in denoised("all_permute", TEXTS, {"inputs": 64, "targets": 64}):
         assert sorted(example["inputs"]) == sorted(example["targets"])
         real = (example["targets"] > 1).sum()
         assert real < 10 or example["inputs"].tolist() != example["targets"].tolist()
 
 
-def test_what_does_not_fit_is_refused():
+def test_missing_length_and_different_vocabularies_raise():
     with pytest.raises(ValueError, match="denoising needs TASK_FEATURE_LENGTHS"):
         denoised("iid_15_u_u", ["a"], {"targets": 9})
     mixed = features() | {"inputs": seqio.Feature(seqio.ByteVocabulary(extra_ids=7))}
@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_refused():
         )
 
 
-def test_the_shipped_task_has_its_density():
+def test_shipped_task_has_noise_density():
     lengths = {"inputs": 128, "targets": 64}
     source = SeqIOSource(
         mixture_or_task_name="python_docs_iid_denoising", task_feature_lengths=lengths, batch_size=2, split="validation"
@@ -289,7 +289,7 @@ def test_the_shipped_task_has_its_density():
     assert noise / (kept + noise) == pytest.approx(0.15, abs=4 * (0.15 * 0.85 / (kept + noise)) ** 0.5)
 
 
-def test_a_task_of_ones_own():
+def test_add_denoising_task():
     source = seqio.FunctionDataSource(
         lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"body": TEXTS}), splits=["train"]
     )

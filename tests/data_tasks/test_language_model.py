@@ -1,4 +1,4 @@
-"""Chunks for causal and prefix language models, and windows of characters."""
+"""Tests of chunks for causal and prefix language models, and of windows of characters."""
 
 import collections
 
@@ -12,7 +12,7 @@ from data_tasks import characters, language_model, preprocessors
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 
-# ---- whole text ------------------------------------------------------------------------------------------------------
+# ---- causal and prefix language models -------------------------------------------------------------------------------
 
 
 def byte_features(*names):
@@ -27,41 +27,41 @@ def run(preprocessor, texts, lengths, features, seed=3, **kwargs):
 
 
 def shown(tokens):
-    """Bytes as text, EOS as |."""
+    """Decodes bytes, with EOS as |."""
     return "".join("|" if token == 1 else chr(token - 3) for token in tokens if token)
 
 
-def test_documents_are_joined_with_eos_between_and_cut():
+def test_full_lm_joins_documents_with_eos():
     examples = run(language_model.full_lm, ["abc", "defgh", "i"], {"targets": 4}, byte_features("targets"))
     assert [shown(example["targets"]) for example in examples] == ["abc|", "defg", "h|i|"]
 
 
-def test_a_last_chunk_may_be_a_single_token():
+def test_full_lm_keeps_single_token_chunk():
     examples = run(language_model.full_lm, ["abcd"], {"targets": 4}, byte_features("targets"))
     assert [example["targets"].tolist() for example in examples] == [[100, 101, 102, 103], [1, 0, 0, 0]]
 
 
-def test_batches_of_documents_are_joined_by_themselves():
+def test_full_lm_joins_documents_within_batches():
     features = byte_features("targets")
     examples = run(language_model.full_lm, ["ab", "cd", "ef"], {"targets": 4}, features, documents_per_batch=2)
     assert [shown(example["targets"]) for example in examples] == ["ab|c", "d|", "ef|"]
 
 
-def test_a_prefix_and_its_rest_make_up_each_chunk_of_one_document():
+def test_prefix_lm_splits_chunks_of_single_documents():
     texts = ["the quick brown fox", "jumps", "over the lazy dog", "x"]
     examples = run(language_model.prefix_lm, texts, {"inputs": 8, "targets": 12}, byte_features("inputs", "targets"))
-    parts = [(shown(example["inputs"]), shown(example["targets"])) for example in examples]
-    assert all(prefix and rest for prefix, rest in parts)
-    whole = [prefix + rest for prefix, rest in parts]
-    assert whole == ["the quic", "k brown ", "fox|", "jumps|", "over the", " lazy do", "g|", "x|"]
+    pairs = [(shown(example["inputs"]), shown(example["targets"])) for example in examples]
+    assert all(prefix and rest for prefix, rest in pairs)
+    chunks = [prefix + rest for prefix, rest in pairs]
+    assert chunks == ["the quic", "k brown ", "fox|", "jumps|", "over the", " lazy do", "g|", "x|"]
 
 
-def test_a_document_whose_last_chunk_is_its_eos_loses_it():
+def test_prefix_lm_drops_chunk_of_eos_alone():
     examples = run(language_model.prefix_lm, ["abcd"], {"inputs": 4, "targets": 4}, byte_features("inputs", "targets"))
     assert [shown(example["inputs"]) + shown(example["targets"]) for example in examples] == ["abcd"]
 
 
-def test_every_split_is_as_likely():
+def test_prefix_lengths_are_uniform():
     features = byte_features("inputs", "targets")
     examples = run(language_model.prefix_lm, ["abcdefg"] * 7000, {"inputs": 8, "targets": 8}, features)
     counts = collections.Counter(int((example["inputs"] != 0).sum()) for example in examples)
@@ -70,7 +70,7 @@ def test_every_split_is_as_likely():
     assert chi_square < 22.5  # p = 0.001 with 6 degrees of freedom
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_lengths_and_vocabularies_raise():
     both = byte_features("inputs", "targets")
     with pytest.raises(ValueError, match="causal LM needs TASK_FEATURE_LENGTHS of 'targets'"):
         run(language_model.full_lm, ["a"], {"inputs": 4}, both)
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused():
     ("task", "lengths"),
     [("python_docs_causal_lm", {"targets": 64}), ("python_docs_prefix_lm", {"inputs": 32, "targets": 32})],
 )
-def test_the_shipped_tasks_give_text(task, lengths):
+def test_shipped_tasks_yield_text(task, lengths):
     source = SeqIOSource(mixture_or_task_name=task, task_feature_lengths=lengths, batch_size=2, split="validation")
     vocabulary = source.vocabularies()["targets"]
     examples = list(source.task_dataset().take(20).as_numpy_iterator())
@@ -97,7 +97,7 @@ def test_the_shipped_tasks_give_text(task, lengths):
     assert all(example[name].shape[0] <= length for example in examples for name, length in lengths.items())
 
 
-def test_text_files_are_read_by_the_causal_task_with_arguments_of_its_own(tmp_path):
+def test_text_files_causal_lm_has_its_own_arguments(tmp_path):
     (tmp_path / "a.txt").write_text("one line of a small file\n" * 40)
     source = SeqIOSource(
         mixture_or_task_name="text_files_causal_lm",
@@ -112,7 +112,7 @@ def test_text_files_are_read_by_the_causal_task_with_arguments_of_its_own(tmp_pa
 # ---- characters ------------------------------------------------------------------------------------------------------
 
 
-def test_a_character_vocabulary_in_python_and_in_tensorflow():
+def test_character_vocabulary_matches_in_python_and_tensorflow():
     vocabulary = characters.CharacterVocabulary(lambda: "\n abß😀", extra_ids=2)
     assert vocabulary.vocab_size == 3 + 6 + 2
     assert vocabulary.encode("ab ß\n😀?") == [5, 6, 4, 7, 3, 8, 2]
@@ -142,7 +142,7 @@ def character_source(path, length, split="train", **kwargs):
 
 @pytest.fixture
 def alphabet(tmp_path):
-    """100 different characters."""
+    """A file of 100 different characters."""
     path = tmp_path / "input.txt"
     path.write_text("".join(chr(0x4E00 + index) for index in range(100)))
     return path
@@ -152,7 +152,7 @@ def windows_of(source, **reading):
     return [example["targets"] - 3 for example in source.task_dataset(**reading).as_numpy_iterator()]
 
 
-def test_the_first_nine_tenths_train_and_the_rest_validates(alphabet):
+def test_first_90_percent_train_and_rest_validates(alphabet):
     train = windows_of(character_source(alphabet, 20))
     assert [window.tolist() for window in train] == [list(range(i, min(i + 20, 90))) for i in range(0, 90, 20)]
     validation = windows_of(character_source(alphabet, 7, split="validation"))
@@ -165,28 +165,28 @@ def test_shuffled_windows_begin_anywhere_and_do_not_overlap(alphabet):
     windows = windows_of(source, shuffle=True, num_epochs=passes)
     for window in windows:
         assert window.tolist() == list(range(window[0], window[0] + 20))
-    # 90 characters hold 4 whole windows from an offset of 0 … 10 on, and 3 from a later one.
+    # 90 characters hold 4 full windows from an offset of 0 … 10, and 3 from a greater offset.
     starts = [int(window[0]) for window in windows]
-    begin = 0
-    while begin < len(starts):
-        count = 4 if starts[begin] % 20 <= 10 else 3
-        one_pass = sorted(starts[begin : begin + count])
+    first = 0
+    while first < len(starts):
+        count = 4 if starts[first] % 20 <= 10 else 3
+        one_pass = sorted(starts[first : first + count])
         assert np.diff(one_pass).tolist() == [20] * (count - 1)
         firsts.add(one_pass[0])
-        begin += count
+        first += count
     assert len(firsts) > 15
     assert any(starts[i] > starts[i + 1] for i in range(len(starts) - 1))
 
 
 def test_two_processes_share_a_pass(alphabet):
     source = character_source(alphabet, 10)
-    shares = [windows_of(source, shuffle=True, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
-    together = sorted(int(window[0]) for share in shares for window in share)
+    shards = [windows_of(source, shuffle=True, shard_info=seqio.ShardInfo(index, 2)) for index in range(2)]
+    together = sorted(int(window[0]) for shard in shards for window in shard)
     assert np.diff(together).tolist() == [10] * (len(together) - 1)
-    assert len(together) in (8, 9) and abs(len(shares[0]) - len(shares[1])) <= 1
+    assert len(together) in (8, 9) and abs(len(shards[0]) - len(shards[1])) <= 1
 
 
-def test_the_position_in_the_text_is_saved_in_little_space_and_restored(test_data, tmp_path):
+def test_position_checkpoint_is_small_and_restores(test_data, tmp_path):
     source = character_source(test_data / "text/tinyshakespeare/input.txt", 64)
     ds = source.task_dataset(shuffle=True, num_epochs=None)
     iterator = iter(ds)
@@ -195,19 +195,19 @@ def test_the_position_in_the_text_is_saved_in_little_space_and_restored(test_dat
     tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
     following = [next(iterator)["targets"].numpy().tolist() for _ in range(5)]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100_000
-    again = iter(ds)
-    tf.train.Checkpoint(iterator=again).read(str(tmp_path / "position"))
-    assert [next(again)["targets"].numpy().tolist() for _ in range(5)] == following
+    resumed = iter(ds)
+    tf.train.Checkpoint(iterator=resumed).read(str(tmp_path / "position"))
+    assert [next(resumed)["targets"].numpy().tolist() for _ in range(5)] == following
 
 
-def test_tiny_shakespeare_has_65_characters_and_nanogpts_split(test_data):
+def test_tiny_shakespeare_has_65_characters_and_split_of_nanogpt(test_data):
     source = character_source(test_data / "text/tinyshakespeare/input.txt", 64)
     assert source.vocabularies()["targets"].vocab_size == 3 + 65
     corpus = characters.read(str(test_data / "text/tinyshakespeare/input.txt"))
     assert [len(corpus.splits[split][0]) for split in ("train", "validation")] == [1_003_854, 111_540]
 
 
-def test_a_missing_path_and_other_files_are_refused(tmp_path):
+def test_invalid_character_files_raise(tmp_path):
     with pytest.raises(ValueError, match="task_arguments {'path'"):
         characters.read("")
     with pytest.raises(UserError):
@@ -220,14 +220,14 @@ def test_a_missing_path_and_other_files_are_refused(tmp_path):
         characters.read(str(tmp_path / "one.txt"))
 
 
-class EveryIdIsText(seqio.PassThroughVocabulary):
-    """As GPT-2's: id 0 is a token, and nothing is padding."""
+class NoPadding(seqio.PassThroughVocabulary):
+    """A vocabulary without padding, in which id 0 is a token, as in GPT-2."""
 
     pad_id = None
 
 
 def test_chunks_keep_trailing_id_0_without_pad_id():
-    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(EveryIdIsText(10, eos_id=9)))
+    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(NoPadding(10, eos_id=9)))
     documents = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[5, 0, 6, 0]]))
     documents = documents.map(lambda ids: {"targets": tf.identity(ids)})
     chunks = [list(map(int, e["targets"])) for e in language_model.full_lm(documents, {"targets": 2}, features)]

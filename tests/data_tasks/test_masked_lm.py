@@ -1,4 +1,4 @@
-"""Which tokens masked language models predict, and what stands in their place."""
+"""Tests of masked LM: the choice of tokens and their corruption."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from data_tasks import masked_lm, special_tokens, vocabularies
 from data_tasks.masked_lm import BertMasking, RobertaMasking, Rows
 from data_tasks.special_tokens import SpecialTokens
 
-# The 0.999 quantiles of chi-square by degrees of freedom: a right distribution exceeds them once in 1,000 seeds, and
+# The 0.999 quantiles of chi-square by degrees of freedom. A correct distribution exceeds them for one in 1,000 seeds;
 # the seeds here are fixed.
 CHI_SQUARE = {2: 13.82, 9: 27.88, 19: 43.82}
 SPECIAL = SpecialTokens(cls=97, sep=98, mask=99)
 WORDS = dict(zip("went to the store man buy a gallon of milk".split(), range(10, 20), strict=True))
-RANDOM_WORDS = np.arange(30, 90, dtype=np.int32)
+RANDOM_TOKENS = np.arange(30, 90, dtype=np.int32)
 
 
 def chi_square(counts, expected):
@@ -22,7 +22,7 @@ def chi_square(counts, expected):
 
 
 def draws_of(kind, tokens, seed=0):
-    """Dynamic draws, or static ones of as many duplicate_documents as there are rows."""
+    """Returns dynamic draws, or static ones with a duplicate number per row."""
     if kind == "dynamic":
         return masked_lm.seeded_draws(tf.shape(tokens), tf.constant([seed, 7], tf.int64))
     return masked_lm.hashed_draws(tokens, tf.range(tf.shape(tokens)[0]) + 100_000 * seed)
@@ -36,46 +36,46 @@ def all_zero(shape):
     return lambda number: tf.zeros(shape, tf.uint32)
 
 
-# ---- worked cases ----------------------------------------------------------------------------------------------------
+# ---- examples of the paper -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_went_to_the_store(kind):
-    """Of the chosen tokens 80 % become [MASK], 10 % a random word, 10 % stay: chi-square over 20,000 draws."""
+def test_corruption_probabilities(kind):
+    """Checks 80 % [MASK], 10 % random tokens and 10 % unchanged tokens by chi-square over 20,000 draws."""
     sentence = [WORDS[word] for word in "went to the store".split()]
     tokens = repeated(sentence, 20_000)
     chosen = tf.constant([False, False, False, True]) & tf.ones(tokens.shape, bool)
-    found = masked_lm.corrupt(tokens, chosen, draws_of(kind, tokens), SPECIAL.mask, tf.constant(RANDOM_WORDS)).numpy()
+    found = masked_lm.corrupt(tokens, chosen, draws_of(kind, tokens), SPECIAL.mask, tf.constant(RANDOM_TOKENS)).numpy()
     assert (found[:, :3] == sentence[:3]).all()
     last = found[:, 3]
     masked, kept = (last == SPECIAL.mask), (last == WORDS["store"])
     random_tokens = last[~masked & ~kept]
     assert chi_square([masked.sum(), len(random_tokens), kept.sum()], [16_000, 2_000, 2_000]) < CHI_SQUARE[2]
-    counts = np.bincount((random_tokens - RANDOM_WORDS[0]) // 3, minlength=20)  # 60 words, three a bin
+    counts = np.bincount((random_tokens - RANDOM_TOKENS[0]) // 3, minlength=20)  # 60 tokens, three per bin
     assert len(counts) == 20
     assert chi_square(counts, np.full(20, len(random_tokens) / 20)) < CHI_SQUARE[19]
 
 
-def test_the_man_went_to_the_store_to_buy_a_gallon_of_milk():
+def test_corrupted_inputs_and_predictions():
     text = "the man went to the store to buy a gallon of milk".split()
     tokens = tf.constant([[SPECIAL.cls, *(WORDS[word] for word in text), SPECIAL.sep, 0]])
     chosen = (tokens == WORDS["store"]) | (tokens == WORDS["gallon"])
-    inputs = masked_lm.corrupt(tokens, chosen, all_zero(tokens.shape), SPECIAL.mask, tf.constant(RANDOM_WORDS))
+    inputs = masked_lm.corrupt(tokens, chosen, all_zero(tokens.shape), SPECIAL.mask, tf.constant(RANDOM_TOKENS))
     predicted = masked_lm.predictions(tokens, chosen, 4)
     names = {index: word for word, index in WORDS.items()} | {97: "[CLS]", 98: "[SEP]", 99: "[MASK]"}
     row = [names[token] for token in inputs.numpy()[0, :-1]]
     assert " ".join(row) == "[CLS] the man went to the [MASK] to buy a [MASK] of milk [SEP]"
     assert predicted["masked_positions"].numpy().tolist() == [[6, 10, 0, 0]]
-    assert [row[place] for place in (6, 10)] == ["[MASK]", "[MASK]"]
+    assert [row[position] for position in (6, 10)] == ["[MASK]", "[MASK]"]
     assert [names[token] for token in predicted["targets"].numpy()[0, :2]] == ["store", "gallon"]
     assert predicted["targets"].numpy()[0, 2:].tolist() == [0, 0]
 
 
-# ---- how many, and which ---------------------------------------------------------------------------------------------
+# ---- the choice of tokens --------------------------------------------------------------------------------------------
 
 
 def rows_of(lengths, width):
-    """[CLS] text [SEP] of so many tokens each."""
+    """Returns rows [CLS] text [SEP] with the given lengths."""
     tokens = np.zeros((len(lengths), width), np.int32)
     for row, length in zip(tokens, lengths, strict=True):
         row[:length] = [SPECIAL.cls, *(10 + np.arange(length - 2) % 80), SPECIAL.sep]
@@ -90,16 +90,16 @@ def chosen_by(masking, rows, max_predictions, kind="dynamic", seed=0, vocabulary
 @pytest.mark.parametrize(
     ("length", "max_predictions", "count"),
     [
-        (128, 20, 19),  # 19.2: BERT's own settings
+        (128, 20, 19),  # 19.2, BERT's own settings
         (512, 77, 77),  # 76.8
-        (512, 20, 20),  # the limit
-        (10, 20, 2),  # 1.5 goes to the even neighbour, as in Python
-        (30, 20, 4),  # 4.5 too
+        (512, 20, 20),  # limited by max_predictions
+        (10, 20, 2),  # 1.5 rounds to even, as in Python
+        (30, 20, 4),  # 4.5 rounds to even
         (4, 20, 1),  # 0.6
-        (3, 20, 1),  # 0.45, but at least one
+        (3, 20, 1),  # 0.45, but at least 1
     ],
 )
-def test_bert_chooses_15_percent_of_the_length_with_its_special_tokens(length, max_predictions, count):
+def test_bert_chooses_15_percent_of_length_with_special_tokens(length, max_predictions, count):
     rows = rows_of([length] * 5, 512)
     chosen = chosen_by(BertMasking(), rows, max_predictions)
     assert chosen.sum(axis=1).tolist() == [count] * 5
@@ -107,33 +107,33 @@ def test_bert_chooses_15_percent_of_the_length_with_its_special_tokens(length, m
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_bert_chooses_uniformly_among_the_text(kind):
+def test_bert_chooses_uniformly_among_text(kind):
     rows = rows_of([12] * 20_000, 14)
     chosen = chosen_by(BertMasking(rate=0.25), rows, 5, kind)
     assert (chosen.sum(axis=1) == 3).all()
-    # Three of ten without replacement: a place's count varies by less than chi-square expects.
+    # Three of ten without replacement: the counts per position vary less than chi-square assumes.
     assert chi_square(chosen.sum(axis=0)[1:11], np.full(10, 6_000)) < CHI_SQUARE[9]
     pairs = {tuple(np.flatnonzero(row)) for row in chosen}
     assert len(pairs) == 120
 
 
-def test_a_row_of_special_tokens_has_nothing_to_predict():
+def test_row_of_special_tokens_has_no_predictions():
     rows = Rows(tf.constant([[97, 98, 0, 0]]), tf.constant([2]), SPECIAL)
     assert not chosen_by(BertMasking(), rows, 4).any()
 
 
-def test_roberta_rounds_at_random_and_chooses_special_tokens_too():
+def test_roberta_rounds_at_random_and_chooses_special_tokens():
     rows = rows_of([32] * 20_000, 40)  # 4.8 tokens
     chosen = chosen_by(RobertaMasking(), rows, 6)
     counts = np.bincount(chosen.sum(axis=1), minlength=7)
     assert counts[4] + counts[5] == 20_000
     assert counts[5] == pytest.approx(16_000, abs=190)  # 3.3 standard deviations of a binomial, 0.001
     assert not chosen[:, 32:].any()
-    for place in (0, 31):
-        assert chosen[:, place].mean() == pytest.approx(0.15, abs=0.0084)
+    for position in (0, 31):
+        assert chosen[:, position].mean() == pytest.approx(0.15, abs=0.0084)
 
 
-def test_roberta_needs_room_for_all_that_may_be_masked():
+def test_roberta_requires_length_for_all_masked_tokens():
     RobertaMasking().check(128, 20)
     with pytest.raises(ValueError, match="up to 20 of 128 tokens of 'inputs' are masked, .* Set targets to 20"):
         RobertaMasking().check(128, 19)
@@ -142,16 +142,16 @@ def test_roberta_needs_room_for_all_that_may_be_masked():
 # ---- whole words -----------------------------------------------------------------------------------------------------
 
 
-def berts_whole_words(tokens, starts, scores, wanted):
-    """The original's loops over one row, the words in the order of their first tokens' scores."""
+def reference_whole_words(tokens, starts, scores, wanted):
+    """Implements the loops of BERT's code over one row, with words in the order of their first tokens' scores."""
     words = []
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token in (0, SPECIAL.cls, SPECIAL.sep):
             continue
-        if words and not starts[place] and tokens[place - 1] not in (SPECIAL.cls, SPECIAL.sep):
-            words[-1].append(place)
+        if words and not starts[position] and tokens[position - 1] not in (SPECIAL.cls, SPECIAL.sep):
+            words[-1].append(position)
         else:
-            words.append([place])
+            words.append([position])
     chosen = []
     for word in sorted(words, key=lambda word: -int(scores[word[0]])):
         if len(chosen) >= wanted:
@@ -162,7 +162,7 @@ def berts_whole_words(tokens, starts, scores, wanted):
     return sorted(chosen)
 
 
-def test_whole_words_are_those_of_the_original_loops():
+def test_select_words_matches_reference_loops():
     generator = np.random.default_rng(3)
     lengths = generator.integers(3, 40, 200)
     rows = rows_of(lengths.tolist(), 40)
@@ -173,14 +173,14 @@ def test_whole_words_are_those_of_the_original_loops():
     wanted = np.maximum(1, np.round(lengths * 0.3)).astype(np.int32)
     found = masked_lm.select_words(rows, tf.constant(starts), tf.constant(scores), tf.constant(wanted)).numpy()
     expected = [
-        berts_whole_words(*row) for row in zip(rows.tokens.numpy(), starts, scores, wanted.tolist(), strict=True)
+        reference_whole_words(*row) for row in zip(rows.tokens.numpy(), starts, scores, wanted.tolist(), strict=True)
     ]
     assert [np.flatnonzero(row).tolist() for row in found] == expected
     counts = found.sum(axis=1)
-    assert (counts <= wanted).all() and 0.5 < (counts == wanted).mean() < 1  # the rate stays, but for words too long
+    assert (counts <= wanted).all() and 0.5 < (counts == wanted).mean() < 1  # fewer only where words are too long
 
 
-def test_words_of_the_shipped_vocabulary_are_masked_together():
+def test_words_of_shipped_vocabulary_are_masked_together():
     vocabulary = vocabularies.python_docs()
     special = special_tokens.special_tokens(vocabulary)
     pieces = [vocabulary.encode(word) for word in ("parenthesised", "expressions", "words")]
@@ -198,13 +198,13 @@ def test_words_of_the_shipped_vocabulary_are_masked_together():
 # ---- vocabularies ----------------------------------------------------------------------------------------------------
 
 
-def test_sentinels_stand_for_special_tokens():
+def test_sentinels_replace_missing_special_tokens():
     assert special_tokens.special_tokens(vocabularies.python_docs()) == SpecialTokens(mask=1023, cls=1022, sep=1021)
     with pytest.raises(ValueError, match="ByteVocabulary has neither .* Create it with extra_ids=3 or more"):
         special_tokens.special_tokens(seqio.ByteVocabulary(extra_ids=2))
 
 
-def test_a_vocabulary_may_name_its_special_tokens_and_words():
+def test_vocabulary_attributes_define_special_tokens_and_word_starts():
     class Named(seqio.ByteVocabulary):
         cls_id, sep_id, mask_id = 5, 6, 7
         word_starts = [True] * 259
@@ -215,7 +215,7 @@ def test_a_vocabulary_may_name_its_special_tokens_and_words():
         special_tokens.word_starts(seqio.ByteVocabulary())
 
 
-def test_special_pieces_of_a_model_are_found(test_data):
+def test_special_pieces_of_sentencepiece_model(test_data):
     (model,) = (test_data / "vocab/albert").glob("*.model")
     vocabulary = seqio.SentencePieceVocabulary(str(model), extra_ids=0)
     special = special_tokens.special_tokens(vocabulary)
@@ -226,7 +226,7 @@ def test_special_pieces_of_a_model_are_found(test_data):
     ]
 
 
-def test_white_space_and_what_is_no_text_begin_words():
+def test_whitespace_and_non_text_ids_begin_words():
     vocabulary = vocabularies.python_docs()
     starts = special_tokens.word_starts(vocabulary)
     assert starts.shape == (1024,)
@@ -243,7 +243,7 @@ def test_white_space_and_what_is_no_text_begin_words():
     assert starts[[0, 1, 2, 924, 1023]].all()
 
 
-def test_random_words():
+def test_random_tokens():
     vocabulary = vocabularies.python_docs()
     special = special_tokens.special_tokens(vocabulary)
     assert BertMasking().random_tokens(vocabulary, special).tolist() == list(range(1024))
@@ -271,7 +271,7 @@ def example_of(length, **others):
 
 
 def restored(example):
-    """The uncorrupted row, from what is to be predicted."""
+    """Returns the uncorrupted row, restored from the predictions."""
     inputs = example["inputs"].copy()
     count = np.count_nonzero(example["targets"])
     inputs[example["masked_positions"][:count]] = example["targets"][:count]
@@ -280,7 +280,7 @@ def restored(example):
 
 @pytest.mark.parametrize("masking", [BertMasking(), BertMasking(whole_words=True), RobertaMasking()])
 @pytest.mark.parametrize("static", [False, True])
-def test_predictions_restore_the_text(masking, static):
+def test_predictions_restore_text(masking, static):
     examples = [example_of(length) for length in (*range(3, 41), *range(3, 41))]
     found = masked(examples, masking=masking, static=static, examples_per_batch=7)
     assert len(found) == len(examples)
@@ -295,14 +295,14 @@ def test_predictions_restore_the_text(masking, static):
     assert changed > 100
 
 
-def test_other_features_go_with_their_example():
+def test_other_features_pass_through():
     examples = [example_of(length, next_sentence_label=np.array([length % 2], np.int32)) for length in (9, 30, 12)]
     found = masked(examples)
     assert [example["next_sentence_label"].tolist() for example in found] == [[1], [0], [0]]
     assert set(found[0]) == {"inputs", "targets", "masked_positions", "next_sentence_label"}
 
 
-def test_dynamic_masks_follow_the_seed():
+def test_dynamic_masks_depend_on_seed():
     examples = [example_of(40)] * 6
     first, again, other = masked(examples), masked(examples), masked(examples, seed=6)
     rows = [tuple(example["masked_positions"]) for example in first]
@@ -311,7 +311,7 @@ def test_dynamic_masks_follow_the_seed():
     assert all((one["inputs"] != two["inputs"]).any() for one, two in zip(first, other, strict=True))
 
 
-def test_static_masks_depend_on_the_example_and_its_duplicate_alone():
+def test_static_masks_depend_only_on_example_and_duplicate():
     one, two = example_of(40, duplicate=np.int32(0)), example_of(40, duplicate=np.int32(1))
     short = example_of(20, duplicate=np.int32(0))
     first = masked([one, two, short], static=True, examples_per_batch=2)
@@ -323,7 +323,7 @@ def test_static_masks_depend_on_the_example_and_its_duplicate_alone():
     assert "duplicate" not in first[0]
 
 
-def test_settings_that_do_not_fit_are_named():
+def test_invalid_lengths_raise():
     ds = tf.data.Dataset.from_tensors({"inputs": tf.constant([1022, 5, 1021])})
     with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {'inputs': 9}"):
         masked_lm.mask_inputs(ds, {"inputs": 9}, FEATURES)

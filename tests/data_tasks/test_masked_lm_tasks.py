@@ -1,4 +1,4 @@
-"""From documents to masked examples: how they are cut, the shipped tasks, and going on after a stop."""
+"""Tests of masked LM tasks: splitting of documents, shipped tasks, and resumption."""
 
 import functools
 
@@ -22,14 +22,14 @@ LENGTHS = {"inputs": 128, "targets": 20}
 
 def cut(function, documents, length, **kwargs):
     ds = tf.data.Dataset.from_tensor_slices({"targets": tf.ragged.constant(documents, dtype=tf.int32)})
-    if duplicate_documents := kwargs.pop("dupe_factor", None):
-        ds = masked_lm_inputs.duplicate_documents(ds, dupe_factor=duplicate_documents)
+    if dupe_factor := kwargs.pop("dupe_factor", None):
+        ds = masked_lm_inputs.duplicate_documents(ds, dupe_factor=dupe_factor)
     ds = ds.map(lambda example: example | {"targets": tf.identity(example["targets"])})
     ds = function(ds, {"inputs": length, "targets": 1}, {}, special=SPECIAL, **kwargs)
     return list(ds.as_numpy_iterator())
 
 
-def test_a_document_is_cut_into_pieces_between_special_tokens():
+def test_single_documents_cuts_pieces_between_special_tokens():
     found = cut(masked_lm_inputs.single_documents, [[1, 2, 3, 4, 5, 6, 7], [], [8], [9, 10, 11]], 5)
     assert [example["inputs"].tolist() for example in found] == [
         [CLS, 1, 2, 3, SEP],
@@ -40,7 +40,7 @@ def test_a_document_is_cut_into_pieces_between_special_tokens():
     ]
 
 
-def test_pieces_do_not_depend_on_which_documents_are_cut_together():
+def test_pieces_do_not_depend_on_batching():
     documents = [list(range(1, 1 + length)) for length in (3, 11, 0, 5, 8)]
     together, apart = (
         cut(masked_lm_inputs.single_documents, documents, 6, documents_per_batch=count) for count in (5, 1)
@@ -58,7 +58,7 @@ def test_every_duplicate_has_its_number():
         masked_lm_inputs.duplicate_documents(tf.data.Dataset.range(1), dupe_factor=0)
 
 
-def test_full_examples_go_over_the_ends_of_documents():
+def test_full_sentences_crosses_document_boundaries():
     found = cut(masked_lm_inputs.full_sentences, [[1, 2, 3, 4], [5, 6], [7, 8, 9]], 6)
     assert [example["inputs"].tolist() for example in found] == [
         [CLS, 1, 2, 3, 4, SEP],
@@ -68,7 +68,7 @@ def test_full_examples_go_over_the_ends_of_documents():
 
 
 @pytest.mark.parametrize("function", [masked_lm_inputs.single_documents, masked_lm_inputs.full_sentences])
-def test_lengths_without_room_are_refused(function):
+def test_short_lengths_raise(function):
     with pytest.raises(ValueError, match="'inputs' includes 2 special tokens. Set it to 3 or more"):
         cut(function, [[1]], 2)
     with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS of 'inputs'"):
@@ -94,7 +94,7 @@ TINY = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    """A task of each kind over the tiny corpus."""
+    """Registers a task of each kind over the tiny corpus."""
     source, vocabulary = DocumentSource(functools.cache(corpus)), vocabularies.python_docs()
     for name, settings in TINY.items():
         add_masked_lm_task(name, source, vocabulary, **settings)
@@ -116,7 +116,7 @@ def examples_of(name, **kwargs):
     ]
 
 
-def test_static_masks_are_the_same_in_every_epoch_and_other_ones_in_each_duplicate():
+def test_static_masks_repeat_in_every_epoch_and_differ_between_duplicates():
     one, two = (examples_of("masked_static", num_epochs=epochs) for epochs in (1, 2))
     assert len(one) == 3 * 24 and len(two) == 6 * 24
     assert len(set(one)) == 3 * 24
@@ -125,14 +125,14 @@ def test_static_masks_are_the_same_in_every_epoch_and_other_ones_in_each_duplica
     assert two[: len(one)] != two[len(one) :]  # in another order
 
 
-def test_dynamic_masks_are_other_ones_in_every_epoch():
+def test_dynamic_masks_differ_in_every_epoch():
     found = examples_of("masked_dynamic", num_epochs=4)
     assert len(found) == 4 * 24
-    assert len(set(found)) > 90  # by chance alone do some come twice
+    assert len(set(found)) > 90  # a few may repeat by chance
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_restored_iterator_goes_on_to_the_last_bit(name):
+def test_restored_iterator_resumes_bit_exactly(name):
     iterator = make(name).host_iterator(features.MASKED_LM)
     for _ in range(30):
         next(iterator)
@@ -147,16 +147,16 @@ def test_a_restored_iterator_goes_on_to_the_last_bit(name):
             np.testing.assert_array_equal(found[feature], array)
 
 
-def share_of_masked(batches):
+def masked_fraction(batches):
     masked = sum(batch["masked_weights"].sum() for batch in batches)
     return masked / sum((batch["encoder_segment_ids"] > 0).sum() for batch in batches)
 
 
 @pytest.mark.parametrize("name", ["python_docs_masked_lm", "python_docs_masked_lm_whole_word"])
-def test_15_percent_of_real_text_are_masked(name):
+def test_15_percent_of_text_is_masked(name):
     iterator = make(name, batch_size=16).host_iterator(features.MASKED_LM)
     batches = [next(iterator) for _ in range(40)]
-    assert share_of_masked(batches) == pytest.approx(0.149, abs=0.002)  # 19 of 128
+    assert masked_fraction(batches) == pytest.approx(0.149, abs=0.002)  # 19 of 128
     masks = sum(
         (np.take_along_axis(batch["encoder_input_tokens"], batch["masked_positions"], 1) == 1023)[
             batch["masked_weights"] > 0
@@ -168,18 +168,18 @@ def test_15_percent_of_real_text_are_masked(name):
     assert masks / predictions == pytest.approx(0.8 + 0.1 / 1024, abs=0.014)  # 3.3 standard deviations
 
 
-def test_full_sentences_fill_their_rows_and_mask_15_percent_of_all():
+def test_full_sentences_fills_rows_and_masks_15_percent():
     iterator = make("python_docs_full_sentences", batch_size=16).host_iterator(features.MASKED_LM)
     batches = [next(iterator) for _ in range(40)]
     assert np.mean([batch["encoder_segment_ids"] > 0 for batch in batches]) > 0.97
-    assert share_of_masked(batches) == pytest.approx(0.15, abs=0.001)
+    assert masked_fraction(batches) == pytest.approx(0.15, abs=0.001)
     with pytest.raises(ValueError, match="Set targets to 20"):
         make("python_docs_full_sentences", task_feature_lengths={"inputs": 128, "targets": 14}).host_iterator(
             features.MASKED_LM
         )
 
 
-def test_text_files_are_masked(test_data):
+def test_text_files_masked_lm_restores_text(test_data):
     pattern = str(test_data / "text/bert_sample_text/sample_text.txt")
     source = make("text_files_masked_lm", task_arguments={"pattern": pattern}, split="train")
     batch = next(source.host_iterator(features.MASKED_LM))

@@ -1,4 +1,4 @@
-"""Which tokens are noise: T5's patterns. Random spans without a roll are tested with span corruption."""
+"""Tests of T5's noise masks. Random spans without a roll are tested in test_preprocessors.py."""
 
 import collections
 import itertools
@@ -29,14 +29,14 @@ def runs(row):
         lambda lengths: noise_masks.random_spans_mask(lengths + 1, 101, seed(), 0.9, 3.0, random_roll=True)[:, :100],
     ],
 )
-def test_padding_is_never_noise_and_another_seed_gives_another_mask(mask):
+def test_padding_is_never_noise(mask):
     rows = mask(tf.constant(LENGTHS)).numpy()
     assert rows.shape == (5, 100) and rows.dtype == bool
     assert not any(row[length + 1 :].any() for row, length in zip(rows, LENGTHS, strict=True))
     assert rows[-1].any()
 
 
-def test_iid_noise_has_its_density_everywhere_and_no_memory():
+def test_iid_mask_is_uniform_and_independent():
     rows = noise_masks.iid_mask(tf.fill([4000], 50), 50, seed(), 0.15).numpy()
     # Four standard deviations: of 200,000 draws, of 4,000 in a column, and of 196,000 pairs.
     assert rows.mean() == pytest.approx(0.15, abs=4 * (0.15 * 0.85 / 200_000) ** 0.5)
@@ -44,13 +44,13 @@ def test_iid_noise_has_its_density_everywhere_and_no_memory():
     assert (rows[:, 1:] & rows[:, :-1]).mean() == pytest.approx(0.0225, abs=4 * (0.0225 / 196_000) ** 0.5)
 
 
-def test_regular_noise_has_one_span_length_and_one_period_in_a_row():
+def test_regular_mask_has_one_span_length_and_period_per_row():
     rows = noise_masks.regular_mask(tf.fill([2000], 60), 60, seed(), 0.25, 1, 3).numpy()
     seen = collections.Counter()
     for row in rows:
-        parts = runs(row)[1:-1]  # those at the ends may be cut short
-        spans = {length for is_noise, length in parts if is_noise}
-        gaps = {length for is_noise, length in parts if not is_noise}
+        inner = runs(row)[1:-1]  # the ends of the row may cut runs short
+        spans = {length for is_noise, length in inner if is_noise}
+        gaps = {length for is_noise, length in inner if not is_noise}
         assert len(spans) == 1 and len(gaps) == 1
         (span,), (gap,) = spans, gaps
         assert span + gap == 4 * span
@@ -62,7 +62,7 @@ def test_regular_noise_has_one_span_length_and_one_period_in_a_row():
 
 
 @pytest.mark.parametrize(("density", "least"), [(0.5, 1), (0.25, 5)])
-def test_prefixes_are_uniform_in_their_bounds(density, least):
+def test_random_prefix_lengths_are_uniform(density, least):
     # 10 and 9 lengths: round((1 - 2 * 0.25) * 10) is 5.
     lengths = noise_masks.random_prefix_lengths(tf.fill([10_000], 11), seed(), density).numpy()
     counts = collections.Counter(lengths.tolist())
@@ -72,7 +72,7 @@ def test_prefixes_are_uniform_in_their_bounds(density, least):
     assert chi_square < (27.9 if least == 1 else 20.6)  # p = 0.001 with 9 and with 5 degrees of freedom
 
 
-def test_the_noise_after_a_prefix_has_its_density():
+def test_after_prefix_mask_has_its_density():
     rows = noise_masks.after_prefix_mask(tf.fill([4000], 101), 101, seed(), 0.25).numpy()
     assert rows.mean() == pytest.approx(0.25, abs=0.01)
     assert not rows[:, 0].any() and rows[:, -1].all()
@@ -80,18 +80,18 @@ def test_the_noise_after_a_prefix_has_its_density():
         noise_masks.random_prefix_lengths(tf.constant([5]), seed(), 0.6)
 
 
-def test_rolled_spans_keep_their_counts_and_lie_everywhere():
+def test_rolled_spans_keep_counts_and_are_uniform():
     lengths = tf.fill([6000], 20)
     plain = noise_masks.random_spans_mask(lengths, 20, seed(), 0.15, 3.0).numpy()
     rolled = noise_masks.random_spans_mask(lengths, 20, seed(), 0.15, 3.0, random_roll=True).numpy()
-    # 3 tokens of noise in one span: always the last three without a roll.
+    # 3 noise tokens in one span: without a roll, always the last three.
     assert (plain == np.arange(20).__ge__(17)).all()
     assert (rolled.sum(axis=1) == 3).all()
     assert np.abs(rolled.mean(axis=0) - 0.15).max() < 4 * (0.15 * 0.85 / 6000) ** 0.5
-    assert {len(runs(np.concatenate([row, row]))) for row in rolled} <= {4, 5}  # one span, round the ring
+    assert {len(runs(np.concatenate([row, row]))) for row in rolled} <= {4, 5}  # one span per cycle
 
 
-def test_a_row_is_turned_within_its_own_length():
+def test_roll_stays_within_row_length():
     rows = tf.constant([[1, 2, 3, 4, 5], [1, 2, 3, 0, 0], [0, 0, 0, 0, 0]])
-    turned = noise_masks.roll(rows, tf.constant([5, 3, 0]), tf.constant([2, -1, 4]))
-    assert turned.numpy().tolist() == [[4, 5, 1, 2, 3], [2, 3, 1, 0, 0], [0, 0, 0, 0, 0]]
+    rolled = noise_masks.roll(rows, tf.constant([5, 3, 0]), tf.constant([2, -1, 4]))
+    assert rolled.numpy().tolist() == [[4, 5, 1, 2, 3], [2, 3, 1, 0, 0], [0, 0, 0, 0, 0]]

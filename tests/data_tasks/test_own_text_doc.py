@@ -1,4 +1,4 @@
-"""docs/own_text.md: its commands resolve, and its tables name every task over text files with every argument."""
+"""Tests of docs/own_text.md: commands resolve, and tables list all tasks over text files and their arguments."""
 
 import ast
 import re

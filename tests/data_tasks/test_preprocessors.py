@@ -1,3 +1,5 @@
+"""Tests of the preprocessors: documents, chunks and span corruption."""
+
 import collections
 import itertools
 
@@ -19,7 +21,7 @@ def corrupt(tokens, mask, vocab_size):
     return [preprocessors.append_eos(side, 1)[0].numpy().tolist() for side in (inputs, targets)]
 
 
-def test_the_worked_case_of_the_paper():
+def test_example_of_the_paper():
     words = "Thank you for inviting me to your party last week .".split()
     ids = {word: 10 + index for index, word in enumerate(words)}
     names = {index: word for word, index in ids.items()} | {99: "<X>", 98: "<Y>", 1: "</s>"}
@@ -29,7 +31,7 @@ def test_the_worked_case_of_the_paper():
     assert " ".join(names[token] for token in targets) == "<X> for inviting <Y> last </s>"
 
 
-def test_the_worked_case_in_the_shipped_vocabulary():
+def test_example_of_the_paper_in_shipped_vocabulary():
     vocabulary = vocabularies.python_docs()
     pieces = {
         part: vocabulary.encode(part) for part in ("Thank you", "for inviting", "me to your party", "last", "week.")
@@ -42,7 +44,7 @@ def test_the_worked_case_in_the_shipped_vocabulary():
     assert vocabulary.decode(targets) == "<extra_id_0> for inviting <extra_id_1> last"
 
 
-def test_noise_at_the_beginning_and_in_the_middle_of_a_row():
+def test_noise_at_beginning_and_middle_of_row():
     inputs, targets = corrupt([11, 12, 13, 14, 15], [True, True, False, True, False], vocab_size=100)
     assert inputs == [99, 13, 98, 15, 1]
     assert targets == [99, 11, 12, 98, 14, 1]
@@ -58,18 +60,18 @@ def runs(row):
 
 
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 3.0), (0.3, 1.0), (0.9, 5.0)])
-def test_every_row_has_its_exact_density_and_number_of_spans(density, mean):
+def test_every_row_has_exact_density_and_number_of_spans(density, mean):
     lengths = [2, 3, 7, 40, 99, 100, 100]
     for row, length in zip(masks(lengths, 100, density=density, mean=mean), lengths, strict=True):
         noise, spans = noise_counts(length, density, mean)
         assert row.sum() == noise
         assert not row[length:].any()
-        parts = runs(row[:length])
-        assert len(parts) == 2 * spans
-        assert not parts[0][0] and parts[-1][0]
+        alternating = runs(row[:length])
+        assert len(alternating) == 2 * spans
+        assert not alternating[0][0] and alternating[-1][0]
 
 
-def test_mean_span_length_over_many_rows():
+def test_mean_span_length():
     rows = masks([568] * 200, 568)
     lengths = [length for row in rows for noise, length in runs(row) if noise]
     assert rows.mean() == pytest.approx(85 / 568, abs=1e-9)
@@ -79,7 +81,7 @@ def test_mean_span_length_over_many_rows():
 
 
 def test_compositions_are_uniform():
-    # 12 tokens with 6 of noise in 3 spans: 10 compositions of 6 into 3 parts on either side, 100 pairs.
+    # 12 tokens, of which 6 are noise in 3 spans: 10 compositions of 6 into 3 parts for each kind, 100 pairs.
     rows = masks([12] * 20_000, 12, density=0.5, mean=2.0)
     noise, other = collections.Counter(), collections.Counter()
     both = set()
@@ -95,7 +97,7 @@ def test_compositions_are_uniform():
     assert len(both) == 100
 
 
-def test_a_seed_gives_the_same_mask_and_another_one_another():
+def test_mask_depends_only_on_seed():
     assert (masks([100] * 5, 100, seed=1) == masks([100] * 5, 100, seed=1)).all()
     assert (masks([100] * 5, 100, seed=1) != masks([100] * 5, 100, seed=2)).any(axis=1).all()
 
@@ -103,7 +105,7 @@ def test_a_seed_gives_the_same_mask_and_another_one_another():
 @pytest.mark.parametrize(
     ("total", "counts"), [(0, []), (1, []), (2, [2]), (9, [5, 4]), (10, [5, 5]), (11, [5, 5]), (12, [5, 5, 2])]
 )
-def test_chunks_hold_every_token_but_a_single_last_one(total, counts):
+def test_chunk_drops_only_single_last_token(total, counts):
     tokens, found = preprocessors.chunk(tf.range(1, total + 1), 5)
     assert found.numpy().tolist() == counts
     assert tokens.shape == (len(counts), 5)
@@ -124,7 +126,7 @@ def corrupted(texts, lengths, seed=3, **kwargs):
 
 
 def restored(example, first_sentinel):
-    """The chunk that an example was made of: its targets' spans put back in place of its inputs' sentinels."""
+    """Returns the chunk of an example, with the spans of its targets in place of the sentinels of its inputs."""
     spans: dict[int, list[int]] = {}
     for token in example["targets"]:
         if token > 258:
@@ -137,21 +139,21 @@ def restored(example, first_sentinel):
     return [token for part in inputs for token in (spans[part] if part in spans else [part])]
 
 
-def test_inputs_and_targets_together_hold_the_text():
+def test_inputs_and_targets_together_restore_the_text():
     texts = ["the quick brown fox " * 5, "jumps", "over the lazy dog. " * 9]
     lengths = {"inputs": 32, "targets": 20}
     examples = corrupted(texts, lengths)
-    whole = span_lengths(32)
+    expected = span_lengths(32)
     for example in examples:
         assert example["inputs"].shape == (32,)
-        assert example["targets"].shape == (whole.targets,)
+        assert example["targets"].shape == (expected.targets,)
         for feature in example.values():
             assert feature[feature != 0][-1] == 1
     tokens = [token for example in examples for token in restored(example, first_sentinel=358)]
     assert bytes(token - 3 for token in tokens).decode() == "".join(texts)
 
 
-def test_several_batches_of_documents_are_cut_separately():
+def test_batches_of_documents_are_cut_separately():
     texts = ["a" * 50] * 6
     lengths = {"inputs": 32, "targets": 20}
     raw = span_lengths(32).raw
@@ -165,7 +167,7 @@ def test_several_batches_of_documents_are_cut_separately():
         assert counts == [n for size in batches for n in [raw] * (size // raw) + [size % raw] * (size % raw > 0)]
 
 
-def test_unusable_documents_are_left_out_and_counted_by_reason():
+def test_invalid_documents_are_dropped_and_counted_by_reason():
     texts = [b"good", b"", b" \n\t", b"\xff\xfe bad", b"x" * 20, "grün".encode()]
     ds = tf.data.Dataset.from_tensor_slices({"text": texts, "url": ["u"] * 6})
     kept = list(preprocessors.documents(ds, max_document_bytes=10).as_numpy_iterator())
@@ -177,7 +179,7 @@ def test_unusable_documents_are_left_out_and_counted_by_reason():
     assert reasons == [[], ["empty"], ["empty"], ["not valid UTF-8"], ["longer than 10 bytes"], []]
 
 
-def test_missing_and_wrong_features_are_named():
+def test_missing_and_wrong_features_raise():
     ds = tf.data.Dataset.from_tensor_slices({"body": ["a"], "length": [1]})
     with pytest.raises(ValueError, match="no feature 'text'. Their features are 'body', 'length'"):
         preprocessors.documents(ds)
@@ -185,7 +187,7 @@ def test_missing_and_wrong_features_are_named():
         preprocessors.documents(ds, text_feature="length")
 
 
-def test_lengths_and_vocabularies_that_do_not_fit_are_refused_before_anything_is_read():
+def test_invalid_lengths_and_vocabularies_raise():
     ds = tf.data.Dataset.from_tensor_slices({"text": ["a"]})
     ds = preprocessors.tokenize(preprocessors.documents(ds), features())
     with pytest.raises(ValueError, match="57 noise spans in 1137 tokens.* 50 sentinels"):

@@ -1,4 +1,4 @@
-"""The shipped pretraining tasks: their positions can be saved, and what they give depends on the seed alone."""
+"""Tests of the shipped pretraining tasks: positions can be saved, and examples depend only on the seed."""
 
 import pytest
 import tensorflow as tf
@@ -27,12 +27,12 @@ def take(iterator, count):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_saved_position_goes_on_with_the_same_examples(task, tmp_path):
+def test_restored_position_resumes_with_same_examples(task, tmp_path):
     iterator = iter(dataset(task))
     first = take(iterator, 3)
     tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
     following = take(iterator, 3)
-    again = iter(dataset(task))
-    tf.train.Checkpoint(iterator=again).read(str(tmp_path / "position"))
-    assert take(again, 3) == following
+    resumed = iter(dataset(task))
+    tf.train.Checkpoint(iterator=resumed).read(str(tmp_path / "position"))
+    assert take(resumed, 3) == following
     assert take(iter(dataset(task, seed=1)), 3) != first

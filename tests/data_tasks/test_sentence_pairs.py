@@ -1,4 +1,4 @@
-"""BERT's sentence pairs: worked by hand, against the original's loop, and by their distributions."""
+"""Tests of BERT's sentence pairs: examples by hand, comparison with the loop of BERT's code, and distributions."""
 
 import collections
 import random
@@ -17,13 +17,13 @@ from t5x_like.data.seqio_feed import SeqIOSource
 
 CLS, SEP = 1, 2
 SPECIAL = SpecialTokens(cls=CLS, sep=SEP, mask=3)
-# A token says where it stands: document, sentence, place in it.
+# A token encodes its document, its sentence and its position in the sentence.
 DOCUMENT, SENTENCE = 1_000_000, 1_000
 
 
 def document(number, lengths):
     return [
-        [number * DOCUMENT + sentence * SENTENCE + place for place in range(length)]
+        [number * DOCUMENT + sentence * SENTENCE + position for position in range(length)]
         for sentence, length in enumerate(lengths, 1)
     ]
 
@@ -37,13 +37,13 @@ def batch_of(documents):
     }
 
 
-def draws(cut, random_next, others, place):
+def draws(cut, random_next, others, start):
     return pairing.Draws(
-        tf.constant(cut), tf.constant(random_next), tf.constant(others, tf.int32), tf.constant(place, tf.float32)
+        tf.constant(cut), tf.constant(random_next), tf.constant(others, tf.int32), tf.constant(start, tf.float32)
     )
 
 
-def halves(documents, pairs):
+def segments(documents, pairs):
     tokens = [token for document in documents for sentence in document for token in sentence]
     a_start, a_length, b_start, b_length, label = (column.numpy().tolist() for column in pairs)
     return [
@@ -52,32 +52,33 @@ def halves(documents, pairs):
     ]
 
 
-# ---- the deterministic cores -----------------------------------------------------------------------------------------
+# ---- deterministic cores ---------------------------------------------------------------------------------------------
 
 
-def test_pairs_worked_by_hand():
+def test_next_pairs_of_two_documents():
     # Two documents; the first has sentences of 3, 2, 4 and 1 tokens, the second of 2 and 6.
     one, two = document(1, [3, 2, 4, 1]), document(2, [2, 6])
     docs = pairing.Documents.from_batch(batch_of([one, two]))
     assert docs.boundaries.numpy().tolist() == [0, 3, 5, 9, 10, 12, 18]
     targets = tf.constant([8, 8])
-    # Document 1: 3 + 2 + 4 tokens are the first to reach 8; 0.6 of two places to cut is the second. Really next.
-    # Document 2: all of it, cut in its only place; a random half from document 1 (itself is drawn first), which has
-    # to have 8 - 2 tokens: from its third sentence on there are only 5.
+    # Document 1: the first 3 + 2 + 4 tokens reach the target 8, and a cut of 0.6 selects the second of two positions.
+    # The pair is consecutive. Document 2: the chunk is the whole document, cut at the only position. The random segment
+    # comes from document 1 (document 2 itself is drawn first). It needs 8 - 2 tokens, but from the third sentence on
+    # there are only 5.
     first = draws([0.6, 0.0], [False, True], [[1, 0], [1, 0]], [0.0, 0.5])
     found, nexts = pairing.next_pairs(docs, docs.firsts[:-1], targets, first)
-    assert halves([one, two], found) == [(one[0] + one[1], one[2], 0), (two[0], one[2] + one[3], 1)]
+    assert segments([one, two], found) == [(one[0] + one[1], one[2], 0), (two[0], one[2] + one[3], 1)]
     assert nexts.numpy().tolist() == [3, 5]  # the unused second sentence of document 2 comes next
-    # Document 1 has one sentence left, so its second half is random whatever is drawn: document 2 from its start on,
-    # until 8 - 1 tokens are there. So has document 2, whose tokens already are the 6 of 8: one sentence of 4 is enough.
+    # Document 1 has one sentence left, so segment B is random regardless of the draw: document 2 from the start, until
+    # there are 8 - 1 tokens. The same holds for document 2, which has 6 of 8 tokens: one sentence of 4 is enough.
     second = draws([0.9, 0.9], [False, False], [[1, 1], [0, 0]], [0.49, 0.74])
     found, nexts = pairing.next_pairs(docs, nexts, targets, second)
-    assert halves([one, two], found) == [(one[3], two[0] + two[1], 1), (two[1], one[2], 1)]
+    assert segments([one, two], found) == [(one[3], two[0] + two[1], 1), (two[1], one[2], 1)]
     assert nexts.numpy().tolist() == docs.firsts[1:].numpy().tolist() == [4, 6]
 
 
-def loop_of_the_original(documents, index, start, target, cut, is_random, others, place):
-    """One turn of the loop in BERT's `create_instances_from_document`, its random numbers given."""
+def reference_pair(documents, index, start, target, cut, is_random, others, other_start):
+    """Implements one iteration of the loop in BERT's `create_instances_from_document` with given random numbers."""
     chunk, length, sentence = [], 0, start
     while True:
         chunk.append(documents[index][sentence])
@@ -89,7 +90,7 @@ def loop_of_the_original(documents, index, start, target, cut, is_random, others
     a, b = sum(chunk[:a_end], []), []
     if len(chunk) == 1 or is_random:
         other = next((other for other in others if other != index), others[-1])
-        for sentence_of_other in documents[other][int(place * len(documents[other])) :]:
+        for sentence_of_other in documents[other][int(other_start * len(documents[other])) :]:
             b += sentence_of_other
             if len(b) >= target - len(a):
                 break
@@ -97,7 +98,7 @@ def loop_of_the_original(documents, index, start, target, cut, is_random, others
     return a, sum(chunk[a_end:], []), 0, sentence + 1
 
 
-def test_whole_documents_follow_the_originals_loop():
+def test_next_pairs_match_reference_loop():
     rng = random.Random(0)
     documents = [document(number, [rng.randint(1, 12) for _ in range(rng.randint(1, 30))]) for number in range(1, 9)]
     docs = pairing.Documents.from_batch(batch_of(documents))
@@ -105,16 +106,18 @@ def test_whole_documents_follow_the_originals_loop():
     targets = [rng.randint(2, 40) for _ in documents]
     starts, compared = docs.firsts[:-1], 0
     while (active := starts.numpy() < firsts[1:]).any():
-        cut, place = (np.float32([rng.random() for _ in documents]) for _ in range(2))
+        cut, other_start = (np.float32([rng.random() for _ in documents]) for _ in range(2))
         random_next = [rng.random() < 0.5 for _ in documents]
         others = [[rng.randrange(len(documents)) for _ in range(3)] for _ in documents]
         before = starts.numpy() - firsts[:-1]
-        found, starts = pairing.next_pairs(docs, starts, tf.constant(targets), draws(cut, random_next, others, place))
-        found, after = halves(documents, found), starts.numpy() - firsts[:-1]
+        found, starts = pairing.next_pairs(
+            docs, starts, tf.constant(targets), draws(cut, random_next, others, other_start)
+        )
+        found, after = segments(documents, found), starts.numpy() - firsts[:-1]
         for index in np.flatnonzero(active):
-            expected = loop_of_the_original(
+            expected = reference_pair(
                 documents, index, before[index], targets[index], cut[index], random_next[index], others[index],
-                place[index],
+                other_start[index],
             )  # fmt: skip
             assert (*found[index], after[index]) == expected
             compared += 1
@@ -125,29 +128,29 @@ def test_whole_documents_follow_the_originals_loop():
     ("a", "b", "dropped"),
     [(4, 6, (0, 0)), (3, 9, (0, 2)), (9, 3, (2, 0)), (6, 6, (1, 1)), (6, 5, (1, 0)), (7, 6, (2, 1)), (6, 7, (1, 2))],
 )
-def test_the_longer_half_loses_tokens(a, b, dropped):
+def test_longer_segment_loses_tokens(a, b, dropped):
     found = pairing.tokens_to_drop(tf.constant([a]), tf.constant([b]), 10)
     assert tuple(int(count[0]) for count in found) == dropped
     kept = [a, b]
-    while sum(kept) > 10:  # the original: A if it is longer, B otherwise
+    while sum(kept) > 10:  # BERT's code: A if it is longer, B otherwise
         kept[0 if kept[0] > kept[1] else 1] -= 1
     assert (a - dropped[0], b - dropped[1]) == tuple(kept)
 
 
-def test_tokens_leave_at_either_end_as_likely():
+def test_tokens_are_dropped_at_random_ends():
     count = 4000
     pairs = pairing.Pairs(*(tf.fill([count], value) for value in (100, 20, 500, 4, 0)))
     cut = pairing.truncate_pairs(pairs, 16, tf.constant([1, 2], tf.int64))
     assert set(cut.a_length.numpy()) == {12} and set(cut.b_length.numpy()) == {4}
     assert set(cut.b_start.numpy()) == {500}
     fronts = cut.a_start.numpy() - 100
-    # A binomial of 8 fair draws: mean 4, variance 2; bounds of four standard errors.
+    # A binomial of 8 fair draws: mean 4, variance 2. The bounds are four standard errors.
     assert fronts.min() == 0 and fronts.max() == 8
     assert fronts.mean() == pytest.approx(4, abs=4 * (2 / count) ** 0.5)
     assert fronts.var() == pytest.approx(2, rel=4 * (1.75 / count) ** 0.5)
 
 
-def test_special_tokens_and_types_of_a_row():
+def test_assembled_rows_have_special_tokens_and_types():
     tokens = tf.constant([11, 12, 13, 14, 15, 16])
     pairs = pairing.Pairs(*(tf.constant(column) for column in ([0, 5], [2, 1], [3, 0], [3, 1], [0, 1])))
     rows = pairing.assemble_pairs(tokens, pairs, SPECIAL, 8)
@@ -156,7 +159,7 @@ def test_special_tokens_and_types_of_a_row():
     assert rows["next_sentence_label"].numpy().tolist() == [[0], [1]]
 
 
-def test_another_document_is_one_of_another_text():
+def test_random_segment_comes_from_different_text():
     hashes = tf.constant([7, 7, 8], tf.int64)
     candidates = tf.constant([[0, 1, 2, 1], [2, 0, 1, 2], [2, 2, 2, 2]])
     assert pairing._first_different(hashes, candidates).numpy().tolist() == [2, 2, 2]
@@ -181,8 +184,8 @@ def many_documents(count=60, seed=5):
     return [document(n, [rng.randint(3, 20) for _ in range(rng.randint(2, 40))]) for n in range(1, count + 1)]
 
 
-def parts(example, cls=CLS, sep=SEP):
-    """A, B and the label, read back from a row."""
+def unpack(example, cls=CLS, sep=SEP):
+    """Returns segments A and B and the label of a row."""
     inputs, types = example["inputs"], example["token_types"]
     inputs = inputs[inputs != 0]
     (first, last) = np.flatnonzero(inputs == sep)
@@ -191,59 +194,59 @@ def parts(example, cls=CLS, sep=SEP):
     return inputs[1:first].tolist(), inputs[first + 1 : last].tolist(), int(example["next_sentence_label"][0])
 
 
-def test_labels_tell_what_the_halves_are():
+def test_labels_match_documents_of_segments():
     documents, length = many_documents(), 64
-    found = [parts(example) for example in examples_of(documents, length, documents_per_batch=20)]
+    found = [unpack(example) for example in examples_of(documents, length, documents_per_batch=20)]
     assert all(a and b and len(a) + len(b) <= length - 3 for a, b, _ in found)
     for a, b, label in found:
-        origin_a, origin_b = ({token // DOCUMENT for token in half} for half in (a, b))
+        origin_a, origin_b = ({token // DOCUMENT for token in segment} for segment in (a, b))
         assert len(origin_a) == len(origin_b) == 1
         if label:
             assert origin_a != origin_b
         else:
             assert origin_a == origin_b and a[-1] < b[0]
-    # Pairs of whole halves that follow one another meet at the border of two sentences.
+    # Consecutive segments that were not truncated meet at a sentence boundary.
     uncut = [(a, b) for a, b, label in found if not label and len(a) + len(b) < length - 3]
     assert uncut and all(b[0] // SENTENCE == a[-1] // SENTENCE + 1 and b[0] % SENTENCE == 0 for a, b in uncut)
 
 
 def test_every_sentence_is_used_once():
-    # Sentences of one token and a large length: nothing is ever cut off, so tokens are sentences.
+    # Sentences have one token and the length is large, so nothing is truncated, and tokens are sentences.
     documents = [document(number, [1] * 50) for number in range(1, 31)]
     used = collections.Counter()
     for example in examples_of(documents, 200, documents_per_batch=7):
-        a, b, label = parts(example)
+        a, b, label = unpack(example)
         used.update(a if label else a + b)
     assert used == {sentence[0]: 1 for document in documents for sentence in document}
 
 
 def test_half_of_the_pairs_are_random():
     documents = [document(number, [5] * 400) for number in range(1, 21)]
-    labels = [parts(example)[2] for example in examples_of(documents, 64, short_pair_probability=0.0)]
-    # A chunk has 13 sentences, but for the last ones of a document, which may be alone.
+    labels = [unpack(example)[2] for example in examples_of(documents, 64, short_pair_probability=0.0)]
+    # A chunk has 13 sentences, except for the last ones of a document, of which there may be only one.
     assert len(labels) > 700
     assert np.mean(labels) == pytest.approx(0.5, abs=4 * (0.25 / len(labels)) ** 0.5 + 20 / len(labels))
 
 
-def test_a_tenth_of_the_documents_has_short_pairs():
+def test_10_percent_of_documents_have_short_pairs():
     lengths = pairing.random_target_lengths(tf.constant(20_000), 125, 0.1, tf.constant([3, 4], tf.int64)).numpy()
     short = lengths[lengths < 125]
-    # 2 … 125, each as likely: the longest of them does not show as short.
+    # The length is uniform from 2 to 125, and the maximum does not count as short.
     assert len(short) / len(lengths) == pytest.approx(0.1 * 123 / 124, abs=4 * (0.09 / len(lengths)) ** 0.5)
     assert short.min() == 2 and short.max() == 124
     assert short.mean() == pytest.approx(63, abs=4 * (123**2 / 12 / len(short)) ** 0.5)
 
 
-def test_cuts_are_uniform_over_the_sentences_of_a_chunk():
-    # Every document is one chunk of five sentences: its first half has 1 … 4 of them.
+def test_cuts_are_uniform_over_sentences_of_chunk():
+    # Every document is one chunk of five sentences, so segment A has 1 … 4 of them.
     documents = [document(number, [1] * 5) for number in range(1, 2001)]
-    found = [parts(example) for example in examples_of(documents, 8, short_pair_probability=0.0)]
+    found = [unpack(example) for example in examples_of(documents, 8, short_pair_probability=0.0)]
     firsts = collections.Counter(len(a) for a, _, _ in found if a[0] % DOCUMENT == SENTENCE)
     assert sorted(firsts) == [1, 2, 3, 4]
     assert sum((count - 500) ** 2 / 500 for count in firsts.values()) < 16.3  # p = 0.001 with 3 degrees of freedom
 
 
-def test_seeds_passes_and_positions():
+def test_pairs_depend_on_seed_and_pass():
     documents = many_documents(30)
     once = examples_of(documents, 48, seed=1)
     again, other = examples_of(documents, 48, seed=1), examples_of(documents, 48, seed=2)
@@ -255,17 +258,17 @@ def test_seeds_passes_and_positions():
     assert [example["inputs"].tolist() for example in twice[len(once) :]][: len(once)] != rows[0]
 
 
-def test_lengths_that_cannot_be_are_refused():
+def test_invalid_lengths_raise():
     with pytest.raises(ValueError, match="need TASK_FEATURE_LENGTHS of 'inputs', got None"):
         pairing.sentence_pairs(dataset(many_documents(2)), None, {}, special=SPECIAL)
     with pytest.raises(ValueError, match="Set 'inputs' to 5 or more"):
         examples_of(many_documents(2), 4)
     with pytest.raises(ValueError, match="documents_per_batch=1 must be at least 2"):
         examples_of(many_documents(2), 16, documents_per_batch=1)
-    assert all(parts(example) for example in examples_of(many_documents(2), 5))
+    assert all(unpack(example) for example in examples_of(many_documents(2), 5))
 
 
-# ---- the tasks -------------------------------------------------------------------------------------------------------
+# ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
 def source_of(task, length=64, predictions=10, **kwargs):
@@ -277,7 +280,7 @@ def source_of(task, length=64, predictions=10, **kwargs):
     )
 
 
-def test_the_task_gives_masked_pairs_and_its_position_can_be_saved():
+def test_shipped_task_yields_masked_pairs_and_restores_position():
     source = source_of("python_docs_sentence_pairs", batch_size=16)
     iterator = source.host_iterator(SENTENCE_PAIRS)
     batch = next(iterator)
@@ -291,10 +294,10 @@ def test_the_task_gives_masked_pairs_and_its_position_can_be_saved():
     for row in range(16):
         tokens = batch["encoder_input_tokens"][row].copy()
         weights = batch["masked_weights"][row] > 0
-        places = batch["masked_positions"][row][weights]
-        assert len(places) == min(10, round(0.15 * np.count_nonzero(batch["encoder_segment_ids"][row])))
-        tokens[places] = batch["masked_targets"][row][weights]
-        parts(
+        positions = batch["masked_positions"][row][weights]
+        assert len(positions) == min(10, round(0.15 * np.count_nonzero(batch["encoder_segment_ids"][row])))
+        tokens[positions] = batch["masked_targets"][row][weights]
+        unpack(
             {"inputs": tokens, "token_types": batch["token_types"][row], "next_sentence_label": [0]}, cls=1022, sep=1021
         )
 
@@ -308,7 +311,7 @@ def sample(test_data):
     }
 
 
-def test_berts_own_sample_text(sample, test_data):
+def test_text_files_task_on_sample_text_of_bert(sample, test_data):
     source = source_of(sentence_pairs_tasks.TEXT_FILES_TASK, 128, 20, batch_size=1, task_arguments=sample)
     vocabulary = source.vocabularies()["inputs"]
     lines = (test_data / "text/bert_sample_text/sample_text.txt").read_text(encoding="utf-8").split("\n")
@@ -321,26 +324,26 @@ def test_berts_own_sample_text(sample, test_data):
             current = []
     assert f"documents {len(documents)} train, 0 validation" in source.describe()[1]
 
-    def documents_with(half):
+    def documents_with(segment):
         return {
             number
             for number, tokens in enumerate(documents)
-            if any(tokens[start : start + len(half)] == half for start in range(len(tokens)))
+            if any(tokens[start : start + len(segment)] == segment for start in range(len(tokens)))
         }
 
     labels = collections.Counter()
     for example in source.task_dataset(num_epochs=10).as_numpy_iterator():
         count = np.count_nonzero(example["targets"])
-        whole = example["inputs"].copy()
-        whole[example["masked_positions"][:count]] = example["targets"][:count]
-        a, b, label = parts(example | {"inputs": whole}, cls=vocabulary.cls_id, sep=vocabulary.sep_id)
+        restored = example["inputs"].copy()
+        restored[example["masked_positions"][:count]] = example["targets"][:count]
+        a, b, label = unpack(example | {"inputs": restored}, cls=vocabulary.cls_id, sep=vocabulary.sep_id)
         of_a, of_b = documents_with(a), documents_with(b)
         assert of_a and of_b and (len(of_a | of_b) > 1 if label else of_a & of_b)
         labels[label] += 1
     assert min(labels.values()) > 20
 
 
-def test_the_vocabulary_and_the_format_are_named_by_arguments(sample, tmp_path):
+def test_arguments_set_vocabulary_and_format(sample, tmp_path):
     name = sentence_pairs_tasks.TEXT_FILES_TASK
     without = source_of(name, batch_size=1, task_arguments={"pattern": sample["pattern"]})
     with pytest.raises(ValueError, match="text_files_sentence_pairs needs task_arguments .'vocabulary_path'"):

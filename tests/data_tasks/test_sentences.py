@@ -1,4 +1,4 @@
-"""How documents are cut into sentences."""
+"""Tests of sentence splitting."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def split(function, text):
     return [sentence.decode() for sentence in function(tf.constant(text)).numpy()]
 
 
-def test_lines_are_sentences():
+def test_split_lines():
     assert split(sentences.split_lines, "One. Two.\n\n  three \r\n\t\nfour") == ["One. Two.", "three", "four"]
     assert split(sentences.split_lines, " \n ") == []
 
@@ -32,11 +32,11 @@ def test_lines_are_sentences():
         ("", []),
     ],
 )
-def test_prose_is_cut_at_punctuation_and_paragraphs(text, expected):
+def test_split_prose_at_punctuation_and_paragraphs(text, expected):
     assert split(sentences.split_prose, text) == expected
 
 
-def test_documents_become_sentences_of_ids():
+def test_tokenize_sentences():
     vocabulary = vocabularies.python_docs()
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
     texts = ["One line.\nAnother, longer line.", " \n ", "third"]
@@ -47,7 +47,7 @@ def test_documents_become_sentences_of_ids():
     assert [vocabulary.decode(ids.tolist()) for ids in cut] == ["One line.", "Another, longer line."]
 
 
-def test_documents_lie_between_blank_lines(tmp_path):
+def test_blank_lines_separate_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n \nOne.\nTwo.\n\n\nThree.\r\n \t\r\nFour.\n")
     (tmp_path / "b.txt").write_text("".join(f"Document {number}.\n\n" for number in range(400)))
     read = sentence_pairs_tasks.documents_between_blank_lines
@@ -56,6 +56,6 @@ def test_documents_lie_between_blank_lines(tmp_path):
     assert "documents 3 train" in corpus.describe()
     held_out = read(pattern=f"{tmp_path}/*.txt", validation_pattern=f"{tmp_path}/a.txt").splits
     assert [len(held_out[split]) for split in ("train", "validation")] == [400, 3]
-    # Without files of its own, validation has single documents, not whole files.
+    # Without validation files, single documents are held out, not whole files.
     drawn = read(pattern=f"{tmp_path}/*.txt", validation_fraction=0.1).splits
     assert len(drawn["train"]) + len(drawn["validation"]) == 403 and 20 < len(drawn["validation"]) < 64

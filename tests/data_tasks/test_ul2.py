@@ -1,4 +1,4 @@
-"""UL2's mixture of denoisers: its modes, lengths, rates and what each denoiser takes out."""
+"""Tests of UL2's mixture of denoisers: modes, lengths, rates and noise."""
 
 import collections
 
@@ -15,7 +15,7 @@ from t5x_like.data.seqio_feed import SeqIOSource
 
 NAME = "python_docs_ul2"
 LENGTHS = {"inputs": 128, "targets": 128}
-BASE = 924  # pieces of the vocabulary; the ids of the modes follow them, and 97 sentinels
+BASE = 924  # number of pieces of the vocabulary; the ids of the modes and 97 sentinels follow
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def examples_of(name, count, **kwargs):
     return list(source.task_dataset(num_epochs=None).take(count).as_numpy_iterator())
 
 
-def test_there_are_seven_denoisers_in_three_modes():
+def test_mixture_has_seven_denoisers():
     tasks = {task.name.removeprefix(NAME) for task in seqio.get_mixture_or_task(NAME).tasks}
     assert tasks == {
         "_r_span_3_15_u_u",
@@ -45,20 +45,20 @@ def test_there_are_seven_denoisers_in_three_modes():
 
 
 @pytest.mark.parametrize(
-    ("rates", "shares"),
+    ("rates", "fractions"),
     [
         ({}, (2 / 7, 1 / 7, 4 / 7)),
         ({"s_rate": 2, "x_rate": 0.25}, (2 / 5, 2 / 5, 1 / 5)),
         ({"x_rate": 0.0}, (2 / 3, 1 / 3, 0)),
     ],
 )
-def test_modes_stand_in_front_and_are_drawn_at_their_rates(rates, shares):
+def test_modes_are_drawn_at_their_rates(rates, fractions):
     modes = collections.Counter(
         int(example["inputs"][0]) - BASE for example in examples_of(NAME, 400, task_arguments=rates)
     )
     assert set(modes) <= {0, 1, 2}
-    for mode, share in enumerate(shares):
-        assert modes[mode] / 400 == pytest.approx(share, abs=4 * (share * (1 - share) / 400) ** 0.5)
+    for mode, fraction in enumerate(fractions):
+        assert modes[mode] / 400 == pytest.approx(fraction, abs=4 * (fraction * (1 - fraction) / 400) ** 0.5)
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_modes_stand_in_front_and_are_drawn_at_their_rates(rates, shares):
         ("x_span_64_50_u_u", 2, 0.5),
     ],
 )
-def test_each_denoiser_takes_out_what_its_name_says(task, mode, density):
+def test_denoisers_have_their_mode_and_density(task, mode, density):
     examples = examples_of(f"{NAME}_{task}", 200)
-    sides = {name: np.stack([example[name] for example in examples]) for name in LENGTHS}
-    assert (sides["inputs"][:, 0] == BASE + mode).all()
-    assert not ((sides["inputs"][:, 1:] >= BASE) & (sides["inputs"][:, 1:] < BASE + 3)).any()
-    assert not ((sides["targets"] >= BASE) & (sides["targets"] < BASE + 3)).any()
-    for tokens in sides.values():
+    features = {name: np.stack([example[name] for example in examples]) for name in LENGTHS}
+    assert (features["inputs"][:, 0] == BASE + mode).all()
+    assert not ((features["inputs"][:, 1:] >= BASE) & (features["inputs"][:, 1:] < BASE + 3)).any()
+    assert not ((features["targets"] >= BASE) & (features["targets"] < BASE + 3)).any()
+    for tokens in features.values():
         last = tokens.shape[1] - 1 - np.argmax(tokens[:, ::-1] != 0, axis=1)
         assert (np.take_along_axis(tokens, last[:, None], axis=1) == 1).all()
-    kept, noise = (((side > 1) & (side < BASE)).sum() for side in sides.values())
+    kept, noise = (((tokens > 1) & (tokens < BASE)).sum() for tokens in features.values())
     assert noise / (kept + noise) == pytest.approx(density, abs=0.03)
 
 
-def test_chunks_leave_room_for_the_mode_and_fit_both_features_and_the_sentinels():
-    # At 512 and 512, 97 sentinels: 97 spans of 3 tokens are half of 582.
+def test_chunk_lengths_allow_for_mode_and_sentinels():
+    # With lengths 512 and 512 and 97 sentinels: 97 spans of 3 tokens are half of 582.
     chunks = {
         recipe: chunk_length(parse_recipe(recipe), 511, 512, 97)
         for recipes in ul2.DENOISERS.values()
@@ -95,7 +95,7 @@ def test_chunks_leave_room_for_the_mode_and_fit_both_features_and_the_sentinels(
     assert parse_recipe("span_64_50_u_u").max_lengths(chunks["span_64_50_u_u"])[0] <= 510
 
 
-def test_ids_of_ones_own_and_what_is_refused():
+def test_custom_mode_ids_and_invalid_settings():
     source = seqio.FunctionDataSource(
         lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({"text": "some text " * 30}),
         splits=["train"],

@@ -1,4 +1,4 @@
-"""The vocabularies of the classic models, against Hugging Face's tokenisers and on cases worked by hand."""
+"""Tests of WordPiece and byte-level BPE, compared with Hugging Face's tokenizers and by hand."""
 
 import json
 import unicodedata
@@ -48,7 +48,7 @@ def pieces_of(vocabulary, text):
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        # A word of which a part has no piece ("##want") is unknown as a whole.
+        # A word is unknown as a whole if one of its pieces is missing ("##want").
         ("UNwant\u00e9d,running", ["[UNK]", ",", "runn", "##ing"]),
         ("unaffable wanted", ["un", "##aff", "##able", "want", "##ed"]),
         (" \t\nÁ\u200b\x00a\u00a0a  ", ["a", "##a", "a"]),
@@ -58,25 +58,25 @@ def pieces_of(vocabulary, text):
         (" \n ", []),
     ],
 )
-def test_words_and_pieces(small, text, pieces):
+def test_wordpiece_pieces(small, text, pieces):
     assert pieces_of(small, text) == pieces
 
 
-def test_a_word_of_more_than_a_hundred_characters_is_unknown(small):
+def test_word_longer_than_100_characters_is_unknown(small):
     assert pieces_of(small, "a" * 100) == ["a"] + ["##a"] * 99
     assert pieces_of(small, "a" * 101 + " a") == ["[UNK]", "a"]
-    # Characters are counted, not bytes.
+    # The limit counts characters, not bytes.
     assert len(wordpiece.split_words(tf.constant("ก" * 60), lower_case=True)) == 1
 
 
-def test_special_ids_word_starts_and_size(small):
+def test_wordpiece_special_ids_word_starts_and_size(small):
     assert (small.pad_id, small.unk_id, small.cls_id, small.sep_id, small.mask_id) == (0, 1, 2, 3, 4)
     assert small.eos_id is None and small.bos_id is None and small.vocab_size == len(SMALL)
     starts = [piece for piece, start in zip(SMALL, small.word_starts, strict=True) if not start]
     assert starts == ["##aff", "##able", "##ed", "##ing", "##a"]
 
 
-def test_decoding_joins_pieces_to_words(small):
+def test_wordpiece_decode_joins_pieces(small):
     ids = [2, *small.encode("unaffable, wanted"), 3]
     assert small.decode(ids) == "[CLS] unaffable , wanted [SEP]"
     assert small.decode([*small.encode("wanted"), 10_000]) == "wanted [UNK]"
@@ -86,16 +86,19 @@ def test_decoding_joins_pieces_to_words(small):
     ]
 
 
-def test_texts_at_once_and_in_a_pipeline_are_the_texts_one_by_one(small):
-    texts = ["unaffable", "", "wanted, running"]
-    one_by_one = [small.encode(text) for text in texts]
-    assert small.encode_tf(tf.constant(texts)).to_list() == one_by_one
-    ds = tf.data.Dataset.from_tensor_slices(texts).map(small.encode_tf)
+@pytest.mark.parametrize(
+    ("kind", "texts"), [("small", ["unaffable", "", "wanted, running"]), ("tiny", ["ab abc", "", "b\nbc"])]
+)
+def test_batched_and_pipelined_encoding_match_single_texts(kind, texts, request):
+    vocabulary = request.getfixturevalue(kind)
+    single = [vocabulary.encode(text) for text in texts]
+    assert vocabulary.encode_tf(tf.constant(texts)).to_list() == single
+    ds = tf.data.Dataset.from_tensor_slices(texts).map(vocabulary.encode_tf)
     assert ds.element_spec == tf.TensorSpec([None], tf.int32)
-    assert [ids.tolist() for ids in ds.as_numpy_iterator()] == one_by_one
+    assert [ids.tolist() for ids in ds.as_numpy_iterator()] == single
 
 
-def test_cased_text_keeps_case_and_accents(tmp_path):
+def test_cased_vocabulary_keeps_case_and_accents(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "Étude", "etude"]), encoding="utf-8")
     path = str(tmp_path / "vocab.txt")
     composed, decomposed = (unicodedata.normalize(form, "Étude") for form in ("NFC", "NFD"))
@@ -114,14 +117,14 @@ def test_cased_text_keeps_case_and_accents(tmp_path):
         (b"\xff\xfe", "not UTF-8 text"),
     ],
 )
-def test_files_that_are_no_vocabulary_are_refused(tmp_path, content, message):
+def test_invalid_wordpiece_files_raise(tmp_path, content, message):
     path = tmp_path / "vocab.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         _ = WordPieceVocabulary(str(path)).vocab_size
 
 
-def test_the_path_may_be_given_late(tmp_path, small):
+def test_path_is_looked_up_at_use(tmp_path, small):
     paths = {}
     late = WordPieceVocabulary(lambda: paths["now"], lambda: paths["lower"])
     paths.update(now=str(tmp_path / "none.txt"), lower=True)
@@ -136,7 +139,7 @@ def published(test_data, case):
 
 
 @pytest.mark.parametrize(("case", "size"), [("uncased", 30522), ("cased", 28996)])
-def test_the_published_vocabularies(test_data, case, size):
+def test_published_wordpiece_vocabularies(test_data, case, size):
     vocabulary = published(test_data, case)
     assert vocabulary.vocab_size == size
     found = (vocabulary.unk_id, vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id)
@@ -151,7 +154,7 @@ def test_the_published_vocabularies(test_data, case, size):
 
 
 def real_lines(test_data):
-    """Real text in several languages and scripts, a line each."""
+    """Returns lines of real text in several languages and scripts."""
     lines = []
     for name in ("gutenberg/dracula.txt", "gutenberg/alice29.txt", "wikitext2/test.txt"):
         lines += (test_data / "text" / name).read_text(encoding="utf-8", errors="replace").split("\n")[::9]
@@ -162,12 +165,12 @@ def real_lines(test_data):
 @pytest.mark.parity
 @pytest.mark.parametrize("case", ["uncased", "cased"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 29], ids=["every", "every 29th"])
-def test_wordpiece_ids_are_hugging_faces(test_data, case, step):
+def test_wordpiece_ids_match_hugging_face(test_data, case, step):
     transformers = pytest.importorskip("transformers")
     vocabulary = published(test_data, case)
     reference = transformers.BertTokenizer(vocabulary.vocab_file, do_lower_case=vocabulary.lower_case)
-    # Characters between two letters, all of the scripts below U+3400; without those that Python or TensorFlow
-    # (Unicode 15.0) does not know yet.
+    # Each character is placed between two letters, for all scripts below U+3400. Characters that Python or TensorFlow
+    # (Unicode 15.0) does not define are excluded.
     unicode_15_1 = range(0x2EBF0, 0x2EE5E)
     codes = [code for code in [*range(1, 0x3400), *range(0x3400, 0x110000, step)] if code not in unicode_15_1]
     characters = [chr(code) for code in codes if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
@@ -179,16 +182,16 @@ def test_wordpiece_ids_are_hugging_faces(test_data, case, step):
 
 
 @pytest.mark.parametrize("kind", ["small", "tiny"])
-def test_the_position_behind_a_vocabulary_can_be_saved(kind, request, tmp_path):
+def test_position_of_encoding_pipeline_can_be_saved(kind, request, tmp_path):
     vocabulary = request.getfixturevalue(kind)
     ds = tf.data.Dataset.from_tensor_slices(["a ab", "aa a", "a aa", "ab"]).map(vocabulary.encode_tf)
     iterator = iter(ds)
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
     expected = [ids.numpy().tolist() for ids in iterator]
-    again = iter(ds)
-    tf.train.Checkpoint(iterator=again).read(path).assert_consumed()
-    assert [ids.numpy().tolist() for ids in again] == expected and len(expected) == 3
+    resumed = iter(ds)
+    tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
+    assert [ids.numpy().tolist() for ids in resumed] == expected and len(expected) == 3
 
 
 # ---- byte-level BPE --------------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ def test_the_position_behind_a_vocabulary_can_be_saved(kind, request, tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """All bytes and the merges "a b", "b c", "ab c", "a a", " ab": pieces 256 … 260, then the end of a text."""
+    """All bytes, the merges "a b", "b c", "ab c", "a a", " ab" as pieces 256 … 260, and the end of text."""
     letters = byte_bpe._byte_letters()
     merges = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "a"), ("Ġ", "ab")]
     names = [letters[byte] for byte in range(256)] + ["".join(pair) for pair in merges] + ["<|endoftext|>"]
@@ -208,21 +211,21 @@ def tiny(tmp_path):
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("abc", ["abc"]),  # "a b" was learnt before "b c"
+        ("abc", ["abc"]),  # "a b" is an earlier merge than "b c"
         ("bcab", ["bc", "ab"]),
         ("aaa aaaa", ["aa", "a", " ", "aa", "aa"]),  # from the left
         ("aab", ["a", "ab"]),
-        ("ab  ab\n", ["ab", " ", " ab", "\n"]),  # the second space is the word's, the merge of which is known
+        ("ab  ab\n", ["ab", " ", " ab", "\n"]),  # the second space belongs to the word
         ("ab\n\nab", ["ab", "\n", "\n", "ab"]),
-        ("ab'sab", ["ab", "'", "s", "ab"]),  # "'s" is cut off as a word of its own
+        ("ab'sab", ["ab", "'", "s", "ab"]),  # "'s" is split off as a word of its own
         ("", []),
     ],
 )
-def test_merges(tiny, text, pieces):
+def test_byte_bpe_merges(tiny, text, pieces):
     assert [tiny.pieces[index].decode() for index in tiny.encode(text)] == pieces
 
 
-def test_runs_of_one_letter_are_merged_in_twos():
+def test_every_other_flag_of_each_run():
     flags = [True, True, True, False, True, True, False, False, True]
     expected = [True, False, True, False, True, False, False, False, True]
     assert byte_bpe.every_other(tf.constant(flags)).numpy().tolist() == expected
@@ -237,12 +240,12 @@ def test_runs_of_one_letter_are_merged_in_twos():
         ("\u3000\u00a0x", ["\u3000", "\u00a0", "x"]),
     ],
 )
-def test_text_is_cut_as_gpt2_does(text, words):
+def test_split_words_matches_gpt2(text, words):
     found = byte_bpe.split_words(tf.constant([text])).to_list()[0]
     assert [word.decode() for word in found] == words
 
 
-def test_any_text_comes_back_and_bytes_that_are_none_do_not_fail(tiny):
+def test_byte_bpe_is_lossless_and_decodes_invalid_bytes(tiny):
     text = "zwölf  Boxkämpfer,\t日本語 \x00\x1e 🙂\r\n"
     assert tiny.decode(tiny.encode(text)) == text
     assert tiny.decode_tf(tiny.encode_tf(tf.constant([text]))).numpy()[0].decode() == text
@@ -253,16 +256,7 @@ def test_any_text_comes_back_and_bytes_that_are_none_do_not_fail(tiny):
     assert tiny.encode("<|endoftext|>") != [tiny.eos_id]
 
 
-def test_bpe_of_texts_at_once_and_in_a_pipeline(tiny):
-    texts = ["ab abc", "", "b\nbc"]
-    one_by_one = [tiny.encode(text) for text in texts]
-    assert tiny.encode_tf(tf.constant(texts)).to_list() == one_by_one
-    ds = tf.data.Dataset.from_tensor_slices(texts).map(tiny.encode_tf)
-    assert ds.element_spec == tf.TensorSpec([None], tf.int32)
-    assert [ids.tolist() for ids in ds.as_numpy_iterator()] == one_by_one
-
-
-def test_robertas_order(tiny, tmp_path):
+def test_roberta_ids(tiny, tmp_path):
     old = [*range(97, 262), *range(97)]
     lines = [f"{number} 5" for number in old] + ["madeupword0000 0", "madeupword0001 0"]
     (tmp_path / "dict.txt").write_text("\n".join(lines) + "\n")
@@ -277,7 +271,7 @@ def test_robertas_order(tiny, tmp_path):
         _ = tiny.mask_id
 
 
-def test_files_that_do_not_belong_together_are_refused(tiny, tmp_path):
+def test_mismatched_byte_bpe_files_raise(tiny, tmp_path):
     encoder, merges, _ = tiny.files
     (tmp_path / "other.bpe").write_text("a b\nx yz\n")
     (tmp_path / "short.txt").write_text("3 1\n4 1\n")
@@ -297,17 +291,17 @@ def gpt2_files(test_data):
     return str(test_data / "vocab/gpt2/encoder.json"), str(test_data / "vocab/gpt2/vocab.bpe")
 
 
-def test_the_published_orders(test_data):
+def test_published_ids_of_gpt2_and_roberta(test_data):
     gpt2 = ByteBPEVocabulary(*gpt2_files(test_data))
     roberta = ByteBPEVocabulary(*gpt2_files(test_data), str(test_data / "vocab/roberta_dict/dict.txt"))
     assert (gpt2.vocab_size, gpt2.eos_id, roberta.vocab_size, roberta.mask_id) == (50257, 50256, 50265, 50264)
-    # Known ids of both: "Hello world" and " the", ".".
+    # Known ids of "Hello world", and of ".", " the".
     assert gpt2.encode("Hello world") == [15496, 995]
     assert roberta.encode("Hello world. the") == [31414, 232, 4, 5]
 
 
 @pytest.mark.parity
-def test_byte_bpe_ids_are_hugging_faces(test_data):
+def test_byte_bpe_ids_match_hugging_face(test_data):
     transformers = pytest.importorskip("transformers")
     vocabulary = ByteBPEVocabulary(*gpt2_files(test_data))
     reference = transformers.GPT2Tokenizer(*gpt2_files(test_data))
