@@ -168,8 +168,8 @@ def draw_order(numbers: tf.Tensor, width: int | tf.Tensor, ratio: float, seed: t
     moved = choose(tf.sequence_mask(numbers, width), ratio, chosen_seed)
     fixed = 1.0 + tf.range(width, dtype=tf.float32)  # fixed indices come last, in order, on both sides
     from_here, to_here = (
-        tf.argsort(tf.where(moved, tf.random.stateless_uniform(tf.shape(moved), part), fixed), axis=1)
-        for part in (first_seed, second_seed)
+        tf.argsort(tf.where(moved, tf.random.stateless_uniform(tf.shape(moved), order_seed), fixed), axis=1)
+        for order_seed in (first_seed, second_seed)
     )
     return tf.gather(to_here, tf.argsort(from_here, axis=1), batch_dims=1)
 

@@ -111,34 +111,34 @@ def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
     """
     if name == "all_permute":
         return Recipe(Iid(1.0), "p", "f", join_documents=False)
-    parts = _NAME.fullmatch(name)
-    if not parts:
+    match = _NAME.fullmatch(name)
+    if not match:
         raise UserError(f"{name!r} is not a denoising recipe. Recipes are {GRAMMAR}")
-    pattern = _pattern(name, parts, random_roll)
-    mixed = re.fullmatch(r"r(\d+)s(\d+)", parts["inputs"])
+    pattern = _pattern(name, match, random_roll)
+    mixed = re.fullmatch(r"r(\d+)s(\d+)", match["inputs"])
     if mixed and int(mixed[1]) + int(mixed[2]) != 100:
-        raise UserError(f"{name!r}: {mixed[1]} and {mixed[2]} in {parts['inputs']!r} must add up to 100 percent")
-    return Recipe(pattern, parts["inputs"], parts["targets"], join_documents=not isinstance(pattern, AfterPrefix))
+        raise UserError(f"{name!r}: {mixed[1]} and {mixed[2]} in {match['inputs']!r} must add up to 100 percent")
+    return Recipe(pattern, match["inputs"], match["targets"], join_documents=not isinstance(pattern, AfterPrefix))
 
 
-def _pattern(name: str, parts: re.Match, random_roll: bool) -> Pattern:
-    percent = int(parts["percent"])
-    max_percent = 50 if parts["prefix"] else 99 if parts["span"] else 100
+def _pattern(name: str, match: re.Match, random_roll: bool) -> Pattern:
+    percent = int(match["percent"])
+    max_percent = 50 if match["prefix"] else 99 if match["span"] else 100
     if not 1 <= percent <= max_percent:
         raise UserError(f"{name!r}: the percentage of noise {percent} must be 1 to {max_percent} with this pattern")
-    if random_roll and not parts["span"]:
+    if random_roll and not match["span"]:
         raise UserError(f"{name!r}: random_roll=True applies only to random spans, span_N_…")
     density = percent / 100
-    if parts["span"]:
-        if float(parts["span"]) < 1:
+    if match["span"]:
+        if float(match["span"]) < 1:
             raise UserError(f"{name!r}: the mean span length must be at least 1 token")
-        return RandomSpans(density, float(parts["span"]), random_roll)
-    if parts["least"]:
-        least, most = int(parts["least"]), int(parts["most"] or parts["least"])
+        return RandomSpans(density, float(match["span"]), random_roll)
+    if match["least"]:
+        least, most = int(match["least"]), int(match["most"] or match["least"])
         if not 1 <= least <= most:
             raise UserError(f"{name!r}: span lengths {least} to {most} must satisfy 1 <= N <= M")
         return RegularSpans(density, least, most)
-    return AfterPrefix(density) if parts["prefix"] else Iid(density)
+    return AfterPrefix(density) if match["prefix"] else Iid(density)
 
 
 def preprocessor_of(name: str, *, random_roll: bool = False) -> Callable[..., tf.data.Dataset]:

@@ -82,8 +82,8 @@ def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dic
 class DocumentSource(seqio.DataSource):
     """The documents of a corpus as the feature `text`. The corpus is read when a dataset is first requested.
 
-    Shuffling permutes all documents anew in every epoch. The permutation is computed index by index, so the state of an
-    iterator holds no buffer of documents.
+    Shuffling draws a new permutation of all documents in every epoch. The permutation is computed index by index, so
+    the state of an iterator holds no buffer of documents.
 
     Args:
       read: returns the corpus. It is called often, so it should cache the corpus.

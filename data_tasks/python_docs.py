@@ -78,14 +78,14 @@ def _topics() -> Iterator[str]:
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
-        part: list[str] = []
+        paragraphs: list[str] = []
         for paragraph in topics.topics[name].strip().split("\n\n"):
-            part.append(paragraph)
-            if sum(map(len, part)) > TOPIC_DOCUMENT_CHARS:
-                yield "\n\n".join(part)
-                part = []
-        if part:
-            yield "\n\n".join(part)
+            paragraphs.append(paragraph)
+            if sum(map(len, paragraphs)) > TOPIC_DOCUMENT_CHARS:
+                yield "\n\n".join(paragraphs)
+                paragraphs = []
+        if paragraphs:
+            yield "\n\n".join(paragraphs)
 
 
 def _module(path: Path, dotted: str) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
     children = (
         [child for child in node.body if isinstance(child, _DEFINITIONS)] if isinstance(node, ast.ClassDef) else []
     )
-    inner = [part for child in children for part in _definition(child, indent + "    ")]
+    inner = [line for child in children for line in _definition(child, indent + "    ")]
     if not docstring and not inner:
         return
     if isinstance(node, ast.ClassDef):

@@ -42,7 +42,7 @@ _ARGUMENTS = task_arguments.declare(
     lines_per_document=64,
     # Maximum size of the text, all of which is held in memory.
     max_corpus_bytes=4 << 30,
-    # A WordPiece vocabulary (BERT's vocab.txt). There is no default.
+    # A WordPiece vocabulary (BERT's vocab.txt). Required.
     vocabulary_path=None,
     # Whether to lower-case text and strip accents, as the uncased vocabularies require.
     lower_case=True,

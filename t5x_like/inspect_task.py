@@ -375,7 +375,7 @@ def _text_vocabularies(source) -> dict[str, Any]:
 
 def _special_names(source, spec: FeatureSpec) -> dict[int, str]:
     """The ids of a masked LM's special tokens, with their names."""
-    from data_tasks import masked_lm
+    from data_tasks import special_tokens
 
     if all(feature.role != "row_positions" for feature in spec.features):
         return {}
@@ -384,9 +384,9 @@ def _special_names(source, spec: FeatureSpec) -> dict[int, str]:
         for task in source.tasks
         for preprocessor in task.preprocessors
         for value in getattr(preprocessor, "keywords", {}).values()
-        if isinstance(value, masked_lm.SpecialTokens)
+        if isinstance(value, special_tokens.SpecialTokens)
     ]
-    special = given[0] if given else masked_lm.special_tokens(source.vocabularies()["inputs"])
+    special = given[0] if given else special_tokens.special_tokens(source.vocabularies()["inputs"])
     return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
 
 

@@ -54,11 +54,11 @@ def vocabulary(
     Raises:
       UserError: no file matches, the size does not suit the text, or the directory cannot be written.
     """
-    from data_tasks.vocabularies import own
+    from data_tasks.vocabularies import trainers
 
     # ---- what to write, before anything is read ----------------------------------------------------------------------
-    if kind not in own.KINDS:
-        raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(own.KINDS)}.")
+    if kind not in trainers.KINDS:
+        raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(trainers.KINDS)}.")
     if size < 1 or max_bytes < 1:
         raise UserError(f"SIZE={size}, MAX_BYTES={max_bytes}: must be positive integers.")
     folder = output or os.path.join(FOLDER, kind)
@@ -70,7 +70,7 @@ def vocabulary(
     # ---- learning ----------------------------------------------------------------------------------------------------
     options = {} if lower_case is None else {"lower_case": lower_case}
     with _progress(f"learning {size:,} pieces ({kind})"):
-        files = own.KINDS[kind](documents, size, **options)
+        files = trainers.KINDS[kind](documents, size, **options)
 
     # ---- writing -----------------------------------------------------------------------------------------------------
     try:
@@ -82,7 +82,7 @@ def vocabulary(
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     print(f"wrote {size:,} pieces: {', '.join(paths.join(folder, name) for name in files)}")
     print(f"tasks: {TASKS[kind]}, with TASK_ARGUMENTS = {{'pattern': {pattern!r}, 'vocabulary_path': {path!r}}}")
-    print(f"model: {own.models_for(kind, size)}")
+    print(f"model: {trainers.models_for(kind, size)}")
     return path
 
 

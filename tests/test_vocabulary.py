@@ -7,7 +7,7 @@ import pytest
 import seqio
 
 import data_tasks  # noqa: F401  registers the tasks
-from data_tasks.vocabularies import own
+from data_tasks.vocabularies import trainers
 from t5x_like import cli, config
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
@@ -92,7 +92,7 @@ def test_the_same_text_gives_the_same_vocabulary(kind):
     pytest.importorskip("tokenizers")
     rng = random.Random(1)
     documents = ["".join(rng.choices("abcdefgh ", k=200)) for _ in range(50)]
-    assert own.KINDS[kind](documents, 300) == own.KINDS[kind](documents, 300)
+    assert trainers.KINDS[kind](documents, 300) == trainers.KINDS[kind](documents, 300)
 
 
 @pytest.mark.parity
@@ -119,7 +119,9 @@ def test_cased_wordpiece_keeps_case(texts, tmp_path):
 
 def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: seen.extend(documents) or {"a.model": b"x"})
+    monkeypatch.setitem(
+        trainers.KINDS, "sentencepiece", lambda documents, size: seen.extend(documents) or {"a.model": b"x"}
+    )
     vocabulary(pattern=f"{texts}/*", size=400, output=str(tmp_path / "out"), max_bytes=8_000)
     size = sum(len(document.encode()) for document in seen)
     assert 2_000 < size < 16_000
@@ -150,7 +152,7 @@ def test_invalid_arguments_raise(changed, message, texts, tmp_path):
 
 
 def test_non_empty_output_needs_overwrite(texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(own.KINDS, "sentencepiece", lambda documents, size: {"sentencepiece.model": b"new"})
+    monkeypatch.setitem(trainers.KINDS, "sentencepiece", lambda documents, size: {"sentencepiece.model": b"new"})
     (tmp_path / "sentencepiece.model").write_bytes(b"old")
     with pytest.raises(UserError, match=r"not empty \(sentencepiece.model\).*--overwrite"):
         vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path))
