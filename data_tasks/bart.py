@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
-from data_tasks import bart_noise, language_model, preprocessors
+from data_tasks import bart_noise, preprocessors
+from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.noise_masks import uniform_below
 from t5x_like.errors import UserError
 
@@ -187,17 +188,13 @@ def bart(
     Raises:
       UserError: the lengths are too short, the vocabularies differ, or the vocabulary has no mask id.
     """
-    if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"BART's noise needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
-    vocabulary = output_features["targets"].vocabulary
-    if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("BART's noise needs the same vocabulary for 'inputs' and 'targets'")
+    lengths = require_lengths("BART's noise", sequence_length, "inputs", "targets")
+    vocabulary = require_shared_vocabulary("BART's noise", output_features)
     prefix = () if bos_id is None else (bos_id,)
-    lengths = {name: sequence_length[name] for name in ("inputs", "targets")}
     length = min(lengths.values()) - len(prefix) - 1
     if length < 1:
         raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: too short for a token, BOS and EOS, which BART's noise needs")
-    language_model.require_eos(vocabulary)
+    require_eos(vocabulary)
     special = NoiseTokens.from_vocabulary(vocabulary, mask_id)
 
     @seqio.map_over_dataset(num_seeds=1)

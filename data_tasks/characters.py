@@ -14,6 +14,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.documents import TRAIN, VALIDATION, Corpus
+from data_tasks.feature_checks import require_lengths
 from t5x_like import paths
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
@@ -154,9 +155,7 @@ def windows(
     Raises:
       UserError: the length of `targets` is missing.
     """
-    if sequence_length is None or "targets" not in sequence_length:
-        raise UserError(f"windows of characters need TASK_FEATURE_LENGTHS of 'targets', got {sequence_length}")
-    length = tf.constant(sequence_length["targets"], tf.int64)
+    length = tf.constant(require_lengths("a characters task", sequence_length, "targets")["targets"], tf.int64)
     vocabulary = output_features["targets"].vocabulary
     splits = {split: tf.constant(b"".join(documents)) for split, documents in read().splits.items()}
 

@@ -13,6 +13,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import language_model, preprocessors, token_encodings
+from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.noise_patterns import AfterPrefix, Iid, Pattern, RandomSpans, RegularSpans
 from data_tasks.token_encodings import Encoding, Ids, Rows
 from t5x_like.errors import UserError
@@ -57,10 +58,10 @@ class Recipe:
 
     def max_lengths(self, length: int) -> tuple[int, int]:
         """Return the maximum lengths of `inputs` and `targets` for a chunk of `length`, without EOS."""
-        noise, runs = self.pattern.max_noise(length)
-        shorter = {"d": noise, "s": noise - runs, "u": noise - runs}.get(self.inputs, 0) if self.pattern.exact else 0
-        other_runs = runs + (not self.pattern.ends_in_noise)
-        return length - shorter, {"f": length, "d": noise}.get(self.targets, noise + other_runs)
+        noise, spans = self.pattern.max_noise(length)
+        shorter = {"d": noise, "s": noise - spans, "u": noise - spans}.get(self.inputs, 0) if self.pattern.exact else 0
+        other_spans = spans + (not self.pattern.ends_in_noise)
+        return length - shorter, {"f": length, "d": noise}.get(self.targets, noise + other_spans)
 
     @property
     def unique_sentinels(self) -> bool:
@@ -186,14 +187,11 @@ def denoise(
     Raises:
       UserError: the lengths are too short, the vocabularies differ, or the vocabulary has too few sentinels.
     """
-    vocabulary = output_features["targets"].vocabulary
-    if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"denoising needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
-    if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("denoising needs the same vocabulary for 'inputs' and 'targets'")
-    language_model.require_eos(vocabulary)
+    lengths = require_lengths("denoising", sequence_length, "inputs", "targets")
+    vocabulary = require_shared_vocabulary("denoising", output_features)
+    require_eos(vocabulary)
     prefix, ids = tuple(prefix_ids(vocabulary)), Ids.from_vocabulary(vocabulary)
-    inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
+    inputs_length, targets_length = lengths["inputs"], lengths["targets"]
     sentinels = vocabulary.extra_ids - reserved_sentinels
     length = chunk_length(recipe, inputs_length - len(prefix), targets_length, sentinels)
     max_spans = sentinels - (not recipe.pattern.ends_in_noise) if recipe.unique_sentinels else length

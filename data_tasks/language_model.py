@@ -10,6 +10,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.noise_masks import random_prefix_lengths
 from t5x_like.errors import UserError
 
@@ -37,7 +38,7 @@ def full_lm(
     Raises:
       UserError: the length of `targets` is missing, or the vocabulary has no EOS.
     """
-    length = _require_lengths("causal LM", sequence_length, ("targets",))["targets"]
+    length = require_lengths("causal LM", sequence_length, "targets")["targets"]
     vocabulary = output_features["targets"].vocabulary
     eos_id = require_eos(vocabulary)
 
@@ -75,13 +76,11 @@ def prefix_lm(
     Raises:
       UserError: a length is missing or less than 2, the vocabularies differ, or the vocabulary has no EOS.
     """
-    lengths = _require_lengths("prefix LM", sequence_length, ("inputs", "targets"))
+    lengths = require_lengths("prefix LM", sequence_length, "inputs", "targets")
     length = min(lengths.values())
     if length < 2:
         raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: prefix LM needs lengths of at least 2")
-    vocabulary = output_features["targets"].vocabulary
-    if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("prefix LM needs the same vocabulary for 'inputs' and 'targets'")
+    vocabulary = require_shared_vocabulary("prefix LM", output_features)
     eos_id = require_eos(vocabulary)
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -108,33 +107,6 @@ def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -
     before = tf.sequence_mask(prefixes, length)
     after = tf.sequence_mask(counts, length) & ~before
     return {name: tf.ragged.boolean_mask(tokens, kept) for name, kept in (("inputs", before), ("targets", after))}
-
-
-def require_eos(vocabulary: seqio.Vocabulary) -> int:
-    """Return the EOS id of a vocabulary.
-
-    Args:
-      vocabulary: any SeqIO vocabulary.
-
-    Returns:
-      The id.
-
-    Raises:
-      UserError: the vocabulary has no EOS.
-    """
-    if vocabulary.eos_id is None:
-        raise UserError(
-            f"{type(vocabulary).__name__} has no EOS (eos_id is None), but this task ends each document with one. Use "
-            "another vocabulary"
-        )
-    return vocabulary.eos_id
-
-
-def _require_lengths(what: str, sequence_length: Mapping[str, int] | None, names: tuple[str, ...]) -> dict[str, int]:
-    if sequence_length is None or not set(names) <= set(sequence_length):
-        wanted = " and ".join(map(repr, names))
-        raise UserError(f"{what} needs TASK_FEATURE_LENGTHS of {wanted}, got {sequence_length}")
-    return {name: sequence_length[name] for name in names}
 
 
 def add_causal_lm_task(

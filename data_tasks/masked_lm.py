@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.feature_checks import require_lengths
 from data_tasks.special_tokens import SpecialTokens, special_tokens, word_starts
 from t5x_like.errors import UserError
 
@@ -271,9 +272,8 @@ def mask_inputs(
     Raises:
       UserError: a length is missing, the lengths do not fit together, or the vocabulary has no special tokens.
     """
-    if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
-    length, max_predictions = sequence_length["inputs"], sequence_length["targets"]
+    lengths = require_lengths("masked LM", sequence_length, "inputs", "targets")
+    length, max_predictions = lengths["inputs"], lengths["targets"]
     masking.check(length, max_predictions)
     vocabulary = output_features["inputs"].vocabulary
     special = special or special_tokens(vocabulary)

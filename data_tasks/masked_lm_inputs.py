@@ -7,6 +7,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.feature_checks import require_lengths
 from data_tasks.masked_lm import DUPLICATE
 from data_tasks.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
@@ -121,9 +122,8 @@ def full_sentences(
 
 
 def _length(sequence_length: Mapping[str, int] | None) -> int:
-    if sequence_length is None or "inputs" not in sequence_length:
-        raise UserError(f"masked LM needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
-    if (length := sequence_length["inputs"]) <= _SPECIAL_TOKENS:
+    length = require_lengths("masked LM", sequence_length, "inputs")["inputs"]
+    if length <= _SPECIAL_TOKENS:
         raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' includes {_SPECIAL_TOKENS} special tokens. Set it "
             f"to {_SPECIAL_TOKENS + 1} or more"

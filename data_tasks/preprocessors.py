@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
+from data_tasks.feature_checks import require_lengths, require_shared_vocabulary
 from data_tasks.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
 from t5x_like.errors import UserError
@@ -102,14 +103,11 @@ def span_corruption(
     Raises:
       UserError: the lengths do not match, or the vocabulary has too few sentinels.
     """
-    vocabulary = output_features["targets"].vocabulary
-    if sequence_length is None or not {"inputs", "targets"} <= set(sequence_length):
-        raise UserError(f"span corruption needs TASK_FEATURE_LENGTHS of 'inputs' and 'targets', got {sequence_length}")
-    if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError("span corruption needs the same vocabulary for 'inputs' and 'targets'")
+    given = require_lengths("span corruption", sequence_length, "inputs", "targets")
+    vocabulary = require_shared_vocabulary("span corruption", output_features)
     lengths = span_lengths.check_fits(
-        sequence_length["inputs"],
-        sequence_length["targets"],
+        given["inputs"],
+        given["targets"],
         vocabulary.extra_ids,
         noise_density,
         mean_noise_span_length,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import seqio
 import tensorflow as tf
 
+from data_tasks.feature_checks import require_lengths
 from data_tasks.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
 
@@ -110,9 +111,7 @@ def sentence_pairs(
     Raises:
       UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
-    if sequence_length is None or "inputs" not in sequence_length:
-        raise UserError(f"sentence pairs need TASK_FEATURE_LENGTHS of 'inputs', got {sequence_length}")
-    length = sequence_length["inputs"]
+    length = require_lengths("a sentence pairs task", sequence_length, "inputs")["inputs"]
     most = length - SPECIAL_TOKENS_PER_PAIR
     if most < _MIN_TARGET_LENGTH:
         raise UserError(

@@ -267,7 +267,10 @@ def test_invalid_settings_raise():
         BartNoise(mean_span_length=0)
     with pytest.raises(ValueError, match="ByteVocabulary has no sentinel that BART's noise can use as its mask"):
         bart.NoiseTokens.from_vocabulary(seqio.ByteVocabulary())
-    with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS"):
+    with pytest.raises(
+        ValueError,
+        match="TASK_FEATURE_LENGTHS={'targets': 9}: BART's noise needs 'inputs' and 'targets'",
+    ):
         noised(["a"], {"targets": 9}, BartNoise())
     with pytest.raises(ValueError, match="too short for a token"):
         noised(["a"], {"inputs": 1, "targets": 9}, BartNoise())

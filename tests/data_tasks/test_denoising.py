@@ -268,7 +268,7 @@ def test_all_permute_keeps_all_tokens():
 
 
 def test_missing_length_and_different_vocabularies_raise():
-    with pytest.raises(ValueError, match="denoising needs TASK_FEATURE_LENGTHS"):
+    with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS=.*: denoising needs 'inputs' and 'targets'"):
         denoised("iid_15_u_u", ["a"], {"targets": 9})
     mixed = features() | {"inputs": seqio.Feature(seqio.ByteVocabulary(extra_ids=7))}
     with pytest.raises(ValueError, match="the same vocabulary"):

@@ -194,7 +194,7 @@ def test_invalid_lengths_and_vocabularies_raise():
         preprocessors.span_corruption(ds, {"inputs": 1024, "targets": 229}, features(extra_ids=50))
     with pytest.raises(ValueError, match="set targets to 229"):
         preprocessors.span_corruption(ds, {"inputs": 1024, "targets": 128}, features())
-    with pytest.raises(ValueError, match="needs TASK_FEATURE_LENGTHS"):
+    with pytest.raises(ValueError, match="TASK_FEATURE_LENGTHS=None: span corruption needs 'inputs' and 'targets'"):
         preprocessors.span_corruption(ds, None, features())
     mixed = features() | {"inputs": features(7)["inputs"]}
     with pytest.raises(ValueError, match="the same vocabulary"):
