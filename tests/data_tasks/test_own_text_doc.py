@@ -31,7 +31,7 @@ def test_document_has_commands_for_three_families():
 def test_commands_resolve(words):
     parsed = cli.parse(words)
     command = cli.COMMANDS[parsed.command]
-    if command.needs_run and parsed.command != "inspect":  # their configuration is that of the run before them
+    if command.needs_run and parsed.command != "inspect":  # these use the configuration of an existing run
         return
     config.load(
         command.function,
@@ -46,7 +46,7 @@ def test_commands_resolve(words):
         task_arguments.update([task], {})
 
 
-def test_every_task_and_argument_is_named():
+def test_tables_list_all_tasks_and_arguments():
     assert set(re.findall(r"^\| `(text_files_\w+)` \|", TEXT, re.MULTILINE)) == set(TASKS)
     table = TEXT.partition("`TASK_ARGUMENTS` is a dictionary of")[2]
     named = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
