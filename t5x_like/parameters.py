@@ -1,13 +1,13 @@
 """Names, logical axes and layouts of parameter trees.
 
-A tree is any pytree of `flax.nnx.Variable`s and plain arrays: `{"model": module, "objective": …}`, a gradient of it, or
-an optimizer state built from it. This module alone knows how a leaf is called, which logical axes it has and how a
-stack of layers is laid out (see docs/architecture.md, "Parameters").
+A tree is a pytree of `flax.nnx.Variable`s and arrays: `{"model": module, "objective": …}`, its gradient, or an
+optimizer state. Only this module defines the names of leaves, their logical axes and the layouts of stacks of layers
+(see docs/architecture.md, "Parameters").
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,9 +28,13 @@ def _name(path) -> str:
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
-    """The leaves of `tree` by name, such as `model/encoder/layers/0/attention/query/kernel`.
+    """Returns the leaves of a tree by name, such as `model/encoder/layers/0/attention/query/kernel`.
 
-    The order is that of `jax.tree.leaves`. Works on arrays, shapes and shardings alike.
+    Args:
+      tree: a tree of arrays, shapes or shardings.
+
+    Returns:
+      Name -> leaf, in the order of `jax.tree.leaves`.
     """
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]
     named = {}
@@ -42,23 +46,38 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
 
 
 def rebuild(tree: Tree, leaves: Mapping[str, Any]) -> Tree:
-    """A tree like `tree` with the leaves of `leaves`, by name.
+    """Replaces the leaves of a tree by name.
+
+    Args:
+      tree: a tree with the structure of the result.
+      leaves: name -> leaf.
+
+    Returns:
+      A tree with the structure of `tree` and the leaves of `leaves`.
 
     Raises:
-      KeyError: a name of `tree` is missing in `leaves`.
+      KeyError: a name of `tree` is not in `leaves`.
     """
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)])
 
 
-def map_named(function, tree: Tree) -> Tree:
-    """`tree` with each leaf replaced by `function(name, leaf)`."""
+def map_named(function: Callable[[str, Any], Any], tree: Tree) -> Tree:
+    """Replaces each leaf of a tree by `function(name, leaf)`."""
     return rebuild(tree, {name: function(name, leaf) for name, leaf in named_leaves(tree).items()})
 
 
 def logical_axes(tree: Tree) -> dict[str, tuple[str | None, ...]]:
-    """The logical axes of every leaf by name; a stacked leaf has `layers` in front.
+    """Returns the logical axes of all leaves.
 
-    A leaf that is no `nnx.Variable`, or one without `axes`, has none: `(None,) * ndim`.
+    Args:
+      tree: a tree of arrays or shapes.
+
+    Returns:
+      Name -> one logical axis per dimension. The first axis of a stacked leaf is `layers`. A leaf that is not an
+      `nnx.Variable`, or that declares no `axes`, has the axes `(None,) * ndim`.
+
+    Raises:
+      ValueError: the shape of a leaf does not match its declared axes.
     """
     axes = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]:
@@ -75,25 +94,39 @@ def logical_axes(tree: Tree) -> dict[str, tuple[str | None, ...]]:
             elif ndim == len(declared) + 1:
                 axes[name] = (LAYERS, *declared)
             else:
-                raise ValueError(f"{name} has {ndim} dimensions, shape {array.shape}, but declares axes {declared}")
+                raise ValueError(f"{name} has shape {array.shape} with {ndim} dimensions, but declares axes {declared}")
     return axes
 
 
 def count(tree: Tree) -> int:
-    """The number of scalars in `tree` (arrays or shapes)."""
+    """Counts the scalars in a tree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def stored_name(name: str) -> tuple[str, int | None]:
-    """The name that a leaf has on disk, where a stack is one leaf, and the index of its layer in an unrolled stack."""
+    """Returns the name of a leaf on disk, where stacks are always stacked.
+
+    Args:
+      name: name of a leaf at run time.
+
+    Returns:
+      The stored name, and the index of the layer in an unrolled stack or None.
+    """
     match = _UNROLLED.match(name)
     return (match["stack"] + match["rest"], int(match["index"])) if match else (name, None)
 
 
 def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Named leaves with every unrolled stack turned into one leaf: `…/layers/<i>/x` → `…/layers/x`, `[layers, …]`.
+    """Stacks the leaves of every unrolled stack: `…/layers/<i>/x` becomes `…/layers/x` of shape `[layers, …]`.
 
-    Accepts arrays and `jax.ShapeDtypeStruct`s (for which the result is a shape too, without sharding).
+    Args:
+      leaves: name -> array or `jax.ShapeDtypeStruct`.
+
+    Returns:
+      Stored name -> array or shape. Shapes have no sharding.
+
+    Raises:
+      ValueError: a layer of a stack is missing.
     """
     groups: dict[str, dict[int, Any]] = {}
     stacked: dict[str, Any] = {}
@@ -105,7 +138,7 @@ def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
             groups.setdefault(stored, {})[index] = leaf
     for name, layers in groups.items():
         if sorted(layers) != list(range(len(layers))):
-            raise ValueError(f"{name}: layers {sorted(layers)} have gaps")
+            raise ValueError(f"{name}: layers {sorted(layers)} are not contiguous")
         ordered = [layers[index] for index in range(len(layers))]
         if isinstance(ordered[0], jax.ShapeDtypeStruct):
             stacked[name] = jax.ShapeDtypeStruct((len(ordered), *ordered[0].shape), ordered[0].dtype)
@@ -115,10 +148,17 @@ def stack(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unstack(stacked: Mapping[str, Any], like: Tree) -> Tree:
-    """The inverse of `stack`: a tree laid out like `like` from stacked leaves.
+    """Inverts `stack`.
+
+    Args:
+      stacked: stored name -> array.
+      like: a tree with the structure of the result.
+
+    Returns:
+      A tree with the structure of `like` and the values of `stacked`.
 
     Raises:
-      KeyError: a leaf of `like` has no counterpart in `stacked`.
+      KeyError: a leaf of `like` is not in `stacked`.
     """
 
     def pick(name, _):

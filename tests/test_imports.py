@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From low to high: a module may import modules of its own level and below. Modules that are not listed here are
 # commands: they may import everything, and only commands may import them.
 LEVELS = (
-    {"errors", "parameters", "partitioning", "paths", "runtime"},
+    {"errors", "mesh", "parameters", "partitioning", "paths", "runtime"},
     {"data", "optimizers", "metrics"},
     {"kernels"},
     {"layers"},

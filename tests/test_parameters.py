@@ -1,4 +1,4 @@
-"""Names, axes and the two layouts of a stack."""
+"""Names and logical axes of leaves, and the two layouts of a stack."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def net(scanned):
     return {"model": Net(jax.random.key(0), scanned=scanned), "objective": {}}
 
 
-def test_names_follow_the_order_of_leaves_and_hide_the_variable():
+def test_names_follow_the_order_of_leaves():
     named = parameters.named_leaves(net(False))
     assert list(named)[:2] == ["model/layers/0/kernel", "model/layers/1/kernel"]
     assert list(named)[-1] == "model/scale"
@@ -33,18 +33,18 @@ def test_names_follow_the_order_of_leaves_and_hide_the_variable():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_axes_of_a_stacked_leaf_start_with_layers():
+def test_logical_axes_of_stacked_leaves_start_with_layers():
     assert parameters.logical_axes(net(True))["model/layers/kernel"] == ("layers", "embed", "mlp")
     assert parameters.logical_axes(net(False))["model/layers/7/kernel"] == ("embed", "mlp")
     assert parameters.logical_axes({"step": jnp.zeros((2, 2))}) == {"step": (None, None)}
 
 
-def test_axes_that_do_not_fit_the_shape_are_refused():
-    with pytest.raises(ValueError, match=r"w has 3 dimensions, shape \(1, 1, 1\), but declares axes \('embed',\)"):
+def test_axes_that_do_not_match_the_shape_raise():
+    with pytest.raises(ValueError, match=r"w has shape \(1, 1, 1\) with 3 dimensions, but declares axes \('embed',\)"):
         parameters.logical_axes({"w": nnx.Param(jnp.zeros((1, 1, 1)), axes=("embed",))})
 
 
-def test_stack_and_unstack_are_inverse_with_more_than_ten_layers():
+def test_unstack_inverts_stack_with_more_than_ten_layers():
     stacked = parameters.stack(parameters.named_leaves(net(False)))
     expected = parameters.named_leaves(net(True))
     assert stacked.keys() == expected.keys()
@@ -55,12 +55,12 @@ def test_stack_and_unstack_are_inverse_with_more_than_ten_layers():
         np.testing.assert_array_equal(again[name], leaf)
 
 
-def test_a_gap_between_layers_is_refused():
-    with pytest.raises(ValueError, match=r"layers \[0, 2\] have gaps"):
+def test_missing_layer_raises():
+    with pytest.raises(ValueError, match=r"layers \[0, 2\] are not contiguous"):
         parameters.stack({"layers/0/w": jnp.ones(1), "layers/2/w": jnp.ones(1)})
 
 
-def test_map_and_count_work_on_shapes():
+def test_count_of_shapes_and_map_named():
     shapes = jax.eval_shape(lambda: net(False))
     assert parameters.count(shapes) == 12 * 6 + 2
     doubled = parameters.map_named(lambda name, leaf: leaf * 2, net(False))

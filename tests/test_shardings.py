@@ -1,6 +1,6 @@
-"""How every rule set lays out every family's run, as text that a review reads; and what must hold of each.
+"""Golden shardings of every model family under every rule set, and their properties.
 
-`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/test_shardings.py` writes the texts anew.
+`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/test_shardings.py` updates the goldens.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.training import program, step
 
 GOLDENS = Path(__file__).parent / "goldens"
-# Family -> the files of a run of it. A new family is a line here, and a file that the environment variable writes.
+# Family -> gin files of a run. For a new family, add a line and create its golden with the environment variable.
 FAMILIES = {
     "t5": ["models/t5_1_1/small.gin", "runs/pretrain.gin"],
     "bert": ["models/bert/tiny.gin", "runs/bert.gin"],
@@ -32,12 +32,12 @@ MESHES = {
     "fsdp_tp": {"fsdp": 4, "tensor": 2},
     "fsdp_tp_sp": {"fsdp": 2, "sequence": 2, "tensor": 2},
 }
-VOCAB_MULTIPLE = 8  # GPT-2's 50,257 ids are an odd number
+VOCAB_MULTIPLE = 8  # the 50,257 ids of GPT-2 are not divisible by any mesh axis
 SETTINGS = [("MIXTURE_OR_TASK_NAME", "any"), ("TRAIN_STEPS", "100000"), ("BATCH_SIZE", "16")]
 
 
 def make(family, rules):
-    """The program of a family's run on eight devices, as on TPU: layers in one array, vocabularies that divide."""
+    """Makes the program of a family on eight devices, with stacked layers as on TPU and a divisible vocabulary."""
     loaded = config.load("t5x_like.train.train", files=FAMILIES[family], bindings=SETTINGS, given=("run_config",))
     arguments = config.taken(program.make_program, config.arguments(loaded.configured()))
     model = arguments["model"]
@@ -48,7 +48,7 @@ def make(family, rules):
 
 
 def rows(made):
-    """Name -> (shape, layout) of all that stays on the devices, and of a batch."""
+    """Returns name -> (shape, partition spec) of the state, the frozen parameters and a batch."""
     state, frozen = made.shapes
     found = {}
     for prefix, shapes, shardings in (("", state, made.shardings[0]), ("frozen/", frozen, made.shardings[1])):
@@ -68,12 +68,12 @@ def family(request):
     return request.param, {rules: make(request.param, rules) for rules in MESHES}
 
 
-def test_the_layouts_are_the_reviewed_ones(family):
+def test_shardings_equal_the_goldens(family):
     name, made = family
-    of_rules = {rules: rows(one) for rules, one in made.items()}
+    rows_by_rules = {rules: rows(one) for rules, one in made.items()}
     table = [("array", "shape", *(f"{rules} {MESHES[rules]}".replace("'", "") for rules in MESHES))]
-    for array, (shape, _) in of_rules["dp"].items():
-        table.append((array, listed(shape), *(listed(found[array][1]) for found in of_rules.values())))
+    for array, (shape, _) in rows_by_rules["dp"].items():
+        table.append((array, listed(shape), *(listed(found[array][1]) for found in rows_by_rules.values())))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     text = "\n".join(lines) + "\n"
@@ -84,7 +84,7 @@ def test_the_layouts_are_the_reviewed_ones(family):
     assert text == golden.read_text()
 
 
-def test_optimizer_state_is_split_like_its_parameters(family):
+def test_optimizer_state_is_sharded_like_its_parameters(family):
     for made in family[1].values():
         state = made.shapes[0]
         layouts, axes = parameters.named_leaves(made.shardings[0].params), parameters.logical_axes(state.params)
@@ -99,25 +99,25 @@ def test_optimizer_state_is_split_like_its_parameters(family):
             if kept_axes[name] == axes[owner]:  # a moment
                 assert kept[name].spec == layouts[owner].spec, name
                 continue
-            remaining = iter(axes[owner])  # a factored one has some of the dimensions, in their order
+            remaining = iter(axes[owner])  # a factored moment has a subsequence of the dimensions
             assert all(axis in remaining for axis in kept_axes[name]), (name, kept_axes[name], axes[owner])
         assert matched >= len(layouts) / 2
 
 
-def test_a_layout_splits_all_that_is_large(family):
-    """Under `fsdp` no array of more than a hundredth of the parameters is whole on a device."""
+def test_large_arrays_are_sharded(family):
+    """Under `fsdp`, every array with more than 1 % of the parameters is sharded."""
     made = family[1]["fsdp"]
     total = parameters.count(made.shapes[0].params)
     layouts = parameters.named_leaves(made.shardings[0])
-    whole = [
+    replicated = [
         name
         for name, leaf in parameters.named_leaves(made.shapes[0]).items()
         if leaf.size > total / 100 and layouts[name].shard_shape(leaf.shape) == leaf.shape
     ]
-    assert whole == []
+    assert replicated == []
 
 
-def test_gradients_are_split_like_their_parameters():
+def test_gradients_are_sharded_like_their_parameters():
     model = T5Config(
         vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
     )
@@ -137,6 +137,6 @@ def test_gradients_are_split_like_their_parameters():
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), params, layouts
     )
     compiled = partitioner.jit(gradients).lower(placed, batch).compile()
-    wanted = parameters.named_leaves(layouts)
+    expected = parameters.named_leaves(layouts)
     for name, layout in parameters.named_leaves(compiled.output_shardings).items():
-        assert layout.is_equivalent_to(wanted[name], len(parameters.named_leaves(params)[name].shape)), name
+        assert layout.is_equivalent_to(expected[name], len(parameters.named_leaves(params)[name].shape)), name

@@ -9,6 +9,7 @@ import jax
 
 from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
+from t5x_like.mesh import DeviceMismatchError
 
 # Timeout after which a store counts as not checked.
 ANSWER_SECONDS = 30.0
@@ -145,7 +146,7 @@ def _mesh(function: Callable) -> str:
     """
     try:
         partitioner = config.arguments(function, without=_others(function)).get("partitioner")
-    except partitioning.DeviceMismatchError as error:
+    except DeviceMismatchError as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
         return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
     if partitioner is None:

@@ -90,7 +90,7 @@ def test_a_mesh_of_another_machine_is_not_checked(capsys):
 
 def test_a_rule_set_that_does_not_exist_is_refused(capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.PARTITIONING=fdsp"]) == 2
-    assert "there is no rule set 'fdsp'" in capsys.readouterr().err
+    assert "rule set 'fdsp' is unknown" in capsys.readouterr().err
 
 
 def test_every_cell_of_an_ablation_is_described(capsys, empty_folder):

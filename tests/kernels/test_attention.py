@@ -8,7 +8,7 @@ import pytest
 from t5x_like.kernels.attention import BACKENDS, MASK_VALUE, attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
-from t5x_like.partitioning import make_mesh
+from t5x_like.mesh import make_mesh
 
 BATCH, QUERIES, KEYS, HEADS, DIM = 2, 3, 5, 4, 6
 

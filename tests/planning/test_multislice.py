@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.experimental import mesh_utils
 
-from t5x_like import partitioning
 from t5x_like.errors import UserError
+from t5x_like.mesh import make_mesh
 from t5x_like.planning import search, topologies
 
 KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
@@ -48,7 +48,7 @@ def fake_devices(topology: topologies.Topology) -> list[FakeDevice]:
 def check_meshes(topology: topologies.Topology, devices: list) -> None:
     """Builds every mesh of a search, and holds each to its sizes, with the slices along `data`."""
     for ici in search.meshes(topology, leaves=[]):
-        mesh = partitioning.make_mesh(ici=ici, dcn={"data": topology.slices}, devices=devices)
+        mesh = make_mesh(ici=ici, dcn={"data": topology.slices}, devices=devices)
         assert dict(mesh.shape) == ici | {"data": ici["data"] * topology.slices}
         assert len(set(mesh.devices.flat)) == topology.num_devices
         slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
@@ -74,7 +74,7 @@ def test_every_mesh_of_a_search_can_be_built_over_the_compilers_devices(name):
 )
 def test_a_mesh_may_split_a_side_of_each_slice(name, ici):
     topology = topologies.parse(name, num_slices=2)
-    mesh = partitioning.make_mesh(ici=ici, dcn={"data": 2}, devices=fake_devices(topology))
+    mesh = make_mesh(ici=ici, dcn={"data": 2}, devices=fake_devices(topology))
     assert mesh.size == topology.num_devices
 
 
@@ -84,5 +84,5 @@ def test_a_mesh_that_jax_cannot_lay_out_is_a_user_error(monkeypatch):
 
     monkeypatch.setattr(mesh_utils, "create_hybrid_device_mesh", refuse)
     topology = topologies.parse("v5e:4x4", num_slices=2)
-    with pytest.raises(UserError, match="'fsdp': 16.*JAX cannot lay this mesh out over the tpu devices: no assignment"):
-        partitioning.make_mesh(ici={"fsdp": 16}, dcn={"data": 2}, devices=fake_devices(topology))
+    with pytest.raises(UserError, match="'fsdp': 16.*JAX cannot build this mesh over the tpu devices: no assignment"):
+        make_mesh(ici={"fsdp": 16}, dcn={"data": 2}, devices=fake_devices(topology))

@@ -392,13 +392,13 @@ def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
     ],
 )
 def test_processes_that_hold_the_same_rows_read_the_same_part(rows_of, shares):
-    assert partitioning._equal_shares(rows_of, len(set().union(*rows_of.values()))) == shares
+    assert partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
 
 
 def test_rows_that_overlap_or_interleave_are_refused():
     for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
         with pytest.raises(ValueError, match="unevenly over 2 processes"):
-            partitioning._equal_shares(rows_of, len(set().union(*rows_of.values())))
+            partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values())))
 
 
 def test_alone_a_process_reads_all_rows():

@@ -58,7 +58,9 @@ def test_other_objectives_are_refused(model, objective, message):
 def test_a_parameter_that_does_not_divide_is_called_as_in_model_info():
     model = T5Config(**(SIZES | {"vocab_size": 33}), encoder_layers=1, decoder_layers=1)
     partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
-    with pytest.raises(ValueError, match=r"^model/\S+: vocab=33 does not divide by the 2 parts of mesh axes tensor=2"):
+    with pytest.raises(
+        ValueError, match=r"^model/\S+: vocab=33 is not divisible by the 2 shards of mesh axes tensor=2"
+    ):
         make_program(
             model=model,
             objective=SequenceToSequence(),
