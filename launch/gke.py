@@ -51,7 +51,7 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
       command: what each pod runs.
 
     Returns:
-      The manifest, to be written as YAML.
+      The manifest, to be written as JSON.
     """
     spot = "cloud.google.com/gke-spot"
     selector = {
@@ -121,30 +121,6 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
 def _literal(text: str) -> str:
     """Escapes text that Kubernetes would expand: it replaces `$(NAME)` by a variable and `$$` by `$`."""
     return text.replace("$", "$$")
-
-
-def to_yaml(value, indent: int = 0) -> str:
-    """Mappings and lists as YAML in blocks; everything else as JSON, which YAML contains."""
-    pad = "  " * indent
-    lines = []
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            nested = isinstance(inner, dict | list)
-            lines.append(f"{pad}{key}:" + (f"\n{to_yaml(inner, indent + 1)}" if nested else f" {_scalar(inner)}"))
-    else:
-        for inner in value:
-            text = to_yaml(inner, indent + 1).lstrip() if isinstance(inner, dict | list) else _scalar(inner)
-            lines.append(f"{pad}- {text}")
-    return "\n".join(lines)
-
-
-def _scalar(value) -> str:
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][A-Za-z0-9./_-]*", value)
-    return (
-        value
-        if plain and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-        else json.dumps(value)
-    )
 
 
 def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | None:
@@ -222,7 +198,7 @@ def main(argv: list[str]) -> int:
     except slices.LaunchError as error:
         print(f"gke.py: {error}", file=sys.stderr)
         return protocol.USER_ERROR
-    text = to_yaml(manifest(options, shape, command)) + "\n" if shape else None
+    text = json.dumps(manifest(options, shape, command), indent=2) + "\n" if shape else None
     if options.action == "print":
         print(text, end="")
         return 0
@@ -230,7 +206,7 @@ def main(argv: list[str]) -> int:
     try:
         for action in actions(options.action, options.name):
             if options.dry_run:
-                print(shlex.join([*words, *action]) + (f" <<'YAML'\n{text}YAML" if text else ""))
+                print(shlex.join([*words, *action]) + (f" <<'JSON'\n{text}JSON" if text else ""))
                 continue
             code = subprocess.run([*words, *action], input=text, text=True).returncode
             if code:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
 DISTRIBUTED = SCRIPT.parents[1] / "t5x_like/runtime/distributed.py"
@@ -23,7 +22,7 @@ COMMAND = [
 # Writes down what it is called with and given.
 KUBECTL = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >>"$LOG"
-[ "$1" = apply ] && cat >"$LOG.yaml"
+[ "$1" = apply ] && cat >"$LOG.json"
 exit "${STATUS:-0}"
 """
 
@@ -42,7 +41,7 @@ def gke(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedP
 
 
 def manifest(*words: str, more: tuple[str, ...] = ()) -> dict:
-    return yaml.safe_load(gke("print", "first", IMAGE, *words, *COMMAND, *more).stdout)
+    return json.loads(gke("print", "first", IMAGE, *words, *COMMAND, *more).stdout)
 
 
 def test_one_job_a_slice_and_one_pod_a_vm():
@@ -133,7 +132,7 @@ def test_kubectl_is_given_the_manifest(tmp_path):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log)}
     gke("apply", "first", IMAGE, "--topology=v6e:4x4", *COMMAND, **environment)
     assert log.read_text() == "apply --filename=-\n"
-    assert yaml.safe_load((tmp_path / "log.yaml").read_text())["metadata"]["name"] == "first"
+    assert json.loads((tmp_path / "log.json").read_text())["metadata"]["name"] == "first"
     for action in ("status", "logs", "delete"):
         gke(action, "first", "--namespace=research", **environment)
     calls = log.read_text().splitlines()[1:]
@@ -147,18 +146,18 @@ def test_kubectl_is_given_the_manifest(tmp_path):
 
 def test_a_dry_run_prints_a_command_with_its_manifest():
     lines = gke("apply", "first", IMAGE, "--topology=v5e:4x4", "--dry_run", *COMMAND).stdout.splitlines()
-    assert lines[0] == "kubectl apply --filename=- <<'YAML'" and lines[-1] == "YAML"
-    assert yaml.safe_load("\n".join(lines[1:-1]))["kind"] == "JobSet"
+    assert lines[0] == "kubectl apply --filename=- <<'JSON'" and lines[-1] == "JSON"
+    assert json.loads("\n".join(lines[1:-1]))["kind"] == "JobSet"
 
 
 @pytest.mark.parametrize(
     "text", ["yes", "null", "1e3", "a: b", "x #y", "", "0x1f", "~", "- a", "plain", "é", "2x2", "12:30"]
 )
-def test_every_word_comes_through_yaml_as_it_was(text):
+def test_every_word_comes_through_json_as_it_was(text):
     printed = gke("print", "first", IMAGE, "--topology=v5e:4x4", *COMMAND, text).stdout
-    loaded = yaml.safe_load(printed)
+    loaded = json.loads(printed)
     args = loaded["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args[-1] == text, json.dumps(args[-1])
+    assert args[-1] == text, args[-1]
 
 
 @pytest.mark.parametrize(
