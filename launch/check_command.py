@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Runs a t5x_like command with --dry_run on this machine before other machines are requested.
+"""Checks a t5x_like command on this machine before other machines are requested.
 
     check_command.py t5x_like train --gin_file=… --gin.MODEL_DIR=gs://my-bucket/runs/first
 
-Exits with 2 if the command is invalid: a misspelled flag or gin file, or an unknown task. Needs t5x_like in $VENV
-(default: .venv of this checkout); without it, or if the check itself fails, the command is reported as not checked.
+The check runs the command with --dry_run and exits with code 2 if the command is invalid, for example because of a
+misspelled flag, gin file or task. It needs t5x_like in $VENV (default: .venv of this checkout). Without it, or if the
+check itself fails, the command is reported as not checked and the exit code is 0.
 
-Plain Python 3.10 and its standard library.
+Requires Python 3.10 and only its standard library.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -18,41 +20,62 @@ from protocol import USER_ERROR
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
-NO_DRY_RUN = ("inspect", "vocabulary", "convert", "plan")
-SECONDS = 180
+COMMANDS_WITHOUT_DRY_RUN = ("inspect", "vocabulary", "convert", "plan")
+TIMEOUT_SECONDS = 180
 
 
 def check_command(command: list[str]) -> str:
     """Runs a command with --dry_run.
 
     Args:
-      command: the command to check, such as `t5x_like train --gin_file=…`.
+      command: The command to check, such as `t5x_like train --gin_file=…`.
 
     Returns:
-      The result of the check as one line.
+      The result of the check in one line.
 
     Raises:
-      LaunchError: the command is invalid; contains t5x_like's message.
+      LaunchError: The command is invalid. The error contains t5x_like's message.
     """
     program = Path(os.environ.get("VENV") or ROOT / ".venv") / "bin" / "t5x_like"
-    if command[1:2] == [] or command[1] in NO_DRY_RUN:
+    if command[1:2] == [] or command[1] in COMMANDS_WITHOUT_DRY_RUN:
         return "command not checked: it does not support --dry_run"
     if not program.exists():
         return f"command not checked: {program} not found (pip install -e . there, or set VENV)"
-    words = [word for word in command[1:] if not word.startswith("--max_restarts")]
+    arguments = [word for word in command[1:] if not word.startswith("--max_restarts")]
     try:
-        done = subprocess.run([program, *words, "--dry_run"], capture_output=True, text=True, timeout=SECONDS)
+        result = subprocess.run(
+            [program, *arguments, "--dry_run"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
     except subprocess.TimeoutExpired:
-        return f"command not checked: no answer within {SECONDS} s"
-    if done.returncode == USER_ERROR:
-        raise LaunchError(f"invalid t5x_like command: {done.stderr.strip()}")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return "command checked by a dry run" if done.returncode == 0 else f"command not checked: {last}"
+        return f"command not checked: the dry run did not finish within {TIMEOUT_SECONDS} s"
+    if result.returncode == USER_ERROR:
+        raise LaunchError(f"invalid t5x_like command: {result.stderr.strip()}")
+    if result.returncode == 0:
+        return "command checked by a dry run"
+    last_line = (result.stderr.strip().splitlines() or ["no message"])[-1]
+    return f"command not checked: {last_line}"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("program", metavar="t5x_like", choices=["t5x_like"], help="the program, always t5x_like")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the t5x_like command and its flags")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Runs the check and returns the exit code."""
+    options = make_parser().parse_args(argv)
+    try:
+        print(check_command([options.program, *options.arguments]), file=sys.stderr)
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        print(check_command(sys.argv[1:]), file=sys.stderr)
-    except LaunchError as error:
-        print(error, file=sys.stderr)
-        sys.exit(USER_ERROR)
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""A command is tried out on this machine before other machines are asked for."""
+"""Tests for launch/check_command.py: commands are checked on this machine before other machines are requested."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ finally:
     sys.path.pop(0)
 
 PROGRAM = """#!/usr/bin/env bash
-printf '%s\\n' "$@" >"$0.words"
+printf '%s\\n' "$@" >"$0.arguments"
 echo "t5x_like train: no such gin file" >&2
 exit {code}
 """
@@ -23,7 +23,7 @@ COMMAND = ["t5x_like", "train", "--gin_file=runs/x.gin", "--max_restarts=3", "--
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Makes a virtual environment whose t5x_like ends with an exit code."""
+    """Returns a function that makes a virtual environment whose t5x_like exits with a given code."""
     monkeypatch.setenv("VENV", str(tmp_path))
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "t5x_like"
@@ -40,8 +40,8 @@ def test_invalid_command_raises_with_its_message(environment):
     program = environment(2)
     with pytest.raises(check_command.LaunchError, match="invalid t5x_like command: .* no such gin file"):
         check_command.check_command(COMMAND)
-    words = Path(f"{program}.words").read_text().splitlines()
-    assert words == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
+    arguments = Path(f"{program}.arguments").read_text().splitlines()
+    assert arguments == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
 
 
 def test_misspelled_command_raises(environment):
@@ -58,6 +58,14 @@ def test_failed_check_does_not_stop_the_launch(environment, monkeypatch):
     assert "it does not support --dry_run" in check_command.check_command(["t5x_like", "convert"])
     monkeypatch.setenv("VENV", "/no/such/environment")
     assert "/no/such/environment/bin/t5x_like not found" in check_command.check_command(COMMAND)
+
+
+@pytest.mark.parametrize("arguments", [["--unknown", "t5x_like", "train"], ["python", "train.py"]])
+def test_unknown_options_and_programs_exit_with_usage_error(capsys, arguments):
+    with pytest.raises(SystemExit) as error:
+        check_command.main(arguments)
+    assert error.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_invalid_command_requests_no_tpu(environment, monkeypatch, capsys):
