@@ -1,7 +1,7 @@
 """TPU slices as data, and the checks that are made before anything is asked of a cloud.
 
 Sources: cloud.google.com/tpu/docs, the pages "v4", "v5e", "v5p", "v6e" (configurations), "TPU regions and zones" and
-"TPU software versions"; cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus for machine types and node labels.
+"TPU software versions"; cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus for node labels.
 
 Plain Python 3.10 and its standard library: this runs on laptops and VMs where nothing is installed.
 """
@@ -36,7 +36,6 @@ class Generation:
       most_chips: in one slice.
       runtime_version: the VM's software, without a framework.
       gke_accelerator: value of the node label `cloud.google.com/gke-tpu-accelerator`.
-      machine: machine type in GKE, without its number of chips.
       zones: that are documented to have it; not every project may use each.
     """
 
@@ -47,7 +46,6 @@ class Generation:
     most_chips: int
     runtime_version: str
     gke_accelerator: str
-    machine: str
     zones: tuple[str, ...]
 
 
@@ -62,7 +60,6 @@ GENERATIONS = {
             most_chips=4096,
             runtime_version="tpu-ubuntu2204-base",
             gke_accelerator="tpu-v4-podslice",
-            machine="ct4p-hightpu",
             zones=("us-central2-b",),
         ),
         Generation(
@@ -73,7 +70,6 @@ GENERATIONS = {
             most_chips=256,
             runtime_version="v2-alpha-tpuv5-lite",
             gke_accelerator="tpu-v5-lite-podslice",
-            machine="ct5lp-hightpu",
             zones=(
                 "europe-west4-b",
                 "us-central1-a",
@@ -94,7 +90,6 @@ GENERATIONS = {
             most_chips=6144,
             runtime_version="v2-alpha-tpuv5",
             gke_accelerator="tpu-v5p-slice",
-            machine="ct5p-hightpu",
             zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
         ),
         Generation(
@@ -105,7 +100,6 @@ GENERATIONS = {
             most_chips=256,
             runtime_version="v2-alpha-tpuv6e",
             gke_accelerator="tpu-v6e-slice",
-            machine="ct6e-standard",
             zones=(
                 "asia-northeast1-b",
                 "europe-west4-a",
@@ -157,10 +151,6 @@ class Slice:
     def is_default_shape(self) -> bool:
         """Whether the accelerator type alone asks for these sides."""
         return sorted(self.sides) == sorted(_default_sides(self.generation, self.chips))
-
-    @property
-    def machine_type(self) -> str:
-        return f"{self.generation.machine}-{self.chips_per_vm}t"
 
     def __str__(self) -> str:
         plural = "s" if self.vms > 1 else ""
