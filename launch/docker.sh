@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Builds, pushes and runs the image with t5x_like.
+# Builds, pushes and runs the image of t5x_like.
 #
-#   launch/docker.sh build --image=IMAGE [--extra=tpu|cuda|cpu]        (default: tpu)
+#   launch/docker.sh build --image=IMAGE [--extra=tpu|cuda|cpu]
 #   launch/docker.sh push --image=IMAGE
-#   launch/docker.sh run --image=IMAGE [--extra=…] -- t5x_like train …   with ./runs of this folder mounted
+#   launch/docker.sh run --image=IMAGE [--extra=tpu|cuda|cpu] -- t5x_like train …
 #
-#   --dry_run   print what would be run
+#   --image=IMAGE   name in a registry with a tag, such as registry.example.com/images/t5x_like:first
+#   --extra=EXTRA   hardware that the image supports: tpu, cuda or cpu (default: tpu)
+#   --dry_run       print the command instead of running it
 #
-# IMAGE is a name in a registry with a tag, such as registry.example.com/images/t5x_like:first
+# `run` mounts ./runs of the working directory, where t5x_like writes its runs by default.
 set -euo pipefail
 
-# TPU and GPU machines are x86-64; without this, an Arm laptop would build an image for itself.
+# The architecture of TPU and GPU machines. Without it, an Arm laptop would build an Arm image.
 platform=linux/amd64
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-mistake() {
+usage_error() {
   printf 'docker.sh: %s\n' "$*" >&2
   exit 2
 }
@@ -34,19 +36,19 @@ while (($#)); do
     --extra=*) extra="${1#*=}" ;;
     --dry_run) dry_run=yes ;;
     --) break ;;
-    *) mistake "$action has no option $1" ;;
+    *) usage_error "unknown option $1 of $action. See --help" ;;
   esac
   shift
 done
 [[ ${1:-} == -- ]] && shift
 [[ $image =~ ^[a-z0-9][a-z0-9./_:-]*:[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] ||
-  mistake "--image=$image: give a name in lower case and a tag, such as registry.example.com/images/t5x_like:first"
+  usage_error "--image=$image: not an image name. Give a lower-case name with a tag, such as registry.example.com/images/t5x_like:first"
 case "$extra" in
   tpu | cuda) ;;
   cpu) extra='' ;;
-  *) mistake "--extra=$extra: give tpu, cuda or cpu" ;;
+  *) usage_error "--extra=$extra: unknown extra. Give tpu, cuda or cpu" ;;
 esac
-[[ $action == run ]] || (($# == 0)) || mistake "$action runs no command, and $1 stands after --"
+[[ $action == run ]] || (($# == 0)) || usage_error "$action does not run a command. Remove -- $1"
 
 case "$action" in
   build)
@@ -55,7 +57,7 @@ case "$action" in
     ;;
   push) set -- docker push "$image" ;;
   run)
-    (($#)) || mistake "say what to run: -- t5x_like train …"
+    (($#)) || usage_error "no command given. Add -- t5x_like train …"
     command=("$@")
     options=(--rm --init --platform "$platform" --volume "$PWD/runs:/work/runs" --workdir /work)
     [[ $extra == cuda ]] && options+=(--gpus all --shm-size 8g)

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Trains on TPU slices of a GKE cluster, as a JobSet: one job a slice, one pod a VM.
+"""Trains on TPU slices of a GKE cluster, as a JobSet with one job per slice and one pod per VM.
 
     launch/gke.py apply NAME --image=IMAGE --topology=v5e:4x4 -- t5x_like train --gin.MODEL_DIR=gs://…
-    launch/gke.py print …        the manifest alone
+    launch/gke.py print …        print the manifest only
     launch/gke.py status NAME
-    launch/gke.py logs NAME      the first worker's output as it comes
+    launch/gke.py logs NAME      follow the first worker's output
     launch/gke.py delete NAME
 
-The cluster needs the JobSet controller and a pool of nodes with such a slice for each of --num_slices. Each pod runs
-the command under launch/supervise.py, which restarts it after a crash; the cluster starts all pods again when one of
-them was preempted, and fails the job when one gave up or reports a mistake of the user's. --dry_run prints the kubectl
+The cluster needs the JobSet controller and one node pool per slice (--num_slices) with the given topology. Each pod
+runs the command under launch/supervise.py, which restarts it after a crash. The cluster restarts all pods after a
+preemption, and fails the job when a pod has used up its restarts or reports a user error. --dry_run prints the kubectl
 command.
 
-Needs kubectl, and Python 3.10 or later without any package. The image: launch/docker.sh.
+Requires kubectl and Python 3.10 or later, without other packages. launch/docker.sh builds the image.
 """
 
 import argparse
@@ -28,78 +28,38 @@ import protocol
 import slices
 from check_command import check_command
 
-LONGEST_NAME = 40  # of the 63 characters of a pod's name; JobSet adds the job, the index and a suffix
-SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # as launch/Dockerfile lays it out
-# A lost peer costs the others a start each time that they look for it in vain, and its node may be gone for an hour
-# before the cluster gives it up: ten minutes without a sign of life, then as long as its pods are waited for.
-RESTARTS, PAUSE = 20, 60  # times; seconds before each. A start that waits for a peer takes five minutes more
-# Stopped after a checkpoint; killed; terminated before the signal handler was installed.
+# Kubernetes allows 63 characters for the name of a pod. JobSet appends the job, the index and a suffix.
+MAX_NAME_LENGTH = 40
+MAX_NAMESPACE_LENGTH = 63
+SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # path in the image, see launch/Dockerfile
+# Each time the processes wait for a lost peer in vain, they use up a restart, and the cluster may need more than an
+# hour to give up the peer's node: ten minutes without a heartbeat, then until the node's pods have terminated.
+MAX_RESTARTS = 20
+RESTART_DELAY_SECONDS = 60  # a start that waits for a lost peer takes five more minutes
+MAX_RECREATIONS = 1000
+GRACE_SECONDS = 120
+# Stopped after a checkpoint; killed; terminated before a signal handler was installed.
 PREEMPTED_CODES = (protocol.PREEMPTED, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
 JOB = "slice"
+WORKER_PORT, SLICE_PORT, METRICS_PORT = 8471, 8080, 8431  # between workers; between slices; of the TPU runtime
+ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
+SPOT_LABEL = "cloud.google.com/gke-spot"
+TPU_RESOURCE = "google.com/tpu"
 
 
 def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """The JobSet.
+    """Returns the JobSet.
 
     Sources: jobset.sigs.k8s.io (API v1alpha2), cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice. The
-    cluster itself tells the pods of each other: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, and MEGASCALE_… where there are
-    several slices.
+    cluster sets the variables through which the pods find each other: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, and
+    MEGASCALE_… for several slices.
 
     Args:
-      options: of the command line.
-      shape: of each slice.
-      command: what each pod runs.
-
-    Returns:
-      The manifest, to be written as JSON.
+      options: The parsed command line.
+      shape: The shape of each slice.
+      command: The command that each pod runs.
     """
-    spot = "cloud.google.com/gke-spot"
-    selector = {
-        "cloud.google.com/gke-tpu-accelerator": shape.generation.gke_accelerator,
-        "cloud.google.com/gke-tpu-topology": shape.topology,
-        **({spot: "true"} if options.spot else {}),
-    }
-    variables = [{"name": name, "value": _literal(value)} for name, value in jobs.environment(options.env).items()]
-    container = {
-        "name": "t5x-like",
-        "image": options.image,
-        "imagePullPolicy": "Always",  # a tag that was pushed again would be taken from the node's disk otherwise
-        "command": [
-            *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}", f"--delay={PAUSE}"),
-            *("--on_preempted=exit", "--"),
-        ],
-        "args": [_literal(word) for word in command],
-        **({"env": variables} if variables else {}),
-        # Workers find each other on 8471, slices on 8080, and 8431 offers the runtime's metrics.
-        "ports": [{"containerPort": port} for port in (8471, 8080, 8431)],
-        "resources": {"limits": {"google.com/tpu": shape.chips_per_vm}},
-    }
-    pod = {
-        "restartPolicy": "Never",  # a pod that is started again alone would wait for the others in vain
-        "terminationGracePeriodSeconds": options.grace,
-        "nodeSelector": selector,
-        "tolerations": [
-            {"key": key, "operator": "Exists"} for key in ("google.com/tpu", *((spot,) if options.spot else ()))
-        ],
-        # Recommended for several slices: their traffic then takes no detour through the pods' network.
-        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if options.num_slices > 1 else {}),
-        **({"serviceAccountName": options.service_account} if options.service_account else {}),
-        "containers": [container],
-    }
-    job = {
-        "parallelism": shape.vms,
-        "completions": shape.vms,
-        "backoffLimit": 0,
-        # The first rule that fits decides. A pod that the cluster evicts starts all again, whatever its process said
-        # while its peers went too. A crash has been tried again in its pod: it would come again in a new one.
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": list(PREEMPTED_CODES)}},
-            ]
-        },
-        "template": {"spec": pod},
-    }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -113,84 +73,162 @@ def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str
                 "maxRestarts": options.max_recreations,
                 "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
             },
-            "replicatedJobs": [{"name": JOB, "replicas": options.num_slices, "template": {"spec": job}}],
+            "replicatedJobs": [
+                {
+                    "name": JOB,
+                    "replicas": options.num_slices,
+                    "template": {"spec": _job_spec(options, shape, command)},
+                }
+            ],
         },
     }
 
 
-def _literal(text: str) -> str:
+def _job_spec(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
+    """Returns the job of one slice."""
+    return {
+        "parallelism": shape.vms,
+        "completions": shape.vms,
+        "backoffLimit": 0,
+        # The first matching rule applies. A pod that the cluster evicts restarts all pods, whatever exit code its
+        # process returned while its peers were terminated as well. Other failures have already been retried in the
+        # pod, so they would fail again in a new one.
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": list(PREEMPTED_CODES)}},
+            ]
+        },
+        "template": {"spec": _pod_spec(options, shape, command)},
+    }
+
+
+def _pod_spec(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
+    """Returns the pod of one VM."""
+    selector = {ACCELERATOR_LABEL: shape.generation.gke_accelerator, TOPOLOGY_LABEL: shape.topology}
+    tolerated = [TPU_RESOURCE]
+    if options.spot:
+        selector[SPOT_LABEL] = "true"
+        tolerated.append(SPOT_LABEL)
+    return {
+        "restartPolicy": "Never",  # a single restarted pod would wait for the others in vain
+        "terminationGracePeriodSeconds": options.grace,
+        "nodeSelector": selector,
+        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
+        # Recommended for several slices, because their traffic then bypasses the pod network.
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if options.num_slices > 1 else {}),
+        **({"serviceAccountName": options.service_account} if options.service_account else {}),
+        "containers": [_container(options, shape, command)],
+    }
+
+
+def _container(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
+    """Returns the container that runs the command under its supervisor."""
+    variables = [{"name": name, "value": _escape(value)} for name, value in jobs.environment(options.env).items()]
+    return {
+        "name": "t5x-like",
+        "image": options.image,
+        "imagePullPolicy": "Always",  # otherwise a node reuses its copy after a new push to the same tag
+        "command": [
+            *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}"),
+            *(f"--delay={RESTART_DELAY_SECONDS}", "--on_preempted=exit", "--"),
+        ],
+        "args": [_escape(word) for word in command],
+        **({"env": variables} if variables else {}),
+        "ports": [{"containerPort": port} for port in (WORKER_PORT, SLICE_PORT, METRICS_PORT)],
+        "resources": {"limits": {TPU_RESOURCE: shape.chips_per_vm}},
+    }
+
+
+def _escape(text: str) -> str:
     """Escapes text that Kubernetes would expand: it replaces `$(NAME)` by a variable and `$$` by `$`."""
     return text.replace("$", "$$")
 
 
 def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | None:
-    """Refuses what cannot work, before kubectl is called.
+    """Checks the request before kubectl is called.
+
+    Args:
+      options: The parsed command line.
+      command: The command after `--`.
 
     Returns:
-      The shape of each slice, where the action is about a manifest.
+      The shape of each slice, or None if the action does not write a manifest.
 
     Raises:
-      LaunchError: a name, an image, a shape or the command is wrong.
+      LaunchError: A name, the image, the shape or the command is invalid.
     """
-    slices.check_name("the job's name", options.name, LONGEST_NAME)
+    slices.check_name("job name", options.name, MAX_NAME_LENGTH)
     if options.namespace:
-        slices.check_name("--namespace", options.namespace, 63)
+        slices.check_name("--namespace", options.namespace, MAX_NAMESPACE_LENGTH)
     if options.action not in ("apply", "print"):
         return None
     jobs.check_command(command, options.local_model_dir)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]([:@][A-Za-z0-9._:-]+)?", options.image or ""):
         raise slices.LaunchError(
-            f"--image={options.image}: name the image that launch/docker.sh pushed, such as "
+            f"--image={options.image} is not an image name. Give the image that launch/docker.sh pushed, such as "
             "registry.example.com/images/t5x_like:first"
         )
     shape = slices.parse_slice(options.type, options.topology)
     ascending = slices.Slice(shape.generation, tuple(sorted(shape.sides)))
-    if shape.sides not in slices.BELOW_A_CUBE and shape != ascending:
+    if shape.sides not in slices.SMALL_SHAPES_3D and shape != ascending:
         raise slices.LaunchError(
-            f"--topology={options.topology}: no node has the label {shape.topology}, since GKE names the shorter "
-            f"sides first: write --topology={shape.generation.name}:{ascending.topology}"
+            f"--topology={options.topology}: GKE nodes are not labeled {shape.topology}, because GKE lists shorter "
+            f"sides first. Write --topology={shape.generation.name}:{ascending.topology}"
         )
-    slices.check_least(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
+    slices.check_minimums(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
     if options.num_slices > 1 and shape.vms == 1:
         raise slices.LaunchError(
-            f"--num_slices={options.num_slices}: GKE joins slices of several VMs only, and {shape} is one"
+            f"--num_slices={options.num_slices}: GKE connects only slices of several VMs, and {shape} has one VM. "
+            "Choose a larger topology"
         )
     jobs.check_slices(command, options.num_slices)
     jobs.environment(options.env)
     return shape
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("action", choices=("apply", "print", "status", "logs", "delete"))
-    made.add_argument("name", metavar="NAME")
-    made.add_argument("--image", help="that every pod runs")
-    made.add_argument("--topology", help="the slice as `t5x_like plan` takes it, such as v5e:4x4")
-    made.add_argument("--type", help="or as the TPU API names it, such as v5litepod-16")
-    made.add_argument("--num_slices", type=int, default=1)
-    made.add_argument("--spot", action="store_true", help="on a pool of spot nodes")
-    made.add_argument("--namespace")
-    made.add_argument("--service_account", help="of Kubernetes; it must be able to write the bucket")
-    made.add_argument(
+    parser.add_argument("action", choices=("apply", "print", "status", "logs", "delete"), help="what to do, see above")
+    parser.add_argument("name", metavar="NAME", help="name of the JobSet")
+    parser.add_argument("--image", help="image that every pod runs")
+    parser.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4")
+    parser.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16")
+    parser.add_argument("--num_slices", type=int, default=1, help="number of slices (default: %(default)s)")
+    parser.add_argument("--spot", action="store_true", help="use a pool of spot nodes")
+    parser.add_argument("--namespace", help="Kubernetes namespace (default: the namespace of kubectl's context)")
+    parser.add_argument("--service_account", help="Kubernetes service account; needs write access to the bucket")
+    parser.add_argument(
         "--max_restarts",
         type=int,
-        default=RESTARTS,
-        help="of a pod's command after crashes, its peers' too (default: 20)",
+        default=MAX_RESTARTS,
+        help="maximum number of restarts in the pod after crashes of the command or its peers (default: %(default)s)",
     )
-    made.add_argument("--max_recreations", type=int, default=1000, help="of all pods after preemptions (default: 1000)")
-    made.add_argument("--grace", type=int, default=120, help="seconds to save in before a pod is killed (default: 120)")
-    made.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is a mounted file store")
-    jobs.add_environment(made)
-    made.add_argument("--dry_run", action="store_true", help="print the command instead of running it")
-    return made
+    parser.add_argument(
+        "--max_recreations",
+        type=int,
+        default=MAX_RECREATIONS,
+        help="maximum number of restarts of all pods after preemptions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=int,
+        default=GRACE_SECONDS,
+        help="seconds to save a checkpoint before a pod is killed (default: %(default)s)",
+    )
+    parser.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is on a mounted file store")
+    jobs.add_environment(parser)
+    parser.add_argument("--dry_run", action="store_true", help="print the command instead of running it")
+    return parser
 
 
 def main(argv: list[str]) -> int:
-    words, command = jobs.split_command(argv)
-    options = parser().parse_args(words)
+    """Runs an action and returns the exit code."""
+    arguments, command = jobs.split_command(argv)
+    options = make_parser().parse_args(arguments)
     try:
         shape = check(options, command)
         if options.action == "apply" and not options.dry_run:
@@ -202,29 +240,29 @@ def main(argv: list[str]) -> int:
     if options.action == "print":
         print(text, end="")
         return 0
-    words = ["kubectl", *([f"--namespace={options.namespace}"] if options.namespace else [])]
+    kubectl = ["kubectl", *([f"--namespace={options.namespace}"] if options.namespace else [])]
     try:
-        for action in actions(options.action, options.name):
+        for arguments in kubectl_arguments(options.action, options.name):
             if options.dry_run:
-                print(shlex.join([*words, *action]) + (f" <<'JSON'\n{text}JSON" if text else ""))
+                print(shlex.join([*kubectl, *arguments]) + (f" <<'JSON'\n{text}JSON" if text else ""))
                 continue
-            code = subprocess.run([*words, *action], input=text, text=True).returncode
-            if code:
-                return code
+            exit_code = subprocess.run([*kubectl, *arguments], input=text, text=True).returncode
+            if exit_code:
+                return exit_code
     except FileNotFoundError:
-        print("gke.py: kubectl is not installed, or not on PATH", file=sys.stderr)
+        print("gke.py: kubectl not found. Install it, or add it to PATH", file=sys.stderr)
         return 1
     return 0
 
 
-def actions(action: str, name: str) -> list[list[str]]:
-    """What kubectl is called with, one call after the other."""
+def kubectl_arguments(action: str, name: str) -> list[list[str]]:
+    """Returns the arguments of the kubectl calls that an action makes, in order."""
     pods = f"jobset.sigs.k8s.io/jobset-name={name}"
-    first = f"{pods},jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
+    first_pod = f"{pods},jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
     return {
         "apply": [["apply", "--filename=-"]],
         "status": [["get", "jobset", name], ["get", "pods", f"--selector={pods}"]],
-        "logs": [["logs", "--follow", "--tail=50", f"--selector={first}"]],
+        "logs": [["logs", "--follow", "--tail=50", f"--selector={first_pod}"]],
         "delete": [["delete", "jobset", name]],
     }[action]
 

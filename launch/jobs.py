@@ -1,6 +1,6 @@
-"""The command line that a launcher is to run, and what is refused of it before anything is called.
+"""Checks of the command and the environment variables that a launcher runs on other machines.
 
-Plain Python 3.10 and its standard library.
+Requires Python 3.10 and only its standard library.
 """
 
 import argparse
@@ -10,9 +10,9 @@ from pathlib import Path
 from protocol import JOB_ID, SUPERVISED
 from slices import LaunchError
 
-SHIPPED = Path(__file__).resolve().parent.parent / "gin_configs"
-# Variables that the launchers and launch/supervise.py set for a job themselves.
-OWN_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
+SHIPPED_GIN_FILES = Path(__file__).resolve().parent.parent / "gin_configs"
+# Variables that the launchers and launch/supervise.py set for a job.
+RESERVED_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 
@@ -23,14 +23,24 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def check_bucket(setting: str, path: str) -> None:
-    """Refuses what is no folder in a bucket."""
+    """Checks that a path is a directory in a bucket.
+
+    Args:
+      setting: The option that sets the path, for the error message.
+      path: The path to check.
+
+    Raises:
+      LaunchError: The path is not a directory in a bucket.
+    """
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]/[^/\s].*", path):
-        raise LaunchError(f"{setting}={path}: write a folder in a bucket, such as gs://my-bucket/runs/first")
+        raise LaunchError(
+            f"{setting}={path} is not a directory in a bucket. Give for example gs://my-bucket/runs/first"
+        )
 
 
-def add_environment(made: argparse.ArgumentParser) -> None:
-    """Adds the flag `--env` to a parser; see `environment`."""
-    made.add_argument(
+def add_environment(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--env` to a parser. `environment` parses its values."""
+    parser.add_argument(
         "--env",
         action="append",
         default=[],
@@ -40,99 +50,110 @@ def add_environment(made: argparse.ArgumentParser) -> None:
     )
 
 
-def environment(given: list[str]) -> dict[str, str]:
+def environment(definitions: list[str]) -> dict[str, str]:
     """Parses the environment variables of a job.
 
     Args:
-      given: the `NAME=VALUE` of each `--env`.
+      definitions: The `NAME=VALUE` of each `--env`.
 
     Returns:
       Values by name, in the given order.
 
     Raises:
-      LaunchError: a value has another form, a name is repeated, or the launcher sets the variable itself.
+      LaunchError: A definition is malformed, a name is repeated, or the launcher sets the variable.
     """
-    found: dict[str, str] = {}
-    for word in given:
-        name, equals, value = word.partition("=")
+    variables: dict[str, str] = {}
+    for definition in definitions:
+        name, equals, value = definition.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise LaunchError(f"--env={word}: not NAME=VALUE. Give for example --env=JAX_TRACEBACK_FILTERING=off")
-        if name in found:
-            raise LaunchError(f"--env={word}: {name} is set twice. Remove one of them.")
-        if name in OWN_VARIABLES:
-            raise LaunchError(f"--env={word}: the launcher sets {name} itself. Remove it.")
-        found[name] = value
-    return found
+            raise LaunchError(f"--env={definition}: not NAME=VALUE. Give for example --env=JAX_TRACEBACK_FILTERING=off")
+        if name in variables:
+            raise LaunchError(f"--env={definition}: {name} is set twice. Remove one of them.")
+        if name in RESERVED_VARIABLES:
+            raise LaunchError(f"--env={definition}: the launcher sets {name}. Remove it.")
+        variables[name] = value
+    return variables
 
 
-def values(command: list[str], flag: str) -> list[str]:
-    """What a command line gives a flag, in its order; `--flag=value` and `--flag value` mean the same to t5x_like."""
-    found = []
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+def flag_values(command: list[str], flag: str) -> list[str]:
+    """Returns all values of a flag on a command line, in order.
+
+    Both forms that t5x_like accepts are recognized: `--flag=value` and `--flag value`.
+    """
+    values = []
+    for word, next_word in zip(command, [*command[1:], ""], strict=True):
         if word == flag:
-            found.append(following)
+            values.append(next_word)
         elif word.startswith(f"{flag}="):
-            found.append(word.partition("=")[2])
-    return found
+            values.append(word.partition("=")[2])
+    return values
 
 
 def model_dir(command: list[str]) -> str | None:
-    """What a command line sets MODEL_DIR to, the last time it does."""
-    found = values(command, "--gin.MODEL_DIR")
-    return found[-1].strip("'\"") if found else None
+    """Returns the last value of MODEL_DIR on a command line, without quotes, or None."""
+    values = flag_values(command, "--gin.MODEL_DIR")
+    return values[-1].strip("'\"") if values else None
 
 
 def check_slices(command: list[str], num_slices: int) -> None:
-    """Refuses training on several slices where nothing says which mesh axis crosses the network between them.
+    """Checks that training on several slices sets the mesh axis that crosses the network between them.
 
-    A gin file of the user's own may say it, and is trusted: it need not be on this machine. Commands other than `train`
-    take it from the run that they are about.
+    A gin file of the user may set it and need not exist on this machine, so it is trusted. Commands other than `train`
+    read the setting from the run.
 
     Args:
-      command: to run on every worker.
-      num_slices: on how many slices.
+      command: The command to run on every worker.
+      num_slices: The number of slices.
+
+    Raises:
+      LaunchError: Neither a flag nor a gin file can have set the axis.
     """
     if num_slices == 1 or command[1:2] != ["train"]:
         return
-    given = [value for flag in DCN_FLAGS for value in values(command, flag)]
-    if any(value != "None" for value in given) or any(map(_may_set_dcn, values(command, "--gin_file"))):
+    values = [value for flag in DCN_FLAGS for value in flag_values(command, flag)]
+    if any(value != "None" for value in values) or any(map(_may_set_dcn, flag_values(command, "--gin_file"))):
         return
     raise LaunchError(
-        f"t5x_like train on --num_slices={num_slices} without --gin.DCN: nothing says which mesh axis crosses the "
-        f"network between the slices. Add --gin.DCN=\"{{'data': {num_slices}}}\" to the command after --"
+        f"t5x_like train on --num_slices={num_slices} without --gin.DCN: the mesh axis that crosses the network "
+        f"between the slices is not set. Add --gin.DCN=\"{{'data': {num_slices}}}\" to the command after --"
     )
 
 
 def _may_set_dcn(gin_file: str) -> bool:
-    path = (SHIPPED / gin_file).resolve()
-    if not (path.is_relative_to(SHIPPED) and path.is_file()):
+    path = (SHIPPED_GIN_FILES / gin_file).resolve()
+    if not (path.is_relative_to(SHIPPED_GIN_FILES) and path.is_file()):
         return True
     return re.search(r"^\s*([\w./]+\.)?(DCN|dcn)\s*=(?!\s*(None\b|%))", path.read_text(), re.MULTILINE) is not None
 
 
 def check_command(command: list[str], local_model_dir: bool = False) -> None:
-    """Refuses a command that would lose its work: the disk of a VM or a container goes with it.
+    """Checks that a command does not write its run to the disk of a VM or container, which is deleted with the machine.
 
     Args:
-      command: to run on every worker, such as `t5x_like train --gin.MODEL_DIR=gs://…`.
+      command: The command to run on every worker, such as `t5x_like train --gin.MODEL_DIR=gs://…`.
       local_model_dir: MODEL_DIR is on a disk that outlives the machine, such as a mounted file store.
+
+    Raises:
+      LaunchError: The command is missing, is not a t5x_like command, or would lose its run.
     """
     if not command:
-        raise LaunchError("say what to run: -- t5x_like train --gin_file=… --gin.MODEL_DIR=gs://my-bucket/runs/first")
+        raise LaunchError(
+            "no command given. Add -- t5x_like train --gin_file=… --gin.MODEL_DIR=gs://my-bucket/runs/first"
+        )
     if command[0] != "t5x_like":
-        raise LaunchError(f"the command after -- begins with t5x_like, not {command[0]!r}")
+        raise LaunchError(f"{command[0]!r} after -- is not supported. Give a t5x_like command")
     if command[1:2] != ["train"] or local_model_dir:
         return
-    folder = model_dir(command)
-    if folder is None:
+    directory = model_dir(command)
+    if directory is None:
         raise LaunchError(
-            "t5x_like train without --gin.MODEL_DIR=gs://…: the machine's own disk is lost with it, and all workers "
-            "write one folder, so the run must be in a bucket, named on the command line"
+            "t5x_like train without --gin.MODEL_DIR: the disk of a machine is deleted with it, and all workers write "
+            "to one directory. Add --gin.MODEL_DIR=gs://BUCKET/DIRECTORY to the command"
         )
-    if not folder.startswith("gs://"):
+    if not directory.startswith("gs://"):
         raise LaunchError(
-            f"--gin.MODEL_DIR={folder} is on the machine's own disk, which is lost when it is preempted or deleted, "
-            "and which other workers do not see: give gs://BUCKET/FOLDER. "
-            "If it is a mounted file store: --local_model_dir"
+            f"--gin.MODEL_DIR={directory} is on the machine's own disk: it is lost when the machine is preempted or "
+            "deleted, and other workers cannot read it. Give gs://BUCKET/DIRECTORY, or add --local_model_dir if it is "
+            "a mounted file store"
         )
-    check_bucket("--gin.MODEL_DIR", folder)
+    check_bucket("--gin.MODEL_DIR", directory)

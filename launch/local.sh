@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Runs t5x_like on this machine in an environment of its own, which it makes on first use. See launch/README.md.
+# Runs t5x_like on this machine in a virtual environment, which it creates on first use. See launch/README.md.
 #
 #   launch/local.sh [--dry_run] COMMAND [ARGUMENT…]
 #
-#   train, eval, infer, inspect …   `t5x_like COMMAND ARGUMENT…` in the folder you are in
-#   test                            the tests; arguments go to pytest
+#   train, eval, infer, inspect …   run `t5x_like COMMAND ARGUMENT…` in the working directory
+#   test                            run the tests; arguments are passed to pytest
 #
-# From the environment:
-#   PYTHON   the interpreter to make the environment with (default: the first of python3, python3.13, python3.12,
-#            python3.11 that runs and is 3.11 to 3.13)
-#   VENV     the environment's folder (default: .venv in the repository)
-#   UV       the uv to install with (default: the one on PATH; UV= installs with pip)
+# Environment variables:
+#   PYTHON   interpreter for the virtual environment (default: the first of python3, python3.13, python3.12,
+#            python3.11 that works and is version 3.11 to 3.13)
+#   VENV     directory of the virtual environment (default: .venv in the repository)
+#   UV       uv executable to install with (default: the one on PATH; UV= installs with pip)
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
 [[ $venv == /* ]] || venv="$PWD/$venv"
-oldest=11 newest=13 # of Python 3: tensorflow-text has no wheels outside
+oldest=11 newest=13 # minor versions of Python 3; tensorflow-text has no wheels for others
 
-say() { printf 'local.sh: %s\n' "$*" >&2; }
+log() { printf 'local.sh: %s\n' "$*" >&2; }
 fail() {
-  say "$@"
+  log "$@"
   exit 1
 }
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 
-# Runs a command, or under --dry_run prints it as one could type it.
-act() {
+# Runs a command. With --dry_run, prints it in a form that can be pasted into a shell.
+run() {
   if [[ $dry_run ]]; then
     printf '%q ' "$@"
     printf '\n'
@@ -35,7 +35,7 @@ act() {
   fi
 }
 
-# ---- What was asked for ----------------------------------------------------------------------------------------------
+# ---- Arguments -------------------------------------------------------------------------------------------------------
 dry_run=
 if [[ ${1:-} == --dry_run ]]; then
   dry_run=yes
@@ -45,7 +45,7 @@ case "${1:-}" in
   -h | --help) usage && exit 0 ;;
   '') usage >&2 && exit 2 ;;
   -*)
-    say "the first argument is a command such as train or test, not the option $1"
+    log "the first argument must be a command such as train or test, not the option $1"
     usage >&2
     exit 2
     ;;
@@ -57,34 +57,34 @@ extras=''
 
 uv="${UV-$(command -v uv || true)}"
 if [[ $uv ]] && ! "$uv" --version >/dev/null 2>&1; then
-  [[ ${UV:-} ]] && fail "UV=$uv does not run"
+  [[ ${UV:-} ]] && fail "UV=$uv does not work. Install uv, or set UV= to use pip"
   uv=
 fi
 
-# ---- A Python that can hold the environment --------------------------------------------------------------------------
-# Prints "3.MINOR yes|no": the version, and whether it has what `-m venv` needs. Runs on any Python from 2.7 on, so that an
-# old one is named rather than crashes.
+# ---- Python interpreter ----------------------------------------------------------------------------------------------
+# Prints the version and whether `-m venv` works, as "3.MINOR yes|no". Runs on Python 2.7 and later, so that an old
+# interpreter is reported instead of crashing.
 probe='
 import sys
 try:
     import ensurepip, venv
-    whole = "yes"
+    has_venv = "yes"
 except ImportError:
-    whole = "no"
-print("%d.%d %s" % (sys.version_info[0], sys.version_info[1], whole))'
+    has_venv = "no"
+print("%d.%d %s" % (sys.version_info[0], sys.version_info[1], has_venv))'
 
-# Sets `problem` to what is wrong with an interpreter, or to nothing.
+# Sets `problem` to the reason why an interpreter is unsuitable, or to an empty string.
 examine() {
-  local version whole
+  local version has_venv
   problem=
-  # A version manager's shim may stand for a Python that is not switched on, so only running it tells.
-  if ! read -r version whole < <("$1" -c "$probe" 2>/dev/null); then
-    problem="does not run"
+  # The candidate may be a version manager's shim for an inactive version, which fails only when it runs.
+  if ! read -r version has_venv < <("$1" -c "$probe" 2>/dev/null); then
+    problem="does not work"
   elif [[ $version != 3.* ]] || ((${version#3.} < oldest)); then
     problem="is Python $version, too old"
   elif ((${version#3.} > newest)); then
-    problem="is Python $version, too new: tensorflow-text has no build for it yet"
-  elif [[ $whole != yes && ! $uv ]]; then
+    problem="is Python $version, too new: tensorflow-text does not support it"
+  elif [[ $has_venv != yes && ! $uv ]]; then
     problem="is Python $version without its venv module (on Debian and Ubuntu: apt install python$version-venv)"
   fi
 }
@@ -93,7 +93,7 @@ find_python() {
   local candidate found=()
   if [[ ${PYTHON:-} ]]; then
     examine "$PYTHON"
-    [[ $problem ]] && fail "PYTHON=$PYTHON $problem; t5x_like needs Python 3.$oldest to 3.$newest"
+    [[ $problem ]] && fail "PYTHON=$PYTHON $problem. Give Python 3.$oldest to 3.$newest"
     python="$PYTHON"
     return
   fi
@@ -106,48 +106,48 @@ find_python() {
     fi
     found+=("$candidate $problem")
   done
-  say "t5x_like needs Python 3.$oldest to 3.$newest, and none was found:"
+  log "no suitable Python found; t5x_like needs Python 3.$oldest to 3.$newest:"
   ((${#found[@]})) && printf '  %s\n' "${found[@]}" >&2
-  fail "install one, or name it: PYTHON=/path/to/python3.12 $0 $command"
+  fail "install one, or set PYTHON: PYTHON=/path/to/python3.12 $0 $command"
 }
 
-# ---- The environment -------------------------------------------------------------------------------------------------
-# A stamp holds the checksum of what was installed, so an unchanged environment costs nothing and a stale one is renewed.
+# ---- Virtual environment ---------------------------------------------------------------------------------------------
+# A stamp file holds the checksum of the installed requirements, so that only a changed environment is updated.
 wanted="$(cd "$root" && cat constraints.txt setup.py | cksum)"
 stamped() { [[ -e $venv/installed$1 && $(<"$venv/installed$1") == "$wanted" ]]; }
 
 if [[ -e $venv/bin/python && ${PYTHON:-} ]]; then
-  wish="$("$PYTHON" -c "$probe" 2>/dev/null || true)"
-  is="$("$venv/bin/python" -c "$probe" 2>/dev/null || true)"
-  [[ ${wish% *} == "${is% *}" ]] ||
-    fail "$venv is Python ${is% *} and PYTHON=$PYTHON is ${wish% *}; remove that folder to change over, or set VENV"
+  requested="$("$PYTHON" -c "$probe" 2>/dev/null || true)"
+  existing="$("$venv/bin/python" -c "$probe" 2>/dev/null || true)"
+  [[ ${requested% *} == "${existing% *}" ]] ||
+    fail "$venv is Python ${existing% *} and PYTHON=$PYTHON is ${requested% *}. Remove that directory, or set VENV"
 fi
 if [[ -e $venv/bin/python ]] && ! stamped "$extras"; then
   examine "$venv/bin/python"
   case "$problem" in
-    *' too '*) fail "$venv $problem; remove that folder, then run this again" ;;
-    *'not run'*) say "$venv is broken, making it anew" ;;
+    *' too '*) fail "$venv $problem. Remove that directory and run this script again" ;;
+    *'not work'*) log "$venv is broken and will be recreated" ;;
     *) problem= ;;
   esac
 fi
 if [[ ! -e $venv/bin/python || ${problem:-} ]]; then
   find_python
-  say "making $venv with $python"
+  log "creating $venv with $python"
   if [[ $uv ]]; then
     clear=()
-    [[ -e $venv ]] && clear=(--clear) # an option that uv knows since 0.8; an empty array is unset to macOS's old bash
-    act "$uv" venv --quiet ${clear[@]+"${clear[@]}"} --python "$python" "$venv"
+    [[ -e $venv ]] && clear=(--clear) # available since uv 0.8; bash on macOS treats an empty array as unset
+    run "$uv" venv --quiet ${clear[@]+"${clear[@]}"} --python "$python" "$venv"
   else
-    act "$python" -m venv --clear "$venv"
+    run "$python" -m venv --clear "$venv"
   fi
 fi
 if ! stamped "$extras"; then
-  say "installing t5x_like$extras at the versions of constraints.txt (once; about 1 GB, minutes)"
+  log "installing t5x_like$extras at the versions of constraints.txt (once; about 1 GB, takes minutes)"
   if [[ $uv ]]; then
-    act "$uv" pip install --quiet --python "$venv/bin/python" --editable "$root$extras" --constraint "$root/constraints.txt"
+    run "$uv" pip install --quiet --python "$venv/bin/python" --editable "$root$extras" --constraint "$root/constraints.txt"
   else
-    # --no-compile, as uv by default: Python compiles what it imports, a small part of what is installed.
-    act "$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check \
+    # --no-compile is uv's default too: Python compiles modules on import, and imports few of the installed ones.
+    run "$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check \
       --editable "$root$extras" --constraint "$root/constraints.txt"
   fi
   if [[ ! $dry_run ]]; then
@@ -156,13 +156,13 @@ if ! stamped "$extras"; then
   fi
 fi
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 if [[ $command == test ]]; then
   cd "$root"
-  # One worker a core; a file stays with one worker, so that its tests share what they make. `-n 0` for one process.
+  # One worker per core. The tests of a file run in one worker, so that they share fixtures. `-n 0` uses one process.
   set -- "$venv/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 else
   set -- "$venv/bin/t5x_like" "$command" "$@"
 fi
-[[ $dry_run ]] && act "$@" && exit 0
+[[ $dry_run ]] && run "$@" && exit 0
 exec "$@"

@@ -1,34 +1,34 @@
 #!/usr/bin/env bash
-# Runs one command as several processes of one job on this machine, as a slice or a cluster would over several machines.
+# Runs a command as several processes of one job on this machine, as a slice or a cluster does on several machines.
 #
 #   launch/local_multiprocess.sh [OPTION…] -- t5x_like train …
 #
-#   -n, --num_processes=N   how many (default: 2)
-#   --port=PORT             of the coordinator, process 0 (default: a free one)
-#   --log_dir=FOLDER        where each process's output goes, as 0.log, 1.log, … (default: a new folder in /tmp)
-#   --grace=SECONDS         from the request to leave until processes are killed (default: 20)
-#   --dry_run               print what would be run
+#   -n, --num_processes=N   number of processes (default: 2)
+#   --port=PORT             port of the coordinator, process 0 (default: a free port)
+#   --log_dir=DIRECTORY     directory for the output of the processes: 0.log, 1.log, … (default: a new one in /tmp)
+#   --grace=SECONDS         seconds between SIGTERM and SIGKILL (default: 20)
+#   --dry_run               print the commands instead of running them
 #
-# Each process is told of the others by T5X_LIKE_COORDINATOR, T5X_LIKE_NUM_PROCESSES and T5X_LIKE_PROCESS_ID. Process 0's
-# output is shown here too. When a process fails, the others are asked to leave, then killed; the exit code is that of the
-# first one that failed, and 0 where none did. Ctrl-C and SIGTERM are passed on to all.
+# The processes find each other through T5X_LIKE_COORDINATOR, T5X_LIKE_NUM_PROCESSES and T5X_LIKE_PROCESS_ID. The output
+# of process 0 is also shown here. If a process fails, the others get SIGTERM, then SIGKILL, and the exit code is that of
+# the first process that failed; otherwise it is 0. Ctrl-C and SIGTERM are forwarded to all processes.
 set -euo pipefail
 
 preempted=75 # exit code, see launch/protocol.py
 
-say() { printf 'local_multiprocess.sh: %s\n' "$*" >&2; }
-mistake() {
-  say "$@"
+log() { printf 'local_multiprocess.sh: %s\n' "$*" >&2; }
+usage_error() {
+  log "$@"
   exit 2
 }
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
-check_number() { # check_number NAME VALUE LEAST MOST
+check_number() { # check_number NAME VALUE MIN MAX
   if ! [[ $2 =~ ^[0-9]{1,5}$ ]] || ((10#$2 < $3 || 10#$2 > $4)); then
-    mistake "$1=$2: give a number from $3 to $4"
+    usage_error "$1=$2: out of range. Give a number from $3 to $4"
   fi
 }
 
-# ---- What was asked for ----------------------------------------------------------------------------------------------
+# ---- Arguments -------------------------------------------------------------------------------------------------------
 count=2 port='' log_dir='' grace=20 dry_run=
 while (($#)); do
   case "$1" in
@@ -36,7 +36,7 @@ while (($#)); do
     --dry_run) dry_run=yes ;;
     --) break ;;
     -n | --num_processes | --port | --log_dir | --grace)
-      (($# > 1)) || mistake "$1 needs a value"
+      (($# > 1)) || usage_error "$1: value missing. Give $1=VALUE"
       set -- "${1/#-n/--num_processes}=$2" "${@:3}"
       continue
       ;;
@@ -44,12 +44,12 @@ while (($#)); do
     --port=*) port="${1#*=}" ;;
     --log_dir=*) log_dir="${1#*=}" ;;
     --grace=*) grace="${1#*=}" ;;
-    *) mistake "there is no option $1; the command is written after --" ;;
+    *) usage_error "unknown option $1. See --help; the command follows --" ;;
   esac
   shift
 done
 [[ ${1:-} == -- ]] && shift
-(($#)) || mistake "say what to run: $0 -n 2 -- t5x_like train …"
+(($#)) || usage_error "no command given. Add -- t5x_like train …"
 check_number --num_processes "$count" 1 1024
 check_number --grace "$grace" 0 99999
 [[ -z $port ]] || check_number --port "$port" 1024 65535
@@ -58,7 +58,7 @@ free_port() {
   local candidate
   while :; do
     candidate=$((20000 + RANDOM % 20000))
-    # Nobody answers there: free. (Opening the port for good is the coordinator's.)
+    # The port is free if nothing accepts a connection. The coordinator opens it.
     if ! (exec 3<>"/dev/tcp/127.0.0.1/$candidate") 2>/dev/null; then
       echo "$candidate"
       return
@@ -76,24 +76,24 @@ if [[ $dry_run ]]; then
   exit 0
 fi
 
-# ---- The processes ---------------------------------------------------------------------------------------------------
+# ---- Processes -------------------------------------------------------------------------------------------------------
 log_dir="${log_dir:-$(mktemp -d "${TMPDIR:-/tmp}/t5x_like_processes.XXXXXX")}"
 mkdir -p "$log_dir"
 export T5X_LIKE_COORDINATOR="127.0.0.1:$port" T5X_LIKE_NUM_PROCESSES="$count"
-say "$count processes; their output is in $log_dir"
+log "$count processes; their output is in $log_dir"
 
-set -m # each process is the leader of a group of its own, which can be signalled as a whole
+set -m # each process leads its own process group, which can be signaled as a whole
 pids=()
 for ((id = 0; id < count; id++)); do
   T5X_LIKE_PROCESS_ID="$id" "$@" >"$log_dir/$id.log" 2>&1 </dev/null &
   pids+=($!)
 done
 tail -n +1 -F "$log_dir/0.log" 2>/dev/null &
-shown=$!
+tail_pid=$!
 set +m
 
-# A process is asked alone, as it may need its own helpers to save; it is killed with all that it started.
-ask_all() {
+# SIGTERM goes to the process only, because it may need its child processes to save. SIGKILL goes to the whole group.
+terminate_all() {
   local pid
   for pid in ${pids[@]+"${pids[@]}"}; do kill -TERM "$pid" 2>/dev/null || true; done
 }
@@ -102,38 +102,38 @@ kill_all() {
   for pid in ${pids[@]+"${pids[@]}"}; do kill -KILL -- "-$pid" 2>/dev/null || true; done
 }
 deadline=
-leave() {
+stop() {
   [[ $deadline ]] || deadline=$((SECONDS + grace))
-  ask_all
+  terminate_all
 }
-trap leave TERM INT
+trap stop TERM INT
 
 running=("${!pids[@]}") code=0 failed=0
 while ((${#running[@]})); do
-  left=()
+  alive=()
   for id in "${running[@]}"; do
     if kill -0 "${pids[id]}" 2>/dev/null; then
-      left+=("$id")
+      alive+=("$id")
       continue
     fi
     status=0
     wait "${pids[id]}" || status=$?
     ((status)) || continue
-    say "process $id ended with exit code $status; its output is in $log_dir/$id.log"
+    log "process $id ended with exit code $status; its output is in $log_dir/$id.log"
     if ((code == 0)); then
       code=$status failed=$id
-      leave
+      stop
     fi
   done
-  running=(${left[@]+"${left[@]}"})
+  running=(${alive[@]+"${alive[@]}"})
   if [[ $deadline ]] && ((SECONDS >= deadline)) && ((${#running[@]})); then
-    say "killing what has not left after $grace s: process ${running[*]}"
+    log "killing processes that have not exited after $grace s: ${running[*]}"
     kill_all
   fi
   ((${#running[@]})) && sleep 0.2
 done
 
-sleep 0.3 # what process 0 wrote last is shown yet
-kill -- "-$shown" 2>/dev/null || true
+sleep 0.3 # let tail print the last output of process 0
+kill -- "-$tail_pid" 2>/dev/null || true
 ((failed)) && ((code != preempted)) && tail -n 20 "$log_dir/$failed.log" >&2
 exit "$code"

@@ -1,27 +1,29 @@
-"""TPU slices as data, and the checks that are made before anything is asked of a cloud.
+"""TPU slices as data, and checks of names, zones and shapes before a cloud is called.
 
-Sources: cloud.google.com/tpu/docs, the pages "v4", "v5e", "v5p", "v6e" (configurations), "TPU regions and zones" and
-"TPU software versions"; cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus for node labels.
+Sources: cloud.google.com/tpu/docs, pages "v4", "v5e", "v5p", "v6e" (configurations), "TPU regions and zones" and "TPU
+software versions"; cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus for node labels.
 
-Plain Python 3.10 and its standard library: this runs on laptops and VMs where nothing is installed.
+Requires Python 3.10 and only its standard library, because it runs on laptops and VMs without other packages.
 """
 
+import argparse
 import dataclasses
 import difflib
 import itertools
 import math
 import re
 
-FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # every slice of v5e and of v6e
-BELOW_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))  # of v4 and v5p; larger ones are made of cubes of 4x4x4
+SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # all slices of v5e and v6e
+# Slices of v4 and v5p with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
+SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE_SIDE = 4
-CHIPS_PER_VM = 4  # of a slice of several VMs; a slice of up to 8 chips in two dimensions is one VM
-LARGEST_VM = 8
-PLANNED = "`t5x_like plan` takes more chips and shapes than can be launched"
+CHIPS_PER_VM = 4  # in a slice of several VMs
+MAX_CHIPS_PER_VM = 8  # a two-dimensional slice of up to 8 chips is one VM
+PLAN_HINT = "`t5x_like plan` supports more chips and shapes than can be launched"
 
 
 class LaunchError(ValueError):
-    """What was asked for cannot be launched; the message says what to write instead."""
+    """The request cannot be launched. The message says how to correct it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,21 +31,21 @@ class Generation:
     """A generation of TPUs.
 
     Attributes:
-      name: as `t5x_like plan` writes it, the `v5e` of `v5e:4x4`.
-      type_prefix: as the TPU API writes it, the `v5litepod` of `v5litepod-16`.
-      units_per_chip: what the number of an accelerator type counts: 2 where it counts cores, 1 where it counts chips.
-      dimensions: of the torus.
-      most_chips: in one slice.
-      runtime_version: the VM's software, without a framework.
-      gke_accelerator: value of the node label `cloud.google.com/gke-tpu-accelerator`.
-      zones: that are documented to have it; not every project may use each.
+      name: The name in `t5x_like plan`, such as the `v5e` of `v5e:4x4`.
+      type_prefix: The name in the TPU API, such as the `v5litepod` of `v5litepod-16`.
+      units_per_chip: Units per chip in an accelerator type: 2 if its number counts cores, 1 if it counts chips.
+      dimensions: Number of dimensions of the torus.
+      max_chips: Maximum number of chips in a slice.
+      runtime_version: Software version of the VM, without a framework.
+      gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
+      zones: Zones documented to offer this generation. A project may not have access to all of them.
     """
 
     name: str
     type_prefix: str
     units_per_chip: int
     dimensions: int
-    most_chips: int
+    max_chips: int
     runtime_version: str
     gke_accelerator: str
     zones: tuple[str, ...]
@@ -57,7 +59,7 @@ GENERATIONS = {
             type_prefix="v4",
             units_per_chip=2,
             dimensions=3,
-            most_chips=4096,
+            max_chips=4096,
             runtime_version="tpu-ubuntu2204-base",
             gke_accelerator="tpu-v4-podslice",
             zones=("us-central2-b",),
@@ -67,7 +69,7 @@ GENERATIONS = {
             type_prefix="v5litepod",
             units_per_chip=1,
             dimensions=2,
-            most_chips=256,
+            max_chips=256,
             runtime_version="v2-alpha-tpuv5-lite",
             gke_accelerator="tpu-v5-lite-podslice",
             zones=(
@@ -87,7 +89,7 @@ GENERATIONS = {
             type_prefix="v5p",
             units_per_chip=2,
             dimensions=3,
-            most_chips=6144,
+            max_chips=6144,
             runtime_version="v2-alpha-tpuv5",
             gke_accelerator="tpu-v5p-slice",
             zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
@@ -97,7 +99,7 @@ GENERATIONS = {
             type_prefix="v6e",
             units_per_chip=1,
             dimensions=2,
-            most_chips=256,
+            max_chips=256,
             runtime_version="v2-alpha-tpuv6e",
             gke_accelerator="tpu-v6e-slice",
             zones=(
@@ -120,36 +122,45 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """One slice: a generation and the sides of its torus, in chips."""
+    """One slice.
+
+    Attributes:
+      generation: The generation of its chips.
+      sides: Sides of its torus, in chips.
+    """
 
     generation: Generation
     sides: tuple[int, ...]
 
     @property
     def chips(self) -> int:
+        """Number of chips."""
         return math.prod(self.sides)
 
     @property
     def chips_per_vm(self) -> int:
-        return min(self.chips, LARGEST_VM if self.chips == LARGEST_VM and len(self.sides) == 2 else CHIPS_PER_VM)
+        """Number of chips per VM."""
+        single_vm = self.chips == MAX_CHIPS_PER_VM and len(self.sides) == 2
+        return min(self.chips, MAX_CHIPS_PER_VM if single_vm else CHIPS_PER_VM)
 
     @property
     def vms(self) -> int:
-        """Workers, in the words of gcloud."""
+        """Number of VMs, which gcloud calls workers."""
         return self.chips // self.chips_per_vm
 
     @property
     def topology(self) -> str:
+        """The sides as text, such as `4x4`."""
         return "x".join(map(str, self.sides))
 
     @property
     def accelerator_type(self) -> str:
-        """What the TPU API calls a slice of so many chips; it says nothing about the sides."""
+        """The name in the TPU API, which determines the number of chips but not the sides."""
         return f"{self.generation.type_prefix}-{self.chips * self.generation.units_per_chip}"
 
     @property
     def is_default_shape(self) -> bool:
-        """Whether the accelerator type alone asks for these sides."""
+        """Whether the accelerator type alone requests these sides."""
         return sorted(self.sides) == sorted(_default_sides(self.generation, self.chips))
 
     def __str__(self) -> str:
@@ -159,39 +170,44 @@ class Slice:
 
 
 def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:
-    """The slice that `--type` and `--topology` mean; either is enough, and both must agree.
+    """Returns the slice that `--type` and `--topology` describe.
+
+    One of the two is enough. If both are given, they must agree.
 
     Args:
-      accelerator_type: `v5litepod-16`, `v5e-16`, `v4-256`; the number counts chips of v5e and v6e, cores of v4 and v5p.
-      topology: `v5e:4x4` as `t5x_like plan` takes it, or `4x4` beside an accelerator type.
+      accelerator_type: `v5litepod-16`, `v5e-16` or `v4-256`. The number counts chips of v5e and v6e, and cores of v4
+        and v5p.
+      topology: `v5e:4x4` as in `t5x_like plan`, or `4x4` together with an accelerator type.
 
     Raises:
-      LaunchError: there is no such slice, or the two disagree.
+      LaunchError: The slice does not exist, or the two arguments disagree.
     """
     if accelerator_type is None and topology is None:
-        raise LaunchError("name the slice: --topology=v5e:4x4 (as for `t5x_like plan`) or --type=v5litepod-16")
-    named, sides_text = None, topology
+        raise LaunchError("no slice given. Add --topology=v5e:4x4 (as in `t5x_like plan`) or --type=v5litepod-16")
+    topology_generation, sides_text = None, topology
     if topology is not None and ":" in topology:
         prefix, _, sides_text = topology.partition(":")
-        named = _generation(prefix, f"--topology={topology}")
+        topology_generation = _generation(prefix, f"--topology={topology}")
     if accelerator_type is None:
-        if named is None:
+        if topology_generation is None:
             raise LaunchError(
-                f"--topology={topology} names no generation: write --topology=v5e:{topology}, or give --type"
+                f"--topology={topology}: TPU generation missing. Write --topology=v5e:{topology}, or add --type"
             )
-        return Slice(named, _sides(named, sides_text, f"--topology={topology}"))
+        return Slice(topology_generation, _sides(topology_generation, sides_text, f"--topology={topology}"))
     generation, chips = _parse_type(accelerator_type)
-    if named is not None and named is not generation:
-        raise LaunchError(f"--type={accelerator_type} is {generation.name} and --topology={topology} is {named.name}")
+    if topology_generation is not None and topology_generation is not generation:
+        raise LaunchError(
+            f"--type={accelerator_type} is {generation.name} and --topology={topology} is {topology_generation.name}. "
+            "Give one of them"
+        )
     if sides_text is None:
         return Slice(generation, _default_sides(generation, chips))
     sides = _sides(generation, sides_text, f"--topology={topology}")
     if math.prod(sides) != chips:
-        fitting = Slice(generation, sides).accelerator_type
         raise LaunchError(
             f"--type={accelerator_type} has {chips} chips and --topology={topology} has {math.prod(sides)}: "
-            f"that topology is {fitting}, and {accelerator_type} is "
-            f"{Slice(generation, _default_sides(generation, chips)).topology}"
+            f"that topology is {Slice(generation, sides).accelerator_type}, and {accelerator_type} is "
+            f"{Slice(generation, _default_sides(generation, chips)).topology}. Give one of them"
         )
     return Slice(generation, sides)
 
@@ -200,16 +216,16 @@ def _parse_type(text: str) -> tuple[Generation, int]:
     match = re.fullmatch(r"(?P<name>[a-z0-9]+)-(?P<units>[1-9][0-9]*)", text)
     if match is None:
         raise LaunchError(
-            f"--type={text}: write a generation and a size, such as v5litepod-16, v6e-8, v4-32 or v5p-128"
+            f"--type={text}: not a generation and a size. Write for example v5litepod-16, v6e-8, v4-32 or v5p-128"
         )
     generation, units = _generation(match["name"], f"--type={text}"), int(match["units"])
-    chips, rest = divmod(units, generation.units_per_chip)
-    if rest or not _default_sides(generation, chips):
-        sizes = [Slice(generation, sides).accelerator_type for sides in _some_shapes(generation)]
-        counted = "cores, two a chip" if generation.units_per_chip == 2 else "chips"
+    chips, remainder = divmod(units, generation.units_per_chip)
+    if remainder or not _default_sides(generation, chips):
+        sizes = [Slice(generation, sides).accelerator_type for sides in _example_shapes(generation)]
+        counted = "cores, two per chip" if generation.units_per_chip == 2 else "chips"
         raise LaunchError(
-            f"--type={text}: {generation.name} has no slice of that size (the number counts {counted}); "
-            f"there are {', '.join(sizes)}{' …' if generation.dimensions == 3 else ''}"
+            f"--type={text}: {generation.name} does not have a slice of this size (the number counts {counted}). "
+            f"Available: {', '.join(sizes)}{' …' if generation.dimensions == 3 else ''}"
         )
     return generation, chips
 
@@ -218,41 +234,43 @@ def _generation(name: str, setting: str) -> Generation:
     for generation in GENERATIONS.values():
         if name in (generation.name, generation.type_prefix):
             return generation
-    raise LaunchError(f"{setting}: there is no TPU {name!r} here; there are {', '.join(GENERATIONS)}. {PLANNED}")
+    raise LaunchError(f"{setting}: unknown TPU generation {name!r}. Available: {', '.join(GENERATIONS)}. {PLAN_HINT}")
 
 
 def _sides(generation: Generation, text: str, setting: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text):
-        raise LaunchError(
-            f"{setting}: write the sides in chips, such as {'x'.join(map(str, _some_shapes(generation)[3]))}"
-        )
+        example = "x".join(map(str, _example_shapes(generation)[3]))
+        raise LaunchError(f"{setting}: not a topology. Write the sides in chips, such as {example}")
     sides = tuple(map(int, text.split("x")))
     if generation.dimensions == 2:
-        valid = sides in FLAT
+        valid = sides in SHAPES_2D
     else:
         cubes = len(sides) == 3 and all(side % CUBE_SIDE == 0 for side in sides)
-        valid = sides in BELOW_A_CUBE or (cubes and math.prod(sides) <= generation.most_chips)
+        valid = sides in SMALL_SHAPES_3D or (cubes and math.prod(sides) <= generation.max_chips)
     if not valid:
-        shapes = ", ".join("x".join(map(str, shape)) for shape in _some_shapes(generation))
-        more = (
-            f", and A x B x C in multiples of 4 up to {generation.most_chips} chips"
-            if generation.dimensions == 3
-            else ""
+        shapes = ", ".join("x".join(map(str, shape)) for shape in _example_shapes(generation))
+        larger = f", and AxBxC in multiples of {CUBE_SIDE} up to {generation.max_chips} chips"
+        raise LaunchError(
+            f"{setting}: {generation.name} does not have a slice {text}. "
+            f"Available: {shapes}{larger if generation.dimensions == 3 else ''}. {PLAN_HINT}"
         )
-        raise LaunchError(f"{setting}: {generation.name} has no slice {text}; there are {shapes}{more}. {PLANNED}")
     return sides
 
 
-def _some_shapes(generation: Generation) -> tuple[tuple[int, ...], ...]:
-    return FLAT if generation.dimensions == 2 else (*BELOW_A_CUBE, (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8))
+def _example_shapes(generation: Generation) -> tuple[tuple[int, ...], ...]:
+    return SHAPES_2D if generation.dimensions == 2 else (*SMALL_SHAPES_3D, (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8))
 
 
 def _default_sides(generation: Generation, chips: int) -> tuple[int, ...]:
-    """The sides that an accelerator type of so many chips means, the nearest to a cube, or () where there is none."""
-    small = [sides for sides in (FLAT if generation.dimensions == 2 else BELOW_A_CUBE) if math.prod(sides) == chips]
-    if small or generation.dimensions == 2:
-        return small[0] if small else ()
-    if chips > generation.most_chips or chips % CUBE_SIDE**3:
+    """Returns the sides that an accelerator type with this number of chips requests, or () if it does not exist.
+
+    The default shape of a large three-dimensional slice is the one closest to a cube.
+    """
+    listed_shapes = SHAPES_2D if generation.dimensions == 2 else SMALL_SHAPES_3D
+    listed = [sides for sides in listed_shapes if math.prod(sides) == chips]
+    if listed or generation.dimensions == 2:
+        return listed[0] if listed else ()
+    if chips > generation.max_chips or chips % CUBE_SIDE**3:
         return ()
     cubes = chips // CUBE_SIDE**3
     divisors = [side for side in range(1, cubes + 1) if cubes % side == 0]
@@ -260,58 +278,74 @@ def _default_sides(generation: Generation, chips: int) -> tuple[int, ...]:
     return tuple(CUBE_SIDE * side for side in min(shapes, key=sum))
 
 
-def check_name(setting: str, name: str, longest: int) -> None:
-    """Refuses what a cloud would refuse later: lower-case letters, digits and hyphens, a letter first.
+def check_name(setting: str, name: str, max_length: int) -> None:
+    """Checks a resource name: lower-case letters, digits and hyphens, starting with a letter.
 
     Args:
-      setting: what the name is of, for the message.
-      name: it.
-      longest: in characters; names of machines are made by adding to it.
+      setting: What the name belongs to, for the error message.
+      name: The name to check.
+      max_length: Maximum number of characters. It is below the cloud's limit where machine names append a suffix.
+
+    Raises:
+      LaunchError: The cloud would reject the name.
     """
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > max_length:
         raise LaunchError(
-            f"{setting} {name!r}: write lower-case letters, digits and hyphens, a letter first, no hyphen last, "
-            f"at most {longest} characters"
+            f"{setting} {name!r}: invalid name. Use lower-case letters, digits and hyphens; start with a letter, do "
+            f"not end with a hyphen, and use at most {max_length} characters"
         )
 
 
-def check_least(options, least: dict[str, int]) -> None:
-    """Refuses numbers that are too small.
+def check_minimums(options: argparse.Namespace, minimums: dict[str, int]) -> None:
+    """Checks lower bounds of numeric options.
 
     Args:
-      options: of a command line.
-      least: what each option has to be at least; one that the action does not have is passed over.
+      options: The parsed command line.
+      minimums: Minimum value by option name. Options that the action does not have are skipped.
+
+    Raises:
+      LaunchError: A value is below its minimum.
     """
-    for name, bound in least.items():
-        value = getattr(options, name, bound)
-        if value < bound:
-            raise LaunchError(f"--{name}={value}: at least {bound}")
+    for name, minimum in minimums.items():
+        value = getattr(options, name, minimum)
+        if value < minimum:
+            raise LaunchError(f"--{name}={value}: below the minimum. Give at least {minimum}")
 
 
 def check_zone(zone: str | None, generation: Generation | None = None, unlisted: bool = False) -> None:
-    """Refuses a zone that is none, or that is not known to have the generation.
+    """Checks that a zone is well-formed and is known to have a generation.
 
     Args:
-      zone: such as us-west4-a.
-      generation: that is to be found there; None where the TPU exists already.
-      unlisted: take a zone that the list above lacks; a cloud opens zones faster than a list here follows.
+      zone: A zone such as us-west4-a.
+      generation: The generation to be created there, or None if the TPU already exists.
+      unlisted: Accept a zone that is missing in `GENERATIONS`, because clouds open zones faster than this list follows.
+
+    Raises:
+      LaunchError: The zone is missing, malformed, or not known to have the generation.
     """
-    known = f"; {generation.name} is in {', '.join(generation.zones)}" if generation else ""
+    known = f"{generation.name} is available in {', '.join(generation.zones)}" if generation else ""
     if not zone:
-        raise LaunchError(f"--zone is missing{known}")
+        raise LaunchError(f"--zone is missing. {known or 'Give for example --zone=us-west4-a'}")
     if not re.fullmatch(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z0-9]+", zone):
-        hint = " (that is a region: add its zone)" if re.fullmatch(r"[a-z]+-[a-z]+[0-9]+", zone) else ""
-        raise LaunchError(f"--zone={zone} is no zone{hint}{known or ', such as us-west4-a'}")
+        region = re.fullmatch(r"[a-z]+-[a-z]+[0-9]+", zone)
+        hint = " It is a region: append the letter of a zone." if region else ""
+        raise LaunchError(f"--zone={zone} is not a zone.{hint} {known or 'Give for example --zone=us-west4-a'}")
     if generation and zone not in generation.zones and not unlisted:
-        near = difflib.get_close_matches(zone, generation.zones, n=1)
+        similar = difflib.get_close_matches(zone, generation.zones, n=1)
+        suggestion = f" (did you mean {similar[0]}?)" if similar else ""
         raise LaunchError(
-            f"--zone={zone} is not known to have {generation.name}"
-            f"{f' (did you mean {near[0]}?)' if near else ''}{known}. "
-            "If it has come since: --unlisted_zone"
+            f"--zone={zone} is not known to have {generation.name}{suggestion}. {known}. "
+            "If the zone is new, add --unlisted_zone"
         )
 
 
 def check_project(project: str | None) -> None:
-    """Refuses what cannot be a project's id; None means gcloud's own setting."""
+    """Checks the form of a project ID. None means the project that gcloud is configured with.
+
+    Raises:
+      LaunchError: The text is not a project ID.
+    """
     if project is not None and not re.fullmatch(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
-        raise LaunchError(f"--project={project!r} is no project id: 6 to 30 lower-case letters, digits and hyphens")
+        raise LaunchError(
+            f"--project={project!r} is not a project ID. Give 6 to 30 lower-case letters, digits and hyphens"
+        )

@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Keeps one command running on this machine: starts it again after a preemption, and after a crash, so many times.
+"""Keeps one command running on this machine: restarts it after preemptions and, up to a limit, after crashes.
 
     supervise.py run [--max_restarts=N] [--delay=SECONDS] [--on_preempted=restart|exit] -- COMMAND…   in the foreground
     supervise.py start … -- COMMAND…      the same, detached from this shell; output goes to JOB_DIR/log
-    supervise.py status                   one line of JSON: state, exit_code, restarts, reason
-    supervise.py follow [--lines=N]       the log as it grows, until the job ends; exits with the job's exit code
-    supervise.py stop [--grace=SECONDS]   asks the job to save and leave; kills it after the grace
+    supervise.py status                   print one line of JSON: state, exit_code, restarts, reason
+    supervise.py follow [--lines=N]       follow the log until the job ends; exits with the job's exit code
+    supervise.py stop [--grace=SECONDS]   ask the job to save a checkpoint and exit; kill it after the grace period
 
-What exit codes mean: 0 done; 2 a mistake of the user's, which another start would repeat; 75 preempted, start again (as
-often as it comes, unless --on_preempted=exit); anything else a crash, restarted --max_restarts times. A run that lasted
---reset_after seconds has shown that it works: crashes are counted from there anew. SIGTERM and Ctrl-C are passed on,
-and end the supervision too: with --on_preempted=exit by code 75, unless the command ended with 0 or 2.
+Exit codes of the command: 0 is success; 2 is a user error, which a restart would repeat; 75 is a preemption, after
+which the command is always restarted (unless --on_preempted=exit); all others are crashes, which are restarted
+--max_restarts times in a row. A run of at least --reset_after seconds resets the count of crashes. SIGTERM and Ctrl-C
+are forwarded and also end the supervision. With --on_preempted=exit, the exit code is then 75, unless the command
+exited with 0 or 2.
 
-A supervisor that is killed takes its command with it, on Linux: what was left would write on beside the next start.
-`run`, `start` and `stop` end what was left all the same, as `stop` ends a job.
+On Linux, the command dies with a supervisor that is killed, because otherwise it would keep writing while the next
+start writes the same files. `run`, `start` and `stop` also terminate other processes that such a supervisor left.
 
-Plain Python 3.10 and its standard library. `--job_dir` (default ~/t5x_like_job) holds the log and the state.
+Requires Python 3.10 and only its standard library. `--job_dir` (default: ~/t5x_like_job) holds the log and the state.
 """
 
 import argparse
@@ -35,29 +36,38 @@ from jobs import split_command
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
+INTERRUPTED = 130  # 128 + SIGINT
 POLL_SECONDS = 0.2
-PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code, which is negative for a signal as in `subprocess`."""
     if code < 0:
-        hint = ", often for want of memory" if -code == signal.SIGKILL else ""
+        hint = ", often because memory ran out" if -code == signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
-    return {
-        USER_ERROR: "exit code 2, a mistake in its arguments or settings",
-        PREEMPTED: "preempted (exit code 75)",
-    }.get(code, f"exit code {code}")
+    meanings = {
+        USER_ERROR: f"exit code {USER_ERROR}, an error in its arguments or settings",
+        PREEMPTED: f"preempted (exit code {PREEMPTED})",
+    }
+    return meanings.get(code, f"exit code {code}")
 
 
 class Job:
-    """What a job folder holds: `log`, and `state.json`, which is replaced as a whole."""
+    """A job directory: `log`, and `state.json`, which is replaced atomically.
 
-    def __init__(self, folder: Path):
-        self.folder, self.log, self._state = folder, folder / "log", folder / "state.json"
+    Args:
+      directory: The directory, which is created with the first state.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory, self.log, self._state = directory, directory / "log", directory / "state.json"
 
     def read(self) -> dict:
-        """The state: `absent`, `running`, `finished`, or `lost` where the machine went down under it."""
+        """Returns the state of the job.
+
+        Its `state` is `absent`, `running`, `finished`, or `lost` if the supervisor died while the job was running.
+        """
         try:
             state = json.loads(self._state.read_text())
         except FileNotFoundError:
@@ -67,7 +77,8 @@ class Job:
         return state
 
     def write(self, **state) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Replaces the state of the job."""
+        self.directory.mkdir(parents=True, exist_ok=True)
         draft = self._state.with_suffix(".draft")
         draft.write_text(json.dumps(state))
         draft.replace(self._state)
@@ -80,137 +91,150 @@ class Job:
             return False
         except PermissionError:
             return True
-        # After a reboot another process may have the number; where /proc tells, it is asked.
+        # After a reboot another process may have the same ID. Where /proc exists, check the command line.
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return os.path.basename(__file__).encode() in words
+            command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return os.path.basename(__file__).encode() in command_line
         return True
 
 
-def processes(state: dict) -> list[int]:
-    """The numbers of a job's processes that are alive; none where there is no /proc to tell them from others."""
-    mark, found = f"{protocol.JOB_ID}={state.get('mark')}".encode(), []
+def job_processes(state: dict) -> list[int]:
+    """Returns the IDs of a job's live processes, or an empty list on systems without /proc."""
+    definition, pids = f"{protocol.JOB_ID}={state.get('mark')}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+        with contextlib.suppress(OSError):  # the process has exited, or belongs to another user
+            if definition in path.read_bytes().split(b"\0"):
+                pids.append(int(path.parent.name))
+    return pids
 
 
-def end_left_over(state: dict, grace: float) -> str | None:
-    """Ends what a job without its supervisor has running still: asks it to save and leave, and kills it after a while.
+def terminate_orphans(state: dict, grace: float) -> str | None:
+    """Terminates processes of a job whose supervisor has died.
 
     Args:
-      state: of the job.
-      grace: in seconds.
+      state: The state of the job.
+      grace: Seconds to save a checkpoint and exit before the processes are killed.
 
     Returns:
-      What became of it, `has left` or `was killed`; None where nothing was running.
+      `has exited` or `was killed`, or None if no process was running.
     """
-    left = processes(state)
-    if not left:
+    pids = job_processes(state)
+    if not pids:
         return None
-    signal_all([state["child"]] if state["child"] in left else left, signal.SIGTERM)
-    end = time.monotonic() + grace
-    while (left := processes(state)) and time.monotonic() < end:
+    send_signal([state["child"]] if state["child"] in pids else pids, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while (pids := job_processes(state)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    if not left:
-        return "has left"
-    while left := processes(state):
-        signal_all(left, signal.SIGKILL)
+    if not pids:
+        return "has exited"
+    while pids := job_processes(state):
+        send_signal(pids, signal.SIGKILL)
         time.sleep(POLL_SECONDS)
     return "was killed"
 
 
-def signal_all(numbers: list[int], number: int) -> None:
-    """Sends a signal to processes, some of which may be gone."""
-    for process in numbers:
+def send_signal(pids: list[int], number: int) -> None:
+    """Sends a signal to processes, ignoring those that have exited."""
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
+            os.kill(pid, number)
 
 
-def dying_with_parent():
-    """What a child does before its command so that it does not outlive this process; None where this is not Linux.
+def parent_death_hook():
+    """Returns a `preexec_fn` that ties the life of a child process to this process, or None if this is not Linux.
 
-    It is killed, not asked: nobody is left to wait for it, and the next start of the job must find it gone.
+    The child gets SIGKILL instead of SIGTERM, because it must be gone when the job is started again.
     """
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
-    def before_command():
+    def hook():
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # killed before the line above
+        if os.getppid() != parent:  # the parent was killed before the line above
             os._exit(1)
 
-    return before_command
+    return hook
 
 
 class Supervisor:
-    """Runs a command until it is done, stopped, or has crashed too often."""
+    """Runs a command until it succeeds, is stopped, or has crashed too often.
+
+    Args:
+      job: The job directory.
+      command: The command and its arguments.
+      options: The parsed command line.
+    """
 
     def __init__(self, job: Job, command: list[str], options: argparse.Namespace):
         self.job, self.command, self.options = job, command, options
         self.child: subprocess.Popen | None = None
         self.stopping = False
         self.restarts = 0
-        self.mark = secrets.token_hex(8)
+        self.mark = secrets.token_hex(8)  # identifies the processes of this job
 
     def run(self) -> int:
+        """Runs the command and returns its last exit code; death by signal n counts as 128 + n."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        before = self.job.read()
-        if before["state"] == "lost" and (became := end_left_over(before, self.options.grace)):
-            self._say(f"the last job here was running without its supervisor, and {became}")
+        previous = self.job.read()
+        if previous["state"] == "lost" and (outcome := terminate_orphans(previous, self.options.grace)):
+            self._log(f"the previous job was running without its supervisor and {outcome}")
         offset = self.job.log.stat().st_size if self.job.log.exists() else 0
+        code, reason = self._run_until_done(offset)
+        code = code if code >= 0 else 128 - code
+        if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
+            # The command was asked to exit. It may still have crashed, because peers that exited before took it down.
+            code = PREEMPTED
+        self._log(f"the job ended: {reason}" if code else "the job is done")
+        self._record("finished", offset, reason, exit_code=code)
+        return code
+
+    def _run_until_done(self, offset: int) -> tuple[int, str]:
+        """Runs and restarts the command, and returns its last exit code and the description."""
         crashes, reason = 0, None
         while True:
             code, seconds = self._run_once(offset, reason)
             reason = describe_exit(code)
             if code in (SUCCESS, USER_ERROR) or self.stopping:
-                break
+                return code, reason
             if code == PREEMPTED:
                 if self.options.on_preempted == "exit":
-                    break
-                self._say(f"{reason}; starting again in {self.options.delay:g} s")
+                    return code, reason
+                self._log(f"{reason}; restarting in {self.options.delay:g} s")
             else:
                 crashes = 1 if seconds >= self.options.reset_after else crashes + 1
                 if crashes > self.options.max_restarts:
-                    self._say(f"{reason} after {seconds:.0f} s; giving up after {crashes - 1} restarts")
-                    code = max(code, 1)  # being killed again and again is a failure, and no preemption to others
-                    break
-                self._say(
+                    self._log(f"{reason} after {seconds:.0f} s; giving up after {crashes - 1} restarts")
+                    # Positive: an outer scheduler must not mistake repeated kills for a preemption.
+                    return max(code, 1), reason
+                self._log(
                     f"{reason} after {seconds:.0f} s; restart {crashes} of {self.options.max_restarts} "
                     f"in {self.options.delay:g} s"
                 )
             self.restarts += 1
             self._pause()
             if self.stopping:
-                break
-        code = code if code >= 0 else 128 - code
-        if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
-            code = PREEMPTED  # peers that left before it may have torn it down: that is part of being asked to leave
-        self._say(f"the job has ended: {reason}" if code else "the job is done")
-        self._record("finished", offset, reason, exit_code=code)
-        return code
+                return code, reason
 
     def _run_once(self, offset: int, reason: str | None) -> tuple[int, float]:
+        """Runs the command once, and returns its exit code and the seconds it took."""
         start = time.monotonic()
         environment = {**os.environ, protocol.SUPERVISED: "1", protocol.JOB_ID: self.mark}
         try:
-            # A session of its own: Ctrl-C reaches it through here alone, once, and stays a request to save and leave.
+            # In its own session the command receives Ctrl-C only once, from this supervisor, as a request to exit.
             self.child = subprocess.Popen(
-                self.command, env=environment, start_new_session=True, preexec_fn=dying_with_parent()
+                self.command, env=environment, start_new_session=True, preexec_fn=parent_death_hook()
             )
         except OSError as error:
-            self._say(f"{self.command[0]} cannot be started: {error.strerror}")
+            self._log(f"{self.command[0]} cannot be started: {error.strerror}")
             return USER_ERROR, 0.0
         self._record("running", offset, reason)
-        if self.stopping:  # asked between two runs, when there was no child to pass it on to
+        if self.stopping:  # the signal arrived between two runs, when there was no child
             self.child.terminate()
         return self.child.wait(), time.monotonic() - start
 
-    def _record(self, state: str, offset: int, reason: str | None, **more) -> None:
+    def _record(self, state: str, offset: int, reason: str | None, **extra) -> None:
         child = self.child.pid if self.child else None
         self.job.write(
             state=state,
@@ -221,13 +245,13 @@ class Supervisor:
             reason=reason,
             log_offset=offset,
             command=self.command,
-            **more,
+            **extra,
         )
 
     def _pause(self) -> None:
-        end = time.monotonic() + self.options.delay
-        while not self.stopping and time.monotonic() < end:
-            time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+        deadline = time.monotonic() + self.options.delay
+        while not self.stopping and time.monotonic() < deadline:
+            time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def _stop(self, number, frame) -> None:
         self.stopping = True
@@ -235,17 +259,22 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self.child.terminate()
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} supervise: {text}", file=sys.stderr, flush=True)
 
 
 def start(job: Job, arguments: list[str]) -> int:
-    """Starts `run` with these arguments in a session of its own, and returns once its state can be read."""
-    before = job.read()
-    if before["state"] == "running":
-        print(f"supervise: a job is running here already (process {before['pid']}): stop it first", file=sys.stderr)
+    """Starts `run` in a new session, waits until its state can be read, and returns the exit code.
+
+    Args:
+      job: The job directory.
+      arguments: The arguments of `run`.
+    """
+    previous = job.read()
+    if previous["state"] == "running":
+        print(f"supervise: a job is already running (process {previous['pid']}). Stop it first", file=sys.stderr)
         return ALREADY_RUNNING
-    job.folder.mkdir(parents=True, exist_ok=True)
+    job.directory.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "run", *arguments],
@@ -257,28 +286,32 @@ def start(job: Job, arguments: list[str]) -> int:
     while process.poll() is None and job.read().get("pid") != process.pid:
         time.sleep(POLL_SECONDS / 4)
     if job.read().get("pid") != process.pid:
-        print(f"supervise: it did not start; {job.log} says why", file=sys.stderr)
+        print(f"supervise: the job did not start. See {job.log}", file=sys.stderr)
         return process.returncode
     print(f"supervise: started as process {process.pid}; its output is in {job.log}")
     return 0
 
 
 def follow(job: Job, lines: int) -> int:
-    """Prints the last lines of the log, then what comes, until the job ends.
+    """Prints the log of the current job until the job ends.
+
+    Args:
+      job: The job directory.
+      lines: Number of existing lines to start with; 0 for all.
 
     Returns:
-      The job's exit code.
+      The exit code of the job.
     """
     state = job.read()
     if state["state"] == "absent":
-        print(f"supervise: no job was started here ({job.folder})", file=sys.stderr)
+        print(f"supervise: no job found in {job.directory}", file=sys.stderr)
         return NOT_RUNNING
     with job.log.open("rb") as log:
         log.seek(state["log_offset"])
         tail = log.read().splitlines(keepends=True)
         sys.stdout.buffer.write(b"".join(tail[-lines:] if lines else tail))
         while True:
-            state = job.read()  # before the read, so that what was written until the end is shown
+            state = job.read()  # before the log, so that all output is shown when the job has ended
             sys.stdout.buffer.write(log.read())
             sys.stdout.buffer.flush()
             if state["state"] != "running":
@@ -287,53 +320,70 @@ def follow(job: Job, lines: int) -> int:
 
 
 def stop(job: Job, grace: float) -> int:
-    """Asks the job to save and leave, and kills it where it has not after `grace` seconds."""
+    """Asks the job to save a checkpoint and exit, and kills it after the grace period.
+
+    Args:
+      job: The job directory.
+      grace: Seconds until the job is killed.
+
+    Returns:
+      0 if the job exited by itself or was not running, 1 if it was killed.
+    """
     state = job.read()
-    if state["state"] == "lost" and (became := end_left_over(state, grace)):
-        print(f"supervise: the job was running without its supervisor, and {became}")
-        return 0 if became == "has left" else 1
+    if state["state"] == "lost" and (outcome := terminate_orphans(state, grace)):
+        print(f"supervise: the job was running without its supervisor and {outcome}")
+        return 0 if outcome == "has exited" else 1
     if state["state"] != "running":
-        print(f"supervise: no job is running here (state: {state['state']})")
+        print(f"supervise: no running job found (state: {state['state']})")
         return 0
     os.kill(state["pid"], signal.SIGTERM)
-    end = time.monotonic() + grace
-    while time.monotonic() < end:
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline:
         if job.read()["state"] != "running":
             print(f"supervise: stopped: {job.read()['reason']}")
             return 0
         time.sleep(POLL_SECONDS)
-    # Again: the child may be another one by now.
-    state = job.read()
+    state = job.read()  # read again, because the child may have been restarted
     with contextlib.suppress(ProcessLookupError):
         os.killpg(state["child"], signal.SIGKILL)
-    signal_all(processes(state), signal.SIGKILL)  # and those that made a group of their own
-    print(f"supervise: killed after {grace:g} s: it had not left by itself")
+    send_signal(job_processes(state), signal.SIGKILL)  # including those with their own process group
+    print(f"supervise: killed after {grace:g} s because the job had not exited")
     return 1
 
 
-def main(argv: list[str]) -> int:
-    argv, command = split_command(argv)
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("action", choices=("run", "start", "status", "follow", "stop"))
-    parser.add_argument(
-        "--job_dir", type=lambda text: Path(text).expanduser(), default=Path.home() / protocol.JOB_DIRECTORY
-    )
-    parser.add_argument("--max_restarts", type=int, default=protocol.MAX_RESTARTS, help="after a crash (default: 3)")
-    parser.add_argument("--delay", type=float, default=10.0, help="before a restart, in seconds (default: 10)")
-    parser.add_argument("--reset_after", type=float, default=3600.0, help="in seconds (default: an hour)")
-    parser.add_argument("--on_preempted", choices=("restart", "exit"), default="restart")
-    parser.add_argument("--lines", type=int, default=50, help="of the log to begin with; 0 is all (default: 50)")
-    parser.add_argument("--grace", type=float, default=300.0, help="in seconds (default: 300)")
-    options = parser.parse_args(argv)
+    parser.add_argument("action", choices=("run", "start", "status", "follow", "stop"), help="what to do, see above")
+
+    def add(name: str, text: str, **options) -> None:
+        parser.add_argument(f"--{name}", help=f"{text} (default: %(default)s)", **options)
+
+    job_directory = Path.home() / protocol.JOB_DIRECTORY
+    add("job_dir", "directory of the log and the state", type=lambda x: Path(x).expanduser(), default=job_directory)
+    add("max_restarts", "maximum number of restarts after crashes", type=int, default=protocol.MAX_RESTARTS)
+    add("delay", "seconds before a restart", type=float, default=10.0)
+    add("reset_after", "seconds after which a run resets the count of crashes", type=float, default=3600.0)
+    add("on_preempted", "what to do after a preemption", choices=("restart", "exit"), default="restart")
+    add("lines", "lines of the log that follow starts with; 0 for all", type=int, default=50)
+    add("grace", "seconds before a job that does not exit is killed", type=float, default=300.0)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Runs an action and returns the exit code."""
+    arguments, command = split_command(argv)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     if options.action in ("run", "start") and not command:
-        parser.error(f"{options.action}: say what to run after --")
+        parser.error(f"{options.action}: no command given. Add -- COMMAND")
     job = Job(options.job_dir)
     if options.action == "run":
         return Supervisor(job, command, options).run()
     if options.action == "start":
-        return start(job, [*(word for word in argv if word != "start"), "--", *command])
+        return start(job, [*(word for word in arguments if word != "start"), "--", *command])
     if options.action == "follow":
         return follow(job, options.lines)
     if options.action == "stop":
@@ -346,4 +396,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

@@ -1,7 +1,7 @@
-"""A stand-in for Google's cloud: a `gcloud` on PATH that keeps its state in a folder and runs ssh commands right here.
+"""A fake of Google Cloud: a `gcloud` on PATH that keeps its state in a directory and runs ssh commands locally.
 
-Each worker is a home folder, made when its TPU is created and gone when the TPU is; what is copied and started there
-really is. Every call is written down.
+Each worker is a home directory that exists as long as its TPU. Files are copied and commands started there. All calls
+are logged.
 """
 
 import json
@@ -33,7 +33,7 @@ def fail(text, code=1):
     sys.exit(print(text, file=sys.stderr) or code)
 
 
-def keep():
+def save_state():
     (CLOUD / "state.json").write_text(json.dumps(state))
 
 
@@ -61,7 +61,7 @@ if action == "create":
     for node in nodes:
         for worker in range(state["workers"]):
             (CLOUD / "homes" / f"{{node}}-w{{worker}}").mkdir(parents=True)
-    keep()
+    save_state()
     sys.exit(0)
 owner = next((key for key, value in resources.items() if key == name or name in value["nodes"]), None)
 if owner is None:
@@ -75,14 +75,14 @@ if action == "describe":
     states = resource["states"]
     print(states[0])
     resource["states"] = states[1:] or states
-    keep()
+    save_state()
 elif action == "delete":
     del resources[name]
     for node in resource["nodes"]:
         state["nodes"].pop(node, None)
         for home in (CLOUD / "homes").glob(f"{{node}}-w*"):
             shutil.rmtree(home)
-    keep()
+    save_state()
 elif action in ("ssh", "scp"):
     if state["no_ssh"] or resource["states"][0] not in ("ACTIVE", "READY"):
         fail("ERROR: the TPU is not in state READY", 255)
@@ -94,23 +94,23 @@ elif action in ("ssh", "scp"):
         if action == "scp":
             shutil.copy(words[4], home / words[5].partition(":")[2])
             continue
-        # What the caller has of its own must not reach the worker.
+        # The worker has its own home directory.
         environment = {{**os.environ, "HOME": str(home)}}
         run = subprocess.run(["bash", "-c", flag("command")], cwd=home, env=environment, stdin=subprocess.DEVNULL)
         code = run.returncode or code
     sys.exit(code)
 """
 
-# Makes "environments", and writes down installations.
+# Creates "virtual environments", and logs installations.
 UV = """#!/usr/bin/env bash
 echo "uv $*" >>"$CLOUD/installs"
 [ "$1" = venv ] || exit "${UV_STATUS:-0}"
 mkdir -p "${@: -1}/bin"
-cp "$CLOUD/bin/t5x_like_stand_in" "${@: -1}/bin/t5x_like"
+cp "$CLOUD/bin/fake_t5x_like" "${@: -1}/bin/t5x_like"
 touch "${@: -1}/bin/python"
 """
 
-# Each life of the command does what the test says next: end with an exit code, or be preempted with its machine.
+# Each run of the command has the next outcome that the test has set: an exit code, or a preemption of its machine.
 T5X_LIKE = """#!{python} -SE
 import json, os, pathlib, signal, sys
 
@@ -118,56 +118,56 @@ CLOUD = pathlib.Path(os.environ["CLOUD"])
 (CLOUD / "runs.jsonl").open("a").write(json.dumps([os.environ["HOME"], os.getcwd(), sys.argv[1:]]) + "\\n")
 (CLOUD / "environments.jsonl").open("a").write(json.dumps(dict(os.environ)) + "\\n")
 state = json.loads((CLOUD / "state.json").read_text())
-first = os.environ["HOME"].endswith(("first-w0", "first-0-w0"))  # the others do as they are told, and are done
-deed = state["lives"].pop(0) if first else 0
-print("training:", deed, flush=True)
+first = os.environ["HOME"].endswith(("first-w0", "first-0-w0"))  # other workers succeed
+outcome = state["outcomes"].pop(0) if first else 0
+print("training:", outcome, flush=True)
 if not first:
     sys.exit(0)
-if deed == "preempt":
+if outcome == "preempt":
     for resource in state["resources"].values():
         resource["states"] = ["SUSPENDING", "SUSPENDED"]
 (CLOUD / "state.json").write_text(json.dumps(state))
-if deed == "preempt":
+if outcome == "preempt":
     os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(deed)
+sys.exit(outcome)
 """
 
 
 class Cloud:
-    """The stand-in, and a checkout to launch from."""
+    """The fake cloud, and a checkout to launch from."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.checkout = folder, folder / "a checkout"
-        (folder / "bin").mkdir()
-        for name, text in (("gcloud", GCLOUD), ("t5x_like_stand_in", T5X_LIKE)):
+    def __init__(self, directory: Path):
+        self.directory, self.checkout = directory, directory / "a checkout"
+        (directory / "bin").mkdir()
+        for name, text in (("gcloud", GCLOUD), ("fake_t5x_like", T5X_LIKE)):
             self.add(name, text.format(python=sys.executable))
         self.add("uv", UV)
-        (folder / "bin" / "python3").symlink_to(sys.executable)
+        (directory / "bin" / "python3").symlink_to(sys.executable)
         (self.checkout / "launch").mkdir(parents=True)
         for path in [*(ROOT / "launch").glob("*.*"), ROOT / "constraints.txt", ROOT / "setup.py"]:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
-        self.set(plan=[], lives=[], resources={}, queued=["first"], nodes={}, workers=1, broken="", no_ssh=False)
+        self.set(plan=[], outcomes=[], resources={}, queued=["first"], nodes={}, workers=1, broken="", no_ssh=False)
 
     def add(self, name: str, text: str) -> None:
-        path = self.folder / "bin" / name
+        path = self.directory / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
 
     def state(self) -> dict:
-        return json.loads((self.folder / "state.json").read_text())
+        return json.loads((self.directory / "state.json").read_text())
 
     def set(self, **changes) -> None:
-        path = self.folder / "state.json"
+        path = self.directory / "state.json"
         path.write_text(json.dumps({**(self.state() if path.exists() else {}), **changes}))
 
     def tpu(self, *words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
-        """Runs launch/tpu.py and holds it to an exit code."""
-        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        """Runs launch/tpu.py and asserts its exit code."""
+        path = f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
         result = subprocess.run(
             [sys.executable, "-SE", self.checkout / "launch/tpu.py", *words],
-            env={"PATH": path, "CLOUD": str(self.folder), "HOME": str(self.folder), **environment},
+            env={"PATH": path, "CLOUD": str(self.directory), "HOME": str(self.directory), **environment},
             capture_output=True,
             text=True,
             timeout=60,
@@ -176,26 +176,26 @@ class Cloud:
         return result
 
     def calls(self) -> list[list[str]]:
-        """What gcloud was called with since the last time this was asked."""
-        path = self.folder / "calls.jsonl"
+        """Returns the arguments of all calls of gcloud since the previous call of this method."""
+        path = self.directory / "calls.jsonl"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
         return calls
 
     def actions(self) -> list[str]:
-        """The actions of those calls alone: create, describe, ssh …"""
+        """Returns the actions of these calls: create, describe, ssh …"""
         return [next(word for word in words if word in ACTIONS) for words in self.calls()]
 
     def runs(self) -> list:
-        path = self.folder / "runs.jsonl"
+        path = self.directory / "runs.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def environments(self) -> list[dict[str, str]]:
-        """The environment of each start of the command."""
-        return [json.loads(line) for line in (self.folder / "environments.jsonl").read_text().splitlines()]
+        """Returns the environment of each start of the command."""
+        return [json.loads(line) for line in (self.directory / "environments.jsonl").read_text().splitlines()]
 
     def home(self, name: str) -> Path:
-        return self.folder / "homes" / name
+        return self.directory / "homes" / name
 
 
 ACTIONS = ("create", "describe", "scp", "ssh", "delete", "cp", "rsync")

@@ -1,4 +1,4 @@
-"""launch/docker.sh and what goes into the image."""
+"""Tests for launch/docker.sh and the contents of the image."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ def dry_run(*words: str, cwd: Path | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize(("extra", "argument"), [("tpu", "EXTRA=tpu"), ("cuda", "EXTRA=cuda"), ("cpu", "EXTRA=")])
-def test_build_takes_the_checkout_and_an_extra(extra, argument):
+def test_build_passes_checkout_and_extra(extra, argument):
     words = dry_run("build", IMAGE, f"--extra={extra}")
     assert words[2:4] == ["docker", "build"] and words[-1] == str(ROOT)
     assert words[words.index("--build-arg") + 1] == argument
@@ -30,7 +30,7 @@ def test_build_takes_the_checkout_and_an_extra(extra, argument):
 
 
 @pytest.mark.parametrize(("action", "command"), [("build", ()), ("run", ("--", "t5x_like", "train"))])
-def test_images_are_for_x86_64_whatever_the_host_is(action, command, tmp_path):
+def test_platform_is_x86_64_on_all_hosts(action, command, tmp_path):
     words = dry_run(action, IMAGE, *command, cwd=tmp_path)
     assert words[words.index("--platform") + 1] == "linux/amd64"
 
@@ -42,7 +42,7 @@ def test_push_and_run(tmp_path):
     assert f"{tmp_path}/runs:/work/runs" in words and "--gpus" in words
 
 
-def test_the_real_command_is_run(tmp_path):
+def test_docker_is_called_and_its_exit_code_returned(tmp_path):
     (tmp_path / "docker").write_text('#!/usr/bin/env bash\necho "$DOCKER_BUILDKIT $*"\nexit 5\n')
     (tmp_path / "docker").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
@@ -52,33 +52,31 @@ def test_the_real_command_is_run(tmp_path):
     assert result.returncode == 5 and result.stdout.startswith("1 build --file ")
 
 
-def test_what_the_image_is_made_of_exists_and_is_let_through():
+def test_copied_files_exist_and_are_not_ignored():
     dockerfile = (ROOT / "launch/Dockerfile").read_text()
     ignored = (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines()
-    assert ignored[0] == "**"  # nothing of a checkout but what follows: no environment, no run, no data
-    let_through = {line[1:] for line in ignored if line.startswith("!")}
-    assert {"launch", "t5x_like", "data_tasks", "gin_configs"} <= let_through
-    assert all((ROOT / name).exists() for name in let_through)
+    assert ignored[0] == "**"  # only the files that follow: no virtual environments, runs or data
+    included = {line[1:] for line in ignored if line.startswith("!")}
+    assert {"launch", "t5x_like", "data_tasks", "gin_configs"} <= included
+    assert all((ROOT / name).exists() for name in included)
     copied = next(line for line in dockerfile.splitlines() if line.startswith("COPY setup.py")).split()[1:-1]
-    assert set(copied) <= let_through
-    # Where launch/gke.py looks for the supervisor.
-    assert (
-        "WORKDIR /opt/t5x_like" in dockerfile
-        and "/opt/t5x_like/launch/supervise.py" in (ROOT / "launch/gke.py").read_text()
-    )
+    assert set(copied) <= included
+    # launch/gke.py starts the supervisor by this path.
+    supervise = '"/opt/t5x_like/launch/supervise.py"'
+    assert "WORKDIR /opt/t5x_like" in dockerfile and supervise in (ROOT / "launch/gke.py").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["build"], "--image=: give a name"),
-        (["build", "--image=no_tag"], "--image=no_tag: give a name in lower case and a tag"),
-        (["build", IMAGE, "--extra=gpu"], "--extra=gpu: give tpu, cuda or cpu"),
-        (["build", IMAGE, "--", "x"], "build runs no command"),
-        (["run", IMAGE], "say what to run"),
-        (["build", "--tag=x"], "build has no option --tag=x"),
+        (["build"], "--image=: not an image name"),
+        (["build", "--image=no_tag"], "--image=no_tag: not an image name. Give a lower-case name with a tag"),
+        (["build", IMAGE, "--extra=gpu"], "--extra=gpu: unknown extra. Give tpu, cuda or cpu"),
+        (["build", IMAGE, "--", "x"], "build does not run a command"),
+        (["run", IMAGE], "no command given"),
+        (["build", "--tag=x"], "unknown option --tag=x of build"),
     ],
 )
-def test_mistakes(words, message):
+def test_invalid_arguments_exit_with_usage_error(words, message):
     result = docker(*words)
     assert result.returncode == 2 and message in result.stderr

@@ -1,4 +1,4 @@
-"""launch/gke.py: the manifest, by what Kubernetes does with each field, and what is refused before any call."""
+"""Tests for launch/gke.py: fields of the manifest, calls of kubectl, and invalid arguments."""
 
 import json
 import re
@@ -19,7 +19,7 @@ COMMAND = [
     "--gin.TASK=yes",
     "--gin.N=two words",
 ]
-# Writes down what it is called with and given.
+# Logs its arguments and saves its input.
 KUBECTL = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >>"$LOG"
 [ "$1" = apply ] && cat >"$LOG.json"
@@ -44,7 +44,7 @@ def manifest(*words: str, more: tuple[str, ...] = ()) -> dict:
     return json.loads(gke("print", "first", IMAGE, *words, *COMMAND, *more).stdout)
 
 
-def test_one_job_a_slice_and_one_pod_a_vm():
+def test_manifest_has_one_job_per_slice_and_one_pod_per_vm():
     spec = manifest("--topology=v5e:4x4", "--num_slices=3", more=("--gin.DCN={'data': 3}",))["spec"]
     (replicated,) = spec["replicatedJobs"]
     job = replicated["template"]["spec"]
@@ -59,12 +59,12 @@ def test_one_job_a_slice_and_one_pod_a_vm():
 
 
 @pytest.mark.parametrize("topology", ["v5p:4x4x8", "v4:2x2x1", "v5p:2x2x2", "v5e:4x8"])
-def test_the_topology_is_the_label_of_gkes_nodes(topology):
+def test_topology_matches_node_label(topology):
     pod = manifest(f"--topology={topology}")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology.partition(":")[2]
 
 
-def test_the_command_reaches_the_container_word_by_word():
+def test_container_gets_command_unchanged():
     pod = manifest("--type=v5litepod-8")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     container = pod["containers"][0]
     assert container["args"] == COMMAND[1:]
@@ -74,10 +74,12 @@ def test_the_command_reaches_the_container_word_by_word():
     assert "hostNetwork" not in pod
 
 
-def test_environment_variables_reach_the_container_as_they_were_given():
-    given = ("--env=LIBTPU_INIT_ARGS=--a=true --b", "--env=QUOTED='$(HOSTNAME) $$x: #\"", "--env=EMPTY=")
-    pod = manifest("--topology=v5e:4x4", *given)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    # Kubernetes reads $$ as $, and would expand a $(NAME) that is not escaped.
+def test_container_gets_environment_variables():
+    definitions = ("--env=LIBTPU_INIT_ARGS=--a=true --b", "--env=QUOTED='$(HOSTNAME) $$x: #\"", "--env=EMPTY=")
+    pod = manifest("--topology=v5e:4x4", *definitions)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
+        "spec"
+    ]
+    # Kubernetes replaces $$ by $, and would expand $(NAME) without the escape.
     assert pod["containers"][0]["env"] == [
         {"name": "LIBTPU_INIT_ARGS", "value": "--a=true --b"},
         {"name": "QUOTED", "value": "'$$(HOSTNAME) $$$$x: #\""},
@@ -91,7 +93,7 @@ def test_environment_variables_reach_the_container_as_they_were_given():
     )
 
 
-def test_kubernetes_expands_nothing_in_the_command():
+def test_variable_references_in_command_are_escaped():
     pod = manifest("--topology=v5e:4x4", more=("--gin.A=$(B)",))["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert pod["template"]["spec"]["containers"][0]["args"][-1] == "--gin.A=$$(B)"
 
@@ -101,11 +103,11 @@ def test_image_pull_policy_is_always():
     assert pod["containers"][0]["imagePullPolicy"] == "Always"
 
 
-def test_a_preemption_starts_all_again_and_a_failure_does_not():
+def test_preemption_restarts_all_pods_and_failure_does_not():
     spec = manifest("--topology=v4:2x2x2", "--spot", "--max_recreations=7")["spec"]
     job = spec["replicatedJobs"][0]["template"]["spec"]
-    # Pods that the cluster evicts start the whole set again, whatever their exit code, as do those with a code in the
-    # list and lost nodes; other exit codes fail the job for good.
+    # Evicted pods restart the whole set, whatever their exit code, as do lost nodes and the listed exit codes. Other
+    # exit codes fail the job permanently.
     assert job["podFailurePolicy"]["rules"] == [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75, 137, 143]}},
@@ -116,16 +118,16 @@ def test_a_preemption_starts_all_again_and_a_failure_does_not():
     assert job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
 
 
-def test_a_lost_peer_does_not_use_up_the_restarts_before_its_node_is_given_up():
+def test_restarts_outlast_the_recovery_of_a_lost_node():
     pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     words = dict(word[2:].split("=") for word in pod["containers"][0]["command"] if "=" in word)
     arrival = int(re.search(r"^ARRIVAL_SECONDS = (\d+)", DISTRIBUTED.read_text(), re.MULTILINE)[1])
-    # Ten minutes until a node without a sign of life is repaired, and at most an hour until its pods are given up.
+    # A node without a heartbeat is repaired after ten minutes, and its pods are given up after at most an hour.
     assert int(words["max_restarts"]) * (int(words["delay"]) + arrival) >= 70 * 60
-    assert int(words["max_restarts"]) * int(words["delay"]) >= 10 * 60  # also where each start fails at once
+    assert int(words["max_restarts"]) * int(words["delay"]) >= 10 * 60  # even if each start fails immediately
 
 
-def test_kubectl_is_given_the_manifest(tmp_path):
+def test_kubectl_gets_manifest_and_arguments(tmp_path):
     log = tmp_path / "log"
     (tmp_path / "kubectl").write_text(KUBECTL)
     (tmp_path / "kubectl").chmod(0o755)
@@ -141,10 +143,10 @@ def test_kubectl_is_given_the_manifest(tmp_path):
     assert calls[2].startswith("--namespace=research logs --follow") and calls[2].endswith("job-completion-index=0")
     assert calls[3] == "--namespace=research delete jobset first"
     gke("status", "first", code=3, STATUS="3", **environment)
-    assert "kubectl is not installed" in gke("status", "first", code=1).stderr
+    assert "kubectl not found" in gke("status", "first", code=1).stderr
 
 
-def test_a_dry_run_prints_a_command_with_its_manifest():
+def test_dry_run_prints_command_with_manifest():
     lines = gke("apply", "first", IMAGE, "--topology=v5e:4x4", "--dry_run", *COMMAND).stdout.splitlines()
     assert lines[0] == "kubectl apply --filename=- <<'JSON'" and lines[-1] == "JSON"
     assert json.loads("\n".join(lines[1:-1]))["kind"] == "JobSet"
@@ -153,7 +155,7 @@ def test_a_dry_run_prints_a_command_with_its_manifest():
 @pytest.mark.parametrize(
     "text", ["yes", "null", "1e3", "a: b", "x #y", "", "0x1f", "~", "- a", "plain", "é", "2x2", "12:30"]
 )
-def test_every_word_comes_through_json_as_it_was(text):
+def test_manifest_preserves_arguments(text):
     printed = gke("print", "first", IMAGE, "--topology=v5e:4x4", *COMMAND, text).stdout
     loaded = json.loads(printed)
     args = loaded["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -163,23 +165,26 @@ def test_every_word_comes_through_json_as_it_was(text):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["apply", "First", IMAGE, "--topology=v5e:4x4", *COMMAND], "the job's name 'First'"),
-        (["apply", "first", "--topology=v5e:4x4", *COMMAND], "--image=None: name the image"),
+        (["apply", "First", IMAGE, "--topology=v5e:4x4", *COMMAND], "job name 'First'"),
+        (["apply", "first", "--topology=v5e:4x4", *COMMAND], "--image=None is not an image name"),
         (["apply", "first", "--image=Up:1", "--topology=v5e:4x4", *COMMAND], "--image=Up:1"),
-        (["apply", "first", IMAGE, *COMMAND], "name the slice"),
-        (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "slices of several VMs only"),
+        (["apply", "first", IMAGE, *COMMAND], "no slice given"),
+        (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "only slices of several VMs"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--num_slices=2", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
-        (["print", "first", IMAGE, "--topology=v5p:8x4x4", *COMMAND], "write --topology=v5p:4x4x8"),
-        (["apply", "first", IMAGE, "--type=v4-512", "--topology=16x4x4", *COMMAND], "write --topology=v4:4x4x16"),
-        (["apply", "first", IMAGE, "--topology=v5e:4x4", "--grace=-3", *COMMAND], "--grace=-3: at least 0"),
+        (["print", "first", IMAGE, "--topology=v5p:8x4x4", *COMMAND], "Write --topology=v5p:4x4x8"),
+        (["apply", "first", IMAGE, "--type=v4-512", "--topology=16x4x4", *COMMAND], "Write --topology=v4:4x4x16"),
+        (
+            ["apply", "first", IMAGE, "--topology=v5e:4x4", "--grace=-3", *COMMAND],
+            "--grace=-3: below the minimum. Give at least 0",
+        ),
         (
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],
-            "--max_restarts=-1: at least 0",
+            "--max_restarts=-1: below the minimum. Give at least 0",
         ),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--env=A", *COMMAND], "--env=A: not NAME=VALUE"),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_called(words, message):
+def test_invalid_arguments_exit_before_kubectl_is_called(words, message):
     assert message in gke(*words, code=2).stderr

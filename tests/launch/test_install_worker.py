@@ -1,4 +1,4 @@
-"""launch/install_worker.sh with a stand-in uv: what is installed, when it is not, and what happens when it fails."""
+"""Tests for launch/install_worker.sh with a fake uv."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ echo "uv $*" >>"$LOG"
 [ "$1" = pip ] && [ -e "$LOG.fail" ] && rm "$LOG.fail" && exit 1
 exit 0
 """
-# The VM's own Python: all it is asked for is uv.
+# The Python of the VM, which only installs uv.
 PYTHON = """#!/usr/bin/env bash
 echo "python3 $*" >>"$LOG"
-mkdir -p "$HOME/.local/bin" && cp "$UV_STAND_IN" "$HOME/.local/bin/uv"
+mkdir -p "$HOME/.local/bin" && cp "$FAKE_UV" "$HOME/.local/bin/uv"
 """
 
 
 @pytest.fixture
 def worker(tmp_path):
-    """A worker's home with a checkout in it, and a call that returns what was run."""
+    """Returns a function that runs the script in a worker's home directory and returns the logged commands."""
     checkout, programs = tmp_path / "t5x_like", tmp_path / "bin"
     (checkout / "launch").mkdir(parents=True)
     programs.mkdir()
@@ -42,7 +42,7 @@ def worker(tmp_path):
                 "PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin",
                 "HOME": str(tmp_path),
                 "LOG": str(log),
-                "UV_STAND_IN": str(tmp_path / "uv"),
+                "FAKE_UV": str(tmp_path / "uv"),
                 "RETRY_SECONDS": "0",
                 **environment,
             },
@@ -56,18 +56,18 @@ def worker(tmp_path):
     return install
 
 
-def test_brings_uv_python_and_the_extra_once(worker):
+def test_first_run_installs_uv_python_and_extra_and_second_run_nothing(worker):
     result, calls = worker()
     assert result.returncode == 0, result.stderr
-    get_uv, make, install = calls
-    assert get_uv == "python3 -m pip install --quiet --user uv"
-    assert make == f"uv venv --quiet --python 3.12 {worker.home}/t5x_like_venv"
+    install_uv, create, install = calls
+    assert install_uv == "python3 -m pip install --quiet --user uv"
+    assert create == f"uv venv --quiet --python 3.12 {worker.home}/t5x_like_venv"
     assert f"--editable {worker.home}/t5x_like[tpu] --constraint {worker.home}/t5x_like/constraints.txt" in install
     result, calls = worker()
     assert result.returncode == 0 and calls == [] and "is up to date" in result.stderr
 
 
-def test_changed_constraints_are_installed_into_the_same_environment(worker):
+def test_changed_constraints_update_the_same_environment(worker):
     worker()
     with (worker.home / "t5x_like/constraints.txt").open("a") as file:
         file.write("new-package==1.0\n")
@@ -77,7 +77,7 @@ def test_changed_constraints_are_installed_into_the_same_environment(worker):
     assert "t5x_like[cuda]" in calls[0]
 
 
-def test_a_refused_request_is_tried_again_and_a_failure_is_not_remembered_as_success(worker):
+def test_failed_installation_is_retried_and_not_stamped(worker):
     (worker.home / "log.fail").touch()
     result, calls = worker()
     assert result.returncode == 0 and "attempt 1 of 3 failed" in result.stderr
@@ -86,5 +86,5 @@ def test_a_refused_request_is_tried_again_and_a_failure_is_not_remembered_as_suc
     shutil.copy(worker.home / "uv", worker.home / ".local/bin/uv")
     result, calls = worker(EXTRA="cuda")
     assert result.returncode == 1 and len(calls) == 3
-    result, calls = worker()  # back to what the first installation made, which the failed one may have broken
+    result, calls = worker()  # the failed installation may have broken the environment of the first one
     assert len(calls) == 3

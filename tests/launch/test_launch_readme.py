@@ -1,4 +1,4 @@
-"""launch/README.md: its commands can be given as they stand there."""
+"""Tests that the commands in launch/README.md are valid."""
 
 import re
 import shlex
@@ -17,9 +17,9 @@ COMMANDS = [
 ]
 
 
-def test_every_launcher_is_listed_and_shown():
+def test_every_launcher_is_listed_and_has_an_example():
     launchers = {path.name for path in (ROOT / "launch").glob("*.*") if path.stat().st_mode & 0o100}
-    internal = {"check_command.py", "supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by the others
+    internal = {"check_command.py", "supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by other scripts
     listed = set(re.findall(r"`([a-z_]+\.(?:sh|py))`", TEXT.partition("## This machine")[0]))
     assert listed == launchers - internal
     shown = {Path(words[0]).name for words in COMMANDS}
@@ -27,7 +27,7 @@ def test_every_launcher_is_listed_and_shown():
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_run_dry(words):
+def test_commands_support_dry_run(words):
     separator = words.index("--") if "--" in words else len(words)
     program = [sys.executable] if words[0].endswith(".py") else []
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""launch/local.sh with stand-in interpreters: which Python it takes, what it installs when, and what it says."""
+"""Tests for launch/local.sh with fake interpreters: choice of Python, installation, and messages."""
 
 import os
 import shutil
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the script calls besides Python. PATH holds these alone, so no real interpreter of this machine takes part.
+# Programs that the script calls besides Python. PATH contains only these, so real interpreters are not found.
 TOOLS = ["bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "mkdir", "sed"]
 
-# Answers the script's question with its own version; makes a "virtual environment" out of copies of itself; writes down
-# every installation, and every command started from an environment.
+# Prints its version when probed, creates a "virtual environment" with copies of itself, and logs installations and
+# commands.
 INTERPRETER = """#!/usr/bin/env bash
 case "$1 $2" in
   "-m venv")
@@ -28,7 +28,7 @@ case "$1 $2" in
   "-c "*) echo "{answer}" ;;
 esac
 """
-# Like a version manager's shim for a Python that is not switched on.
+# Like a version manager's shim for an inactive Python.
 SHIM = "#!/usr/bin/env bash\necho 'python: command not found' >&2\nexit 127\n"
 UV = """#!/usr/bin/env bash
 [ "$1" = venv ] && { "${@: -2:1}" -m venv "${@: -1}"; exit; }
@@ -38,18 +38,18 @@ exit 0
 
 
 class Machine:
-    """A checkout of the launch script and a PATH that holds what a test puts there."""
+    """A checkout with the launch script, and a PATH with the programs that a test adds."""
 
-    def __init__(self, folder: Path):
-        self.bin, self.repository, self.log = folder / "bin", folder / "a checkout", folder / "log"
+    def __init__(self, directory: Path):
+        self.bin, self.repository, self.log = directory / "bin", directory / "a checkout", directory / "log"
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
         (self.repository / "launch").mkdir(parents=True)
         for name in ("launch/local.sh", "constraints.txt", "setup.py"):
             shutil.copy(ROOT / name, self.repository / name)
-        self.elsewhere = folder / "elsewhere"
-        self.elsewhere.mkdir()
+        self.working_directory = directory / "elsewhere"
+        self.working_directory.mkdir()
 
     def add(self, name: str, text: str) -> Path:
         path = self.bin / name
@@ -57,21 +57,21 @@ class Machine:
         path.chmod(0o755)
         return path
 
-    def python(self, name: str, version: str, *, whole: bool = True) -> Path:
-        return self.add(name, INTERPRETER.format(name=name, answer=f"{version} {'yes' if whole else 'no'}"))
+    def python(self, name: str, version: str, *, has_venv: bool = True) -> Path:
+        return self.add(name, INTERPRETER.format(name=name, answer=f"{version} {'yes' if has_venv else 'no'}"))
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         self.log.write_text("")
         return subprocess.run(
             [self.repository / "launch/local.sh", *arguments],
-            cwd=self.elsewhere,
+            cwd=self.working_directory,
             env={"PATH": str(self.bin), "LOG": str(self.log), **environment},
             capture_output=True,
             text=True,
             timeout=60,
         )
 
-    def did(self) -> list[str]:
+    def logged(self) -> list[str]:
         return self.log.read_text().splitlines()
 
 
@@ -80,161 +80,161 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_first_run_makes_installs_and_trains_where_the_user_is(machine):
+def test_first_run_installs_and_runs_in_the_working_directory(machine):
     machine.python("python3", "3.12")
     result = machine.run("train", "--gin.TRAIN_STEPS=20", "--gin.NAME='two words'")
     assert result.returncode == 0, result.stderr
-    venv, install, run = machine.did()
+    venv, install, run = machine.logged()
     assert venv == "venv by python3"
     assert install.endswith(f"--editable {machine.repository} --constraint {machine.repository}/constraints.txt")
-    assert run == f"run t5x_like in {machine.elsewhere}: train --gin.TRAIN_STEPS=20 --gin.NAME='two words'"
+    assert run == f"run t5x_like in {machine.working_directory}: train --gin.TRAIN_STEPS=20 --gin.NAME='two words'"
 
 
 def test_second_run_installs_nothing(machine):
     machine.python("python3", "3.12")
     machine.run("train")
     machine.run("infer", "--input=a.txt")
-    assert machine.did() == [f"run t5x_like in {machine.elsewhere}: infer --input=a.txt"]
+    assert machine.logged() == [f"run t5x_like in {machine.working_directory}: infer --input=a.txt"]
 
 
-def test_the_tests_add_their_extra_once_and_run_in_the_repository(machine):
+def test_test_command_installs_extra_once_and_runs_in_the_repository(machine):
     machine.python("python3", "3.11")
     machine.run("train")
     machine.run("test", "-k", "a b")
-    install, run = machine.did()
+    install, run = machine.logged()
     assert f"--editable {machine.repository}[test] " in install
     assert run == f"run pytest in {machine.repository}: -n auto --dist loadfile --no-loadscope-reorder -k a b"
     machine.run("test")
-    assert machine.did() == [f"run pytest in {machine.repository}: -n auto --dist loadfile --no-loadscope-reorder"]
+    assert machine.logged() == [f"run pytest in {machine.repository}: -n auto --dist loadfile --no-loadscope-reorder"]
     machine.run("train")
-    assert machine.did() == [f"run t5x_like in {machine.elsewhere}: train"]
+    assert machine.logged() == [f"run t5x_like in {machine.working_directory}: train"]
 
 
-def test_changed_constraints_are_installed_again_into_the_same_environment(machine):
+def test_changed_constraints_update_the_same_environment(machine):
     machine.python("python3", "3.11")
     machine.run("test")
     with (machine.repository / "constraints.txt").open("a") as file:
         file.write("new-package==1.0\n")
     machine.run("train")
-    assert [line.split()[0] for line in machine.did()] == ["pip", "run"]
+    assert [line.split()[0] for line in machine.logged()] == ["pip", "run"]
     machine.run("test")
-    assert [line.split()[0] for line in machine.did()] == ["pip", "run"]
+    assert [line.split()[0] for line in machine.logged()] == ["pip", "run"]
 
 
-def test_a_failed_installation_stops_and_is_tried_again(machine):
+def test_failed_installation_exits_and_is_retried_on_next_run(machine):
     machine.python("python3", "3.11")
     assert machine.run("train", PIP_STATUS="1").returncode == 1
-    assert not any(line.startswith("run") for line in machine.did())
+    assert not any(line.startswith("run") for line in machine.logged())
     machine.run("train")
-    assert [line.split()[0] for line in machine.did()] == ["pip", "run"]
+    assert [line.split()[0] for line in machine.logged()] == ["pip", "run"]
 
 
 @pytest.mark.parametrize("unsuitable", ["3.10", "3.14", "2.7"])
-def test_takes_a_named_python_where_python3_is_unsuitable(machine, unsuitable):
+def test_uses_versioned_python_if_python3_is_unsuitable(machine, unsuitable):
     machine.python("python3", unsuitable)
     machine.add("python3.13", SHIM)
     machine.python("python3.12", "3.12")
     machine.run("train")
-    assert machine.did()[0] == "venv by python3.12"
+    assert machine.logged()[0] == "venv by python3.12"
 
 
-def test_PYTHON_overrides_and_is_not_replaced(machine):
+def test_PYTHON_selects_interpreter_without_fallback(machine):
     machine.python("python3", "3.12")
-    machine.python("mine", "3.13")
-    machine.run("train", PYTHON="mine")
-    assert machine.did()[0] == "venv by mine"
+    machine.python("custom", "3.13")
+    machine.run("train", PYTHON="custom")
+    assert machine.logged()[0] == "venv by custom"
     old = machine.python("old", "3.9")
     result = machine.run("train", PYTHON=str(old), VENV="another")
     assert result.returncode == 1
-    assert f"PYTHON={old} is Python 3.9, too old; t5x_like needs Python 3.11 to 3.13" in result.stderr
-    assert machine.did() == []
+    assert f"PYTHON={old} is Python 3.9, too old. Give Python 3.11 to 3.13" in result.stderr
+    assert machine.logged() == []
 
 
-def test_an_environment_of_another_python_is_left_alone(machine):
+def test_environment_with_different_python_is_not_replaced(machine):
     machine.python("python3", "3.12")
-    machine.python("mine", "3.13")
+    machine.python("custom", "3.13")
     machine.run("train")
-    result = machine.run("train", PYTHON="mine")
+    result = machine.run("train", PYTHON="custom")
     assert result.returncode == 1
-    assert "is Python 3.12 and PYTHON=mine is 3.13" in result.stderr
-    assert machine.did() == []
+    assert "is Python 3.12 and PYTHON=custom is 3.13" in result.stderr
+    assert machine.logged() == []
 
 
-def test_says_what_is_wrong_with_each_python(machine):
+def test_unsuitable_interpreters_are_listed_with_reasons(machine):
     machine.python("python3", "3.14")
     machine.add("python3.13", SHIM)
-    machine.python("python3.12", "3.12", whole=False)
+    machine.python("python3.12", "3.12", has_venv=False)
     result = machine.run("train")
     assert result.returncode == 1
     assert "python3 is Python 3.14, too new" in result.stderr
-    assert "python3.13 does not run" in result.stderr
+    assert "python3.13 does not work" in result.stderr
     assert "python3.12 is Python 3.12 without its venv module" in result.stderr
     assert "apt install python3.12-venv" in result.stderr
     assert "PYTHON=/path/to/python" in result.stderr
-    assert machine.did() == []
+    assert machine.logged() == []
 
 
-def test_no_python_at_all(machine):
+def test_missing_python_exits_with_error(machine):
     result = machine.run("train")
     assert result.returncode == 1
-    assert "needs Python 3.11 to 3.13, and none was found" in result.stderr
+    assert "no suitable Python found; t5x_like needs Python 3.11 to 3.13" in result.stderr
 
 
-def test_uv_installs_and_needs_no_venv_module(machine):
-    machine.python("python3", "3.12", whole=False)
+def test_uv_installs_without_venv_module(machine):
+    machine.python("python3", "3.12", has_venv=False)
     machine.add("uv", UV)
     result = machine.run("test")
     assert result.returncode == 0, result.stderr
-    venv, install, run = machine.did()
+    venv, install, run = machine.logged()
     assert venv == "venv by python3"
     assert install.startswith("uv pip install") and f"--python {machine.repository}/.venv/bin/python" in install
     assert run.startswith("run pytest")
 
 
-def test_a_uv_that_does_not_run_is_not_used_and_UV_can_be_switched_off(machine):
+def test_pip_is_used_if_uv_is_broken_or_disabled(machine):
     machine.python("python3", "3.12")
     machine.add("uv", SHIM)
     machine.run("train")
-    assert machine.did()[1].startswith("pip install")
+    assert machine.logged()[1].startswith("pip install")
     machine.add("uv", UV)
     machine.run("train", UV="", VENV="another")
-    assert machine.did()[1].startswith("pip install")
+    assert machine.logged()[1].startswith("pip install")
 
 
-def test_a_broken_environment_is_made_anew_and_an_unsuitable_one_is_not_removed(machine):
+def test_broken_environment_is_recreated_and_unsuitable_one_is_kept(machine):
     machine.python("python3", "3.12")
     machine.run("train")
     environment = machine.repository / ".venv"
     (environment / "installed").unlink()
     (environment / "bin/python").write_text(SHIM)
     result = machine.run("train")
-    assert result.returncode == 0 and "is broken, making it anew" in result.stderr
-    assert [line.split()[0] for line in machine.did()] == ["venv", "pip", "run"]
+    assert result.returncode == 0 and "is broken and will be recreated" in result.stderr
+    assert [line.split()[0] for line in machine.logged()] == ["venv", "pip", "run"]
     (environment / "installed").unlink()
     (environment / "bin/python").write_text(INTERPRETER.format(name="old", answer="3.10 yes"))
     result = machine.run("train")
     assert result.returncode == 1
-    assert "is Python 3.10, too old; remove that folder" in result.stderr
-    assert (environment / "bin/python").exists() and machine.did() == []
+    assert "is Python 3.10, too old. Remove that directory" in result.stderr
+    assert (environment / "bin/python").exists() and machine.logged() == []
 
 
-def test_dry_run_prints_what_could_be_typed_and_does_nothing(machine):
+def test_dry_run_prints_commands_without_running_them(machine):
     machine.python("python3", "3.12")
     result = machine.run("--dry_run", "train", "--gin.NAME=two words")
     assert result.returncode == 0
-    assert machine.did() == [] and not (machine.repository / ".venv").exists()
-    make, install, run = result.stdout.splitlines()
-    assert make.startswith("python3 -m venv") and "pip install" in install
-    typed = subprocess.run(["bash", "-c", f"printf '%s\\n' {run}"], capture_output=True, text=True, check=True)
-    assert typed.stdout.splitlines()[1:] == ["train", "--gin.NAME=two words"]
+    assert machine.logged() == [] and not (machine.repository / ".venv").exists()
+    create, install, run = result.stdout.splitlines()
+    assert create.startswith("python3 -m venv") and "pip install" in install
+    pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {run}"], capture_output=True, text=True, check=True)
+    assert pasted.stdout.splitlines()[1:] == ["train", "--gin.NAME=two words"]
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--gin.TRAIN_STEPS=3"], 2), (["--help"], 0)])
-def test_usage(machine, arguments, status):
+def test_help_and_invalid_arguments_print_usage(machine, arguments, status):
     result = machine.run(*arguments)
     assert result.returncode == status
     assert "launch/local.sh [--dry_run] COMMAND" in result.stdout + result.stderr
-    assert machine.did() == []
+    assert machine.logged() == []
 
 
 SCRIPTS = [".ci/run", ".ci/solve_constraints.sh", "launch/slurm.sbatch"]
@@ -246,6 +246,6 @@ def test_scripts_are_executable_and_lint_clean(script):
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert shellcheck, "shellcheck is missing: it comes with the extra `test`"
+    assert shellcheck, "shellcheck not found. Install the extra `test`"
     result = subprocess.run([shellcheck, ROOT / script], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

@@ -1,4 +1,4 @@
-"""launch/local_multiprocess.sh: what processes are told, and how they end together."""
+"""Tests for launch/local_multiprocess.sh: environment of the processes, and their termination."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/local_multiprocess.sh"
-# Process 1 fails once the others have said that they are ready for it.
+# Process 1 fails once the others are ready.
 FAIL = 'if [ "$T5X_LIKE_PROCESS_ID" = 1 ]; then until [ -e ready ]; do sleep 0.05; done; echo broken; exit 7; fi; '
 
 
@@ -18,7 +18,7 @@ def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     return subprocess.run([SCRIPT, *words], cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
-def test_each_process_is_told_of_the_others_and_has_a_log(tmp_path):
+def test_each_process_gets_environment_and_log(tmp_path):
     command = 'echo "$T5X_LIKE_COORDINATOR $T5X_LIKE_PROCESS_ID $T5X_LIKE_NUM_PROCESSES $1"'
     result = run("-n", "3", f"--log_dir={tmp_path}/logs", "--", "bash", "-c", command, "bash", "two words")
     assert result.returncode == 0, result.stderr
@@ -26,32 +26,32 @@ def test_each_process_is_told_of_the_others_and_has_a_log(tmp_path):
     address = lines[0].split()[0]
     assert re.fullmatch(r"127\.0\.0\.1:[0-9]{5}", address)
     assert lines == [f"{address} {process} 3 two words\n" for process in range(3)]
-    assert result.stdout == lines[0]  # process 0's is shown
+    assert result.stdout == lines[0]  # the output of process 0 is shown
 
 
-def test_a_failure_ends_all_and_its_exit_code_is_returned(tmp_path):
-    patient = FAIL + f"trap 'touch {tmp_path}/asked; exit 0' TERM; touch ready; while :; do sleep 0.05; done"
+def test_failure_terminates_all_processes_and_returns_exit_code(tmp_path):
+    graceful = FAIL + f"trap 'touch {tmp_path}/terminated; exit 0' TERM; touch ready; while :; do sleep 0.05; done"
     start = time.monotonic()
-    result = run("--num_processes=2", f"--log_dir={tmp_path}", "--", "bash", "-c", patient, cwd=tmp_path)
+    result = run("--num_processes=2", f"--log_dir={tmp_path}", "--", "bash", "-c", graceful, cwd=tmp_path)
     assert result.returncode == 7
     assert "process 1 ended with exit code 7" in result.stderr and "broken" in result.stderr
-    assert (tmp_path / "asked").exists()
-    assert time.monotonic() - start < 15  # the grace is 20 s: it was not waited for
+    assert (tmp_path / "terminated").exists()
+    assert time.monotonic() - start < 15  # less than the grace period of 20 s
 
 
-def test_what_does_not_leave_is_killed_with_what_it_started(tmp_path):
+def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
     stubborn = FAIL + f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! >{tmp_path}/pid; touch ready; wait; sleep 60"
     result = run("--grace=1", f"--log_dir={tmp_path}", "--", "bash", "-c", stubborn, cwd=tmp_path)
     assert result.returncode == 7
-    assert "killing what has not left after 1 s: process 0" in result.stderr
+    assert "killing processes that have not exited after 1 s: 0" in result.stderr
     with pytest.raises(ProcessLookupError):
-        end = time.monotonic() + 5
-        while time.monotonic() < end:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
             os.kill(int((tmp_path / "pid").read_text()), 0)
             time.sleep(0.05)
 
 
-def test_sigterm_reaches_all_and_a_preemption_is_handed_on(tmp_path):
+def test_sigterm_is_forwarded_and_preemption_code_returned(tmp_path):
     command = "trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.05; done"
     process = subprocess.Popen(
         [SCRIPT, f"--log_dir={tmp_path}", "--", "bash", "-c", command],
@@ -59,15 +59,15 @@ def test_sigterm_reaches_all_and_a_preemption_is_handed_on(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     logs = [tmp_path / "0.log", tmp_path / "1.log"]
-    end = time.monotonic() + 20
-    while not all(log.exists() and "up" in log.read_text() for log in logs) and time.monotonic() < end:
+    deadline = time.monotonic() + 20
+    while not all(log.exists() and "up" in log.read_text() for log in logs) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 75
     assert [log.read_text() for log in logs] == ["up\nsaved\n"] * 2
 
 
-def test_a_dry_run_prints_a_line_a_process_and_starts_none(tmp_path):
+def test_dry_run_prints_one_line_per_process(tmp_path):
     result = run("--port=12345", "--dry_run", "--", "touch", f"{tmp_path}/a file")
     assert result.returncode == 0 and not list(tmp_path.iterdir())
     assert len(result.stdout.splitlines()) == 2
@@ -79,13 +79,13 @@ def test_a_dry_run_prints_a_line_a_process_and_starts_none(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "0", "--", "true"], "--num_processes=0: give a number from 1"),
-        (["--port=80", "--", "true"], "--port=80: give a number from 1024"),
-        (["--grace"], "--grace needs a value"),
-        (["train"], "there is no option train; the command is written after --"),
-        (["-n", "2"], "say what to run"),
+        (["-n", "0", "--", "true"], "--num_processes=0: out of range. Give a number from 1"),
+        (["--port=80", "--", "true"], "--port=80: out of range. Give a number from 1024"),
+        (["--grace"], "--grace: value missing"),
+        (["train"], "unknown option train. See --help; the command follows --"),
+        (["-n", "2"], "no command given"),
     ],
 )
-def test_mistakes(words, message):
+def test_invalid_arguments_exit_with_usage_error(words, message):
     result = run(*words)
     assert result.returncode == 2 and message in result.stderr

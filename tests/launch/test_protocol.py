@@ -1,4 +1,4 @@
-"""The values in launch/protocol.py agree with t5x_like and with the shell scripts."""
+"""Tests that launch/protocol.py agrees with t5x_like and with the shell scripts."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""launch/slurm.sh and its batch script, with a stand-in Slurm: what is submitted, told to processes, and requeued."""
+"""Tests for launch/slurm.sh and its batch script with a fake Slurm: submission, environment and requeueing."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=/shared/run", "--gin.NAME=two words"]
-# Two tasks, one after the other; the exit code is the highest, as srun's.
+# Runs two tasks in sequence. The exit code is the highest one, as with srun.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG"; shift; done
 worst=0
@@ -33,7 +33,7 @@ exit "${STATUS:-0}"
 
 @pytest.fixture
 def slurm(tmp_path):
-    """A folder with a stand-in Slurm and an environment."""
+    """Returns a directory with a fake Slurm and a virtual environment."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("venv/bin/t5x_like", T5X_LIKE)):
         (tmp_path / name).write_text(text)
@@ -49,18 +49,18 @@ def submit(*words: str, venv: str = "/no/such/environment") -> subprocess.Comple
     )
 
 
-def batch(folder: Path, **environment: str) -> tuple[int, list[str]]:
-    """Runs the batch script as Slurm would, and returns its exit code and what was called."""
+def batch(directory: Path, **environment: str) -> tuple[int, list[str]]:
+    """Runs the batch script as Slurm does, and returns its exit code and the logged calls."""
     result = subprocess.run(
         [ROOT / "launch/slurm.sbatch", *COMMAND[1:]],
-        cwd=folder,
+        cwd=directory,
         env={
-            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-            "LOG": str(folder / "log"),
+            "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}",
+            "LOG": str(directory / "log"),
             "SLURM_JOB_ID": "1234",
             "SLURM_JOB_NODELIST": "node-[a-b]",
             "T5X_LIKE_ROOT": str(ROOT),
-            "T5X_LIKE_VENV": str(folder / "venv"),
+            "T5X_LIKE_VENV": str(directory / "venv"),
             "T5X_LIKE_MAX_RESTARTS": "0",
             **environment,
         },
@@ -68,10 +68,10 @@ def batch(folder: Path, **environment: str) -> tuple[int, list[str]]:
         text=True,
         timeout=60,
     )
-    return result.returncode, (folder / "log").read_text().splitlines()
+    return result.returncode, (directory / "log").read_text().splitlines()
 
 
-def test_submits_one_process_a_gpu_that_is_asked_to_save_and_requeued():
+def test_submits_one_process_per_gpu_with_signal_and_requeue():
     result = submit("--nodes=2", "--gpus_per_node=4", "--time=1-00:00:00", "--partition=gpu", "--dry_run", *COMMAND)
     assert result.returncode == 0, result.stderr
     words = shlex.split(result.stdout)
@@ -83,29 +83,29 @@ def test_submits_one_process_a_gpu_that_is_asked_to_save_and_requeued():
 
 
 @pytest.mark.parametrize("time", ["0", "4", "3:01", "0-1", "0:03:01"])
-def test_a_limit_that_leaves_time_to_train_is_taken(time):
+def test_time_limit_longer_than_save_seconds_is_accepted(time):
     result = submit(f"--time={time}", "--dry_run", *COMMAND)
     assert result.returncode == 0, result.stderr
 
 
-def test_processes_are_told_of_the_coordinator_and_of_themselves(slurm):
+def test_processes_get_coordinator_and_index(slurm):
     code, calls = batch(slurm)
     assert code == 0
     ran = [call for call in calls if call.startswith("node-a:")]
     assert ran == [f"node-a:21234 {task}/2 train --gin.MODEL_DIR=/shared/run --gin.NAME=two words" for task in (0, 1)]
-    # A process that has saved must not take the others down before they have.
+    # A process that has saved must not terminate the others while they save.
     assert "srun --kill-on-bad-exit=0" in calls
     assert not any("requeue" in call for call in calls)
 
 
 @pytest.mark.parametrize(("status", "requeued"), [("75", True), ("2", False), ("1", False)])
-def test_only_a_preemption_is_requeued(slurm, status, requeued):
+def test_only_preemption_is_requeued(slurm, status, requeued):
     code, calls = batch(slurm, STATUS=status)
     assert code == int(status)
     assert ("scontrol requeue 1234" in calls) is requeued
 
 
-def test_a_crash_is_tried_again_in_place(slurm):
+def test_crash_is_restarted_in_the_same_allocation(slurm):
     (slurm / "venv/bin/t5x_like").write_text(
         T5X_LIKE.replace('exit "${STATUS:-0}"', '[ -e "$LOG.2" ] || ! touch "$LOG.2"')
     )
@@ -117,21 +117,21 @@ def test_a_crash_is_tried_again_in_place(slurm):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes=0", *COMMAND], "--nodes=0: give a number"),
-        (["--gpus_per_node=x", *COMMAND], "--gpus_per_node=x: give a number"),
-        (["--time=tomorrow", *COMMAND], "--time=tomorrow: write"),
-        (["--time=00:02:00", "--save_seconds=600", *COMMAND], "is all of --time=00:02:00 (120 s)"),
-        (["--time=3", *COMMAND], "--save_seconds=180 is all of --time=3 (180 s)"),
-        (["--time=2:59", *COMMAND], "is all of --time=2:59 (179 s)"),
-        (["--time=0-00:03", *COMMAND], "is all of --time=0-00:03 (180 s)"),
+        (["--nodes=0", *COMMAND], "--nodes=0: not a positive integer"),
+        (["--gpus_per_node=x", *COMMAND], "--gpus_per_node=x: not a positive integer"),
+        (["--time=tomorrow", *COMMAND], "--time=tomorrow: not a time"),
+        (["--time=00:02:00", "--save_seconds=600", *COMMAND], "leaves no time to train before --time=00:02:00 (120 s)"),
+        (["--time=3", *COMMAND], "--save_seconds=180 leaves no time to train before --time=3 (180 s)"),
+        (["--time=2:59", *COMMAND], "before --time=2:59 (179 s)"),
+        (["--time=0-00:03", *COMMAND], "before --time=0-00:03 (180 s)"),
         (["--time=1-08:09:08", "--save_seconds=115748", *COMMAND], "(115748 s)"),
-        (["--gpus=8", *COMMAND], "there is no option --gpus=8"),
-        (["--", "python", "train.py"], "begins with t5x_like"),
+        (["--gpus=8", *COMMAND], "unknown option --gpus=8"),
+        (["--", "python", "train.py"], "python after -- is not supported"),
         (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
-        ([], "say what to run"),
-        (COMMAND, "/no/such/environment holds no t5x_like"),
+        ([], "no command given"),
+        (COMMAND, "t5x_like not found in /no/such/environment"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_submitted(words, message):
+def test_invalid_arguments_exit_before_submission(words, message):
     result = submit(*words)
     assert result.returncode == 2 and message in result.stderr

@@ -1,4 +1,4 @@
-"""launch/tpu.py against a stand-in cloud: what it asks for, in which order, and what it does after a preemption."""
+"""Tests for launch/tpu.py with a fake cloud: order of the calls, and recreation after preemptions."""
 
 import json
 import shlex
@@ -13,11 +13,11 @@ DCN = "--gin.DCN={'data': 2}"
 QUICK = "--poll_seconds=0.01"
 
 
-def test_train_does_everything_from_nothing_to_the_end(cloud):
-    cloud.set(plan=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]], lives=[0])
+def test_train_creates_sets_up_and_follows(cloud):
+    cloud.set(plan=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]], outcomes=[0])
     result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *COMMAND)
     assert "the job is done" in result.stderr and "training: 0" in result.stdout
-    assert "still there, and costs" in result.stderr
+    assert "still exists and incurs costs" in result.stderr
     states = [line.split(": ")[-1] for line in result.stderr.splitlines() if line.startswith("tpu.py: first: ")]
     assert states[:4] == ["absent", "WAITING_FOR_RESOURCES", "PROVISIONING", "ready"]
     calls = cloud.calls()
@@ -27,16 +27,16 @@ def test_train_does_everything_from_nothing_to_the_end(cloud):
         *("--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--node-id=first", "--spot"),
         *("--quiet", "--zone=us-west4-a"),
     ]
-    home, folder, arguments = cloud.runs()[0]
-    assert folder == f"{home}/t5x_like"
+    home, directory, arguments = cloud.runs()[0]
+    assert directory == f"{home}/t5x_like"
     assert arguments == COMMAND[2:]
     assert (cloud.home("first-w0") / "t5x_like/constraints.txt").exists()
 
 
-def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(cloud):
-    cloud.set(plan=[["ACTIVE"], ["PROVISIONING", "ACTIVE"]], lives=["preempt", 0])
+def test_preempted_tpu_is_recreated_and_command_restarted(cloud):
+    cloud.set(plan=[["ACTIVE"], ["PROVISIONING", "ACTIVE"]], outcomes=["preempt", 0])
     result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *COMMAND)
-    assert "first is SUSPENDING: making it anew (1 of 100)" in result.stderr
+    assert "first: SUSPENDING; recreating it (1 of 100)" in result.stderr
     actions = cloud.actions()
     assert actions.count("create") == 2 and actions.count("delete") == 1 and actions.count("scp") == 2
     assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
@@ -45,17 +45,17 @@ def test_a_preempted_tpu_is_deleted_and_made_anew_and_the_command_started_again(
 VARIABLES = {"LIBTPU_INIT_ARGS": "--xla_a=true --xla_b='x y'", "HF_HOME": '$HOME/a "b"; exit 9', "EMPTY": ""}
 
 
-def test_environment_variables_reach_every_start_of_the_command_as_they_were_given(cloud):
-    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], lives=["preempt", 0])
-    given = [f"--env={name}={value}" for name, value in VARIABLES.items()]
-    cloud.tpu("train", "first", *SLICE, QUICK, *given, *COMMAND)
-    found = [{name: one.get(name) for name in VARIABLES} for one in cloud.environments()]
-    assert found == [VARIABLES, VARIABLES]
+def test_every_start_gets_environment_variables(cloud):
+    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], outcomes=["preempt", 0])
+    options = [f"--env={name}={value}" for name, value in VARIABLES.items()]
+    cloud.tpu("train", "first", *SLICE, QUICK, *options, *COMMAND)
+    seen = [{name: start.get(name) for name in VARIABLES} for start in cloud.environments()]
+    assert seen == [VARIABLES, VARIABLES]
 
 
-def test_a_dry_run_shows_environment_variables_in_each_start(cloud):
-    given = [f"--env={name}={value}" for name, value in VARIABLES.items()]
-    lines = cloud.tpu("train", "first", *SLICE, "--dry_run", *given, *COMMAND).stdout.splitlines()
+def test_dry_run_shows_environment_variables_in_each_start(cloud):
+    options = [f"--env={name}={value}" for name, value in VARIABLES.items()]
+    lines = cloud.tpu("train", "first", *SLICE, "--dry_run", *options, *COMMAND).stdout.splitlines()
     starts = [shlex.split(line) for line in lines if "supervise.py start" in line]
     assert len(starts) == 2, "the first start, and the one after a preemption"
     for words in starts:
@@ -63,32 +63,32 @@ def test_a_dry_run_shows_environment_variables_in_each_start(cloud):
         assert [f"{name}={value}" for name, value in VARIABLES.items()] == remote[remote.index("env") + 1 :][:3]
 
 
-def test_a_slice_that_is_taken_from_an_active_resource_counts_as_preempted(cloud):
-    taken = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
-    cloud.set(plan=[["ACTIVE"]], lives=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": taken})
+def test_preempted_slice_of_active_resource_recreates_all(cloud):
+    resource = {"states": ["ACTIVE"], "nodes": ["first-0", "first-1"]}
+    cloud.set(plan=[["ACTIVE"]], outcomes=[0], nodes={"first-1": "PREEMPTED"}, resources={"first": resource})
     result = cloud.tpu("train", "first", *SLICE, "--num_slices=2", QUICK, *COMMAND, DCN)
     assert "first: first-1 is PREEMPTED" in result.stderr
     assert cloud.actions()[:4] == ["describe", "describe", "describe", "delete"]
     assert sorted(home.rpartition("/")[2] for home, _, _ in cloud.runs()) == ["first-0-w0", "first-1-w0"]
 
 
-def test_recreations_come_to_an_end(cloud):
-    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], lives=["preempt", "preempt"])
+def test_recreations_are_limited(cloud):
+    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], outcomes=["preempt", "preempt"])
     result = cloud.tpu("train", "first", *SLICE, "--max_recreations=1", QUICK, *COMMAND, code=1)
     assert "after 1 recreations; giving up" in result.stderr
 
 
-def test_a_mistake_in_the_command_is_not_tried_again(cloud):
-    cloud.set(plan=[["ACTIVE"]], lives=[2])
+def test_user_error_is_not_retried(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=[2])
     result = cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND, code=2)
-    assert "exit code 2, a mistake" in result.stderr
+    assert "exit code 2, an error in its arguments" in result.stderr
     assert "delete" not in cloud.actions() and len(cloud.runs()) == 1
     state = json.loads((cloud.home("first-w0") / "t5x_like_job/state.json").read_text())
     assert (state["state"], state["exit_code"], state["command"]) == ("finished", 2, COMMAND[1:])
 
 
-def test_a_second_call_goes_on_where_the_first_was_cut_off(cloud):
-    cloud.set(plan=[["ACTIVE"]], lives=[0])
+def test_second_call_continues_an_interrupted_one(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=[0])
     cloud.tpu("create", "first", *SLICE, QUICK)
     assert cloud.actions() == ["create", "describe", "describe"]
     cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND)
@@ -97,14 +97,14 @@ def test_a_second_call_goes_on_where_the_first_was_cut_off(cloud):
     assert cloud.state()["resources"] == {}
 
 
-def test_the_steps_one_by_one(cloud):
-    cloud.set(plan=[["ACTIVE"]], lives=[0], workers=2)
+def test_steps_work_individually(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=[0], workers=2)
     cloud.tpu("create", "first", *SLICE, QUICK)
     assert cloud.tpu("status", "first", *ZONE).stdout == "first: ready\njob: {'state': 'absent'}\n"
     cloud.tpu("copy", "first", *ZONE)
     assert not list(cloud.home("first-w1").glob("t5x_like/.git*"))
     cloud.tpu("install", "first", *ZONE)
-    assert [line.split()[1] for line in (cloud.folder / "installs").read_text().splitlines()] == ["venv", "pip"] * 2
+    assert [line.split()[1] for line in (cloud.directory / "installs").read_text().splitlines()] == ["venv", "pip"] * 2
     cloud.set(workers=1)
     cloud.tpu("start", "first", *ZONE, *COMMAND)
     assert "training: 0" in cloud.tpu("logs", "first", *ZONE).stdout
@@ -115,11 +115,11 @@ def test_the_steps_one_by_one(cloud):
     assert cloud.tpu("status", "first", *ZONE).stdout == "first: absent\n"
 
 
-def test_copy_takes_what_is_not_committed_and_leaves_what_is_ignored(cloud):
+def test_copy_includes_uncommitted_and_excludes_ignored_files(cloud):
     cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}})
     cloud.home("first-w0").mkdir(parents=True)
     (cloud.home("first-w0") / "t5x_like").mkdir()
-    (cloud.home("first-w0") / "t5x_like/of_an_older_copy.py").touch()
+    (cloud.home("first-w0") / "t5x_like/stale.py").touch()
     (cloud.checkout / ".gitignore").write_text("runs/\n")
     (cloud.checkout / "runs").mkdir()
     (cloud.checkout / "runs/big").write_text("data")
@@ -127,40 +127,40 @@ def test_copy_takes_what_is_not_committed_and_leaves_what_is_ignored(cloud):
     cloud.tpu("copy", "first", *ZONE, "--staging=gs://my-bucket/code")
     code = cloud.home("first-w0") / "t5x_like"
     assert (code / "my tasks.py").read_text() == "mine"
-    assert not (code / "runs").exists() and not (code / ".tpu").exists() and not (code / "of_an_older_copy.py").exists()
-    assert cloud.actions() == ["cp", "ssh", "cp", "ssh"]  # the workers fetch it; nothing goes from here to each
+    assert not (code / "runs").exists() and not (code / ".tpu").exists() and not (code / "stale.py").exists()
+    assert cloud.actions() == ["cp", "ssh", "cp", "ssh"]  # the workers download the archive; scp is not used
 
 
-def test_a_request_that_is_refused_says_why_and_is_not_repeated(cloud):
+def test_refused_request_is_reported_and_not_repeated(cloud):
     cloud.set(plan=[["WAITING_FOR_RESOURCES", "FAILED"]])
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
     assert "first was refused: no quota for these chips" in result.stderr
     assert cloud.actions().count("create") == 1
 
 
-def test_what_gcloud_cannot_say_is_not_taken_for_absence(cloud):
+def test_failed_description_does_not_count_as_absent(cloud):
     cloud.set(broken="ERROR: PERMISSION_DENIED: caller does not have permission")
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
     assert "PERMISSION_DENIED" in result.stderr
     assert cloud.actions() == ["describe"]
 
 
-def test_a_failed_installation_ends_the_call(cloud):
+def test_failed_installation_exits(cloud):
     cloud.set(plan=[["ACTIVE"]])
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1, UV_STATUS="1", RETRY_SECONDS="0")
     assert "attempt 3 of 3 failed" in result.stderr and "failed with exit code 1" in result.stderr
     assert cloud.runs() == []
 
 
-def test_a_tpu_that_is_ready_and_does_not_answer_is_given_up_in_the_end(cloud):
+def test_unreachable_worker_exits_after_retries(cloud):
     cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}}, no_ssh=True)
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
-    assert "first is ready, and its first worker does not answer to ssh" in result.stderr
+    assert "first is ready, but its first worker does not answer ssh" in result.stderr
     assert cloud.actions().count("ssh") == 11
 
 
-def test_a_job_that_went_down_with_a_repaired_machine_is_started_again(cloud):
-    cloud.set(plan=[["ACTIVE"]], lives=[0])
+def test_job_lost_with_repaired_machine_is_restarted(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=[0])
     cloud.tpu("create", "first", *SLICE, QUICK)
     cloud.tpu("copy", "first", *ZONE)
     (cloud.home("first-w0") / "t5x_like_job").mkdir()
@@ -168,12 +168,12 @@ def test_a_job_that_went_down_with_a_repaired_machine_is_started_again(cloud):
     cloud.calls()
     cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
     commands = [word for words in cloud.calls() for word in words if word.startswith("--command=python3")]
-    # Other workers may have a job of their own still, waiting for the lost one.
+    # The other workers may still run their part of the job and wait for the lost one.
     assert "supervise.py stop --grace=30" in commands[1]
     assert len(cloud.runs()) == 1
 
 
-def test_several_slices_are_one_request_and_one_start(cloud):
+def test_several_slices_use_one_request_and_one_start(cloud):
     result = cloud.tpu(
         "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND, DCN
     )
@@ -184,8 +184,8 @@ def test_several_slices_are_one_request_and_one_start(cloud):
     assert "--worker=all --node=all" in start
 
 
-def test_a_vm_outside_the_queue(cloud):
-    cloud.set(plan=[["READY"]], queued=[], lives=[0])
+def test_no_queue_creates_vm(cloud):
+    cloud.set(plan=[["READY"]], queued=[], outcomes=[0])
     cloud.tpu("train", "first", *SLICE, "--no_queue", "--project=my-project", QUICK, *COMMAND)
     calls = cloud.calls()
     create = next(words for words in calls if "create" in words)
@@ -194,26 +194,26 @@ def test_a_vm_outside_the_queue(cloud):
     assert not any(word.startswith("--node") for words in calls for word in words)
 
 
-def test_a_dry_run_prints_what_can_be_typed_and_calls_nothing(cloud):
+def test_dry_run_prints_commands_without_calls(cloud):
     result = cloud.tpu("train", "first", *SLICE, "--spot", "--delete_when_done", "--dry_run", *COMMAND)
     assert cloud.calls() == [] and not (cloud.checkout / ".tpu").exists()
     lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
-    deeds = [next((word for word in shlex.split(line) if word in ACTIONS), "git") for line in lines]
-    one_life = ["create", "describe", "git", "scp", "ssh", "ssh", "ssh", "ssh", "ssh"]
-    assert deeds == [*one_life, "delete", *one_life, "delete"]
+    actions = [next((word for word in shlex.split(line) if word in ACTIONS), "git") for line in lines]
+    one_tpu = ["create", "describe", "git", "scp", "ssh", "ssh", "ssh", "ssh", "ssh"]
+    assert actions == [*one_tpu, "delete", *one_tpu, "delete"]
     start = next(shlex.split(line) for line in lines if "supervise.py start" in line)
     inner = next(word for word in start if word.startswith("--command=")).partition("=")[2]
     assert shlex.split(inner)[-4:] == COMMAND[1:]
 
 
 @pytest.mark.parametrize("action", ["wait", "copy", "install", "status", "logs", "stop", "delete"])
-def test_every_action_has_a_dry_run(cloud, action):
+def test_every_action_supports_dry_run(cloud, action):
     result = cloud.tpu(action, "first", *ZONE, "--dry_run")
     assert "gcloud compute tpus queued-resources" in result.stdout
     assert cloud.calls() == []
 
 
-def test_fetch_leaves_checkpoints_behind_unless_asked(cloud, tmp_path):
+def test_fetch_excludes_checkpoints_by_default(cloud, tmp_path):
     cloud.tpu("fetch", "gs://my-bucket/runs/first", str(tmp_path / "first"))
     assert cloud.calls() == [
         [
