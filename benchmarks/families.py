@@ -6,10 +6,10 @@
 docs/families/FAMILY.md describes each family.
 """
 
+import argparse
 import json
 import logging
 import pathlib
-import sys
 from typing import Any
 
 import gin
@@ -69,8 +69,8 @@ def differences(report: pathlib.Path, page: str) -> dict[str, tuple[float, int]]
     for line in report.read_text().splitlines():
         entry = json.loads(line)
         if entry["test"].startswith(f"test_{page}_"):
-            before, times = largest.get(entry["kind"], (0.0, 0))
-            largest[entry["kind"]] = (max(before, entry["difference"]), times + 1)
+            previous, comparisons = largest.get(entry["kind"], (0.0, 0))
+            largest[entry["kind"]] = (max(previous, entry["difference"]), comparisons + 1)
     return largest
 
 
@@ -85,15 +85,18 @@ def section(page: str, title: str, files: list[tuple[str, int]], report: pathlib
     return [*lines, ""]
 
 
-def main(report: str) -> None:
+def main() -> None:
     """Writes docs/families.md from a parity report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=pathlib.Path, help="JSON lines written by the parity tests")
+    report = parser.parse_args().report
     logging.disable(logging.ERROR)  # gin logs every search path in which an included file does not exist
     gin.add_config_file_search_path(str(ROOT / "gin_configs"))
     lines, files = [INTRODUCTION], sizes()
     for page, title in pages().items():
-        lines += section(page, title, files[page], pathlib.Path(report))
+        lines += section(page, title, files[page], report)
     (ROOT / "docs" / "families.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

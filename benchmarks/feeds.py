@@ -1,13 +1,12 @@
-"""Compares the live feed with a cache: packed tokens a second and core, of T5's span corruption over text files.
+"""Compares live and cached input: packed tokens per second and core of T5's span corruption over text files.
 
-python benchmarks/feeds.py FILES VOCABULARY [SECONDS]
+    python benchmarks/feeds.py 'books/*.txt' t5.model
 
-FILES is a pattern of .txt or .jsonl files, VOCABULARY a SentencePiece model. A core's second is one of CPU time, of all
-threads together, so that a busy machine changes little.
+Rates are per second of CPU time, summed over all threads, so that other load on the machine has little effect.
 """
 
+import argparse
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,18 +21,24 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 LENGTHS = {"inputs": 512, "targets": 114}
 BATCH_SIZE = 128
-# Enough for a cache of a usual size: Grain takes longer to find places in the order of less than 2**16 rows.
+# Enough rows for a realistic cache: Grain computes shuffled positions more slowly for fewer than 2**16 rows.
 EXAMPLES = 50_000
 OBJECTIVE = SequenceToSequence()
 
 
 def tokens(batch: dict[str, np.ndarray]) -> int:
-    """How many places of a batch are no padding."""
+    """Returns the number of positions in a batch that are not padding."""
     return sum(int((batch[name] > 0).sum()) for name in OBJECTIVE.features.segment_features)
 
 
 def measure(name: str, batches: Iterator[dict[str, np.ndarray]], seconds: float) -> None:
-    """Reads for a while, after a first part that is not counted."""
+    """Prints the rate of reading batches, after a warm-up of 8 batches.
+
+    Args:
+      name: Name of the feed.
+      batches: The batches to read.
+      seconds: Duration of the measurement.
+    """
     for _ in itertools.islice(batches, 8):
         pass
     wall, cpu, count, rows = time.perf_counter(), time.process_time(), 0, 0
@@ -42,27 +47,35 @@ def measure(name: str, batches: Iterator[dict[str, np.ndarray]], seconds: float)
         count, rows = count + tokens(batch), rows + BATCH_SIZE
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     print(
-        f"{name:24} {count / cpu:12,.0f} tokens/s a core  {cpu / rows * 1e6:9,.1f} us a row  "
+        f"{name:24} {count / cpu:12,.0f} tokens/s per core  {cpu / rows * 1e6:9,.1f} us per row  "
         f"({cpu:.1f} s of CPU in {wall:.1f} s)"
     )
 
 
-def main(files: str, vocabulary: str, seconds: float = 20.0) -> None:
+def main() -> None:
+    """Measures both feeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", help="pattern of .txt or .jsonl files")
+    parser.add_argument("vocabulary", help="SentencePiece model")
+    parser.add_argument("seconds", type=float, nargs="?", default=20.0, help="duration per feed (default: 20)")
+    arguments = parser.parse_args()
     live = SeqIOSource(
         mixture_or_task_name="text_files_span_corruption",
         task_feature_lengths=LENGTHS,
         batch_size=BATCH_SIZE,
-        task_arguments={"pattern": files, "vocabulary_path": vocabulary},
+        task_arguments={"pattern": arguments.files, "vocabulary_path": arguments.vocabulary},
     )
-    with tempfile.TemporaryDirectory() as folder:
-        written = cache(data=live, objective=OBJECTIVE, cache_dir=folder, examples=EXAMPLES, processes=2)
+    with tempfile.TemporaryDirectory() as directory:
+        written = cache(data=live, objective=OBJECTIVE, cache_dir=directory, examples=EXAMPLES, processes=2)
         size = sum(shard.size for shard in written["train"].shards)
         rows = sum(written["train"].rows_of_passes)
-        Console().print(f"a row of the cache: {size / rows:,.0f} bytes on disk")
-        cached = CachedSource(cache_dir=folder, batch_size=BATCH_SIZE)
-        measure("cached", cached.host_iterator(OBJECTIVE.features), seconds)
-    measure("live", live.host_iterator(OBJECTIVE.features), seconds)  # last: TensorFlow keeps threads
+        Console().print(f"cached row: {size / rows:,.0f} bytes on disk")
+        cached = CachedSource(cache_dir=directory, batch_size=BATCH_SIZE)
+        measure("cached", cached.host_iterator(OBJECTIVE.features), arguments.seconds)
+    measure(
+        "live", live.host_iterator(OBJECTIVE.features), arguments.seconds
+    )  # last, because TensorFlow keeps its threads running
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:4]))
+    main()

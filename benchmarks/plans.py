@@ -1,7 +1,7 @@
-"""Plans networks of three shapes on slices of five generations of TPU and prints the table of docs/plans.md.
+"""Plans models of three families on slices of five TPU generations, and prints the table of docs/plans.md.
 
-python benchmarks/plans.py FOLDER            # one JSON file a plan; what is there already is not planned again
-python benchmarks/plans.py FOLDER --table    # only the table of what is there
+python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
+python benchmarks/plans.py DIRECTORY --table    # prints the table of existing files only
 """
 
 import argparse
@@ -14,9 +14,14 @@ import sys
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is planned in all generations: gin files, rows of a batch, what differs from those files, slices.
+    """A model to plan on several slices.
 
-    Slices are paired with the number of microbatches that fits them.
+    Attributes:
+      name: Name in the table.
+      files: Gin files of the run.
+      rows: Batch size.
+      slices: Topologies, each with the number of microbatches that fits.
+      flags: Flags that override the gin files.
     """
 
     name: str
@@ -52,24 +57,26 @@ MODELS = (
 )
 
 
-def main():
+def main() -> None:
+    """Plans all models and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("directory", type=pathlib.Path, help="directory of the plans")
+    parser.add_argument("--table", action="store_true", help="print the table of existing plans only")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(exist_ok=True)
-    found = []
+    arguments.directory.mkdir(exist_ok=True)
+    plans = []
     for model in MODELS:
         for topology, microbatches in model.slices:
-            file = arguments.folder / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
+            file = arguments.directory / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
             if not file.exists() and not arguments.table:
                 subprocess.run(command(model, topology, microbatches, file), check=False)
             if file.exists():
-                found.append((model, json.loads(file.read_text())))
-    print(table(found))
+                plans.append((model, json.loads(file.read_text())))
+    print(table(plans))
 
 
-def command(model, topology, microbatches, file):
+def command(model: Model, topology: str, microbatches: int, file: pathlib.Path) -> list[str]:
+    """Returns the command that plans a model on a slice and writes a JSON file."""
     chip = topology.partition(":")[0]
     return [
         *(sys.executable, "-m", "t5x_like", "plan"),
@@ -85,7 +92,8 @@ HEADER = (
 )
 
 
-def table(plans):
+def table(plans: list[tuple[Model, dict]]) -> str:
+    """Returns the plans as a Markdown table."""
     return "\n".join([_row(HEADER), _row(["---"] * len(HEADER)), *(_row(_cells(*plan)) for plan in plans)])
 
 
