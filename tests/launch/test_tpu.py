@@ -109,7 +109,7 @@ def test_steps_work_individually(cloud):
     cloud.tpu("start", "first", *ZONE, *COMMAND)
     assert "training: 0" in cloud.tpu("logs", "first", *ZONE).stdout
     assert "'exit_code': 0" in cloud.tpu("status", "first", *ZONE).stdout
-    assert "no job is running" in cloud.tpu("stop", "first", *ZONE).stdout
+    assert "no running job found" in cloud.tpu("stop", "first", *ZONE).stdout
     cloud.tpu("delete", "first", *ZONE)
     assert cloud.state()["resources"] == {}
     assert cloud.tpu("status", "first", *ZONE).stdout == "first: absent\n"
