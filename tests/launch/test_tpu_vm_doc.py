@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from t5x_like import cli
+from t5x_like.metrics import rows
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/tpu_vm.md").read_text()
 # Indented blocks. A backslash at the end of a line continues it.
@@ -56,8 +57,8 @@ def test_plan_and_train_commands_set_hardware_file_and_train_steps():
 
 def test_metrics_paths_are_correct():
     names = re.findall(r"`([0-9][^`]*\.jsonl)`", TEXT)
-    assert len(names) == 2 and all(map(_rows._OBJECT.match, names))
-    assert f"cat 'gs://my-bucket/runs/first/{_rows._FOLDER}/*.jsonl'" in TEXT
+    assert len(names) == 2 and all(map(rows._OBJECT.match, names))
+    assert f"cat 'gs://my-bucket/runs/first/{rows._FOLDER}/*.jsonl'" in TEXT
     assert "runs/first/metrics.jsonl" not in TEXT
 
 
