@@ -1,4 +1,4 @@
-"""`t5x_like cache`: a run's data, corrupted and packed ahead of time, for training without SeqIO and TensorFlow."""
+"""`t5x_like cache`: corrupts and packs the data of a run ahead of time, for training without SeqIO and TensorFlow."""
 
 import concurrent.futures
 import multiprocessing
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 from rich.console import Console
@@ -15,18 +15,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import paths
 from t5x_like.data.cached.manifest import Manifest, Shard
+from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 
+if TYPE_CHECKING:
+    from t5x_like.data.cached.writer import Plan
+
+Unit = tuple[int, int]  # pass and shard
 _POLL_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 
 
 def cache(
     *,
-    data: Any,
+    data: SeqIOSource,
     objective: Any,
     cache_dir: str,
-    eval_data: Any = None,
+    eval_data: SeqIOSource | None = None,
     loop: Callable[..., Any] | None = None,
     passes: int = 1,
     examples: int | None = None,
@@ -36,43 +41,45 @@ def cache(
     beam: Sequence[str] | None = None,
     console: Console | None = None,
 ) -> dict[str, Manifest]:
-    """Writes the data of a run into `cache_dir`, a folder a split; `data.cached.CachedSource` reads it.
+    """Writes the data of a run to `cache_dir`, one directory per split; `data.cached.CachedSource` reads it.
 
-    What is written depends on these arguments alone, not on `processes` nor on who writes. A command that was
-    interrupted goes on from its complete shards when repeated; so does that of a cache that has lost files since.
+    The contents of the cache depend only on the data settings, `passes`, `examples` and the numbers of shards, not on
+    `processes` or `beam`. A repeated command resumes after the complete shards. It also rewrites files that a complete
+    cache has lost.
 
     Args:
-      data: the run's `SeqIOSource` of training data: task, lengths, packing and seed. Its order is not kept.
-      objective: whose features are written.
-      cache_dir: where to; local, or `gs://…`.
-      eval_data: the same for evaluation, written once; None to write none.
-      loop: the training loop that the cache is for, so that its gin files can be given as they are; not called.
-      passes: how often the training data is read, each time corrupted differently.
-      examples: for a mixture, which has no end: how many examples instead.
-      shards: files of each pass of the training data; the unit of work, so at least the number of processes.
-      eval_shards: files of the evaluation data.
-      processes: how many work at a time on this machine; one for each CPU by default.
-      beam: options of an Apache Beam pipeline that does the work instead, such as `["--runner=DataflowRunner", …]`.
-      console: where to show progress; the terminal by default.
+      data: Training data of the run: task, lengths, packing and seed. Its order is not kept.
+      objective: Objective whose features are written.
+      cache_dir: Directory to write to: a local path or `gs://…`.
+      eval_data: Evaluation data, of which one pass is written; None to write none.
+      loop: Training loop that will use the cache. It is not called; it allows using the gin files of the run unchanged.
+      passes: Number of passes over the training data, each with different corruption.
+      examples: For a mixture, which is infinite, the number of examples; otherwise None.
+      shards: Number of files per pass of the training data. Shards are the unit of work, so give at least `processes`.
+      eval_shards: Number of files of the evaluation data.
+      processes: Number of processes on this machine; by default one per CPU.
+      beam: Options of an Apache Beam pipeline that writes the shards instead, such as
+        `["--runner=DataflowRunner", …]`.
+      console: Console for progress; by default stderr.
 
     Returns:
       Split -> manifest.
 
     Raises:
-      UserError: TensorFlow and SeqIO, or for `beam` Apache Beam, are not installed.
-      UserError: the settings do not fit together, or a folder holds another cache.
-      RuntimeError: a shard could not be made, or did not arrive in the folder.
+      UserError: TensorFlow and SeqIO, or Apache Beam for `beam`, are not installed; the settings do not suit each
+        other; or the directory contains another cache.
+      RunFailed: shards are missing or truncated after writing.
     """
     writer, console = _writer(), console or Console(file=sys.stderr, highlight=False)
-    _check_place(cache_dir)
+    _check_path(cache_dir)
     _check_beam(beam)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1:
-        raise UserError(f"PROCESSES={processes} must be at least 1")
+        raise UserError(f"PROCESSES={processes} is not a positive integer. Give at least 1.")
     if len(data.tasks) > 1 and examples is None:
         raise UserError(
-            f"{data.mixture_or_task_name} is a mixture of {len(data.tasks)} tasks, whose training data has no end: say "
-            "how many examples to write with --examples=N"
+            f"{data.name} is a mixture of {len(data.tasks)} tasks, whose training data is infinite. Give the number of "
+            "examples with --examples=N."
         )
     training = {"passes": passes, "examples": examples, "shards": shards}
     wanted = [(data, training), *([(eval_data, {"shards": eval_shards})] if eval_data is not None else [])]
@@ -83,42 +90,45 @@ def cache(
         for source, settings in wanted
     ]
     if len({plan.directory for plan in plans}) < len(plans):
-        raise UserError(f"training and evaluation data are both the split {data.split!r}: give eval_data=None")
+        raise UserError(
+            f"training and evaluation data are both the split {data.split!r}. Give another split, or eval_data=None."
+        )
     for plan in plans:
         plan.check()
     return {plan.source.split: _write(plan, writer, processes, beam, console) for plan in plans}
 
 
-def _write(plan, writer, processes: int, beam: Sequence[str] | None, console: Console) -> Manifest:
-    """Writes one split, or what is left of it."""
+def _write(plan: "Plan", writer: Any, processes: int, beam: Sequence[str] | None, console: Console) -> Manifest:
+    """Writes the missing shards and the manifest of one split."""
     if (manifest := plan.completed_manifest()) is not None:
         console.print(f"{plan.directory} is complete: {_summary(manifest)}", soft_wrap=True)
         return manifest
     done = plan.begin()
     left = [unit for unit in plan.units() if unit not in done]
     if done:
-        logging.info("%s: going on behind %d complete shards of %d", plan.directory, len(done), len(plan.units()))
-    # Nothing is left where only the manifest is missing, or where no shard has an example, as `finish` will say.
+        logging.info("%s: resuming after %d complete shards of %d", plan.directory, len(done), len(plan.units()))
+    # No shard is left if only the manifest is missing, or if no shard has an example; `finish` reports the latter.
     if left and beam is not None:
         _with_beam(plan, left, beam)
     elif left:
-        with _Shown(plan, done, console) as shown:
+        with _ProgressDisplay(plan, done, console) as display:
             if processes == 1 or len(left) == 1:
                 for unit in left:
-                    shown.finished(writer.write_shard(plan, unit, shown.wrote))
+                    display.finished(writer.write_shard(plan, unit, display.wrote))
             else:
-                _with_processes(plan, left, processes, shown)
+                _with_processes(plan, left, processes, display)
     manifest = plan.finish()
     console.print(f"wrote {plan.directory}: {_summary(manifest)}", soft_wrap=True)
     return manifest
 
 
-# ---- who does the work -----------------------------------------------------------------------------------------------
+# ---- workers ---------------------------------------------------------------------------------------------------------
 
-_counters: Any = None  # in a worker process: rows and tokens that all of them have written
+_counters: Any = None  # in a worker process: rows and tokens that all worker processes have written
 
 
-def _with_processes(plan, units, processes: int, shown: "_Shown") -> None:
+def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display: "_ProgressDisplay") -> None:
+    """Writes shards in worker processes of this machine."""
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     counters = context.Array("q", 2)
     with concurrent.futures.ProcessPoolExecutor(
@@ -128,9 +138,9 @@ def _with_processes(plan, units, processes: int, shown: "_Shown") -> None:
         try:
             while left:
                 done, left = concurrent.futures.wait(left, _POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
-                shown.wrote_in_all(*counters[:])
+                display.wrote_in_total(*counters[:])
                 for future in done:
-                    shown.finished(future.result())
+                    display.finished(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -139,16 +149,16 @@ def _with_processes(plan, units, processes: int, shown: "_Shown") -> None:
 def _start_worker(counters) -> None:
     global _counters
     _counters = counters
-    threading.Thread(target=_leave_with_parent, name="leave with parent", daemon=True).start()
+    threading.Thread(target=_exit_with_parent, name="exit with parent", daemon=True).start()
 
 
-def _leave_with_parent() -> None:
-    """Ends this worker when the command is gone, even by SIGKILL; it would wait for more work for good."""
+def _exit_with_parent() -> None:
+    """Exits this worker when the command ends, even by SIGKILL; otherwise the worker would wait for work forever."""
     multiprocessing.parent_process().join()
     os._exit(1)
 
 
-def _work(plan, unit: tuple[int, int]) -> Shard:
+def _work(plan: "Plan", unit: Unit) -> Shard:
     from t5x_like.data.cached import writer
 
     def wrote(rows, tokens):
@@ -159,14 +169,15 @@ def _work(plan, unit: tuple[int, int]) -> Shard:
     return writer.write_shard(plan, unit, wrote if _counters is not None else None)
 
 
-def _with_beam(plan, units, options: Sequence[str]) -> None:
-    """The shards as elements of a pipeline; each leaves its note in the folder, so that nothing has to come back."""
+def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> None:
+    """Writes shards as elements of a Beam pipeline, which has no output: each shard is recorded in the directory."""
     try:
         import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
         raise UserError(
-            "BEAM needs Apache Beam: pip install 't5x_like[cache]', or leave BEAM out to work on this machine"
+            "BEAM: Apache Beam is not installed. Run `pip install 't5x_like[cache]'`, or omit BEAM to write the cache "
+            "on this machine."
         ) from error
     with apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
@@ -177,21 +188,21 @@ def _work_in_pipeline(unit, plan) -> None:
     _work(plan, tuple(unit))
 
 
-# ---- what is shown ---------------------------------------------------------------------------------------------------
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
-class _Shown:
-    """A bar of shards with rows and tokens a second; plain lines where there is no terminal."""
+class _ProgressDisplay:
+    """Shows a bar of shards with rows and tokens per second, or plain lines without a terminal."""
 
-    def __init__(self, plan, done: dict[tuple[int, int], Shard], console: Console):
+    def __init__(self, plan: "Plan", done: dict[Unit, Shard], console: Console):
         self._name, self._total, self._finished = plan.directory, len(plan.units()), len(done)
-        self._console, self._began, self._told = console, time.monotonic(), time.monotonic()
+        self._console, self._started, self._printed = console, time.monotonic(), time.monotonic()
         self._rows, self._tokens = 0, 0
         columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("", total=self._total, completed=self._finished)
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_ProgressDisplay":
         self._bar.start()
         return self
 
@@ -199,9 +210,9 @@ class _Shown:
         self._bar.stop()
 
     def wrote(self, rows: int, tokens: int) -> None:
-        self.wrote_in_all(self._rows + rows, self._tokens + tokens)
+        self.wrote_in_total(self._rows + rows, self._tokens + tokens)
 
-    def wrote_in_all(self, rows: int, tokens: int) -> None:
+    def wrote_in_total(self, rows: int, tokens: int) -> None:
         self._rows, self._tokens = rows, tokens
         self._show()
 
@@ -210,20 +221,20 @@ class _Shown:
         self._show()
 
     def _show(self) -> None:
-        seconds = max(time.monotonic() - self._began, 1e-9)
+        seconds = max(time.monotonic() - self._started, 1e-9)
         text = f"{self._rows:,} rows  {self._tokens / seconds:,.0f} tokens/s  {seconds:,.0f} s"
         self._bar.update(self._task, completed=self._finished, description=text)
-        if not self._console.is_terminal and time.monotonic() - self._told > _LINE_SECONDS:
-            self._told = time.monotonic()
+        if not self._console.is_terminal and time.monotonic() - self._printed > _LINE_SECONDS:
+            self._printed = time.monotonic()
             line = f"{self._name}: shard {self._finished} of {self._total}  {text}"
             self._console.print(line, soft_wrap=True, markup=False)
 
 
 def _summary(manifest: Manifest) -> str:
     layout, rows = manifest.layout, sum(manifest.rows_of_passes)
-    room = {"+".join(track): layout.track_length(index) for index, track in enumerate(layout.tracks)}
+    lengths = {"+".join(track): layout.track_length(index) for index, track in enumerate(layout.tracks)}
     filled = ", ".join(
-        f"{name} {count:,} tokens ({count / (rows * room[name]):.0%} of the room)"
+        f"{name} {count:,} tokens ({count / (rows * lengths[name]):.0%} of the positions)"
         for name, count in manifest.tokens.items()
     )
     size = sum(shard.size for shard in manifest.shards)
@@ -234,25 +245,26 @@ def _summary(manifest: Manifest) -> str:
     )
 
 
-# ---- what it needs ---------------------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def _writer():
+    """Imports the writer, which needs TensorFlow."""
     try:
         from t5x_like.data.cached import writer
     except ModuleNotFoundError as error:
         raise UserError(
-            f"writing a cache reads a SeqIO task, which needs TensorFlow, TFDS and SeqIO, and there is no "
-            f"{error.name!r} here: pip install seqio tensorflow tensorflow-text tensorflow-datasets"
+            f"{error.name!r} is not installed, and writing a cache needs TensorFlow, TFDS and SeqIO. Run `pip install "
+            "seqio tensorflow tensorflow-text tensorflow-datasets`."
         ) from error
     return writer
 
 
-def _check_place(cache_dir: str) -> None:
+def _check_path(cache_dir: str) -> None:
     if not paths.is_local(cache_dir) and not cache_dir.startswith("gs://"):
         raise UserError(
-            f"CACHE_DIR={cache_dir}: ArrayRecord reads local paths and gs:// alone; write the cache to a disk or to "
-            "gs://, and copy it from there"
+            f"CACHE_DIR={cache_dir} is neither a local path nor gs://, the only ones that ArrayRecord reads. Write the "
+            "cache to one of them, and copy it from there."
         )
 
 
@@ -260,6 +272,6 @@ def _check_beam(beam: Sequence[str] | None) -> None:
     if beam is None or (isinstance(beam, list | tuple) and all(isinstance(option, str) for option in beam)):
         return
     raise UserError(
-        f"BEAM={beam!r} is no list of a pipeline's options, such as --gin.BEAM=\"['--runner=DataflowRunner', …]\"; "
-        "leave it out to work on this machine"
+        f"BEAM={beam!r} is not a list of pipeline options. Give one such as "
+        "--gin.BEAM=\"['--runner=DataflowRunner', …]\", or omit it to write the cache on this machine."
     )

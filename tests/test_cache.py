@@ -1,4 +1,4 @@
-"""`t5x_like cache`: what it writes, that it goes on where it was interrupted, and that a run trains from it."""
+"""`t5x_like cache`: contents, resuming an interrupted command, and training from the cache."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.training.checkpoint_items import FeedHandler, FeedSave
 
-# Found by worker processes too, in the working directory.
+# Worker processes also import this module from the working directory.
 TASKS = """
 import functools
 
@@ -67,26 +67,26 @@ SPANS = SequenceToSequence()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A working directory with tasks of its own."""
+def directory(tmp_path_factory):
+    """Returns a working directory with its own tasks."""
     path = tmp_path_factory.mktemp("work")
     (path / f"{MODULE}.py").write_text(TASKS)
     return path
 
 
 @pytest.fixture(autouse=True)
-def in_folder(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
+def in_directory(directory, monkeypatch):
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
 
 
 @pytest.fixture(scope="module")
-def written(folder, tmp_path_factory):
-    """A cache of two passes and the evaluation data. Not to be changed."""
+def written(directory, tmp_path_factory):
+    """Writes a cache of two passes and the evaluation data, which tests must not change."""
     cache_dir = tmp_path_factory.mktemp("written") / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(str(folder))
+        patch.chdir(directory)
+        patch.syspath_prepend(str(directory))
         write(cache_dir, passes=2, eval_data=make(split="validation", seed=42))
     return cache_dir
 
@@ -101,17 +101,17 @@ def write(cache_dir, task="cache_spans", objective=SPANS, **changes):
     return command.cache(cache_dir=str(cache_dir), **(settings | changes))
 
 
-def batches_of_passes(folder, spec):
-    """The rows of each pass as one batch."""
-    found = manifest.read(str(folder))
+def batches_of_passes(directory, spec):
+    """Yields the rows of each pass as one batch."""
+    found = manifest.read(str(directory))
     decode = Decoder(found.layout, found.dtypes, spec)
     for number in range(len(found.rows_of_passes)):
-        files = [str(folder / shard.file) for shard in found.shards if shard.number_of_pass == number]
+        files = [str(directory / shard.file) for shard in found.shards if shard.number_of_pass == number]
         yield decode(list(grain.sources.ArrayRecordDataSource(files)))
 
 
 def documents(batch, tokens, segments):
-    """The examples of a batch, counted."""
+    """Counts the examples of a batch."""
     return collections.Counter(
         tuple(row[ids == segment].tolist())
         for row, ids in zip(batch[tokens], batch[segments], strict=True)
@@ -119,10 +119,10 @@ def documents(batch, tokens, segments):
     )
 
 
-# ---- what is written -------------------------------------------------------------------------------------------------
+# ---- contents --------------------------------------------------------------------------------------------------------
 
 
-def test_every_document_is_in_every_pass_once(tmp_path):
+def test_each_pass_contains_each_document_once(tmp_path):
     spec, lengths = CausalLM().features, {"targets": 300}
     write(tmp_path, data=make("cache_text", task_feature_lengths=lengths), objective=CausalLM(), passes=2)
     live = make("cache_text", task_feature_lengths=lengths)
@@ -134,19 +134,19 @@ def test_every_document_is_in_every_pass_once(tmp_path):
     assert [documents(batch, "decoder_target_tokens", "decoder_segment_ids") for batch in passes] == [wanted, wanted]
 
 
-def test_passes_and_shards_are_corrupted_differently(tmp_path):
+def test_passes_and_shards_have_different_corruption(tmp_path):
     write(tmp_path, "cache_same", passes=2)
     first, second = batches_of_passes(tmp_path / "train", SPANS.features)
     tokens = "encoder_input_tokens"
     assert first[tokens].shape == second[tokens].shape
     assert not np.array_equal(first[tokens], second[tokens])
-    # All documents are the same, so shards would repeat one another if they drew the same random numbers.
+    # All documents are equal, so shards with the same random numbers would be equal.
     shards = manifest.read(str(tmp_path / "train")).shards
     rows = shards[0].rows
     assert not np.array_equal(first[tokens][:rows], first[tokens][rows : rows + shards[1].rows][:rows])
 
 
-def test_the_manifest_says_what_is_there(written):
+def test_manifest_describes_the_shards(written):
     assert sorted(path.name for path in written.iterdir()) == ["train", "validation"]
     found = manifest.read(str(written / "train"))
     first, second = batches_of_passes(written / "train", SPANS.features)
@@ -167,7 +167,7 @@ def test_the_manifest_says_what_is_there(written):
     manifest.check_files(str(written / "train"), found, checksums=True)
 
 
-def test_evaluation_reads_what_the_live_feed_reads_but_for_the_corruption(written):
+def test_eval_batches_have_the_segments_of_the_live_source(written):
     cached = CachedSource(cache_dir=str(written), split="validation", batch_size=2)
     live = make(split="validation", batch_size=2, seed=42)
     ours, theirs = list(cached.eval_batches(SPANS.features)), list(live.eval_batches(SPANS.features))
@@ -176,20 +176,20 @@ def test_evaluation_reads_what_the_live_feed_reads_but_for_the_corruption(writte
         np.testing.assert_array_equal(one["decoder_segment_ids"], other["decoder_segment_ids"])
 
 
-def test_a_mixture_is_cut_off_where_it_is_said(tmp_path):
+def test_mixture_is_limited_to_examples(tmp_path):
     with pytest.raises(ValueError, match="cache_mixture is a mixture of 2 tasks.*--examples=N"):
         write(tmp_path, "cache_mixture")
     (written,) = write(tmp_path, "cache_mixture", examples=100).values()
     assert sum(shard.examples for shard in written.shards) == 100
     assert written.rows_of_passes == [sum(shard.rows for shard in written.shards)]
-    with pytest.raises(ValueError, match="PASSES=2 or EXAMPLES=5, not both"):
+    with pytest.raises(ValueError, match="PASSES=2, EXAMPLES=5: exclude each other"):
         write(tmp_path / "other", "cache_mixture", examples=5, passes=2)
 
 
-# ---- going on, and refusing to ---------------------------------------------------------------------------------------
+# ---- resuming, and errors --------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
+def test_interrupted_command_resumes(tmp_path, monkeypatch):
     (whole,) = write(tmp_path / "whole").values()
     written, write_shard = [], writer.write_shard
 
@@ -202,9 +202,9 @@ def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "write_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "cut")
-    with pytest.raises(UserError, match="half-written .1 shards are complete"):
+    with pytest.raises(UserError, match="is incomplete: manifest.json not found, 1 shards are complete"):
         CachedSource(cache_dir=str(tmp_path / "cut"), batch_size=2).describe()
-    with pytest.raises(ValueError, match="half-written cache of other settings .seed: 3 there, 4 here"):
+    with pytest.raises(ValueError, match="incomplete cache with other settings .seed: 3 in the cache, 4 in this"):
         write(tmp_path / "cut", data=make(seed=4))
     monkeypatch.setattr(writer, "write_shard", lambda *given: (written.append(given[1]), write_shard(*given))[1])
     (continued,) = write(tmp_path / "cut").values()
@@ -212,31 +212,34 @@ def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
     assert continued.fingerprint == whole.fingerprint
 
 
-def test_a_complete_cache_is_left_alone(written, monkeypatch):
-    monkeypatch.setattr(writer, "write_shard", lambda *given: pytest.fail("nothing is left to be written"))
+def test_complete_cache_is_not_rewritten(written, monkeypatch):
+    monkeypatch.setattr(writer, "write_shard", lambda *given: pytest.fail("the cache is complete"))
     assert write(written, passes=2) == {"train": manifest.read(str(written / "train"))}
     for changes, message in (
-        ({"data": make(seed=4)}, "seed: 3 there, 4 here"),
-        ({"shards": 4}, "num_shards: 2 there, 4 here"),
+        ({"data": make(seed=4)}, "seed: 3 in the cache, 4 in this command"),
+        ({"shards": 4}, "num_shards: 2 in the cache, 4 in this command"),
         ({"data": make(task_feature_lengths={"inputs": 47, "targets": 24})}, "lengths: "),
-        ({"data": make("cache_same")}, "task: 'cache_spans' there, 'cache_same' here"),
+        ({"data": make("cache_same")}, "task: 'cache_spans' in the cache, 'cache_same' in this command"),
     ):
-        with pytest.raises(ValueError, match=f"holds a cache of other settings .*{message}.*another CACHE_DIR"):
+        with pytest.raises(ValueError, match=f"contains a cache with other settings .*{message}.*another CACHE_DIR"):
             write(written, **({"passes": 2} | changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": make("cache_text")}, "cache_text has the features 'targets'; this objective also reads 'inputs'"),
-        ({"data": make(split="test")}, "has no split 'test'; it has train, validation"),
-        ({"passes": 0}, "PASSES=0 must be at least 1"),
+        (
+            {"data": make("cache_text")},
+            "cache_text has no feature 'inputs', .*; it has 'targets'",
+        ),
+        ({"data": make(split="test")}, "has no split 'test'. Give one of train, validation"),
+        ({"passes": 0}, "PASSES=0 is not a positive integer"),
         ({"processes": 0}, "PROCESSES=0"),
         ({"eval_data": make()}, "both the split 'train'"),
-        ({"cache_dir": "s3://bucket/x"}, "CACHE_DIR=s3://bucket/x: ArrayRecord reads local paths and gs:// alone"),
+        ({"cache_dir": "s3://bucket/x"}, "CACHE_DIR=s3://bucket/x is neither a local path nor gs://"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, changes, message):
+def test_invalid_settings_raise_before_writing(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         command.cache(
             **({"data": make(), "objective": SPANS, "cache_dir": str(tmp_path / "cache"), "processes": 1} | changes)
@@ -244,7 +247,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, changes,
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_split_without_an_example_is_refused(tmp_path):
+def test_split_without_examples_raises(tmp_path):
     seqio.TaskRegistry.add(
         "cache_nothing",
         seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: _empty(), splits=["train"]),
@@ -252,7 +255,7 @@ def test_a_split_without_an_example_is_refused(tmp_path):
         output_features={name: seqio.Feature(seqio.ByteVocabulary()) for name in LENGTHS},
     )
     try:
-        with pytest.raises(ValueError, match="cache_nothing, split 'train', gives no example"):
+        with pytest.raises(ValueError, match="cache_nothing, split 'train', has no examples"):
             write(tmp_path, "cache_nothing")
     finally:
         seqio.TaskRegistry.remove("cache_nothing")
@@ -265,7 +268,7 @@ def _empty():
     return one.take(0)
 
 
-# ---- who writes ------------------------------------------------------------------------------------------------------
+# ---- workers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -296,7 +299,7 @@ def test_shards_are_stored_in_a_bucket():
     assert plan.completed_manifest() == written
 
 
-# ---- training from it ------------------------------------------------------------------------------------------------
+# ---- training from a cache -------------------------------------------------------------------------------------------
 
 RUN = [
     *("train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--gin_file=data/cached.gin"),
@@ -322,11 +325,11 @@ def without_tensorflow(*given):
     )
 
 
-def test_what_needs_tensorflow_says_so(tmp_path):
+def test_missing_tensorflow_is_reported(tmp_path):
     task = ["--gin.MIXTURE_OR_TASK_NAME=cache_spans", f"--gin.MODEL_DIR={tmp_path}"]
     result = without_tensorflow("cache", *task, f"--cache_dir={tmp_path}")
     assert result.returncode == 2
-    assert "which needs TensorFlow, TFDS and SeqIO, and there is no" in result.stderr
+    assert "is not installed, and writing a cache needs TensorFlow, TFDS and SeqIO" in result.stderr
     live = ["train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--gin.TRAIN_STEPS=1", *task]
     result = without_tensorflow(*live)
     assert result.returncode == 2
@@ -338,11 +341,11 @@ def losses(model_dir):
     return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(model_dir))}
 
 
-def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp_path, capfd):
+def test_run_without_tensorflow_resumes_exactly(tmp_path, capfd):
     cached = f"--gin.CACHE_DIR={tmp_path / 'cache'}"
     writing = ["cache", "--processes=1", "--gin.NUM_SHARDS=1", f"--cache_dir={tmp_path / 'cache'}"]
     task = ["--gin.MIXTURE_OR_TASK_NAME=cache_spans", f"--gin.MIXTURE_OR_TASK_MODULE={MODULE}"]
-    # The batch size of the run is of no use to the cache, and welcome: the files of a run are given as they are.
+    # The cache ignores the batch size of the run, whose gin files are used unchanged.
     assert cli.main([*writing, *task, f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}", "--gin.BATCH_SIZE=4"]) == 0
     capfd.readouterr()
 
@@ -352,15 +355,15 @@ def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp
         assert result.returncode == 0, result.stderr
         return result.stderr, losses(tmp_path / "run")
 
-    told, whole = train()
-    assert f"data: cache {tmp_path / 'cache'}/train" in told
+    output, whole = train()
+    assert f"data: cache {tmp_path / 'cache'}/train" in output
     assert len(whole) == 8 + 2
-    # As if it had been killed behind step 6: rows and checkpoint of the later ones are made anew.
+    # As if the run had been killed after step 6: it repeats the later steps.
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "8")
-    told, again = train()
-    assert "restored step 6" in told
+    output, again = train()
+    assert "restored step 6" in output
     assert again == whole
-    # What is evaluated is the run's own data, which needs no name of a task.
+    # eval reads the data of the run, so it needs no task name.
     result = without_tensorflow(
         "eval", f"--gin.MODEL_DIR={tmp_path / 'run'}", "--gin.EVAL_STEPS=2", "--gin.BATCH_SIZE=4"
     )
@@ -368,7 +371,7 @@ def test_a_run_from_the_command_line_needs_no_tensorflow_and_resumes_exactly(tmp
     assert f"loss = {again[8, 'validation']}" in result.stderr
 
 
-def test_a_position_serves_another_number_of_processes(written, tmp_path):
+def test_position_is_restored_on_another_number_of_processes(written, tmp_path):
     source = CachedSource(cache_dir=str(written), batch_size=4)
     alone = source.host_iterator(SPANS.features)
     batches = [next(alone) for _ in range(5)]
@@ -384,12 +387,12 @@ def test_a_position_serves_another_number_of_processes(written, tmp_path):
         np.testing.assert_array_equal(rows, batches[3][name])
 
 
-def test_the_vocabulary_of_a_cache_is_its_tasks(written):
+def test_vocabulary_of_a_cache_is_that_of_its_task(written):
     vocabulary = CachedSource(cache_dir=str(written), batch_size=1).vocabularies()["targets"]
     assert vocabulary.decode(vocabulary.encode("alpha")) == "alpha"
 
 
-def test_an_objective_with_another_bos_reads_the_same_rows(written):
+def test_objective_with_another_bos_reads_the_same_rows(written):
     spec = dataclasses.replace(features.ENCODER_DECODER, bos_id=77)
     batch = next(CachedSource(cache_dir=str(written), batch_size=2).host_iterator(spec))
     assert batch["decoder_input_tokens"][:, 0].tolist() == [77, 77]

@@ -182,7 +182,7 @@ def test_pairs_are_looked_at_one_a_row(register):
     assert found.problems == [] and found.examples_per_row == 1
     assert "0 × 8, 1 × 8" in output and "next_sentence_label → next_sentence_label" in output
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
-    assert any("cannot share a row: set pack=False" in problem for problem in found.problems)
+    assert any("cannot share a row. Set PACK=False" in problem for problem in found.problems)
     found, _ = run("shown_pairs")
     assert found.problems == []  # nobody has chosen these lengths
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})

@@ -59,7 +59,8 @@ def show_tokens(
 ) -> Text:
     """Renders a row as text.
 
-    Sentinels and EOS are coloured, `↵` stands for \\n and `␍` for \\r, `┃` separates examples, and padding is counted.
+    Sentinels and EOS are coloured, `↵` stands for a newline and `␍` for a carriage return, `┃` separates examples, and
+    padding is counted.
 
     Args:
       tokens: int32 `[length]`.

@@ -56,11 +56,11 @@ def test_train_is_described_and_writes_nothing(empty_folder, capsys):
     [
         (
             ["--gin.MIXTURE_OR_TASK_NAME=tests_dry_rum"],
-            "'tests_dry_rum' is not registered; the nearest names are tests_dry_run",
+            "'tests_dry_rum' is not registered. The nearest names are tests_dry_run",
         ),
         (["--gin.train/SeqIOSource.split=trian"], "has no split 'trian'"),
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 8}"], "no length for 'targets'"),
-        (["--gin.T5Config.vocab_size=128"], "the model 128 embeddings"),
+        (["--gin.T5Config.vocab_size=128"], "only 128 embeddings"),
         (
             ["--gin.INITIAL_CHECKPOINT_PATH=runs/none"],
             "INITIAL_CHECKPOINT_PATH=runs/none: not found. Give a run directory",

@@ -1,4 +1,4 @@
-"""Reading a cache: its order, its position, several processes, and what is refused. Without TensorFlow."""
+"""Reading a cache without TensorFlow: order, position, several processes and errors."""
 
 import dataclasses
 import json
@@ -24,10 +24,10 @@ ROWS_OF_SHARDS = ((0, 7), (0, 6), (1, 13))  # (pass, rows)
 
 @pytest.fixture(scope="module")
 def cache_dir(tmp_path_factory, write_cache):
-    folder = tmp_path_factory.mktemp("cache")
-    write_cache(folder / "train", lengths=LENGTHS, shards=ROWS_OF_SHARDS)
-    write_cache(folder / "validation", lengths=LENGTHS, shards=((0, 10),))
-    return str(folder)
+    directory = tmp_path_factory.mktemp("cache")
+    write_cache(directory / "train", lengths=LENGTHS, shards=ROWS_OF_SHARDS)
+    write_cache(directory / "validation", lengths=LENGTHS, shards=((0, 10),))
+    return str(directory)
 
 
 def make(cache_dir, **changes):
@@ -45,7 +45,7 @@ def take(iterator, count):
 # ---- the order -------------------------------------------------------------------------------------------------------
 
 
-def test_each_pass_is_read_once_in_an_order_of_its_own(cache_dir):
+def test_each_pass_has_its_own_order(cache_dir):
     read = sum(take(make(cache_dir).host_iterator(SPEC), 13), [])  # 52 rows: both passes, twice
     assert sorted(read[:13]) == list(range(1, 14))
     assert sorted(read[13:26]) == list(range(14, 27))
@@ -57,33 +57,33 @@ def test_each_pass_is_read_once_in_an_order_of_its_own(cache_dir):
     assert sum(take(make(cache_dir, seed=4).host_iterator(SPEC), 3), []) != read[:12]
 
 
-def test_the_order_is_this_one():
-    # Held to numbers: another version of Grain that shuffled otherwise would change every resumed run.
+def test_golden_order():
+    # Golden values, because a version of Grain with another shuffle would change every resumed run.
     order = RowOrder([5, 3], shuffle=True, seed=0)
-    assert [order[place] for place in range(16)] == [1, 3, 4, 2, 0, 6, 7, 5, 3, 2, 4, 1, 0, 5, 7, 6]
+    assert [order[position] for position in range(16)] == [1, 3, 4, 2, 0, 6, 7, 5, 3, 2, 4, 1, 0, 5, 7, 6]
 
 
 @pytest.mark.parametrize("rows_of_passes", [[1], [2], [1, 0, 3], [17, 5]])
-def test_every_row_comes_once_in_each_repetition(rows_of_passes):
+def test_each_repetition_is_a_permutation_of_the_rows(rows_of_passes):
     order, rows = RowOrder(rows_of_passes, shuffle=True, seed=2), sum(rows_of_passes)
     for repetition in range(3):
-        assert sorted(order[repetition * rows + place] for place in range(rows)) == list(range(rows))
+        assert sorted(order[repetition * rows + position] for position in range(rows)) == list(range(rows))
 
 
-def test_the_order_of_a_pass_is_grains_own_shuffle():
+def test_order_of_a_pass_equals_grain_shuffle():
     order = RowOrder([50], shuffle=True, seed=6)
-    grains = grain.MapDataset.range(50).shuffle(_seed(6, 0))
-    assert [order[place] for place in range(150)] == [grains[place] % 50 for place in range(150)]
+    expected = grain.MapDataset.range(50).shuffle(_seed(6, 0))
+    assert [order[position] for position in range(150)] == [expected[position] % 50 for position in range(150)]
 
 
-def test_rows_are_mixed_over_the_whole_pass():
+def test_shuffle_covers_the_whole_pass():
     order = RowOrder([10_000], shuffle=True, seed=1)
-    moved = np.abs(np.array([order[place] for place in range(10_000)]) - np.arange(10_000))
-    assert abs(moved.mean() - 10_000 / 3) < 200  # of two random numbers below n, the mean distance is n/3
+    moved = np.abs(np.array([order[position] for position in range(10_000)]) - np.arange(10_000))
+    assert abs(moved.mean() - 10_000 / 3) < 200  # the mean distance of two random numbers below n is n/3
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_share_each_batch(cache_dir, processes):
+def test_processes_read_their_parts_of_each_batch(cache_dir, processes):
     alone = take(make(cache_dir).host_iterator(SPEC), 8)
     parts = [
         take(make(cache_dir).host_iterator(SPEC, process_index=index, process_count=processes), 8)
@@ -92,22 +92,22 @@ def test_processes_share_each_batch(cache_dir, processes):
     assert [sum(rows, []) for rows in zip(*parts, strict=True)] == alone
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(cache_dir):
-    with pytest.raises(ValueError, match="BATCH_SIZE=4 must be a multiple of the 3 processes"):
+def test_indivisible_batch_size_raises(cache_dir):
+    with pytest.raises(ValueError, match="BATCH_SIZE=4 is not divisible by .* Give a multiple of 3"):
         make(cache_dir).host_iterator(SPEC, process_count=3)
 
 
-def test_repeating_rows_is_announced_once(cache_dir, caplog, monkeypatch):
+def test_repeating_rows_warns_once(cache_dir, caplog, monkeypatch):
     monkeypatch.setattr(logging, "warning", lambda message, *values: caplog.records.append(message % values))
     iterator = make(cache_dir).host_iterator(SPEC)
     take(iterator, 6)  # 24 of 26 rows
     assert not caplog.records
     take(iterator, 4)
     assert len(caplog.records) == 1
-    assert "read, in 6 batches: from here on they come again" in caplog.records[0]
+    assert "read in 6 batches. They now repeat" in caplog.records[0]
 
 
-def test_a_position_behind_the_end_announces_it_too(cache_dir, caplog, monkeypatch):
+def test_position_after_the_last_pass_warns(cache_dir, caplog, monkeypatch):
     monkeypatch.setattr(logging, "warning", lambda message, *values: caplog.records.append(message % values))
     state = make(cache_dir).host_iterator(SPEC).state()
     iterator = make(cache_dir).host_iterator(SPEC)
@@ -122,7 +122,7 @@ def test_a_position_behind_the_end_announces_it_too(cache_dir, caplog, monkeypat
 
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 1)])
-def test_a_position_holds_on_any_number_of_processes(cache_dir, before, after, threads):
+def test_position_is_valid_for_any_number_of_processes(cache_dir, before, after, threads):
     source = make(cache_dir, threads=threads)
     alone = take(make(cache_dir).host_iterator(SPEC), 9)
     first = [source.host_iterator(SPEC, process_index=i, process_count=before) for i in range(before)]
@@ -136,7 +136,7 @@ def test_a_position_holds_on_any_number_of_processes(cache_dir, before, after, t
     assert [sum(rows, []) for rows in zip(*(take(iterator, 4) for iterator in second), strict=True)] == alone[5:]
 
 
-def test_a_far_position_is_reached_at_once(cache_dir):
+def test_restore_does_not_read_rows(cache_dir):
     iterator = make(cache_dir).host_iterator(SPEC)
     state = iterator.state().replace(b'"batches": 0', b'"batches": 1000000000')
     iterator.restore(state)
@@ -144,7 +144,7 @@ def test_a_far_position_is_reached_at_once(cache_dir):
     assert b'"batches": 1000000001' in iterator.state()
 
 
-def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
+def test_feed_state_contains_no_batches(cache_dir):
     alone = take(make(cache_dir).host_iterator(SPEC), 8)
     feed = PrefetchingFeed(make(cache_dir).host_iterator(SPEC), lambda batch: batch, prefetch=3)
     assert take(feed, 4) == alone[:4]
@@ -158,9 +158,9 @@ def test_a_feed_that_runs_ahead_stores_no_batches(cache_dir):
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"batch_size": 2}, {"shuffle": False}, {"split": "validation"}])
-def test_a_position_in_other_data_is_refused(cache_dir, change):
+def test_restoring_in_other_data_raises(cache_dir, change):
     state = make(cache_dir).host_iterator(SPEC).state()
-    with pytest.raises(DataMismatchError, match="cannot go on from the saved position: .* was .*, is "):
+    with pytest.raises(DataMismatchError, match="cannot resume from the saved position: .* was .*, is "):
         make(cache_dir, **change).host_iterator(SPEC).restore(state)
     with pytest.raises(ValueError, match="not a position in a cache"):
         make(cache_dir).host_iterator(SPEC).restore(b"t5x_like seqio position 1\n")
@@ -170,7 +170,7 @@ def test_a_position_in_other_data_is_refused(cache_dir, change):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_evaluation_reads_once_in_order_and_fills_up_the_last_batch(cache_dir, processes):
+def test_eval_batches_are_in_order_and_padded(cache_dir, processes):
     source = make(cache_dir, split="validation")
     parts = [
         list(source.eval_batches(SPEC, process_index=index, process_count=processes)) for index in range(processes)
@@ -186,46 +186,50 @@ def test_evaluation_reads_once_in_order_and_fills_up_the_last_batch(cache_dir, p
     assert len(list(source.eval_batches(SPEC, 2))) == 2
 
 
-def test_evaluation_reads_one_pass_alone(cache_dir):
+def test_eval_batches_read_only_the_first_pass(cache_dir):
     read = [number for batch in make(cache_dir).eval_batches(SPEC) for number in numbers(batch) if number]
     assert read == list(range(1, 14))
 
 
-# ---- what a run asks of its source -----------------------------------------------------------------------------------
+# ---- the data source interface ---------------------------------------------------------------------------------------
 
 
-def test_what_the_loop_asks_is_answered(cache_dir):
+def test_shapes_vocabulary_and_description(cache_dir):
     source = make(cache_dir)
     assert source.batch_shapes(SPEC)["encoder_input_tokens"] == (4, 6)
     assert source.batch_shapes(SPEC) == {name: rows.shape for name, rows in next(source.host_iterator(SPEC)).items()}
     source.check_vocabulary(100)
-    with pytest.raises(ValueError, match="has 100 ids .*, the model 99 embeddings"):
+    with pytest.raises(ValueError, match="has 100 ids .* only 99 embeddings"):
         source.check_vocabulary(99)
     assert "26 rows in 2 passes, 6.5 batches of 4 before rows repeat" in source.describe()[0]
     assert not source.has_metrics()
 
 
-def test_another_objective_of_the_same_layout_reads_the_cache(tmp_path, write_cache):
+def test_objective_with_the_same_layout_reads_the_cache(tmp_path, write_cache):
     write_cache(tmp_path / "train", spec=features.CAUSAL_LM, lengths={"targets": 4}, shards=ROWS_OF_SHARDS)
     spec = dataclasses.replace(features.NEXT_TOKEN, bos_id=7)
     batch = next(make(tmp_path, shuffle=False).host_iterator(spec))
     assert batch["decoder_input_tokens"][:, 0].tolist() == [1, 2, 3, 4]
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("spec", "changes", "message"),
     [
-        (features.CAUSAL_LM, {}, "'inputs' has 6 items there, no place here"),
-        (features.PREFIX_LM, {}, "joined"),
-        (SPEC, {"task_feature_lengths": {"inputs": 6, "targets": 5}}, "'targets' has 4 items there, 5 items here"),
-        (SPEC, {"pack": True}, "one example each, this run wants them packed"),
-        (SPEC, {"mixture_or_task_name": "another"}, "is of a_task, not of another"),
+        (features.CAUSAL_LM, {}, "'inputs' has 6 items in the cache, no value in this run"),
+        (features.PREFIX_LM, {}, "joined or aligned differently"),
+        (
+            SPEC,
+            {"task_feature_lengths": {"inputs": 6, "targets": 5}},
+            "'targets' has 4 items in the cache, 5 items in this run",
+        ),
+        (SPEC, {"pack": True}, "rows are not packed in the cache, packed in this run"),
+        (SPEC, {"mixture_or_task_name": "another"}, "contains a_task, not another"),
     ],
 )
-def test_a_foreign_cache_is_refused_by_name(cache_dir, spec, changes, message):
+def test_unsuitable_cache_raises(cache_dir, spec, changes, message):
     with pytest.raises(ValueError, match=message) as error:
         make(cache_dir, **changes).host_iterator(spec)
     assert f"the cache {cache_dir}/train" in str(error.value)
@@ -237,24 +241,24 @@ def copied(cache_dir, tmp_path):
     return tmp_path / "copy"
 
 
-def test_what_is_no_cache_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no cache in .*/train .*`t5x_like cache`"):
+def test_missing_cache_raises(tmp_path):
+    with pytest.raises(UserError, match="/train is not a cache: manifest.json not found. .*`t5x_like cache`"):
         make(tmp_path).describe()
-    with pytest.raises(ValueError, match="memory://x: rows are read from local paths and gs:// alone"):
+    with pytest.raises(ValueError, match="memory://x is neither a local path nor gs://"):
         make("memory://x").describe()
 
 
-def test_a_half_written_cache_is_refused(copied):
+def test_incomplete_cache_raises(copied):
     (copied / "train" / "manifest.json").unlink()
     (copied / "train" / "unfinished").mkdir()
     for name in ("plan.json", "000-00000.json"):
         (copied / "train" / "unfinished" / name).write_text("{}")
-    with pytest.raises(UserError, match="/train is half-written .1 shards are complete"):
+    with pytest.raises(UserError, match="/train is incomplete: manifest.json not found, 1 shards are complete"):
         make(copied).host_iterator(SPEC)
 
 
-def change_manifest(folder, change):
-    path = folder / "train" / "manifest.json"
+def change_manifest(directory, change):
+    path = directory / "train" / "manifest.json"
     stored = json.loads(path.read_text())
     change(stored)
     path.write_text(json.dumps(stored))
@@ -264,57 +268,57 @@ def change_manifest(folder, change):
     ("change", "message"),
     [
         (lambda stored: stored.update(format="t5x_like cache 9"), "its format is 't5x_like cache 9'"),
-        (lambda stored: stored["layout"]["lengths"].update(inputs=7), "its contents hash to"),
+        (lambda stored: stored["layout"]["lengths"].update(inputs=7), "its contents have the hash"),
         (lambda stored: stored.pop("shards"), "'shards'"),
     ],
 )
-def test_a_damaged_manifest_is_refused(copied, change, message):
+def test_damaged_manifest_raises(copied, change, message):
     change_manifest(copied, change)
-    with pytest.raises(ValueError, match=rf"manifest.json is no manifest .*{message}"):
+    with pytest.raises(ValueError, match=rf"manifest.json is not a valid manifest.*{message}"):
         make(copied).describe()
 
 
-def test_a_torn_manifest_is_refused(copied):
+def test_truncated_manifest_raises(copied):
     path = copied / "train" / "manifest.json"
     path.write_text(path.read_text()[:200])
-    with pytest.raises(ValueError, match="is no manifest of a cache"):
+    with pytest.raises(ValueError, match="is not a valid manifest"):
         make(copied).describe()
 
 
-def test_lost_cut_and_altered_files_are_refused_by_name(copied):
+def test_missing_truncated_or_altered_file_raises(copied):
     path = copied / "train" / "pass-001" / "2.array_record"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* has .* bytes and had"):
+    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* it has .* bytes, the manifest says"):
         make(copied).describe()
     altered = bytearray(whole)
     altered[len(whole) // 2] ^= 1
     path.write_bytes(altered)
-    make(copied).describe()  # sizes are right
+    make(copied).describe()  # the size is correct
     with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* does not match its checksum"):
         make(copied, verify_checksums=True).describe()
     path.unlink()
-    with pytest.raises(ValueError, match="has lost pass-001/2.array_record"):
+    with pytest.raises(ValueError, match="has no file pass-001/2.array_record"):
         make(copied).describe()
 
 
-def test_an_altered_row_is_never_read_as_data(copied):
+def test_altered_row_raises(copied):
     path = copied / "train" / "pass-000" / "0.array_record"
     whole = path.read_bytes()
     marked = bytearray(whole)
-    for place in range(64, 400):  # behind the file's own header, among the rows
-        marked[place] ^= 0x55
+    for offset in range(64, 400):  # rows, after the header of the file
+        marked[offset] ^= 0x55
     path.write_bytes(marked)
     iterator = make(copied, shuffle=False).host_iterator(SPEC)
-    with pytest.raises(shards.CacheReadError, match="pass-000/0.array_record .*/train is damaged: .*orrupt.*Copy that"):
+    with pytest.raises(shards.CacheReadError, match="pass-000/0.array_record .*/train is damaged: .*orrupt.*Copy"):
         take(iterator, 2)
 
 
-# ---- a bucket that does not answer -----------------------------------------------------------------------------------
+# ---- unreachable buckets ---------------------------------------------------------------------------------------------
 
 
 class Flaky:
-    """Stands for ArrayRecord's reader of a bucket: fails so many times, in each reader for good once it has."""
+    """Fake of ArrayRecordReader for a bucket: raises `failures` in turn; a reader that has failed keeps failing."""
 
     failures, made = [], 0
 
@@ -332,40 +336,40 @@ class Flaky:
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """Makes a reader of files in a bucket of which the first reads fail, with the pauses that it makes."""
+    """Returns a function that makes a reader whose first reads fail, and the list of its pauses."""
     pauses = []
 
-    def make_reader(*failures, folder="gs://bucket/cache/train"):
+    def make_reader(*failures, directory="gs://bucket/cache/train"):
         monkeypatch.setattr(Flaky, "failures", list(failures))
         monkeypatch.setattr(Flaky, "made", 0)
         monkeypatch.setattr(shards, "ArrayRecordReader", Flaky)
         monkeypatch.setattr(shards.time, "sleep", pauses.append)
-        return shards.Shards(folder, [Shard(f"pass-000/{n}", 0, 5, 5, (5,), 9, "") for n in range(2)]), pauses
+        return shards.Shards(directory, [Shard(f"pass-000/{n}", 0, 5, 5, (5,), 9, "") for n in range(2)]), pauses
 
     return make_reader
 
 
-def test_a_read_that_fails_for_a_moment_is_repeated_with_a_new_reader(bucket):
+def test_failed_read_is_retried_with_a_new_reader(bucket):
     reader, pauses = bucket(RuntimeError("503 UNAVAILABLE"), OSError("reset"))
     assert reader.read([7, 1]) == [b"row 2", b"row 1"]
     assert pauses == [0.5, 1.0]
-    assert Flaky.made == 4, "one for each file, and one in the place of each that failed"
+    assert Flaky.made == 4, "one reader per file, and one for each retry"
 
 
-def test_a_bucket_that_stays_away_is_no_mistake_of_the_users(bucket):
+def test_unreachable_bucket_is_not_a_user_error(bucket):
     reader, pauses = bucket(*[RuntimeError("503 UNAVAILABLE")] * 20)
     with pytest.raises(
-        shards.CacheReadError, match="pass-000/0 in the cache gs://bucket.* 7 tries over 30 s: 503"
+        shards.CacheReadError, match="pass-000/0 in the cache gs://bucket.* 7 attempts over 30 s: 503"
     ) as e:
         reader.read([0])
     assert not isinstance(e.value, ValueError)
-    assert "opy" not in str(e.value), "there is nothing wrong with the files"
+    assert "opy" not in str(e.value), "the files are not damaged"
     assert len(pauses) == 6
     assert sum(pauses) <= 35
 
 
-def test_a_disk_is_not_asked_again(bucket):
-    reader, pauses = bucket(RuntimeError("open() failed: No such file"), folder="/cache/train")
-    with pytest.raises(shards.CacheReadError, match="cannot be read: open.. failed: No such file.*started again"):
+def test_reads_from_disk_are_not_retried(bucket):
+    reader, pauses = bucket(RuntimeError("open() failed: No such file"), directory="/cache/train")
+    with pytest.raises(shards.CacheReadError, match="cannot be read: open.. failed: No such file.*repeat the command"):
         reader.read([0])
     assert not pauses

@@ -1,4 +1,4 @@
-"""Writing a cache that was interrupted, has lost files, or is written twice at the same time. No task is read."""
+"""Writing a cache that was interrupted, has lost files, or is written by two commands. No task is read."""
 
 import io
 import os
@@ -33,7 +33,7 @@ class Vocabulary:
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """Of two passes in two shards each, of which the last has no rows."""
+    """Returns a plan of two passes in two shards each; the last shard has no rows."""
     source = types.SimpleNamespace(
         mixture_or_task_name="a_task",
         tasks=[],
@@ -61,7 +61,7 @@ def plan(tmp_path, monkeypatch):
 
 @pytest.fixture
 def written(monkeypatch):
-    """The units whose files are being written, in order."""
+    """Returns a list to which the units are appended as they are written."""
     units, write_shard = [], writer.write_shard
     monkeypatch.setattr(
         writer, "write_shard", lambda plan, unit, *more: (units.append(unit), write_shard(plan, unit))[1]
@@ -79,7 +79,7 @@ def files(plan):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("beam", [None, []])
-def test_a_cache_that_lacks_its_manifest_alone_is_finished(plan, written, processes, beam):
+def test_missing_manifest_is_written(plan, written, processes, beam):
     plan.begin()
     for unit in plan.units():
         writer.write_shard(plan, unit)
@@ -89,13 +89,13 @@ def test_a_cache_that_lacks_its_manifest_alone_is_finished(plan, written, proces
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_cache_without_an_example_says_so_each_time(plan, monkeypatch, processes):
+def test_cache_without_examples_raises_each_time(plan, monkeypatch, processes):
     monkeypatch.setattr(writer, "_arrays", lambda plan, unit: iter(()))
     plan.begin()
     for unit in plan.units():
         writer.write_shard(plan, unit)
     for _ in range(2):
-        with pytest.raises(ValueError, match="a_task, split 'train', gives no example"):
+        with pytest.raises(ValueError, match="a_task, split 'train', has no examples"):
             write(plan, processes)
 
 
@@ -108,7 +108,7 @@ def cut(path):
 
 
 @pytest.mark.parametrize("damage", [lose, cut])
-def test_a_note_without_its_file_does_not_count(plan, written, damage):
+def test_recorded_shard_without_its_file_is_rewritten(plan, written, damage):
     plan.begin()
     for unit in plan.units()[:3]:
         writer.write_shard(plan, unit)
@@ -119,73 +119,78 @@ def test_a_note_without_its_file_does_not_count(plan, written, damage):
 
 
 @pytest.mark.parametrize("damage", [lose, cut])
-def test_a_complete_cache_writes_anew_what_it_has_lost_alone(plan, written, damage, monkeypatch):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda message, *values: told.append(message % values))
-    whole, there = write(plan), files(plan)
+def test_complete_cache_rewrites_only_lost_files(plan, written, damage, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda message, *values: warnings.append(message % values))
+    complete, expected = write(plan), files(plan)
     written.clear()
     damage(Path(plan.directory, plan.file((1, 0))))
     again = write(plan)
     assert written == [(1, 0)]
-    assert told == [
-        f"{plan.directory} was complete and has lost 1 of its files, or parts of them ({plan.file((1, 0))}): they are "
-        "written again"
+    assert warnings == [
+        f"{plan.directory}: 1 files of the complete cache are missing or truncated ({plan.file((1, 0))}); writing them "
+        "again"
     ]
-    assert again.fingerprint == whole.fingerprint
-    assert files(plan) == there
+    assert again.fingerprint == complete.fingerprint
+    assert files(plan) == expected
     manifest.check_files(plan.directory, again, checksums=True)
 
 
-def test_a_cache_that_is_being_written_anew_is_not_read(plan, monkeypatch):
+def test_cache_being_rewritten_is_not_read(plan, monkeypatch):
     write(plan)
     lose(Path(plan.directory, plan.file((1, 0))))
     monkeypatch.setattr(writer, "write_shard", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write(plan)
-    with pytest.raises(UserError, match="half-written .3 shards are complete"):
+    with pytest.raises(UserError, match="is incomplete: manifest.json not found, 3 shards are complete"):
         CachedSource(cache_dir=str(Path(plan.directory).parent), batch_size=1).describe()
 
 
-def test_a_shard_that_did_not_arrive_is_named(plan, monkeypatch):
+def test_missing_shard_is_reported(plan, monkeypatch):
     for unit in plan.units()[:2]:
         writer.write_shard(plan, unit)
-    # As with a pipeline whose workers write to disks of their own.
+    # Like a pipeline whose workers write to their own disks.
     monkeypatch.setattr(command, "_with_beam", lambda plan, units, options: None)
-    with pytest.raises(RuntimeError, match="2 of 4 shards of .*/train did not .*pass-001/00000-of-.*With BEAM, CACHE_"):
+    with pytest.raises(
+        RuntimeError, match="2 of 4 shards of .*/train are missing .*pass-001/00000-of-.*With BEAM, every"
+    ):
         write(plan, beam=["--runner=Any"])
     assert not Path(plan.directory, manifest.MANIFEST).exists()
 
 
 @pytest.mark.parametrize("beam", ["yes", True, [1]])
-def test_beam_is_a_list_of_options(beam, tmp_path):
-    with pytest.raises(ValueError, match=r"BEAM=.* is no list of a pipeline's options, such as --gin.BEAM="):
+def test_invalid_beam_options_raise(beam, tmp_path):
+    with pytest.raises(ValueError, match=r"BEAM=.* is not a list of pipeline options. Give one such as --gin.BEAM="):
         command.cache(data=None, objective=None, cache_dir=str(tmp_path), beam=beam)
 
 
-# ---- writers that are killed -----------------------------------------------------------------------------------------
+# ---- killed writers ------------------------------------------------------------------------------------------------
 
 
-def test_two_writers_of_a_file_write_to_names_of_their_own(plan):
+def test_temporary_file_name_contains_host_and_process(plan):
     target = str(Path(plan.directory, plan.file((0, 0))))
     with writer._local_file(target) as mine:
         assert f"-{os.getpid()}.tmp" in mine
         assert writer._TEMPORARY.fullmatch(Path(mine).name)["host"] == socket.gethostname()
 
 
-def test_what_a_killed_writer_left_behind_is_removed(plan):
+def test_stale_files_of_killed_writers_are_removed(plan):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    folder, here = Path(plan.directory, "pass-000"), socket.gethostname()
-    folder.mkdir(parents=True)
-    stale = folder / f".0.array_record.{here}-{gone.pid}.tmp"
-    kept = [folder / f".0.array_record.{here}-{os.getpid()}.tmp", folder / f".0.array_record.not-{here}-{gone.pid}.tmp"]
+    directory, host = Path(plan.directory, "pass-000"), socket.gethostname()
+    directory.mkdir(parents=True)
+    stale = directory / f".0.array_record.{host}-{gone.pid}.tmp"
+    kept = [
+        directory / f".0.array_record.{host}-{os.getpid()}.tmp",
+        directory / f".0.array_record.not-{host}-{gone.pid}.tmp",
+    ]
     for path in (stale, *kept):
         path.write_text("")
     plan.begin()
-    assert sorted(folder.iterdir()) == sorted(kept)
+    assert sorted(directory.iterdir()) == sorted(kept)
 
 
-# A command with one worker, which is busy for longer than the test waits.
+# A command with one worker that is busy for longer than the test waits.
 PARENT = """
 import concurrent.futures, multiprocessing, os, time
 from t5x_like.cache import _start_worker
@@ -196,7 +201,7 @@ with concurrent.futures.ProcessPoolExecutor(1, context, _start_worker, (None,)) 
 """
 
 
-def test_workers_end_with_their_command_however_it_ends():
+def test_workers_exit_when_the_command_is_killed():
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdout=subprocess.PIPE,
@@ -205,7 +210,7 @@ def test_workers_end_with_their_command_however_it_ends():
     worker = int(parent.stdout.readline())
     parent.kill()
     try:
-        parent.communicate(timeout=20)  # its output ends when nobody holds it any more
+        parent.communicate(timeout=20)  # the output ends when the worker has exited
     except subprocess.TimeoutExpired:
         os.kill(worker, signal.SIGKILL)
         raise

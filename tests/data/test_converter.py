@@ -183,7 +183,7 @@ def test_pairs_have_types_and_a_label():
     assert first["token_types"] == [0, 0, 0, 1, 1, 0]
     assert [first["next_sentence_label"], second["next_sentence_label"]] == [[0], [1]]
     assert first["masked_positions"] == [2, 0, 0] and second["masked_weights"] == [1, 1, 0]
-    with pytest.raises(ValueError, match="cannot share a row: set pack=False"):
+    with pytest.raises(ValueError, match="cannot share a row. Set PACK=False"):
         SpecConverter(features.SENTENCE_PAIRS, pack=True)
 
 

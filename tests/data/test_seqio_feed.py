@@ -109,7 +109,7 @@ def test_unpacked_rows_have_one_segment_each():
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 200])
-def test_packing_is_seqios(count):
+def test_packing_equals_seqio(count):
     generator = np.random.default_rng(count)
     lengths = {"inputs": 12, "targets": 9}
     examples = [
@@ -129,7 +129,7 @@ def test_packing_is_seqios(count):
     assert packed[packed > 0].tolist() == [token for example in examples for token in example["inputs"]]
 
 
-def test_segments_agree_between_features_where_one_is_empty():
+def test_segment_ids_match_across_features_with_empty_examples():
     examples = [
         {"inputs": [5], "targets": []},
         {"inputs": [], "targets": []},
@@ -143,9 +143,9 @@ def test_segments_agree_between_features_where_one_is_empty():
     assert row["decoder_segment_ids"].tolist() == [2, 3, 0, 0]
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_packing_an_unpackable_spec_raises():
     spec = FeatureSpec((ModelFeature("x", "inputs", "tokens"),), packable=False)
-    with pytest.raises(ValueError, match="set pack=False"):
+    with pytest.raises(ValueError, match="Set PACK=False"):
         SpecConverter(spec, pack=True)
     (row,) = converted([{"inputs": [3, 4]}], {"inputs": 3}, pack=False, spec=spec)
     assert row["x"].tolist() == [3, 4, 0]
@@ -154,14 +154,14 @@ def test_what_cannot_be_packed_is_refused():
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_batches_have_the_shapes_that_are_announced():
+def test_batches_have_the_batch_shapes():
     source = make()
     batch = next(source.host_iterator(ENCODER_DECODER))
     assert {name: array.shape for name, array in batch.items()} == source.batch_shapes(ENCODER_DECODER)
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 
-def test_the_seed_decides_order_and_corruption():
+def test_seed_determines_order_and_corruption():
     first, again = (take(make().host_iterator(ENCODER_DECODER), 20) for _ in range(2))
     other = take(make(seed=6).host_iterator(ENCODER_DECODER), 20)
     assert_same(first, again)
@@ -180,8 +180,8 @@ def test_epochs_differ_in_order_and_corruption():
     ("name", "shuffle", "pack"),
     [("feed_one", True, True), ("feed_one", False, False), ("feed_mixture", True, True)],
 )
-def test_a_restored_iterator_goes_on_to_the_last_bit(name, shuffle, pack):
-    # Batches enough to pass from one epoch into the next.
+def test_restored_iterator_continues_bit_exactly(name, shuffle, pack):
+    # Enough batches to reach the second epoch.
     source = make(mixture_or_task_name=name, shuffle=shuffle, pack=pack)
     iterator = source.host_iterator(ENCODER_DECODER)
     take(iterator, 37)
@@ -195,7 +195,7 @@ def test_a_restored_iterator_goes_on_to_the_last_bit(name, shuffle, pack):
         assert_same(take(late_or_early, 60), expected)
 
 
-def test_a_feed_over_it_goes_on_to_the_last_bit():
+def test_restored_feed_continues_bit_exactly():
     feed = PrefetchingFeed(make().host_iterator(ENCODER_DECODER), dict)
     take(feed, 11)
     state = feed.state()
@@ -205,14 +205,14 @@ def test_a_feed_over_it_goes_on_to_the_last_bit():
     feed.close()
 
 
-def test_what_cannot_be_saved_is_read_again_and_said_so(caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # pytest listens at the root
+def test_unsaveable_pipeline_warns_and_is_read_again(caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # pytest captures at the root logger
     verbosity = logging.get_verbosity()
     with caplog.at_level("INFO", logger="absl"):
         logging.set_verbosity(logging.INFO)
         iterator = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
         take(iterator, 1)
-        assert "position in the data of feed_python cannot be saved" in caplog.text
+        assert "feed_python: the position in the data cannot be saved" in caplog.text
         take(iterator, 8)
         state = iterator.state()
         expected = take(iterator, 9)
@@ -233,24 +233,26 @@ def test_what_cannot_be_saved_is_read_again_and_said_so(caplog, monkeypatch):
         ({"mixture_or_task_name": "feed_two"}, "task was feed_one, is feed_two"),
     ],
 )
-def test_a_position_in_another_pipeline_is_refused(change, message):
+def test_restoring_in_another_pipeline_raises(change, message):
     state = make().host_iterator(ENCODER_DECODER).state()
     with pytest.raises(ValueError, match=message):
         make(**change).host_iterator(ENCODER_DECODER).restore(state)
 
 
-def test_another_number_of_processes_is_refused():
+def test_restoring_with_another_number_of_processes_raises():
     state = make().host_iterator(ENCODER_DECODER, process_index=0, process_count=2).state()
-    with pytest.raises(ValueError, match="process_count was 2, is 1.*only with as many as before"):
+    with pytest.raises(ValueError, match="process_count was 2, is 1.*resumes only with the same number"):
         make().host_iterator(ENCODER_DECODER).restore(state)
     with pytest.raises(ValueError, match="not a position in a SeqIO pipeline"):
         make().host_iterator(ENCODER_DECODER).restore(b"something")
-    with pytest.raises(ValueError, match="BATCH_SIZE=4 must be a multiple of the 3 processes"):
+    with pytest.raises(
+        ValueError, match="BATCH_SIZE=4 is not divisible by the number of processes. Give a multiple of 3"
+    ):
         make().host_iterator(ENCODER_DECODER, process_count=3)
 
 
-def test_processes_share_the_documents():
-    """What two processes read together in an epoch is what one reads alone, each document with one of them."""
+def test_processes_read_disjoint_shards():
+    """Two processes together read in an epoch what one process reads alone."""
 
     def numbers(**processes):
         source = make(
@@ -271,7 +273,7 @@ def test_processes_share_the_documents():
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_reads_the_split_once_the_same_way_each_time():
+def test_eval_batches_are_one_deterministic_pass():
     source = make(split="validation")
     first, again = (list(source.eval_batches(ENCODER_DECODER)) for _ in range(2))
     assert_same(first, again)
@@ -284,7 +286,7 @@ def test_evaluation_reads_the_split_once_the_same_way_each_time():
     assert_same(list(source.eval_batches(ENCODER_DECODER, 2)), first[:2])
 
 
-def test_evaluation_does_not_depend_on_the_number_of_processes():
+def test_eval_batches_do_not_depend_on_the_number_of_processes():
     source = make(split="validation")
     shares = [list(source.eval_batches(ENCODER_DECODER, process_index=index, process_count=2)) for index in range(2)]
     together = [
@@ -293,39 +295,40 @@ def test_evaluation_does_not_depend_on_the_number_of_processes():
     assert_same(together, list(source.eval_batches(ENCODER_DECODER)))
 
 
-# ---- what is refused before training starts --------------------------------------------------------------------------
+# ---- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mixture_or_task_name": "feed_on"}, "'feed_on' is not registered; the nearest names are feed_one"),
-        ({"split": "test"}, "feed_one has no split 'test'; it has train, validation"),
+        ({"mixture_or_task_name": "feed_on"}, "'feed_on' is not registered. The nearest names are feed_one"),
+        ({"split": "test"}, "feed_one has no split 'test'. Give one of train, validation"),
         ({"task_feature_lengths": {"inputs": 32}}, "no length for 'targets'"),
-        ({"task_feature_lengths": {"inputs": 32, "targets": 5}}, "set targets to 8"),
+        ({"task_feature_lengths": {"inputs": 32, "targets": 5}}, "Set targets to 8"),
         ({"task_feature_lengths": {"inputs": 2048, "targets": 512}}, "114 noise spans.*100 sentinels"),
-        ({"use_cached": True}, "there is no cache of 'feed_one'"),
+        ({"use_cached": True}, "no offline cache of 'feed_one' found"),
         ({"task_arguments": {"pattern": "x"}}, "feed_one has no argument 'pattern'"),
     ],
 )
-def test_settings_that_do_not_fit(change, message):
+def test_invalid_settings_raise(change, message):
     with pytest.raises(ValueError, match=message):
         make(**change).host_iterator(ENCODER_DECODER)
 
 
-def test_features_that_a_task_lacks_are_named():
+def test_missing_task_feature_raises():
     spec = FeatureSpec((ModelFeature("x", "labels", "tokens"),), packable=True)
-    with pytest.raises(ValueError, match="has the features 'inputs', 'targets'; this objective also reads 'labels'"):
+    message = "has no feature 'labels', which the objective reads; it has 'inputs', 'targets'"
+    with pytest.raises(UserError, match=message):
         make(task_feature_lengths={"inputs": 8, "targets": 8, "labels": 3}).host_iterator(spec)
 
 
-def test_a_vocabulary_larger_than_the_model_is_refused():
+def test_vocabulary_larger_than_the_model_raises():
     make().check_vocabulary(359)
-    with pytest.raises(ValueError, match="has 359 ids .* the model 358 embeddings.* vocab_size=359 or more"):
+    with pytest.raises(ValueError, match="has 359 ids .* only 358 embeddings.* vocab_size=359 or more"):
         make().check_vocabulary(358)
 
 
-def test_a_users_module_is_found_in_the_working_directory(tmp_path, monkeypatch):
+def test_user_module_is_found_in_the_working_directory(tmp_path, monkeypatch):
     module = f"my_tasks_{os.getpid()}"
     (tmp_path / f"{module}.py").write_text(
         "import seqio\nseqio.TaskRegistry.add('feed_mine', seqio.TaskRegistry.get('feed_one').source,"
@@ -338,13 +341,13 @@ def test_a_users_module_is_found_in_the_working_directory(tmp_path, monkeypatch)
         assert make(mixture_or_task_name="feed_mine", module=module).tasks[0].name == "feed_mine"
     finally:
         seqio.TaskRegistry.remove("feed_mine")
-    with pytest.raises(UserError, match="MIXTURE_OR_TASK_MODULE='my_taks' cannot be imported"):
+    with pytest.raises(UserError, match="MIXTURE_OR_TASK_MODULE='my_taks': module 'my_taks' not found"):
         _ = make(module=["my_taks"]).provider
     with pytest.raises(ModuleNotFoundError, match="^No module named 'no_such_module'"):
         _ = make(module=f"{module}_broken").provider
 
 
-def test_it_says_what_is_read():
+def test_describe():
     first, second = make().describe()
     assert first.startswith("data: feed_one, split train, lengths inputs 32, targets 14, batches of 4 rows, packed")
     assert second.startswith("feed_one: documents 60 train, 15 validation")
@@ -353,7 +356,7 @@ def test_it_says_what_is_read():
     assert make().vocabularies()["targets"].vocab_size == 359
 
 
-def test_a_source_is_plain_data():
+def test_source_is_a_comparable_dataclass():
     assert make() == make() and make() != make(seed=1)
     assert dataclasses.replace(make(), split="validation").split == "validation"
     with pytest.raises(ValueError, match="BATCH_SIZE=0"):
@@ -365,7 +368,7 @@ def test_a_source_is_plain_data():
 
 @pytest.fixture
 def task_of():
-    """Registers tasks of fixed examples, for one test."""
+    """Returns a function that registers tasks of fixed examples for one test."""
     names = []
 
     def add(name, examples, vocabulary):
@@ -385,7 +388,7 @@ def task_of():
 
 
 @pytest.mark.parametrize("wrong", [-3, 300])
-def test_an_id_outside_the_vocabulary_is_refused_with_the_task(task_of, wrong):
+def test_token_id_outside_the_vocabulary_raises(task_of, wrong):
     source = task_of("feed_wrong_ids", [[5, 6], [7, wrong]], seqio.ByteVocabulary())
     with pytest.raises(UserError, match=f"feed_wrong_ids: token id {wrong} in 'decoder_target_tokens'"):
         next(source.host_iterator(CAUSAL_LM))
@@ -393,13 +396,13 @@ def test_an_id_outside_the_vocabulary_is_refused_with_the_task(task_of, wrong):
         next(source.eval_batches(CAUSAL_LM))
 
 
-class EveryIdIsText(seqio.PassThroughVocabulary):
-    """As GPT-2's: id 0 is a token, and nothing is padding."""
+class VocabularyWithoutPadding(seqio.PassThroughVocabulary):
+    """Like GPT-2's vocabulary: id 0 is a token, and no id is padding."""
 
     pad_id = None
 
 
-def test_an_example_that_ends_in_an_id_0_that_is_text_is_whole(task_of):
-    source = task_of("feed_zeros", [[5, 0], [0]], EveryIdIsText(9))
+def test_final_id_0_is_kept_without_padding(task_of):
+    source = task_of("feed_zeros", [[5, 0], [0]], VocabularyWithoutPadding(9))
     batch = next(dataclasses.replace(source, pack=False).host_iterator(CAUSAL_LM))
     assert batch["decoder_loss_weights"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]

@@ -23,7 +23,7 @@ def answer(ds):
 
 @pytest.fixture
 def register(tmp_path):
-    """Registers tasks over lines of a file, for one test."""
+    """Returns a function that registers tasks over the lines of a file for one test."""
     names = []
 
     def add(name, lines, preprocessor=question, last=lambda ds: ds):
@@ -44,7 +44,7 @@ def register(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [1, 4, 5])
-def test_a_malformed_line_is_named(register, wrong):
+def test_malformed_line_is_reported(register, wrong):
     lines = [f"country{number}\tcapital{number}" for number in range(1, 6)]
     lines[wrong - 1] = "no tab here"
     source = register("errors_capitals", lines)
@@ -58,9 +58,9 @@ def test_a_malformed_line_is_named(register, wrong):
                 next(batches)
 
 
-def test_a_field_that_examples_lack_is_named(register):
+def test_missing_field_is_reported(register):
     source = register("errors_fields", ["a\tb"], answer)
-    message = r"task errors_fields: preprocessor 'answer' \(1 of 3\) cannot be applied: .* a single string"
+    message = r"task errors_fields: preprocessor 'answer' \(1 of 3\) cannot be applied: .* is a single string tensor\."
     with pytest.raises(UserError, match=message):
         source.host_iterator(ENCODER_DECODER)
 
@@ -76,13 +76,15 @@ def test_a_field_that_examples_lack_is_named(register):
         (lambda example: example | {"targets": example["targets"][None]}, "'targets'.* Got 2, expected 1"),
     ],
 )
-def test_features_that_are_not_those_of_the_task_are_named(register, change, message):
+def test_undeclared_output_features_are_reported(register, change, message):
     source = register("errors_features", ["a\tb"], last=seqio.map_over_dataset(change))
-    with pytest.raises(UserError, match=f"task errors_features: .*{message}. Correct its preprocessors, or what"):
+    with pytest.raises(
+        UserError, match=f"task errors_features: .*{message}. Correct its preprocessors or its output_features"
+    ):
         source.host_iterator(ENCODER_DECODER)
 
 
-def test_a_file_that_does_not_exist_is_named(register, tmp_path):
+def test_missing_file_is_reported(register, tmp_path):
     source = register("errors_file", ["a\tb"])
     (tmp_path / "errors_file.tsv").unlink()
     with pytest.raises(
@@ -91,13 +93,13 @@ def test_a_file_that_does_not_exist_is_named(register, tmp_path):
         next(source.host_iterator(ENCODER_DECODER))
 
 
-def test_data_without_a_batch_is_explained(register):
+def test_split_without_a_batch_raises(register):
     source = register("errors_empty", [])
     with pytest.raises(UserError, match="errors_empty: the split 'train' has less than one batch of 2 rows"):
         next(source.host_iterator(ENCODER_DECODER))
 
 
-def test_a_rate_without_numbers_of_examples_says_what_to_give(register):
+def test_rate_without_num_examples_raises(register):
     for name in ("errors_one", "errors_two"):
         source = register(name, ["a\tb"])
     mixture = "errors_mixture"
@@ -109,3 +111,19 @@ def test_a_rate_without_numbers_of_examples_says_what_to_give(register):
             ).host_iterator(ENCODER_DECODER)
     finally:
         seqio.MixtureRegistry.remove(mixture)
+
+
+def test_missing_key_is_reported_once(register):
+    def rename(ds):
+        return ds.map(lambda example: {"inputs": example["question"], "targets": example["inputs"]})
+
+    source = register("errors_key", ["a\tb"], last=rename)
+    message = r"'rename' .* cannot be applied: KeyError: 'question'. Its input is an example with the features 'inputs'"
+    with pytest.raises(UserError, match=message):
+        source.host_iterator(ENCODER_DECODER)
+
+
+def test_preprocessor_without_result_is_reported(register):
+    source = register("errors_none", ["a\tb"], preprocessor=lambda ds: None)
+    with pytest.raises(UserError, match=r"'<lambda>' \(1 of 3\) returns a NoneType. Let it return a tf.data.Dataset"):
+        source.host_iterator(ENCODER_DECODER)

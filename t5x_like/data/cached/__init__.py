@@ -1,4 +1,4 @@
-"""Packed rows on disk, read through Grain without TensorFlow and SeqIO; `writer` alone needs them."""
+"""Reads packed rows on disk through Grain, without TensorFlow and SeqIO; only `writer` needs them."""
 
 from t5x_like.data.cached.iterator import CachedIterator
 from t5x_like.data.cached.layout import Layout

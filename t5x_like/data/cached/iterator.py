@@ -1,4 +1,4 @@
-"""Batches of a cache in an order that neither the number of processes nor a restart changes."""
+"""Iterates over the batches of a cache, in an order that does not depend on the number of processes or on restarts."""
 
 import bisect
 import hashlib
@@ -17,55 +17,63 @@ from t5x_like.data.feed import DataMismatchError
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like cached position 1\n"
-# Grain shuffles indices of 32 bits; the rounds are those of its own `shuffle`.
+# Grain shuffles indices of 32 bits; the number of rounds is that of Grain's own `shuffle`.
 MAX_SHUFFLED_ROWS = 2**32
 _ROUNDS = 4
 
 
 class RowOrder:
-    """Which row of a cache comes when, computed for any place at once.
+    """The order in which the rows of a cache are read, with random access.
 
-    The passes come one after the other, each in an order of its own: a document is met once in each. Behind the last
-    one they begin again, in other orders.
+    The passes follow one another, each in its own order, so a document occurs once per pass. After the last pass they
+    repeat in other orders.
+
+    Args:
+      rows_of_passes: Number of rows of each pass.
+      shuffle: Whether to read the rows of a pass in random order instead of stored order.
+      seed: Seed of the random order.
+
+    Raises:
+      UserError: the cache has no rows, or a pass is too large to be shuffled.
     """
 
     def __init__(self, rows_of_passes: Sequence[int], *, shuffle: bool, seed: int):
-        """Args:
-        rows_of_passes: how many rows each pass has.
-        shuffle: whether the rows of a pass come in a random order; else as they are stored.
-        seed: of that order.
-
-        Raises:
-          UserError: there is no row, or a pass is too large to be shuffled.
-        """
         self._ends = list(itertools.accumulate(rows_of_passes))
         self.rows = self._ends[-1] if self._ends else 0
         if not self.rows:
-            raise UserError("a cache without rows cannot be read")
+            raise UserError("the cache has no rows. Write it again from a split with examples.")
         if shuffle and max(rows_of_passes) > MAX_SHUFFLED_ROWS:
             raise UserError(
-                f"a pass of {max(rows_of_passes):,} rows is too large to be shuffled: {MAX_SHUFFLED_ROWS:,} at most"
+                f"a pass of {max(rows_of_passes):,} rows cannot be shuffled. Write passes of at most "
+                f"{MAX_SHUFFLED_ROWS:,} rows, or set shuffle=False."
             )
         self._shuffle, self._seeds = shuffle, [_seed(seed, number) for number in range(len(self._ends))]
 
-    def __getitem__(self, place: int) -> int:
-        """The number of the row that comes at this place, from 0 on."""
-        repetition, place = divmod(place, self.rows)
-        number = bisect.bisect_right(self._ends, place)
+    def __getitem__(self, position: int) -> int:
+        """Returns the number of the row at a position, both starting at 0."""
+        repetition, position = divmod(position, self.rows)
+        number = bisect.bisect_right(self._ends, position)
         before = self._ends[number - 1] if number else 0
         if not self._shuffle:
-            return place
+            return position
         seed, last = (self._seeds[number] + repetition) % 2**32, self._ends[number] - before - 1
-        return before + index_shuffle(place - before, max_index=last, seed=seed, rounds=_ROUNDS)
+        return before + index_shuffle(position - before, max_index=last, seed=seed, rounds=_ROUNDS)
 
 
 def _seed(seed: int, number: int) -> int:
-    """A seed of 32 bits for a pass, far from those of the others: the number of the repetition is added to it."""
+    """Returns a 32-bit seed for a pass, distant from those of other passes: the repetition's number is added to it."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest())
 
 
 class CachedIterator:
-    """A host iterator whose position is one number: `__next__`, `state`, `restore`, and `state_before`."""
+    """Host iterator over a cache, whose position is the number of batches; see `SeekableIterator`.
+
+    Args:
+      read: Function from the number of a batch, starting at 0, to the rows of this process.
+      identity: Properties that must be equal for a position to have the same meaning.
+      batches_without_repeating: Number of batches before rows repeat.
+      threads: Number of batches that are read concurrently; 0 reads each batch when it is requested.
+    """
 
     def __init__(
         self,
@@ -75,15 +83,10 @@ class CachedIterator:
         batches_without_repeating: int,
         threads: int,
     ):
-        """Args:
-        read: the batch of a number, from 0 on, as this process sees it.
-        identity: what must be the same for a position to mean the same.
-        batches_without_repeating: how many there are before a row comes again.
-        threads: how many batches are read at the same time; 0 reads each when it is asked for.
-        """
+
         self._read, self._identity, self._threads = read, dict(identity), threads
         self._without_repeating, self._warned = batches_without_repeating, False
-        self._go_to(0)
+        self._seek(0)
 
     def __iter__(self) -> "CachedIterator":
         return self
@@ -94,36 +97,40 @@ class CachedIterator:
         if self._batches > self._without_repeating and not self._warned:
             self._warned = True
             logging.warning(
-                "all rows of the cache have been read, in %d batches: from here on they come again, corrupted (masked) "
-                "as before. `t5x_like cache --passes=N` writes N passes that differ",
+                "all rows of the cache have been read in %d batches. They now repeat with the same corruption "
+                "(masking). `t5x_like cache --passes=N` writes N passes with different corruption",
                 self._without_repeating,
             )
         return batch
 
     def state(self) -> bytes:
-        """The position after the last batch."""
+        """Returns the position after the last batch."""
         return self.state_before(0)
 
     def state_before(self, batches: int) -> bytes:
-        """The position so many batches before the last one."""
+        """Returns the position so many batches before the last one."""
         return _MAGIC + json.dumps({"batches": self._batches - batches, "identity": self._identity}).encode()
 
     def restore(self, state: bytes) -> None:
-        """Goes to a position that `state()` gave on any number of processes, at once.
+        """Moves to a position that `state()` returned on any number of processes, without reading rows.
 
         Raises:
-          UserError: it is a position in other data; the message says in what they differ.
+          UserError: the bytes are not a position in a cache.
+          DataMismatchError: the position was saved in other data; the message lists the differences.
         """
         if not state.startswith(_MAGIC):
-            raise UserError(f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a cache")
+            raise UserError(
+                f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a cache. Give the data "
+                "source with which the checkpoint was saved."
+            )
         stored = json.loads(state[len(_MAGIC) :])
-        there = stored["identity"]
-        if differ := [name for name in self._identity if there.get(name) != self._identity[name]]:
-            changes = "; ".join(f"{name} was {there.get(name)}, is {self._identity[name]}" for name in differ)
-            raise DataMismatchError(f"the data cannot go on from the saved position: {changes}")
-        self._go_to(stored["batches"])
+        saved = stored["identity"]
+        if differ := [name for name in self._identity if saved.get(name) != self._identity[name]]:
+            changes = "; ".join(f"{name} was {saved.get(name)}, is {self._identity[name]}" for name in differ)
+            raise DataMismatchError(f"the data cannot resume from the saved position: {changes}.")
+        self._seek(stored["batches"])
 
-    def _go_to(self, batches: int) -> None:
+    def _seek(self, batches: int) -> None:
         self._batches = batches
         options = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=self._threads)
         self._iterator = iter(grain.MapDataset.range(batches, sys.maxsize).map(self._read).to_iter_dataset(options))

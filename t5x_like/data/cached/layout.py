@@ -1,7 +1,7 @@
-"""What a cached row holds: token ids and how they are divided into examples. Everything else is made on reading.
+"""The layout of cached rows: token ids and their division into examples.
 
-Shifted tokens, weights, positions and segment ids follow from these, so objectives that read the same task features
-from the same rows (`CAUSAL_LM` and `NEXT_TOKEN`, or two BOS ids) share a cache.
+Shifted tokens, weights, positions and segment ids are computed on reading. Objectives that read the same task features
+from the same rows (`CAUSAL_LM` and `NEXT_TOKEN`, or two BOS ids) therefore share a cache.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """One sequence of numbers in a row.
+    """A sequence of numbers in a row.
 
     Attributes:
-      sources: the task features it is made from, joined where they are several.
-      within: for places in another source, that source; None for the items themselves.
-      track: the position in `Layout.tracks` of what counts its items; None where their number is always `length`.
-      length: how many items a row has at most.
+      sources: Task features that it is made from, joined in this order.
+      within: For positions in another source, that source; otherwise None.
+      track: Index in `Layout.tracks` of the track that counts its items; None if their number is always `length`.
+      length: Maximum number of items per row.
     """
 
     sources: tuple[str, ...]
@@ -31,13 +31,13 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the rows of a cache are made up.
+    """The layout of the rows of a cache.
 
     Attributes:
-      values: what a row stores, in order.
-      tracks: the task features that are counted together, once for all values along them.
-      lengths: task feature -> items at most.
-      pack: whether several examples share a row.
+      values: The values that a row stores, in order.
+      tracks: The tracks of the spec: task features that are counted together, once for all values aligned with them.
+      lengths: Task feature -> maximum number of items.
+      pack: Whether several examples share a row.
     """
 
     values: tuple[Value, ...]
@@ -47,13 +47,13 @@ class Layout:
 
     @classmethod
     def of(cls, spec: FeatureSpec, task_feature_lengths: Mapping[str, int], *, pack: bool) -> "Layout":
-        """The layout of rows that an objective with this spec reads.
+        """Returns the layout of the rows that an objective with this spec reads.
 
         Raises:
-          UserError: a length is missing, or `pack` although the spec is not packable.
+          UserError: a length is missing, or `pack` is set but the spec is not packable.
         """
         if pack and not spec.packable:
-            raise UserError("PACK=True, but examples of this objective cannot share a row: set PACK to False")
+            raise UserError("PACK=True: examples of this objective cannot share a row. Set PACK=False.")
         lengths, tracks = spec.task_lengths(task_feature_lengths), spec.tracks
         values = {}
         for feature in spec.features:
@@ -67,7 +67,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
-        """The layout that `to_json` described."""
+        """Returns the layout that `to_json` converted."""
         values = tuple(
             Value(tuple(value["sources"]), value["within"] and tuple(value["within"]), value["track"], value["length"])
             for value in stored["values"]
@@ -75,7 +75,7 @@ class Layout:
         return cls(values, tuple(map(tuple, stored["tracks"])), dict(stored["lengths"]), stored["pack"])
 
     def to_json(self) -> dict[str, Any]:
-        """Lists and dictionaries."""
+        """Converts the layout to lists and dictionaries."""
         values = [
             {**dataclasses.asdict(value), "sources": list(value.sources), "within": value.within and list(value.within)}
             for value in self.values
@@ -89,20 +89,21 @@ class Layout:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The positions in `tracks` of those that join several features."""
+        """Indices in `tracks` of the tracks that join several features."""
         return tuple(index for index, track in enumerate(self.tracks) if len(track) > 1)
 
     def track_length(self, index: int) -> int:
-        """Items of a row in a track, at most."""
+        """Returns the maximum number of items per row in a track."""
         return sum(self.lengths[name] for name in self.tracks[index])
 
     def storage_spec(self, spec: FeatureSpec) -> FeatureSpec:
-        """The spec whose converter makes what a row stores: features `value 0`, …, `segments 0`, … and `last 0`, ….
+        """Returns the spec whose converter makes the stored values of a row.
 
-        `segments t` numbers the examples of track t; `last t` is 1 at the items of its last joined feature.
+        Its features are `value 0`, …, `segments 0`, … and `last 0`, …. `segments t` numbers the examples of track t;
+        `last t` is 1 at the items of its last joined feature.
 
         Args:
-          spec: the objective's, of which this is the layout.
+          spec: Spec of the objective, of which this is the layout.
         """
         values = tuple(
             ModelFeature(f"value {index}", value.sources, "row_positions" if value.within else "tokens", value.within)
@@ -115,28 +116,28 @@ class Layout:
         return dataclasses.replace(spec, features=values + segments + last)
 
     def differences(self, other: "Layout") -> list[str]:
-        """In what two layouts differ, in words; empty where they do not."""
+        """Describes the differences between two layouts; empty if they are equal."""
         found = []
         for name in dict.fromkeys((*self.lengths, *other.lengths)):
             here, there = self.lengths.get(name), other.lengths.get(name)
             if here != there:
-                found.append(f"{name!r} has {_items(here)} there, {_items(there)} here")
+                found.append(f"{name!r} has {_items(here)} in the cache, {_items(there)} in this run")
         if self.pack != other.pack:
-            found.append(f"its rows are {_packed(self.pack)}, this run wants them {_packed(other.pack)}")
+            found.append(f"rows are {_packed(self.pack)} in the cache, {_packed(other.pack)} in this run")
         if not found and self != other:
-            found.append("its features are joined, or run along one another, in another way")
+            found.append("features are joined or aligned differently")
         return found
 
 
 def value_key(feature: ModelFeature) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """What tells the values apart that model features are made from: sources, and within what they are places."""
+    """Returns the key of the stored value that a model feature is made from: its sources and `within`."""
     within = feature.within
     return feature.sources, (within,) if isinstance(within, str) else within
 
 
 def _items(length: int | None) -> str:
-    return "no place" if length is None else f"{length} items"
+    return "no value" if length is None else f"{length} items"
 
 
 def _packed(pack: bool) -> str:
-    return "packed" if pack else "of one example each"
+    return "packed" if pack else "not packed"

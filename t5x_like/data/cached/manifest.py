@@ -1,7 +1,7 @@
-"""What a cache says about itself, and whether it is whole.
+"""The manifest of a cache, and checks that the cache is complete.
 
-A cache is a directory: `pass-000/00000-of-00008.array_record`, … and `manifest.json`, which is written last. Until then
-`unfinished/` holds what is being written (`plan.json`) and a note for each shard that is complete.
+A cache is a directory with `pass-000/00000-of-00008.array_record`, … and `manifest.json`, which is written last. Until
+then `unfinished/` contains the settings of the cache (`plan.json`) and a record of each complete shard.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ _READ_BYTES = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of rows.
+    """A file of rows.
 
     Attributes:
-      file: its path in the cache's directory; empty where there are no rows.
-      number_of_pass: from 0 on.
-      rows: how many it holds.
-      examples: how many are packed into them.
-      tokens: items that are no padding, in each track.
-      size: of the file, in bytes.
-      checksum: BLAKE2b of the file, 128 bits in hexadecimal.
+      file: Path relative to the directory of the cache; empty if the shard has no rows.
+      number_of_pass: Index of the pass, starting at 0.
+      rows: Number of rows.
+      examples: Number of examples packed into the rows.
+      tokens: For each track, number of items that are not padding.
+      size: Size of the file in bytes.
+      checksum: BLAKE2b hash of the file, 128 bits in hexadecimal.
     """
 
     file: str
@@ -48,21 +48,22 @@ class Shard:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Shard":
+        """Returns the shard that `dataclasses.asdict` converted."""
         return cls(**{**stored, "tokens": tuple(stored["tokens"])})
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A complete cache.
+    """Description of a complete cache.
 
     Attributes:
-      settings: what it was made from and how: task, split, seed, passes and so on; see `writer.Plan`.
-      layout: what a row holds.
-      dtypes: of each value of a row.
-      vocabularies: task feature -> its `ids` (how many), `kind`, and `sample`, a hash of what some ids stand for.
-      shards: in order.
-      versions: of the libraries that wrote it.
-      created: when, ISO 8601.
+      settings: Settings that determine the contents, such as task, split, seed and passes; see `writer.Plan`.
+      layout: Layout of the rows.
+      dtypes: Storage dtype of each value of a row.
+      vocabularies: Task feature -> `ids` (their number), `kind`, and `sample`, a hash of the text of some ids.
+      shards: Shards in order.
+      versions: Library -> version that wrote the cache.
+      created: Time of completion, ISO 8601.
     """
 
     settings: Mapping[str, Any]
@@ -75,14 +76,14 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Tells caches apart: a hash of everything that decides what a run reads, the shards' checksums included."""
+        """Hash of everything that determines what a run reads, including the checksums of the shards."""
         stored = self._to_json()
         decisive = {name: value for name, value in stored.items() if name not in ("versions", "created")}
         return hashlib.blake2b(_json(decisive).encode(), digest_size=8).hexdigest()
 
     @property
     def rows_of_passes(self) -> list[int]:
-        """How many rows each pass has."""
+        """Number of rows of each pass."""
         rows = [0] * (1 + max((shard.number_of_pass for shard in self.shards), default=0))
         for shard in self.shards:
             rows[shard.number_of_pass] += shard.rows
@@ -90,12 +91,12 @@ class Manifest:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Track, its features joined by `+` -> items that are no padding."""
+        """Track, with its features joined by `+` -> number of items that are not padding."""
         names = ["+".join(track) for track in self.layout.tracks]
         return {name: sum(shard.tokens[index] for shard in self.shards) for index, name in enumerate(names)}
 
     def write(self, directory: str) -> None:
-        """Makes the cache in `directory` complete."""
+        """Writes the manifest, which completes the cache in `directory`."""
         stored = self._to_json() | {"fingerprint": self.fingerprint}
         paths.write_atomic(paths.join(directory, MANIFEST), json.dumps(stored, indent=1) + "\n")
 
@@ -113,25 +114,24 @@ class Manifest:
 
 
 def read(directory: str) -> Manifest:
-    """The manifest of the cache in `directory`.
+    """Reads the manifest of the cache in `directory`.
 
     Raises:
-      UserError: there is no cache, it is still being written or was never finished, or its manifest is damaged or of
-        another format.
+      UserError: no cache is found, the cache is incomplete, or its manifest is damaged or has another format.
     """
     path = paths.join(directory, MANIFEST)
     if not paths.exists(path):
         done = [name for name in paths.listdir(paths.join(directory, UNFINISHED)) if name != PLAN]
         if done or paths.exists(paths.join(directory, UNFINISHED, PLAN)):
             raise UserError(
-                f"the cache {directory} is half-written ({len(done)} shards are complete, the manifest is missing): "
-                "repeat the `t5x_like cache` command that was writing it, which goes on from there"
+                f"the cache {directory} is incomplete: {MANIFEST} not found, {len(done)} shards are complete. Repeat "
+                "the `t5x_like cache` command that writes it; it continues with the missing shards."
             )
-        raise UserError(f"there is no cache in {directory} (no {MANIFEST}): write one with `t5x_like cache`")
+        raise UserError(f"{directory} is not a cache: {MANIFEST} not found. Write a cache with `t5x_like cache`.")
     try:
         stored = json.loads(paths.read_text(path))
         if stored["format"] != FORMAT:
-            raise ValueError(f"its format is {stored['format']!r}, this version reads {FORMAT!r}")
+            raise ValueError(f"its format is {stored['format']!r}, but this version reads {FORMAT!r}")
         manifest = Manifest(
             settings=stored["settings"],
             layout=Layout.from_json(stored["layout"]),
@@ -142,47 +142,51 @@ def read(directory: str) -> Manifest:
             created=stored["created"],
         )
         if manifest.fingerprint != stored["fingerprint"]:
-            raise ValueError(f"its contents hash to {manifest.fingerprint}, not to {stored['fingerprint']}")
+            raise ValueError(f"its contents have the hash {manifest.fingerprint}, not {stored['fingerprint']}")
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no manifest of a cache, or a damaged one: {error}") from error
+        raise UserError(
+            f"{path} is not a valid manifest of a cache: {error}. Copy or write the cache again."
+        ) from error
     return manifest
 
 
 def check_files(directory: str, manifest: Manifest, *, checksums: bool = False) -> None:
-    """Refuses a cache whose files are missing, cut off or, with `checksums`, altered.
+    """Checks that the files of a cache are neither missing nor truncated nor, with `checksums`, altered.
 
-    Sizes are compared in one listing of the directory. Without `checksums`, a byte that changed is still found when its
+    The sizes need only one listing of the directory. Without `checksums`, an altered byte is still detected when its
     row is read, by ArrayRecord's own hash of each record.
 
     Args:
-      directory: of the cache.
-      manifest: what it says.
-      checksums: whether to read every file and compare its hash too.
+      directory: Directory of the cache.
+      manifest: Manifest of the cache.
+      checksums: Whether to read every file and compare its checksum too.
 
     Raises:
-      UserError: naming the file.
+      UserError: a file is missing, truncated or altered; the message names it.
     """
-    there = sizes(directory)
+    found = sizes(directory)
     for shard in manifest.shards:
-        if shard.file not in there:
-            raise UserError(f"the cache {directory} has lost {shard.file}: copy it again, or {_AGAIN}")
-        if there[shard.file] != shard.size:
+        if shard.file not in found:
             raise UserError(
-                f"{shard.file} in the cache {directory} has {there[shard.file]} bytes and had {shard.size} when it was "
-                f"written: copy it again, or {_AGAIN}"
+                f"the cache {directory} is incomplete: {shard.file} not found. Copy the file, or {_REWRITE}"
+            )
+        if found[shard.file] != shard.size:
+            raise UserError(
+                f"{shard.file} in the cache {directory} is truncated or altered: it has {found[shard.file]} bytes, "
+                f"the manifest says {shard.size}. Copy the file, or {_REWRITE}"
             )
         if checksums and checksum(paths.join(directory, shard.file)) != shard.checksum:
             raise UserError(
-                f"{shard.file} in the cache {directory} does not match its checksum: copy it again, or delete it and "
-                f"{_AGAIN}"
+                f"{shard.file} in the cache {directory} does not match its checksum. Copy the file, or delete it and "
+                f"{_REWRITE}"
             )
 
 
-_AGAIN = "repeat the `t5x_like cache` command that wrote the cache, which writes this file anew"
+_REWRITE = "repeat the `t5x_like cache` command of the cache, which writes the file again."
 
 
 def sizes(directory: str) -> dict[str, int]:
-    """Path below `directory` -> bytes, of all files, in one listing; nothing where there is no such directory."""
+    """Returns relative path -> size in bytes of all files below a directory; empty if the directory does not exist."""
     filesystem, root = fsspec.core.url_to_fs(directory)
     filesystem.invalidate_cache()
     found = filesystem.find(root, detail=True)
@@ -190,7 +194,7 @@ def sizes(directory: str) -> dict[str, int]:
 
 
 def checksum(path: str) -> str:
-    """BLAKE2b of a file's contents, 128 bits in hexadecimal."""
+    """Returns the BLAKE2b hash of a file, 128 bits in hexadecimal."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     with fsspec.open(path, "rb") as file:
         while block := file.read(_READ_BYTES):
@@ -199,11 +203,11 @@ def checksum(path: str) -> str:
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], names: Sequence[str] | None = None) -> list[str]:
-    """The settings that differ, a line each."""
+    """Describes the settings that differ, one entry per setting."""
     names = names or list(dict.fromkeys((*stored, *wanted)))
     stored, wanted = json.loads(_json(stored)), json.loads(_json(wanted))
     return [
-        f"{name}: {stored.get(name)!r} there, {wanted.get(name)!r} here"
+        f"{name}: {stored.get(name)!r} in the cache, {wanted.get(name)!r} in this command"
         for name in names
         if stored.get(name) != wanted.get(name)
     ]

@@ -1,7 +1,8 @@
-"""A row as bytes, and many of them as a batch. Plain numpy.
+"""Encodes rows as bytes and decodes them to batches, in plain numpy.
 
-A row is little-endian: how many examples it has (uint32), the items of each example in each track, and in each joined
-track those before its last feature (uint32), then the values one after the other, as the manifest says how wide.
+A row is little-endian. It starts with the number of examples (uint32). Then follow the number of items of each example
+in each track, and for each joined track the number of items before its last feature (uint32). The values follow, with
+the dtypes that the manifest lists.
 """
 
 import functools
@@ -21,12 +22,12 @@ _COUNT = np.dtype("<u4")
 
 
 def storage_dtype(ids: int) -> str:
-    """The narrowest number that holds 0 … ids - 1."""
+    """Returns the narrowest storage dtype for 0 … ids - 1."""
     return NARROW if ids <= NARROW_IDS else WIDE
 
 
 def batch_dtype(stored: str) -> str:
-    """The type that values of a stored one have in a batch."""
+    """Returns the dtype in a batch of values with a storage dtype."""
     return "float32" if np.dtype(stored).kind == "f" else "int32"
 
 
@@ -34,25 +35,25 @@ def batch_dtype(stored: str) -> str:
 
 
 def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[str]) -> list[bytes]:
-    """Rows as bytes.
+    """Encodes rows as bytes.
 
     Args:
-      stored: the features of `layout.storage_spec(spec)`, `[rows, length]`.
-      layout: what a row holds.
-      dtypes: of each value.
+      stored: Features of `layout.storage_spec(spec)`, `[rows, length]`.
+      layout: Layout of the rows.
+      dtypes: Storage dtype of each value.
 
     Returns:
-      One record a row.
+      One record per row.
 
     Raises:
-      UserError: an id does not fit the width that its vocabulary promised.
+      UserError: an id does not fit into the storage dtype, which follows from the size of its vocabulary.
     """
     values = [stored[f"value {index}"] for index in range(len(layout.values))]
     for value, array, dtype in zip(layout.values, values, dtypes, strict=True):
         if np.dtype(dtype).kind != "f" and array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
             raise UserError(
-                f"{'+'.join(value.sources)!r} holds the id {array.max() if array.min() >= 0 else array.min()}, which "
-                "its vocabulary does not have: its vocab_size is too small, or a preprocessor makes wrong ids"
+                f"{'+'.join(value.sources)!r}: the id {array.max() if array.min() >= 0 else array.min()} is not in the "
+                "vocabulary. Correct the vocabulary's vocab_size, or the preprocessor that makes the ids."
             )
     segments = [stored[f"segments {index}"] for index in range(len(layout.tracks))]
     last = {index: stored[f"last {index}"] for index in layout.joined}
@@ -77,28 +78,35 @@ def _encode_row(row, values, segments, last, layout, dtypes) -> bytes:
 
 
 class Decoder:
-    """Turns records into the batch of an objective, whose rows are what the live feed would give."""
+    """Decodes records to batches of an objective, whose rows are equal to those of a SeqIO source.
+
+    Args:
+      layout: Layout of the records.
+      dtypes: Storage dtype of each value.
+      spec: Features that the objective reads, of the same layout.
+    """
 
     def __init__(self, layout: Layout, dtypes: Sequence[str], spec: FeatureSpec):
-        """Args:
-        layout: of the records.
-        dtypes: of each value in them.
-        spec: what the objective reads; of the same layout.
-        """
         self._layout, self._dtypes, self._spec = layout, [np.dtype(dtype) for dtype in dtypes], spec
-        self._room = [layout.track_length(index) for index in range(len(layout.tracks))]
+        self._lengths = [layout.track_length(index) for index in range(len(layout.tracks))]
         self._values = {(value.sources, value.within): index for index, value in enumerate(layout.values)}
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, Shaped[np.ndarray, "rows length"]]:
-        """The model features of these rows.
+        """Decodes records to model features.
+
+        Args:
+          records: Encoded rows.
+
+        Returns:
+          Model feature -> `[rows, length]`.
 
         Raises:
-          UserError: a record is not of this layout.
+          RunFailed: a record does not have the layout.
         """
         examples, counts, flat = self._parse(records)
-        tracks = [_Track(examples, counts[index], room) for index, room in enumerate(self._room)]
-        for place, index in enumerate(self._layout.joined):
-            tracks[index].before = counts[len(tracks) + place]
+        tracks = [_Track(examples, counts[index], length) for index, length in enumerate(self._lengths)]
+        for offset, index in enumerate(self._layout.joined):
+            tracks[index].before = counts[len(tracks) + offset]
         batch = {}
         for feature in self._spec.features:
             index = self._values[value_key(feature)]
@@ -111,9 +119,9 @@ class Decoder:
         return batch
 
     def _parse(self, records: Sequence[bytes]):
-        """Examples of each row `[rows]`, counts `[tracks, examples]`, and each value of all rows, flat."""
+        """Returns the examples per row `[rows]`, the counts `[tracks, examples]`, and each value of all rows, flat."""
         kinds, tracks = len(self._layout.tracks) + len(self._layout.joined), len(self._layout.tracks)
-        # Each begins with nothing: a process may have no row of the last batch.
+        # The initial empty arrays make concatenation work without records: a process may have no row of the last batch.
         examples, counts = [], [np.zeros((kinds, 0), _COUNT)]
         parts = [[np.zeros(0, dtype)] for dtype in self._dtypes]
         try:
@@ -127,10 +135,12 @@ class Decoder:
                     items = value.length if value.track is None else totals[value.track]
                     found.append(np.frombuffer(record, dtype, items, offset))
                     offset += items * dtype.itemsize
-                if offset != len(record) or any(map(operator.gt, totals, self._room)):
-                    raise ValueError(f"it has {len(record)} bytes, and its counts ask for {offset}")
+                if offset != len(record) or any(map(operator.gt, totals, self._lengths)):
+                    raise ValueError(f"it has {len(record)} bytes, but its counts require {offset}")
         except ValueError as error:
-            raise RunFailed(f"a cached row is not of the layout that its manifest says: {error}") from error
+            raise RunFailed(
+                f"a cached row does not have the layout of the manifest: {error}. Copy or write the cache again."
+            ) from error
         return (
             np.asarray(examples, np.int32),
             np.concatenate(counts, axis=1).astype(np.int32),
@@ -142,59 +152,59 @@ class Decoder:
 
 
 class _Track:
-    """The items of many rows' examples one after the other, and how they become rows; as the converter's `Track`.
+    """The concatenated items of the examples of many rows, and their arrangement in rows, like the converter's `Track`.
+
+    Args:
+      examples: Number of examples per row, `[rows]`.
+      counts: Number of items of each example, `[examples]`.
+      length: Length of a row.
 
     Attributes:
-      counts: items of each example, int32 `[examples]`.
-      before: how many of them come before the last joined feature, `[examples]`.
+      counts: Number of items of each example, int32 `[examples]`.
+      before: Number of items of each example before the last joined feature, `[examples]`.
     """
 
     def __init__(self, examples: np.ndarray, counts: np.ndarray, length: int):
-        """Args:
-        examples: of each row, `[rows]`.
-        counts: items of each example, `[examples]`.
-        length: of a row.
-        """
         self.counts, self.before, self._examples, self._length = counts, np.zeros_like(counts), examples, length
         self._starts = _exclusive(counts)
 
     @functools.cached_property
     def positions(self) -> np.ndarray:
-        """Each item's place in its example, flat."""
+        """Position of each item in its example, flat."""
         return np.arange(self.counts.sum(), dtype=np.int32) - np.repeat(self._starts, self.counts)
 
     @functools.cached_property
     def left(self) -> np.ndarray:
-        """How many items of the same example follow each item, flat."""
+        """Number of items of the same example after each item, flat."""
         return np.repeat(self.counts, self.counts) - self.positions - 1
 
     @functools.cached_property
     def segments(self) -> np.ndarray:
-        """Each item's example in its row, from 1 on, flat."""
+        """Number of the example of each item in its row, starting at 1, flat."""
         number = np.arange(1, len(self.counts) + 1, dtype=np.int32)
         return np.repeat(number - np.repeat(_exclusive(self._examples), self._examples), self.counts)
 
     @functools.cached_property
     def _is_real(self) -> np.ndarray:
-        """Which places of the rows hold an item, bool `[rows, length]`."""
+        """Which positions of the rows contain an item, bool `[rows, length]`."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         row_ends = ends[np.cumsum(self._examples)]
         row_lengths = np.diff(row_ends, prepend=0)
         return np.arange(self._length) < row_lengths[:, np.newaxis]
 
     def dense(self, flat: np.ndarray) -> Shaped[np.ndarray, "rows length"]:
-        """Flat values as rows, 0 behind the last example."""
+        """Arranges flat values in rows, with 0 after the last example."""
         rows = np.zeros(self._is_real.shape, np.float32 if flat.dtype == np.float32 else np.int32)
         rows[self._is_real] = flat
         return rows
 
 
 def _exclusive(counts: np.ndarray) -> np.ndarray:
-    """How many there are before each, int32."""
+    """Returns the exclusive cumulative sum, int32."""
     return (np.cumsum(counts) - counts).astype(np.int32)
 
 
-# Of flat items, their track and BOS; flat too. The same as the converter's, in numpy.
+# Role -> function of the flat items, their track and the BOS id, with flat result; the converter's roles in numpy.
 _ROLES = {
     "tokens": lambda tokens, track, bos: tokens,
     "shifted": lambda tokens, track, bos: np.where(track.positions > 0, np.roll(tokens, 1), np.int32(bos)),

@@ -1,4 +1,4 @@
-"""Where batches come from: a cache that `t5x_like cache` wrote."""
+"""Data source that reads a cache written by `t5x_like cache`."""
 
 import dataclasses
 import functools
@@ -17,29 +17,29 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
-# Of a bucket, rows take tens of milliseconds each: many batches are on their way at once.
+# A row from a bucket takes tens of milliseconds, so many batches are read concurrently.
 THREADS_FOR_A_BUCKET = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachedSource:
-    """A cache of packed rows; a stand-in for `SeqIOSource` that needs neither TensorFlow nor SeqIO.
+    """A cache of packed rows, which replaces `SeqIOSource` without TensorFlow and SeqIO; see `DataSource`.
 
-    The order of rows depends on the cache, `seed` and `batch_size` alone; each of several processes reads its part of
-    every batch. Nothing is opened before a method is called.
+    The order of rows depends only on the cache, `seed` and `batch_size`; each process reads its part of every batch.
+    Constructing a source opens no file.
 
     Attributes:
-      cache_dir: the directory that `t5x_like cache` was given; local, or `gs://…`.
-      batch_size: rows of a batch over all processes.
-      split: of the data.
-      shuffle: whether training batches come in a random order; evaluation's never do.
-      seed: of that order.
-      mixture_or_task_name: what the cache must be of; None for any.
-      task_feature_lengths: what it must have been written for; None for any.
-      pack: whether its rows must be packed; None for either.
-      verify_checksums: read every file once before the first batch, to find altered ones; sizes are always compared.
-      threads: batches that are read at the same time; by default 0 (each when it is wanted) from a disk, 16 from a
-        bucket.
+      cache_dir: Directory given to `t5x_like cache`: a local path or `gs://…`.
+      batch_size: Number of rows of a batch over all processes.
+      split: Split of the data.
+      shuffle: Whether training batches are shuffled; evaluation batches never are.
+      seed: Seed of the order.
+      mixture_or_task_name: Task that the cache must contain; None for any.
+      task_feature_lengths: Lengths for which the cache must be written; None for any.
+      pack: Whether the rows must be packed; None for either.
+      verify_checksums: Whether to read every file before the first batch to find altered ones. File sizes are always
+        compared.
+      threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
     """
 
     cache_dir: str
@@ -55,11 +55,11 @@ class CachedSource:
 
     def __post_init__(self):
         if self.batch_size < 1:
-            raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
+            raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
 
     @property
     def directory(self) -> str:
-        """That of the split."""
+        """The directory of the split."""
         return paths.join(self.cache_dir, self.split)
 
     @property
@@ -69,25 +69,29 @@ class CachedSource:
 
     @functools.cached_property
     def manifest(self) -> manifests.Manifest:
-        """What the cache is, once it has been found to be whole.
+        """The manifest of the cache, after a check that the cache is complete.
 
         Raises:
-          UserError: there is none, or it is half-written.
-          UserError: it is damaged, of another task, or where ArrayRecord cannot read.
+          UserError: the cache is not found, incomplete, damaged, of another task, or at a path that ArrayRecord cannot
+            read.
         """
         if not paths.is_local(self.cache_dir) and not self.cache_dir.startswith("gs://"):
             raise UserError(
-                f"CACHE_DIR={self.cache_dir}: rows are read from local paths and gs:// alone; copy the cache there"
+                f"CACHE_DIR={self.cache_dir} is neither a local path nor gs://, the only ones that ArrayRecord reads. "
+                "Copy the cache to one of them."
             )
         manifest = manifests.read(self.directory)
         task = manifest.settings["task"]
         if self.mixture_or_task_name not in (None, task):
-            raise UserError(f"the cache {self.directory} is of {task}, not of {self.mixture_or_task_name}")
+            raise UserError(
+                f"the cache {self.directory} contains {task}, not {self.mixture_or_task_name}. Set CACHE_DIR or "
+                "MIXTURE_OR_TASK_NAME accordingly."
+            )
         manifests.check_files(self.directory, manifest, checksums=self.verify_checksums)
         return manifest
 
     def describe(self) -> list[str]:
-        """What is read, a line."""
+        """Returns a line that describes the cache."""
         manifest = self.manifest
         passes, lengths = manifest.rows_of_passes, manifest.layout.lengths
         ids = max((about["ids"] for about in manifest.vocabularies.values()), default=0)
@@ -100,11 +104,11 @@ class CachedSource:
         ]
 
     def has_metrics(self) -> bool:
-        """Never: a task's own metrics are computed on its texts, which are not in the cache."""
+        """Returns False: a task computes its own metrics from texts, which are not in the cache."""
         return False
 
     def vocabularies(self) -> dict[str, Any]:
-        """Task feature -> vocabulary, from the task itself: this alone needs SeqIO and TensorFlow."""
+        """Returns task feature -> vocabulary of the task; the only method that needs SeqIO and TensorFlow."""
         from t5x_like.data.seqio_feed import SeqIOSource
 
         settings = self.manifest.settings
@@ -117,16 +121,17 @@ class CachedSource:
         ).vocabularies()
 
     def check_vocabulary(self, embeddings: int) -> None:
-        """Refuses a cache with more token ids than a model has embeddings.
+        """Checks that a model has an embedding for each token id.
 
         Raises:
-          UserError: with both numbers.
+          UserError: a vocabulary has more ids than `embeddings`.
         """
         for name, about in self.manifest.vocabularies.items():
             if about["ids"] > embeddings:
                 raise UserError(
-                    f"the vocabulary of {name!r} in the cache {self.directory} has {about['ids']} ids (sentinels "
-                    f"included), the model {embeddings} embeddings: give the model vocab_size={about['ids']} or more"
+                    f"the cache {self.directory}: the vocabulary of {name!r} has {about['ids']} ids (including "
+                    f"sentinels), but the model has only {embeddings} embeddings. Set vocab_size={about['ids']} or "
+                    "more for the model."
                 )
 
     def check(self, spec: FeatureSpec) -> None:
@@ -135,24 +140,24 @@ class CachedSource:
         Raises:
           UserError: the cache is incomplete, or was written for other features, lengths or packing.
         """
-        _refuse_other_layout(self, self.manifest.layout, spec)
-        _refuse_other_dtypes(self, self.manifest, spec)
+        _check_layout(self, self.manifest.layout, spec)
+        _check_dtypes(self, self.manifest, spec)
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, int]]:
-        """Model feature -> (batch, length) over all processes; the cache is not opened where lengths are given."""
+        """Returns model feature -> (batch, length) over all processes; opens the cache only if no lengths are given."""
         lengths = self.task_feature_lengths or self.manifest.layout.lengths
         return {name: (self.batch_size, length) for name, length in spec.model_lengths(lengths).items()}
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> CachedIterator:
-        """Training batches of this process: its rows of each.
+        """Returns the training batches of one process: its rows of each batch.
 
         Args:
-          spec: what the objective reads.
-          process_index: which process this is.
-          process_count: how many read together.
+          spec: Features that the objective reads.
+          process_index: Index of this process.
+          process_count: Number of processes that share each batch.
 
         Raises:
-          FileNotFoundError, ValueError: the cache is not whole, or not what this run reads.
+          UserError: the cache is incomplete, or was written for other features, lengths or packing.
         """
         mine, reader = self._rows(process_index, process_count), _Reader(self, spec)
         manifest = self.manifest
@@ -180,32 +185,37 @@ class CachedSource:
     def eval_batches(
         self, spec: FeatureSpec, num_batches: int | None = None, *, process_index: int = 0, process_count: int = 1
     ) -> Iterator[dict[str, np.ndarray]]:
-        """The first pass once through as it is stored; the last batch is filled up with rows of zeros, without weight.
+        """Yields the batches of the first pass in stored order.
+
+        The last batch is padded with rows of zeros, which have no weight.
 
         Args:
-          spec: what the objective reads.
-          num_batches: how many at most; None for all.
-          process_index: which process this is.
-          process_count: how many there are; all see the same number of batches.
+          spec: Features that the objective reads.
+          num_batches: Maximum number of batches; None for all.
+          process_index: Index of this process.
+          process_count: Number of processes; all see the same number of batches.
         """
         mine, reader = self._rows(process_index, process_count), _Reader(self, spec)
         rows = self.manifest.rows_of_passes[0]
         batches = -(-rows // self.batch_size)
         for batch in range(batches if num_batches is None else min(batches, num_batches)):
             first = batch * self.batch_size
-            there = [first + row for row in mine if first + row < rows]
-            yield {name: np.pad(array, [(0, len(mine) - len(there)), (0, 0)]) for name, array in reader(there).items()}
+            real = [first + row for row in mine if first + row < rows]
+            yield {name: np.pad(array, [(0, len(mine) - len(real)), (0, 0)]) for name, array in reader(real).items()}
 
     def _rows(self, process_index: int, process_count: int) -> range:
-        """The rows of each batch that are this process's."""
+        """Returns the rows of each batch that this process reads."""
         if self.batch_size % process_count:
-            raise UserError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
+            raise UserError(
+                f"BATCH_SIZE={self.batch_size} is not divisible by the number of processes. Give a multiple of "
+                f"{process_count}."
+            )
         rows = self.batch_size // process_count
         return range(process_index * rows, (process_index + 1) * rows)
 
 
 class _Reader:
-    """Reads rows by number, as batches of an objective."""
+    """Reads rows by number as batches of an objective."""
 
     def __init__(self, source: CachedSource, spec: FeatureSpec):
         source.check(spec)
@@ -221,7 +231,7 @@ class _Reader:
         return batch
 
 
-def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> None:
+def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> None:
     wanted = Layout.of(
         spec,
         {**layout.lengths, **(source.task_feature_lengths or {})},
@@ -229,16 +239,16 @@ def _refuse_other_layout(source: CachedSource, layout: Layout, spec: FeatureSpec
     )
     if found := layout.differences(wanted):
         raise UserError(
-            f"the cache {source.directory} was written for another run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS "
-            "and PACK to what it has, or write another with `t5x_like cache` and the gin files of this run"
+            f"the cache {source.directory} does not suit this run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
+            "PACK as in the cache, or write another cache with `t5x_like cache` and the gin files of this run."
         )
 
 
-def _refuse_other_dtypes(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
+def _check_dtypes(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
     for value, dtype in zip(manifest.layout.values, manifest.dtypes, strict=True):
         wanted = "int32" if value.within else spec.task_dtype(value.sources[0])
         if batch_dtype(dtype) != wanted:
             raise UserError(
-                f"the cache {source.directory} holds {'+'.join(value.sources)!r} as {batch_dtype(dtype)}, but the "
-                f"objective reads {wanted}: write another cache with `t5x_like cache` and the gin files of this run"
+                f"the cache {source.directory} contains {'+'.join(value.sources)!r} as {batch_dtype(dtype)}, but the "
+                f"objective reads {wanted}. Write another cache with `t5x_like cache` and the gin files of this run."
             )

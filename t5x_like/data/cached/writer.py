@@ -1,4 +1,4 @@
-"""From a SeqIO task to shards of packed rows. A shard depends on plan and number, not on who writes it."""
+"""Writes a SeqIO task to shards of packed rows. The contents of a shard depend only on the plan and its number."""
 
 import contextlib
 import dataclasses
@@ -31,27 +31,27 @@ from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter, task_errors
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 
-# Rows are read one by one, so each is a block of its own. Compressed, one of 626 tokens would be a fifth smaller, and
-# take half as long again to read.
+# Rows are read one at a time, so each is its own block. Compression would make a row of 626 tokens a fifth smaller, but
+# reading it would take 1.5 times as long.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 _ROWS_AT_ONCE = 64
 _SAMPLED_IDS = 256
-_NAMED = 3  # files that a message names, of those that it counts
+_NAMED = 3  # maximum number of files that a message names
 _TEMPORARY = re.compile(r"\..+\.array_record\.(?P<host>.+)-(?P<process>\d+)\.tmp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A cache to be written.
+    """The plan of a cache: what to write and where.
 
     Attributes:
-      directory: where to.
-      source: task, split, lengths, packing and seed; its order and batch size have no part in a cache.
-      spec: what the objective reads.
-      passes: how often the data is read, each time with other random numbers.
-      examples: for data without an end, how many examples instead.
-      shards: files of each pass.
-      single_thread: whether each shard is read by one thread, as where several are written at a time.
+      directory: Directory of the cache.
+      source: Task, split, lengths, packing and seed. Its order and batch size do not affect the cache.
+      spec: Features that the objective reads.
+      passes: Number of passes over the data, each with different random numbers.
+      examples: For a mixture, which is infinite, the number of examples; otherwise None.
+      shards: Number of files per pass.
+      single_thread: Whether each shard is read by one thread, because several shards are written concurrently.
     """
 
     directory: str
@@ -65,26 +65,26 @@ class Plan:
     def __post_init__(self):
         for name, value in (("PASSES", self.passes), ("NUM_SHARDS", self.shards), ("EXAMPLES", self.examples)):
             if value is not None and value < 1:
-                raise UserError(f"{name}={value} must be at least 1")
+                raise UserError(f"{name}={value} is not a positive integer. Give at least 1.")
         if self.examples is not None and self.passes > 1:
-            raise UserError(f"give PASSES={self.passes} or EXAMPLES={self.examples}, not both")
+            raise UserError(f"PASSES={self.passes}, EXAMPLES={self.examples}: exclude each other. Give one of them.")
 
     @property
     def layout(self) -> Layout:
-        """What a row holds."""
+        """The layout of the rows."""
         return Layout.of(self.spec, self.source.task_feature_lengths, pack=self.source.pack)
 
     @functools.cached_property
     def vocabularies(self) -> dict[str, dict[str, Any]]:
-        """Task feature that is read -> what its vocabulary is."""
+        """Task feature that is read -> description of its vocabulary."""
         return {
-            name: _about_vocabulary(vocabulary)
+            name: _describe_vocabulary(vocabulary)
             for name, vocabulary in self.source.vocabularies().items()
             if name in self.spec.task_features
         }
 
     def settings(self) -> dict[str, Any]:
-        """What decides the contents of the shards, as JSON."""
+        """Returns the settings that determine the contents of the shards, as JSON values."""
         source = self.source
         corpora = [task.source.describe() for task in source.tasks if hasattr(task.source, "describe")]
         return {
@@ -101,7 +101,7 @@ class Plan:
         }
 
     def dtypes(self) -> tuple[str, ...]:
-        """Of each value of a row: as narrow as its vocabulary, or the source that it holds places in, allows."""
+        """Returns the storage dtype of each value: the narrowest one for its vocabulary or its range of positions."""
         return tuple(map(self._dtype, self.layout.values))
 
     def _dtype(self, value: Value) -> str:
@@ -112,33 +112,33 @@ class Plan:
         return storage_dtype(max(self.vocabularies[name]["ids"] for name in value.sources))
 
     def check(self) -> None:
-        """Refuses what cannot be written, before anything is.
+        """Checks that the cache can be written, before anything is written.
 
         Raises:
-          UserError: task, split, objective and settings do not fit together.
+          UserError: the task lacks the split or a feature, or its lengths or packing do not suit the objective.
         """
         source, features = self.source, self.source.provider.output_features
         if missing := [name for name in self.spec.task_features if name not in features]:
             raise UserError(
-                f"{source.mixture_or_task_name} has the features {', '.join(map(repr, features))}; this objective also "
-                f"reads {', '.join(map(repr, missing))}"
+                f"{source.mixture_or_task_name} has no feature {', '.join(map(repr, missing))}, which the objective "
+                f"reads; it has {', '.join(map(repr, features))}. Give a task or an objective that fits."
             )
-        source.task_dataset()  # refuses a split or an offline cache that does not exist
+        source.task_dataset()  # raises if the split or the offline cache does not exist
         _ = self.layout
 
     def units(self) -> list[tuple[int, int]]:
-        """(pass, shard) of every file, in order."""
+        """Returns (pass, shard) of every file, in order."""
         return [(number, shard) for number in range(self.passes) for shard in range(self.shards)]
 
-    # ---- what has been done ----------------------------------------------------------------------------------------
+    # ---- progress and completion -------------------------------------------------------------------------------------
 
     def begin(self) -> dict[tuple[int, int], Shard]:
-        """Claims the directory, and says which shards an earlier, interrupted command has completed.
+        """Claims the directory, and returns the shards that an earlier, interrupted command has completed.
 
-        A shard counts whose note is there and whose file has the size that it says.
+        A shard is complete if its record exists and its file has the recorded size.
 
         Raises:
-          UserError: the directory holds another cache, complete or half-written.
+          UserError: the directory contains another incomplete cache.
         """
         wanted = self._to_json()
         path = paths.join(self.directory, UNFINISHED, PLAN)
@@ -146,30 +146,30 @@ class Plan:
             stored = json.loads(paths.read_text(path))
             if found := [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]:
                 raise UserError(
-                    f"{self.directory} is a half-written cache of other settings ({'; '.join(found)}): delete it, or "
-                    "give another CACHE_DIR"
+                    f"{self.directory} is an incomplete cache with other settings ({'; '.join(found)}). Delete it, or "
+                    "give another CACHE_DIR."
                 )
         else:
             paths.write_atomic(path, json.dumps(wanted, indent=1))
-        _remove_left_behind(self.directory)
+        _remove_stale_files(self.directory)
         done, sizes = {}, manifests.sizes(self.directory)
         for unit in self.units():
             if f"{UNFINISHED}/{_name(unit)}" not in sizes:
                 continue
-            shard = Shard.from_json(json.loads(paths.read_text(self._note(unit))))
+            shard = Shard.from_json(json.loads(paths.read_text(self._record_path(unit))))
             if shard.rows and sizes.get(shard.file) != shard.size:
-                logging.warning("%s in %s is lost or cut off, and will be written again", shard.file, self.directory)
+                logging.warning("%s in %s is missing or truncated; writing it again", shard.file, self.directory)
                 continue
             done[unit] = shard
         return done
 
     def completed_manifest(self) -> Manifest | None:
-        """The manifest where this very cache has been written before; None where there is none yet.
+        """Returns the manifest if this cache is already complete, otherwise None.
 
-        A cache that has lost files, or parts of them, becomes an unfinished one of which these are left to be written.
+        A complete cache with missing or truncated files becomes an incomplete cache again, without these files.
 
         Raises:
-          UserError: the directory holds another cache.
+          UserError: the directory contains another cache.
         """
         if not paths.exists(paths.join(self.directory, manifests.MANIFEST)):
             return None
@@ -182,7 +182,7 @@ class Plan:
         wanted = self._to_json()
         if found := [line for part in stored for line in manifests.differences(stored[part], wanted[part])]:
             raise UserError(
-                f"{self.directory} holds a cache of other settings ({'; '.join(found)}): give another CACHE_DIR"
+                f"{self.directory} contains a cache with other settings ({'; '.join(found)}). Give another CACHE_DIR."
             )
         sizes = manifests.sizes(self.directory)
         if lost := [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.size]:
@@ -191,38 +191,40 @@ class Plan:
         return manifest
 
     def _reopen(self, manifest: Manifest, lost: Sequence[str]) -> None:
-        """Leaves all but the lost files done, by notes as while they were written. The manifest goes last."""
+        """Makes a cache incomplete: records all shards but the lost ones, then removes the manifest."""
         logging.warning(
-            "%s was complete and has lost %d of its files, or parts of them (%s): they are written again",
+            "%s: %d files of the complete cache are missing or truncated (%s); writing them again",
             *(self.directory, len(lost), ", ".join(lost[:_NAMED])),
         )
         written = {shard.file: shard for shard in manifest.shards}
         paths.write_atomic(paths.join(self.directory, UNFINISHED, PLAN), json.dumps(self._to_json(), indent=1))
         for unit in self.units():
             file = self.file(unit)
-            if file not in lost:  # what the manifest does not name has no rows
-                self.note(unit, written.get(file) or Shard("", unit[0], 0, 0, (0,) * len(self.layout.tracks), 0, ""))
+            if file not in lost:  # shards that the manifest does not list have no rows
+                self.record_shard(
+                    unit, written.get(file) or Shard("", unit[0], 0, 0, (0,) * len(self.layout.tracks), 0, "")
+                )
         paths.remove(paths.join(self.directory, manifests.MANIFEST))
 
     def finish(self) -> Manifest:
-        """Writes the manifest over all shards, which are complete.
+        """Writes the manifest, once all shards are complete.
 
         Raises:
-          RuntimeError: they are not.
-          UserError: there is no row in any of them.
+          RunFailed: shards are missing or truncated.
+          UserError: none of the shards has a row.
         """
         done = self.begin()
         if missing := [self.file(unit) for unit in self.units() if unit not in done]:
             raise RunFailed(
-                f"{len(missing)} of {len(self.units())} shards of {self.directory} did not arrive there, or not whole "
-                f"({', '.join(missing[:_NAMED])}{', …' if len(missing) > _NAMED else ''}): repeat the command, which "
-                "writes these alone. With BEAM, CACHE_DIR has to be a place that every worker writes to, such as gs://…"
+                f"{len(missing)} of {len(self.units())} shards of {self.directory} are missing or truncated "
+                f"({', '.join(missing[:_NAMED])}{', …' if len(missing) > _NAMED else ''}). Repeat the command, which "
+                "writes only these. With BEAM, every worker must be able to write to CACHE_DIR, such as gs://…."
             )
         shards = tuple(done[unit] for unit in self.units())
         if not sum(shard.rows for shard in shards):
             raise UserError(
-                f"{self.source.mixture_or_task_name}, split {self.source.split!r}, gives no example: there is nothing "
-                "to cache. `t5x_like inspect` shows what becomes of its documents"
+                f"{self.source.mixture_or_task_name}, split {self.source.split!r}, has no examples to cache. Run "
+                "`t5x_like inspect` to see which documents are skipped."
             )
         manifest = Manifest(
             settings=self.settings(),
@@ -243,32 +245,33 @@ class Plan:
         written = sum(shard.examples for shard in shards)
         if self.examples is not None and written < self.examples:
             logging.warning(
-                "%s gave %d examples with tokens, not %d: some are empty, or a shard has none (lower NUM_SHARDS)",
+                "%s has %d examples with tokens, not %d: some are empty, or a shard has none (decrease NUM_SHARDS)",
                 *(self.source.mixture_or_task_name, written, self.examples),
             )
         return manifest
 
-    def note(self, unit: tuple[int, int], shard: Shard) -> None:
-        """Remembers that a shard is complete."""
-        paths.write_atomic(self._note(unit), json.dumps(dataclasses.asdict(shard)))
+    def record_shard(self, unit: tuple[int, int], shard: Shard) -> None:
+        """Records that a shard is complete."""
+        paths.write_atomic(self._record_path(unit), json.dumps(dataclasses.asdict(shard)))
 
     def file(self, unit: tuple[int, int]) -> str:
-        """Where in the directory the rows of a pass and shard are."""
+        """Returns the path of a shard's file relative to the directory."""
         return f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{self.shards:05d}.array_record"
 
-    def _note(self, unit: tuple[int, int]) -> str:
+    def _record_path(self, unit: tuple[int, int]) -> str:
         return paths.join(self.directory, UNFINISHED, _name(unit))
 
     def _to_json(self) -> Mapping[str, Any]:
         return {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
 
-    # ---- the rows --------------------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------------------------
 
     def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
-        """What the rows of a shard hold, `_ROWS_AT_ONCE` of them at a time; see `Layout.storage_spec`.
+        """Returns the stored values of a shard's rows in batches of `_ROWS_AT_ONCE`; see `Layout.storage_spec`.
 
-        Documents are divided among the shards in the order of the source, which the reader shuffles anyway. The random
-        numbers of each shard and pass are its own: SeqIO would give the n-th document of every shard the same ones.
+        Documents are distributed over the shards in the order of the source, because the reader shuffles rows. Each
+        shard and pass has its own seed: with one seed, SeqIO would give the n-th document of every shard the same
+        random numbers.
         """
         number, shard = unit
         seed = hashlib.blake2b(f"{self.source.seed} {number} {shard}".encode(), digest_size=4).digest()
@@ -289,17 +292,20 @@ class Plan:
 
 
 def _name(unit: tuple[int, int]) -> str:
-    """Of a shard's note."""
+    """Returns the file name of a shard's record."""
     return f"{unit[0]:03d}-{unit[1]:05d}.json"
 
 
 def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], None] | None = None) -> Shard:
-    """Writes one file, whole or not at all.
+    """Writes one shard atomically.
 
     Args:
-      plan: of the cache.
-      unit: pass and shard.
-      wrote: called with numbers of rows and tokens as they are written.
+      plan: Plan of the cache.
+      unit: Pass and shard.
+      wrote: Called with the numbers of rows and tokens written since the last call.
+
+    Returns:
+      The description of the shard.
     """
     file = plan.file(unit)
     target = paths.join(plan.directory, file)
@@ -324,7 +330,7 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
         if rows:
             _store(local, target)
     shard = Shard(file if rows else "", unit[0], rows, examples, tuple(tokens), size, digest)
-    plan.note(unit, shard)
+    plan.record_shard(unit, shard)
     return shard
 
 
@@ -335,14 +341,14 @@ def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
 
 @contextlib.contextmanager
 def _local_file(target: str) -> Iterator[str]:
-    """A local path to write to: beside a local target, else in a temporary directory."""
+    """Yields a local path to write to: next to a local target, otherwise in a temporary directory."""
     if not paths.is_local(target):
         with tempfile.TemporaryDirectory() as directory:
             yield os.path.join(directory, "shard")
         return
     path = paths.local(target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of this process alone: two that write the same file never write into one another's.
+    # The name is unique to this process, so two processes never write to the same temporary file.
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
         yield str(temporary)
@@ -350,8 +356,8 @@ def _local_file(target: str) -> Iterator[str]:
         temporary.unlink(missing_ok=True)
 
 
-def _remove_left_behind(directory: str) -> None:
-    """Removes what processes of this machine were writing when they were killed."""
+def _remove_stale_files(directory: str) -> None:
+    """Removes temporary files of processes of this machine that were killed while writing."""
     if not paths.is_local(directory):
         return
     for path in paths.local(directory).glob("pass-*/.*.tmp"):
@@ -365,13 +371,13 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # the process belongs to another user
         return True
     return True
 
 
 def _store(local: str, target: str) -> None:
-    """Moves a finished file to its place."""
+    """Moves a finished file to its target."""
     if not paths.is_local(target):
         filesystem, inner = fsspec.core.url_to_fs(target)
         filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
@@ -383,8 +389,8 @@ def _store(local: str, target: str) -> None:
     paths.sync_directory(paths.local(target).parent)
 
 
-def _about_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
-    """How many ids there are, and a hash of what some of them stand for: the same wherever its file is."""
+def _describe_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
+    """Returns the kind, the number of ids and a hash of the text of some ids, independent of the file's path."""
     ids = vocabulary.vocab_size
     sample = hashlib.blake2b(digest_size=8)
     for number in range(0, ids, max(1, ids // _SAMPLED_IDS)):

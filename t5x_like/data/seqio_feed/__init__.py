@@ -1,6 +1,7 @@
-"""SeqIO tasks as they are, straight into the loop: the only room of the library that imports SeqIO and TensorFlow.
+"""Reads SeqIO tasks directly; with the cache's writer, the only package of the library that imports TensorFlow.
 
-Naming a `SeqIOSource`, as every gin file of a run does, imports neither: a run that reads a cache instead never does.
+Importing `SeqIOSource`, as the gin file of every run does, imports neither SeqIO nor TensorFlow. Only its methods
+do, so a run that reads a cache needs neither.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""A SeqIO feature converter driven by a `FeatureSpec`: trims, packs or pads, and makes the model's features.
+"""A SeqIO feature converter driven by a `FeatureSpec`: trims, packs or pads examples, and makes the model features.
 
-It works on windows of many examples at once, since the cost of tf.data follows the number of its elements.
+The converter processes windows of many examples at once, because the cost of tf.data grows with its number of elements.
 """
 
 import dataclasses
@@ -18,28 +18,28 @@ PAD_WINDOW = 64
 
 
 class SpecConverter(seqio.FeatureConverter):
-    """Makes the features of a spec from a task's; usable wherever SeqIO takes a converter.
+    """Makes the model features of a spec from task features; usable wherever SeqIO takes a feature converter.
 
-    Packing is next fit in the order of the data, as SeqIO's: an example that does not fit into the current row in every
-    feature begins the next one, and a window of as many examples as the longest feature has tokens ends with a row that
-    may be part full. An example is as long as its arrays, less its vocabulary's padding at their end; an example of
-    padding alone has no part in packing.
+    Packing is next-fit in the order of the data, like SeqIO's: an example that does not fit into the current row in
+    each feature starts the next row. A window has as many examples as the longest feature has tokens; its last row may
+    be partly filled. The length of an example is the length of its arrays without the vocabulary's padding at the end.
+    Examples that contain only padding are dropped when packing.
+
+    Args:
+      spec: Features that the objective reads.
+      pack: Whether several examples share a row.
+      padding_ids: Task feature -> id that is padding at the end of an example, or None if every id is text, as in
+        GPT-2's vocabulary. As in SeqIO, the default is 0.
+
+    Raises:
+      UserError: `pack` is set but the spec is not packable.
     """
 
     def __init__(self, spec: FeatureSpec, *, pack: bool, padding_ids: Mapping[str, int | None] | None = None):
-        """Args:
-          spec: what the objective reads.
-          pack: whether examples share rows.
-          padding_ids: task feature -> the id that is padding at the end of an example; None where every id is text, as
-            in GPT-2's vocabulary. 0 for features that are not named, as SeqIO has it.
-
-        Raises:
-          UserError: `pack` although the spec is not packable.
-        """
         if pack and not spec.packable:
-            raise UserError("pack=True, but examples of this objective cannot share a row: set pack=False")
+            raise UserError("PACK=True: examples of this objective cannot share a row. Set PACK=False.")
         self.spec, self.padding_ids = spec, dict(padding_ids or {})
-        # What the parent class checks datasets against.
+        # The parent class checks datasets against these attributes.
         self.TASK_FEATURES = {
             name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name))) for name in spec.task_features
         }
@@ -48,27 +48,28 @@ class SpecConverter(seqio.FeatureConverter):
         super().__init__(pack=pack, apply_length_check=False)
 
     def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
+        """Returns the length of each model feature; part of SeqIO's converter interface."""
         return self.spec.model_lengths(task_feature_lengths)
 
     def __call__(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        """As every converter of SeqIO, which wants the length of each feature and of no other."""
+        """Converts a dataset; SeqIO's interface requires the lengths of exactly the features that are read."""
         return super().__call__(ds, self.spec.task_lengths(task_feature_lengths))
 
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         return self.convert(ds, task_feature_lengths)
 
     def convert(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        """What calling the converter does, for a dataset that a task has already checked: fewer passes over it.
+        """Converts a dataset that a task has already checked, with fewer passes over it than `__call__`.
 
         Args:
-          ds: examples with the task features of the spec, `[any length]` of their dtypes.
-          task_feature_lengths: tokens of each.
+          ds: Examples with the task features of the spec, `[any length]`, with the dtypes of the spec.
+          task_feature_lengths: Task feature -> maximum length in tokens.
 
         Returns:
-          The model's features, `[length]` of their dtypes.
+          Dataset of rows with the model features, `[length]` each.
 
         Raises:
-          UserError: a task feature has another dtype than the spec says.
+          UserError: the dtype of a task feature differs from the spec.
         """
         lengths = self.spec.task_lengths(task_feature_lengths)
         capacities = {track: sum(lengths[name] for name in track) for track in self.spec.tracks}
@@ -86,10 +87,10 @@ class SpecConverter(seqio.FeatureConverter):
             rows, counts = trim(rows, sizes, lengths, self.spec, self.padding_ids)
             if self.pack:
                 rows, counts = _nonempty(rows, counts)
-                where = pack({t: _total(counts, t) for t in capacities}, capacities, window)
+                placement = pack({t: _total(counts, t) for t in capacities}, capacities, window)
             else:
-                where = one_per_row(tf.shape(next(iter(rows.values())))[0])
-            tracks = {t: Track([counts[name] for name in t], where, length) for t, length in capacities.items()}
+                placement = one_per_row(tf.shape(next(iter(rows.values())))[0])
+            tracks = {t: Track([counts[name] for name in t], placement, length) for t, length in capacities.items()}
             return {f.name: self._model_feature(f, rows, tracks, lengths) for f in self.spec.features}
 
         return ds.map(model_features, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -101,7 +102,7 @@ class SpecConverter(seqio.FeatureConverter):
         tracks: Mapping[tuple[str, ...], "Track"],
         lengths: Mapping[str, int],
     ) -> tf.Tensor:
-        """The rows of one model feature, `[rows, length]` of its dtype."""
+        """Returns the rows of one model feature, `[rows, length]`."""
         if set(feature.sources) & set(self.spec.fixed_lengths):
             (name,) = feature.sources
             return tf.ensure_shape(rows[name], [None, lengths[name]])
@@ -112,17 +113,17 @@ class SpecConverter(seqio.FeatureConverter):
         return track.dense(_ROLES[feature.role](tokens, track, self.spec.bos_id))
 
 
-# ---- where examples lie ----------------------------------------------------------------------------------------------
+# ---- placement of examples in rows -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Which example of a window lies where.
+    """Placement of the examples of a window in rows.
 
     Attributes:
-      row: the row of each example, int32 `[examples]`, ascending.
-      segment: its number in its row, from 1 on, int32 `[examples]`.
-      number_of_rows: scalar int32.
+      row: Row of each example, int32 `[examples]`, ascending.
+      segment: Number of each example in its row, starting at 1, int32 `[examples]`.
+      number_of_rows: Scalar int32.
     """
 
     row: tf.Tensor
@@ -131,80 +132,80 @@ class Placement:
 
 
 def one_per_row(examples: tf.Tensor) -> Placement:
-    """Every example in a row of its own."""
+    """Places each example in its own row."""
     return Placement(tf.range(examples), tf.ones([examples], tf.int32), examples)
 
 
 def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], window: int) -> Placement:
-    """Several examples a row, next fit.
+    """Places several examples per row by next fit.
 
     Args:
-      counts: tokens of each example in each track, `[examples]`.
-      capacities: tokens of a row in each track.
-      window: how many examples there are at most.
+      counts: Track -> number of tokens of each example, `[examples]`.
+      capacities: Track -> number of tokens in a row.
+      window: Maximum number of examples.
     """
-    begins = _row_begins(list(counts.values()), [capacities[track] for track in counts], window)
-    row = tf.cumsum(tf.cast(begins, tf.int32)) - 1
-    first = tf.cast(tf.squeeze(tf.where(begins), 1), tf.int32)
+    starts = _row_starts(list(counts.values()), [capacities[track] for track in counts], window)
+    row = tf.cumsum(tf.cast(starts, tf.int32)) - 1
+    first = tf.cast(tf.squeeze(tf.where(starts), 1), tf.int32)
     segment = tf.range(tf.size(row)) - tf.gather(first, row) + 1
     return Placement(row, segment, tf.size(first))
 
 
 class Track:
-    """The tokens of a window's examples one after the other (`[tokens]`, flat), and how they become rows.
+    """The concatenated tokens of a window's examples (flat, `[tokens]`), and their arrangement in rows.
+
+    Args:
+      part_counts: For each of the joined features, the number of tokens of each example, `[examples]`.
+      placement: Placement of the examples in rows.
+      length: Length of a row.
 
     Attributes:
-      counts: tokens of each example, `[examples]`.
-      before: how many of them come before the last of the joined features, `[examples]`.
+      counts: Number of tokens of each example, `[examples]`.
+      before: Number of tokens of each example before the last of the joined features, `[examples]`.
     """
 
-    def __init__(self, part_counts: list[tf.Tensor], where: Placement, length: int):
-        """Args:
-        part_counts: tokens of each example in each of the joined features, `[examples]`.
-        where: which example lies where.
-        length: of a row.
-        """
+    def __init__(self, part_counts: list[tf.Tensor], placement: Placement, length: int):
         self.counts = tf.add_n(part_counts)
         self.before = self.counts - part_counts[-1]
-        self._part_counts, self._where, self._length = part_counts, where, length
-        self._row_lengths = tf.math.unsorted_segment_sum(self.counts, where.row, where.number_of_rows)
+        self._part_counts, self._placement, self._length = part_counts, placement, length
+        self._row_lengths = tf.math.unsorted_segment_sum(self.counts, placement.row, placement.number_of_rows)
         self._starts = tf.cumsum(self.counts, exclusive=True)
 
     @functools.cached_property
     def offsets(self) -> tf.Tensor:
-        """Where each example begins in its row, `[examples]`."""
-        return self._starts - tf.gather(tf.cumsum(self._row_lengths, exclusive=True), self._where.row)
+        """Start position of each example in its row, `[examples]`."""
+        return self._starts - tf.gather(tf.cumsum(self._row_lengths, exclusive=True), self._placement.row)
 
     @functools.cached_property
     def positions(self) -> tf.Tensor:
-        """Each token's place in its example, flat."""
+        """Position of each token in its example, flat."""
         return tf.range(tf.reduce_sum(self.counts)) - tf.repeat(self._starts, self.counts)
 
     @functools.cached_property
     def left(self) -> tf.Tensor:
-        """How many tokens of the same example follow each token, flat."""
+        """Number of tokens of the same example after each token, flat."""
         return tf.repeat(self.counts, self.counts) - self.positions - 1
 
     @functools.cached_property
     def segments(self) -> tf.Tensor:
-        """Each token's segment in its row, flat."""
-        return tf.repeat(self._where.segment, self.counts)
+        """Segment of each token in its row, flat."""
+        return tf.repeat(self._placement.segment, self.counts)
 
     def flat(self, parts: list[tf.Tensor]) -> tf.Tensor:
-        """The tokens of the joined features, each `[examples, any length]`, flat."""
+        """Flattens the tokens of the joined features, each `[examples, any length]`."""
         real = [tf.sequence_mask(n, tf.shape(p)[1]) for n, p in zip(self._part_counts, parts, strict=True)]
         if len(parts) == 1:
             return tf.boolean_mask(parts[0], real[0])
         return tf.boolean_mask(tf.concat(parts, axis=1), tf.concat(real, axis=1))
 
     def dense(self, flat: tf.Tensor) -> tf.Tensor:
-        """Flat values as rows, `[rows, length]`, 0 behind the last example."""
+        """Arranges flat values in rows, `[rows, length]`, with 0 after the last example."""
         return tf.RaggedTensor.from_row_lengths(flat, self._row_lengths, validate=False).to_tensor(
             shape=[None, self._length]
         )
 
 
-# Of flat tokens, their track and BOS; flat too.
+# Role -> function of the flat tokens, their track and the BOS id, with flat result.
 _ROLES = {
     "tokens": lambda tokens, track, bos: tokens,
     "shifted": lambda tokens, track, bos: tf.where(track.positions > 0, tf.roll(tokens, 1, 0), bos),
@@ -221,7 +222,7 @@ _ROLES = {
 }
 
 
-# ---- how many tokens there are, and which fit into a row -----------------------------------------------------------
+# ---- token counts and row starts -------------------------------------------------------------------------------------
 
 
 def _check_dtypes(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec) -> None:
@@ -230,17 +231,17 @@ def _check_dtypes(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec) 
         if found.is_floating != wanted.is_floating or not (found.is_floating or found.is_integer):
             raise UserError(
                 f"task feature {name!r}: its values are {found.name}, but the objective reads {wanted.name}. Change "
-                "the task's preprocessor, or the feature's TaskFeature(…, dtype=…) in the objective's FeatureSpec"
+                "the task's preprocessor, or the feature's TaskFeature(…, dtype=…) in the objective's FeatureSpec."
             )
 
 
 def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
-    """Features as `[examples, longest]`, 0 behind their ends, and the length of each example, `[examples]`."""
+    """Returns the features as `[examples, longest]`, padded with 0, and the length of each example, `[examples]`."""
     rows, sizes = {}, {}
     for name, examples in batch.items():
         if isinstance(examples, tf.RaggedTensor):
             rows[name], sizes[name] = examples.to_tensor(), examples.row_lengths()
-        else:  # of one static length
+        else:  # all examples have the same static length
             rows[name], sizes[name] = examples, tf.fill([tf.shape(examples)[0]], tf.shape(examples)[1])
     return rows, sizes
 
@@ -252,22 +253,23 @@ def trim(
     spec: FeatureSpec,
     padding_ids: Mapping[str, int | None],
 ):
-    """Rows trimmed to their lengths, and how many items each example has in every feature that others may run along.
+    """Trims rows to their lengths, and counts the items of each example.
 
-    Where there is padding, features that run along one another are counted together, by the last item of any of them
-    that is not padding. Positions within a feature go no further than it was trimmed to.
+    With padding, aligned features are counted together: up to the last item that is not padding in any of them.
+    Positions within another feature are dropped if they are beyond the length to which it was trimmed.
 
     Args:
-      rows: task feature -> `[examples, any length]`.
-      sizes: task feature -> how long each example is, padding included, `[examples]`.
-      lengths: task feature -> items at most.
-      spec: what runs along what.
-      padding_ids: task feature -> the id of padding, None for no padding; 0 for features that are not named.
+      rows: Task feature -> `[examples, any length]`.
+      sizes: Task feature -> length of each example, including padding, `[examples]`.
+      lengths: Task feature -> maximum length.
+      spec: Spec that declares which features are aligned.
+      padding_ids: Task feature -> id of padding, or None for no padding; the default is 0.
 
     Returns:
-      Task feature -> `[examples, length]`, features without company not padded; leading feature -> `[examples]`.
+      Task feature -> rows `[examples, length]`, padded to `length` only for features that are aligned or fixed; and
+      lead -> number of items of each example, `[examples]`.
     """
-    company = {spec.lead(name) for name in lengths if spec.lead(name) != name} | set(spec.fixed_lengths)
+    padded = {spec.lead(name) for name in lengths if spec.lead(name) != name} | set(spec.fixed_lengths)
     trimmed = {name: rows[name][:, :length] for name, length in lengths.items()}
     counts: dict[str, tf.Tensor] = {}
     for name, tokens in trimmed.items():
@@ -278,7 +280,7 @@ def trim(
             counts[lead] = tf.maximum(counts[lead], count) if lead in counts else count
         elif name == lead:
             counts[lead] = size
-        if lead in company:
+        if lead in padded:
             trimmed[name] = tf.pad(tokens, [[0, 0], [0, lengths[name] - tf.shape(tokens)[1]]])
     for feature in spec.features:
         if feature.within is not None:
@@ -290,11 +292,11 @@ def trim(
 
 
 def _count(tokens: tf.Tensor, sizes: tf.Tensor, padding_id: int) -> tf.Tensor:
-    """How many tokens there are in each row of `[examples, length]` up to the last one that is not padding."""
+    """Counts the tokens in each row of `[examples, length]` up to the last one that is not padding."""
     real = (tokens != tf.cast(padding_id, tokens.dtype)) & tf.sequence_mask(sizes, tf.shape(tokens)[1])
-    places = tf.cast(real, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
-    # An array without columns has no largest element: reduce_max gives the least integer.
-    return tf.maximum(tf.reduce_max(places, axis=1), 0)
+    ends = tf.cast(real, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
+    # reduce_max of an array without columns is the smallest integer.
+    return tf.maximum(tf.reduce_max(ends, axis=1), 0)
 
 
 def _total(counts: Mapping[str, tf.Tensor], track: tuple[str, ...]) -> tf.Tensor:
@@ -302,7 +304,7 @@ def _total(counts: Mapping[str, tf.Tensor], track: tuple[str, ...]) -> tf.Tensor
 
 
 def _nonempty(rows: Mapping[str, tf.Tensor], counts: Mapping[str, tf.Tensor]):
-    """The rows that have a token in any feature."""
+    """Keeps the rows that have a token in any feature."""
     kept = tf.add_n(list(counts.values())) > 0
     return (
         {name: tf.boolean_mask(tokens, kept) for name, tokens in rows.items()},
@@ -310,11 +312,12 @@ def _nonempty(rows: Mapping[str, tf.Tensor], counts: Mapping[str, tf.Tensor]):
     )
 
 
-def _row_begins(counts: list[tf.Tensor], capacities: list[int], window: int) -> tf.Tensor:
-    """Which examples begin a row, bool `[examples]`.
+def _row_starts(counts: list[tf.Tensor], capacities: list[int], window: int) -> tf.Tensor:
+    """Returns which examples start a row, bool `[examples]`.
 
-    From each example the first one that no longer fits into its row is found by binary search in running sums; the
-    examples that begin a row are those reached from the first one by such jumps, found by doubling them.
+    For each example, a binary search in cumulative sums finds the first following example that no longer fits into a
+    row that starts with it. The examples that start a row are those reached from the first example by such jumps, which
+    are found by pointer doubling.
     """
     size = tf.size(counts[0])
     following = tf.fill([size], size)

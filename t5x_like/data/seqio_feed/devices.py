@@ -1,9 +1,12 @@
-"""TensorFlow reads data here; a GPU's memory is JAX's. To be imported before anything that computes with TensorFlow."""
+"""Hides GPUs from TensorFlow, which only reads data; their memory belongs to JAX.
+
+Import this module before TensorFlow computes.
+"""
 
 import contextlib
 
 import tensorflow as tf
 
-# It cannot give back devices that it already uses.
+# TensorFlow raises RuntimeError if it already uses its devices.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")

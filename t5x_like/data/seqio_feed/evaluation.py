@@ -1,4 +1,4 @@
-"""A task's own metrics, through SeqIO's Evaluator: the model's predictions or scores, the task's postprocessing."""
+"""Computes a task's own metrics from a model's predictions or scores with SeqIO's Evaluator."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,20 +25,23 @@ def run_evaluator(
     num_examples: int | None = None,
     log_dir: str | None = None,
 ) -> dict[str, float]:
-    """The metrics of every task of `source` that has any.
+    """Computes the metrics of the tasks of `source` that define metrics.
 
     Args:
-      source: task or mixture, split and lengths; examples are not packed, whatever it says.
-      spec: the objective's features.
-      predict: a full batch -> the token ids of each row, up to and without EOS.
-      score: a full batch -> log-probabilities `[batch]`.
-      num_examples: examples of each task at most; None for all.
-      log_dir: where SeqIO writes each example with its prediction; nowhere by default.
+      source: Task or mixture, split and lengths. Examples are never packed here.
+      spec: Features of the objective.
+      predict: Function from a full batch to the token ids of each row, up to EOS and without it.
+      score: Function from a full batch to log-probabilities, `[batch]`.
+      num_examples: Maximum number of examples per task; None for all.
+      log_dir: Directory in which SeqIO writes each example with its prediction; None to write none.
 
     Returns:
       `<task>/<metric>` -> value.
+
+    Raises:
+      UserError: the task does not exist, or its data cannot be read.
     """
-    source.provider  # noqa: B018 (registers the user's tasks, or says which names there are)
+    source.provider  # noqa: B018 (registers the user's tasks and checks the name)
     if log_dir:
         tf.io.gfile.makedirs(log_dir)
     with task_errors.explain_errors(source):
@@ -55,16 +58,16 @@ def run_evaluator(
             async_compute_metrics=False,
         )
     limits = source.id_limits(spec)
-    # SeqIO makes one array of all predictions, and its decoding stops at EOS.
+    # SeqIO stacks all predictions in one array, so each is padded with EOS, at which SeqIO's decoding stops.
     length, eos_id = source.task_feature_lengths["targets"], source.vocabularies()["targets"].eos_id or 0
 
-    def filled(row):
+    def padded(row):
         tokens = [int(token) for token in row]
         return tokens + [eos_id] * (length - len(tokens))
 
     def over_batches(compute):
         def run(dataset, model_feature_shapes=None):
-            """The (index, result) pairs of an enumerated dataset, the last batch filled up with zeros."""
+            """Returns the (index, result) pairs of an enumerated dataset; the last batch is padded with zeros."""
             pairs: list[tuple[int, Any]] = []
             for indices, batch in dataset.batch(source.batch_size).as_numpy_iterator():
                 check_ids(batch, limits, data=source.mixture_or_task_name, holder="its vocabulary")
@@ -78,7 +81,7 @@ def run_evaluator(
     with task_errors.explain_errors(source):
         metrics, _ = evaluator.evaluate(
             compute_metrics=True,
-            predict_fn=over_batches(lambda batch: [filled(row) for row in predict(batch)]),
+            predict_fn=over_batches(lambda batch: [padded(row) for row in predict(batch)]),
             score_fn=over_batches(lambda batch: [float(value) for value in score(batch)]),
         )
     return {

@@ -1,4 +1,4 @@
-"""Where batches come from: a registered SeqIO task or mixture with lengths, batch size and seed."""
+"""Data source that reads a registered SeqIO task or mixture."""
 
 import dataclasses
 import difflib
@@ -21,27 +21,30 @@ if TYPE_CHECKING:
 
     from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
+# Package that registers the shipped tasks. It is imported by name, because the library does not depend on it.
 SHIPPED_TASKS = "data_tasks"
+_INSTALL_COMMAND = "pip install seqio tensorflow tensorflow-text tensorflow-datasets"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqIOSource:
-    """A task or mixture from SeqIO's registry.
+    """A task or mixture from SeqIO's registry; see `DataSource`.
 
-    Nothing is read, and neither SeqIO nor TensorFlow imported, before a method is called.
+    Constructing a source reads no data and imports neither SeqIO nor TensorFlow.
 
     Attributes:
-      mixture_or_task_name: its registered name.
-      task_feature_lengths: task feature -> tokens; longer examples are trimmed (`t5x_like inspect` counts them).
-      batch_size: rows of a batch over all processes.
-      split: of the data.
-      shuffle: whether training batches come shuffled; evaluation's never do.
-      pack: whether several examples share a row.
-      seed: of order and corruption.
-      use_cached: read SeqIO's offline cache of the task.
-      module: the user's module, or several, to import first; found in the working directory too.
-      num_epochs: how often the data is read; None for ever.
-      task_arguments: what a task lets its user set, such as a pattern of files or the path of a vocabulary.
+      mixture_or_task_name: Registered name.
+      task_feature_lengths: Task feature -> maximum length in tokens. Longer examples are trimmed; `t5x_like inspect`
+        counts them.
+      batch_size: Number of rows of a batch over all processes.
+      split: Split of the data.
+      shuffle: Whether training batches are shuffled; evaluation batches never are.
+      pack: Whether several examples share a row.
+      seed: Seed of the order and of the corruption.
+      use_cached: Whether to read SeqIO's offline cache of the task.
+      module: One or several user modules to import first; the working directory is searched too.
+      num_epochs: Number of passes over the data; None for unlimited passes.
+      task_arguments: Arguments that the task declares, such as a pattern of files; see `t5x_like.data.task_arguments`.
     """
 
     mixture_or_task_name: str
@@ -58,7 +61,7 @@ class SeqIOSource:
 
     def __post_init__(self):
         if self.batch_size < 1:
-            raise UserError(f"BATCH_SIZE={self.batch_size} must be at least 1")
+            raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
 
     @property
     def name(self) -> str:
@@ -67,11 +70,11 @@ class SeqIOSource:
 
     @property
     def provider(self) -> "seqio.Task | seqio.Mixture":
-        """The task or mixture itself.
+        """The registered task or mixture, with its arguments set.
 
         Raises:
-          UserError: no such name; the message lists the nearest ones. Or one without this split.
-          UserError: `module` cannot be found; or TensorFlow or SeqIO is not installed.
+          UserError: the name is not registered, `module` cannot be found, an argument is invalid, or TensorFlow or
+            SeqIO is not installed.
         """
         import_modules(self.module)
         provider = find_provider(self.mixture_or_task_name)
@@ -83,7 +86,7 @@ class SeqIOSource:
 
     @property
     def tasks(self) -> "Sequence[seqio.Task]":
-        """The task, or those of the mixture."""
+        """The task, or the tasks of the mixture."""
         return self._tasks(self.provider)
 
     @staticmethod
@@ -93,26 +96,26 @@ class SeqIOSource:
         return seqio.get_subtasks(provider)
 
     def vocabularies(self) -> "dict[str, seqio.Vocabulary]":
-        """Task feature -> vocabulary."""
+        """Returns task feature -> vocabulary."""
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
     def padding_ids(self) -> "dict[str, int | None]":
-        """Task feature -> the id that is padding at the end of an example; None where its vocabulary has none."""
+        """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
         return {name: vocabulary.pad_id for name, vocabulary in self.vocabularies().items()}
 
     def id_limits(self, spec: FeatureSpec) -> dict[str, int]:
-        """Model feature -> how many token ids its vocabulary has; see `FeatureSpec.id_limits`."""
+        """Returns model feature -> number of token ids of its vocabulary; see `FeatureSpec.id_limits`."""
         return spec.id_limits({name: vocabulary.vocab_size for name, vocabulary in self.vocabularies().items()})
 
     def has_metrics(self) -> bool:
-        """Whether any task has metrics of its own, computed from predictions or scores."""
+        """Returns whether a task has its own metrics, computed from predictions or scores."""
         return any(task.metric_objs for task in self.tasks)
 
     def describe(self) -> list[str]:
-        """What is read, a line each: the task, and the corpora that say something about themselves."""
+        """Returns a line for the task, and one for each corpus that describes itself."""
         lengths = ", ".join(f"{name} {length}" for name, length in self.task_feature_lengths.items())
         ids = max(vocabulary.vocab_size for vocabulary in self.vocabularies().values())
-        rows = "packed" if self.pack else "one example a row"
+        rows = "packed" if self.pack else "one example per row"
         return [
             f"data: {self.mixture_or_task_name}, split {self.split}, lengths {lengths}, batches of {self.batch_size} "
             f"rows, {rows}, seed {self.seed}, {ids:,} token ids",
@@ -120,44 +123,44 @@ class SeqIOSource:
         ]
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, int]]:
-        """Model feature -> (batch, length) over all processes."""
+        """Returns model feature -> (batch, length) over all processes."""
         lengths = spec.model_lengths(self.task_feature_lengths)
         return {name: (self.batch_size, length) for name, length in lengths.items()}
 
     def check_vocabulary(self, embeddings: int) -> None:
-        """Refuses a vocabulary with more ids than a model has embeddings.
+        """Checks that a model has an embedding for each token id.
 
         Raises:
-          UserError: with both numbers.
+          UserError: a vocabulary has more ids than `embeddings`.
         """
         for name, vocabulary in self.vocabularies().items():
             if vocabulary.vocab_size > embeddings:
                 raise UserError(
-                    f"the vocabulary of {name!r} in {self.mixture_or_task_name} has {vocabulary.vocab_size} ids "
-                    f"(sentinels included), the model {embeddings} embeddings: give the model "
-                    f"vocab_size={vocabulary.vocab_size} or more"
+                    f"{self.name}: the vocabulary of {name!r} has {vocabulary.vocab_size} ids (including sentinels), "
+                    f"but the model has only {embeddings} embeddings. Set vocab_size={vocabulary.vocab_size} or more "
+                    "for the model."
                 )
 
     def check(self, spec: FeatureSpec) -> None:
-        """Refuses a task that cannot be read as `spec` asks; no example is read.
+        """Checks that the task can be read as `spec` requires; no example is read.
 
         Raises:
-          UserError: the task or split is not registered, a feature or a length is missing, or `pack` does not suit.
+          UserError: the task is not registered, or the split, a feature or a length is missing.
         """
         provider = self.provider
         self._check_split(provider)
         self._check_features(provider, spec)
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
-        """Training batches of this process.
+        """Returns the training batches of one process.
 
         Args:
-          spec: what the objective reads.
-          process_index: which process this is.
-          process_count: how many read the data together; each reads its own shard of it.
+          spec: Features that the objective reads.
+          process_index: Index of this process.
+          process_count: Number of processes; each reads its own shard of the data.
 
         Raises:
-          UserError: lengths, vocabulary, batch size and task do not fit together.
+          UserError: the task cannot be read with these lengths, this batch size or this number of processes.
         """
         rows = self._rows(process_count)
         provider = self.provider
@@ -199,16 +202,17 @@ class SeqIOSource:
     def eval_batches(
         self, spec: FeatureSpec, num_batches: int | None = None, *, process_index: int = 0, process_count: int = 1
     ) -> Iterator[dict[str, np.ndarray]]:
-        """The split once through, in order, the same batches each time.
+        """Yields the batches of one pass over the split in order, the same each time.
 
-        The last batch is filled up with rows of zeros, whose weights are zero. Every process reads all of the data and
-        takes its rows of each batch, so all see the same number of batches. A mixture ends when its first task does.
+        The last batch is padded with rows of zeros, whose weights are zero. Each process reads all of the data and
+        takes its rows of each batch, so all processes see the same number of batches. A mixture ends when its first
+        task ends.
 
         Args:
-          spec: what the objective reads.
-          num_batches: how many at most; None for all.
-          process_index: which process this is.
-          process_count: how many there are.
+          spec: Features that the objective reads.
+          num_batches: Maximum number of batches; None for all.
+          process_index: Index of this process.
+          process_count: Number of processes.
         """
         rows = self._rows(process_count)
         mine = slice(process_index * rows, (process_index + 1) * rows)
@@ -223,11 +227,11 @@ class SeqIOSource:
     def task_dataset(
         self, *, shuffle: bool = False, num_epochs: int | None = 1, shard_info: "seqio.ShardInfo | None" = None
     ) -> "tf.data.Dataset":
-        """The examples as the task gives them: token ids, neither trimmed, packed nor padded."""
+        """Returns the examples of the task: token ids that are not trimmed, packed or padded."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, shard_info=shard_info)
 
     def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
-        """The first examples as the task gives them, as many as there are of `number`."""
+        """Yields the first examples of the task, at most `number`."""
         yield from _explain_errors(self.task_dataset().take(number).as_numpy_iterator(), self)
 
     def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
@@ -236,8 +240,9 @@ class SeqIOSource:
             for task in self._tasks(provider):
                 if not task.supports_caching or task.cache_dir is None:
                     raise UserError(
-                        f"USE_CACHED_TASKS=True, but there is no cache of {task.name!r}: set it to False, or write "
-                        "one with seqio's cache_tasks_main and name its folder with seqio.add_global_cache_dirs"
+                        f"USE_CACHED_TASKS=True: no offline cache of {task.name!r} found. Set it to False, or write a "
+                        "cache with seqio's cache_tasks_main and register its directory with "
+                        "seqio.add_global_cache_dirs."
                     )
         from t5x_like.data.seqio_feed import task_errors
 
@@ -251,8 +256,8 @@ class SeqIOSource:
                 seed=self.seed,
                 shard_info=shard_info,
                 num_epochs=num_epochs,
-                trim_output_features=False,  # the converter does it, many examples at once
-                try_in_mem_cache=False,  # it would be part of every checkpoint
+                trim_output_features=False,  # the converter trims many examples at once
+                try_in_mem_cache=False,  # every checkpoint would contain the cache
             ),
         )
 
@@ -264,12 +269,12 @@ class SeqIOSource:
         return converter.convert(self._task_dataset(provider, **reading), lengths)
 
     def _check_features(self, provider, spec: FeatureSpec) -> dict[str, int]:
-        """The length of each task feature that `spec` reads."""
+        """Returns the length of each task feature that `spec` reads."""
         lengths = spec.task_lengths(self.task_feature_lengths)
         if missing := [name for name in lengths if name not in provider.output_features]:
             raise UserError(
-                f"{self.mixture_or_task_name} has the features {', '.join(map(repr, provider.output_features))}; this "
-                f"objective also reads {', '.join(map(repr, missing))}"
+                f"{self.name} has no feature {', '.join(map(repr, missing))}, which the objective reads; it has "
+                f"{', '.join(map(repr, provider.output_features))}. Give a task or an objective that fits."
             )
         return lengths
 
@@ -277,38 +282,44 @@ class SeqIOSource:
         with_split = [task for task in self._tasks(provider) if self.split in task.splits]
         if not with_split:
             splits = sorted({split for task in self._tasks(provider) for split in task.splits})
-            raise UserError(f"{self.mixture_or_task_name} has no split {self.split!r}; it has {', '.join(splits)}")
+            raise UserError(f"{self.name} has no split {self.split!r}. Give one of {', '.join(splits)}.")
 
     def _rows(self, process_count: int) -> int:
         if self.batch_size % process_count:
-            raise UserError(f"BATCH_SIZE={self.batch_size} must be a multiple of the {process_count} processes")
+            raise UserError(
+                f"BATCH_SIZE={self.batch_size} is not divisible by the number of processes. Give a multiple of "
+                f"{process_count}."
+            )
         return self.batch_size // process_count
 
     def _corpus(self) -> str:
-        """A hash of what the corpora say about themselves, their own hashes included."""
+        """Returns a hash of the descriptions of the corpora, which include hashes of their contents."""
         lines = [task.source.describe() for task in self.tasks if hasattr(task.source, "describe")]
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
 def import_modules(module: str | Sequence[str] | None) -> None:
-    """Registers the shipped tasks and the user's, whose modules are looked for in the working directory too.
+    """Imports the modules that register the shipped tasks and the user's tasks.
+
+    Args:
+      module: One or several user modules; the working directory is searched too.
 
     Raises:
-      UserError: a module does not exist; or TensorFlow, TFDS or SeqIO is not installed.
+      UserError: a module does not exist, or TensorFlow, TFDS or SeqIO is not installed.
     """
     _load_tensorflow()
     modules = [module] if isinstance(module, str) else list(module or ())
-    if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
-        sys.path.append(folder)
+    if (directory := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(directory)
     for name in (SHIPPED_TASKS, *modules):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-                raise  # the module is there and imports something that is not
+                raise  # the module exists, but one of its imports does not
             raise UserError(
-                f"MIXTURE_OR_TASK_MODULE={name!r} cannot be imported: there is no module {error.name!r} in {folder} "
-                "nor on the Python path. Give a dotted name such as my_tasks or my_package.tasks"
+                f"MIXTURE_OR_TASK_MODULE={name!r}: module {error.name!r} not found in {directory} or on the Python "
+                "path. Give a dotted name such as my_tasks or my_package.tasks."
             ) from error
 
 
@@ -319,17 +330,16 @@ def _load_tensorflow() -> None:
         from t5x_like.data.seqio_feed import devices  # noqa: F401
     except ModuleNotFoundError as error:
         raise UserError(
-            f"reading a SeqIO task needs TensorFlow, TFDS and SeqIO, and there is no {error.name!r} here: pip install "
-            "seqio tensorflow tensorflow-text tensorflow-datasets. Training from a cache needs none of them: see "
-            "data/cached.gin"
+            f"{error.name!r} is not installed, and reading a SeqIO task needs TensorFlow, TFDS and SeqIO. Run "
+            f"`{_INSTALL_COMMAND}`. Training from a cache needs none of them; see data/cached.gin."
         ) from error
 
 
 def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
-    """The task or mixture of that name.
+    """Returns the task or mixture with a registered name.
 
     Raises:
-      UserError: there is none; the message lists the nearest names.
+      UserError: the name is not registered; the message lists the nearest names.
     """
     import seqio
 
@@ -337,8 +347,8 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
     if name not in names:
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or sorted(names)[:20]
         raise UserError(
-            f"MIXTURE_OR_TASK_NAME={name!r} is not registered; the nearest names are {', '.join(near)}. If it is "
-            "yours, name the module that registers it in MIXTURE_OR_TASK_MODULE"
+            f"MIXTURE_OR_TASK_NAME={name!r} is not registered. The nearest names are {', '.join(near)}. For your own "
+            "task, set MIXTURE_OR_TASK_MODULE to the module that registers it."
         )
     return seqio.get_mixture_or_task(name)
 

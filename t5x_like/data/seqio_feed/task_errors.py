@@ -1,7 +1,7 @@
-"""Explains errors in a task's data: finds the task, the preprocessor, the example and its line by reading again.
+"""Explains errors in a task's data: reads it again to find the task, the preprocessor, the example and its line.
 
-TensorFlow only names the operation that failed. The failing example is found by a binary search over the number of
-examples to preprocess, the failing preprocessor by applying one after the other to that example.
+TensorFlow only names the operation that failed. A binary search over the number of examples finds the failing example.
+Applying one preprocessor after the other to this example finds the failing preprocessor.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|Error in user-defined f
 
 @contextlib.contextmanager
 def explain_errors(source: "SeqIOSource") -> Iterator[None]:
-    """Converts TensorFlow errors raised while a task is read into errors that name the example.
+    """Converts TensorFlow errors of reading a task into errors that name the example.
 
     Raises:
       UserError: an example fails again when the data is read again, or a file cannot be opened.
@@ -36,17 +36,16 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
         yield
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
         raise UserError(
-            f"{source.mixture_or_task_name}, split {source.split!r}: {_first_line(error)}. Check the files that the "
-            "task reads"
+            f"{source.name}, split {source.split!r}: {_first_line(error)}. Check the files that the task reads."
         ) from error
     except tf.errors.OpError as error:
         found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
         if found is None:
             raise RunFailed(
-                f"{source.mixture_or_task_name}, split {source.split!r}: reading failed ({_first_line(error)}), but "
-                "did not fail again on a second read. Retry the command"
+                f"{source.name}, split {source.split!r}: reading failed ({_first_line(error)}), but did not fail "
+                "again on a second read. Retry the command."
             ) from error
-        raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor") from error
+        raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor.") from error
 
 
 def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
@@ -57,8 +56,8 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
       make: builds the dataset.
 
     Raises:
-      UserError: a preprocessor cannot be applied to the examples, the features that they have in the end are not those
-        that the task declares, or the rate of a mixture cannot be computed.
+      UserError: a preprocessor cannot be applied to the examples, the resulting features differ from those that the
+        task declares, or the rate of a mixture cannot be computed.
     """
     try:
         return make()
@@ -74,7 +73,12 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
                 except Exception as cause:
                     raise UserError(
                         f"task {task.name}: preprocessor {_name(stage)} ({number} of {len(stages)}) cannot be applied: "
-                        f"{type(cause).__name__}: {_last_line(cause)}. Its examples have the features {_features(ds)}"
+                        f"{_with_type(cause)}. Its input is {_element(ds)}."
+                    ) from error
+                if not isinstance(following, tf.data.Dataset):
+                    raise UserError(
+                        f"task {task.name}: preprocessor {_name(stage)} ({number} of {len(stages)}) returns a "
+                        f"{type(following).__name__}. Let it return a tf.data.Dataset."
                     ) from error
                 ds = following
             _check_outputs(task, source, error)
@@ -82,12 +86,13 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
 
 
 def _check_outputs(task: seqio.Task, source: "SeqIOSource", error: Exception) -> None:
-    """Raises what SeqIO finds wrong with the features that the preprocessors of a task leave."""
+    """Raises the error of SeqIO's check of the features that the preprocessors of a task produce, if any."""
     try:
         task.get_dataset(dict(source.task_feature_lengths), source.split, use_cached=source.use_cached, shuffle=False)
     except Exception as cause:
         raise UserError(
-            f"task {task.name}: {_last_line(cause)}. Correct its preprocessors, or what its output_features declare"
+            f"task {task.name}: {_last_line(cause) or type(cause).__name__}. Correct its preprocessors or its "
+            "output_features."
         ) from error
 
 
@@ -105,15 +110,15 @@ def rates(source: "SeqIOSource") -> dict[str, float]:
             found[task.name] = source.provider.get_rate(task)
         except Exception as error:  # seqio.mixing_rate_num_examples computes with None
             raise UserError(
-                f"mixture {source.mixture_or_task_name}: the rate of the task {task.name} cannot be computed "
-                f"({type(error).__name__}: {_last_line(error)}). Set the number of examples of its source, such as "
-                "seqio.TextLineDataSource(…, num_input_examples={'train': 1000}), or set a number as its rate"
+                f"mixture {source.name}: the rate of the task {task.name} cannot be computed ({_with_type(error)}). "
+                "Set the number of examples of its source, such as seqio.TextLineDataSource(…, "
+                "num_input_examples={'train': 1000}), or set a number as its rate."
             ) from error
     return found
 
 
 def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
-    """Describes the first failing example of a task; None if none is found in time."""
+    """Describes the first failing example of a task, or returns None if none is found in time."""
     if source.split not in task.splits or source.use_cached:
         return None
     raw, stages = task.source.get_dataset(split=source.split, shuffle=False), _stages(task)
@@ -188,14 +193,18 @@ def _line(task: seqio.Task, split: str, example: Any) -> str:
 
 
 def _shortened(example: Any) -> str:
+    """Returns the repr of an example, cut to `_SHOWN` characters."""
     shown = tf.nest.map_structure(lambda value: value.numpy() if hasattr(value, "numpy") else value, example)
     text = shown.decode("utf-8", errors="replace") if isinstance(shown, bytes) else shown
     return f"{text!r:.{_SHOWN}}"
 
 
-def _features(ds: tf.data.Dataset) -> str:
+def _element(ds: tf.data.Dataset) -> str:
+    """Describes the elements of a dataset: their features, or their type if they have none."""
     spec = ds.element_spec
-    return ", ".join(map(repr, sorted(spec))) if isinstance(spec, dict) else f"a single {spec.dtype.name}"
+    if isinstance(spec, dict):
+        return f"an example with the features {', '.join(map(repr, sorted(spec)))}" if spec else "an empty example"
+    return f"a single {spec.dtype.name} tensor" if hasattr(spec, "dtype") else f"a {type(spec).__name__}"
 
 
 def _name(stage: Callable) -> str:
@@ -209,5 +218,14 @@ def _first_line(error: tf.errors.OpError) -> str:
 
 
 def _last_line(error: Exception) -> str:
+    """Returns the last line of a message, where TensorFlow repeats the error of traced Python code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else ""
+
+
+def _with_type(error: Exception) -> str:
+    """Returns the type and message of an error; tracing has already put the type into some messages."""
+    name, message = type(error).__name__, _last_line(error)
+    if not message:
+        return name
+    return message if message.startswith(f"{name}: ") else f"{name}: {message}"
