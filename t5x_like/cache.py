@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import paths
 from t5x_like.data.cached.manifest import Manifest, Shard
-from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.source import TaskSource
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _LINE_SECONDS = 10.0
 
 def cache(
     *,
-    data: SeqIOSource,
+    data: TaskSource,
     objective: Any,
     cache_dir: str,
-    eval_data: SeqIOSource | None = None,
+    eval_data: TaskSource | None = None,
     loop: Callable[..., Any] | None = None,
     passes: int = 1,
     examples: int | None = None,

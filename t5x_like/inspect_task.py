@@ -1,11 +1,11 @@
-"""`t5x_like inspect`: what the model will see of a task, and what is wrong with it."""
+"""`t5x_like inspect`: shows the rows that a model reads from a task, and reports problems."""
 
 import contextlib
 import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -19,28 +19,31 @@ from t5x_like.data.span_lengths import span_lengths
 from t5x_like.data.token_text import joined_name, piece, rows_as_text
 from t5x_like.errors import UserError
 
+if TYPE_CHECKING:
+    from t5x_like.data.seqio_feed import SeqIOSource
+
 PERCENTILES = (0, 10, 50, 90, 99, 100)
-# Lengths where none are given: small rows, and what their kind then needs. BERT masks 20 of 128 tokens at most.
+# Default lengths: short rows, and their number of predictions. BERT masks at most 20 of 128 tokens.
 DEFAULT_LENGTH = 128
 DEFAULT_PREDICTIONS = 20
-# What is worth a warning. Unknown tokens are nothing to a model but noise; half a row of padding is half the compute.
+# Fractions above these are problems: unknown tokens are noise, and padding wastes compute.
 UNKNOWN_FRACTION = 0.001
 PADDING_FRACTION = 0.5
 
 
 @dataclasses.dataclass
 class Inspection:
-    """What was found.
+    """Results of an inspection.
 
     Attributes:
-      problems: what is wrong, each with what to do; empty where nothing is.
-      lengths: task feature -> tokens of each example that was looked at.
-      trimmed: task feature -> how many of them are too long.
-      unknown: task feature -> the fraction of unknown tokens.
-      efficiency: task feature -> the fraction of a row that is no padding.
-      examples_per_row: on average.
-      skipped: reason -> how many documents are left out for it, of `documents` that were looked at.
-      documents: how many that was; 0 where the task does not say what its documents are.
+      problems: Problems, each with advice; empty if none was found.
+      lengths: Task feature -> number of tokens of each inspected example.
+      trimmed: Task feature -> number of these examples that are too long.
+      unknown: Task feature -> fraction of unknown tokens.
+      efficiency: Task feature -> fraction of the positions that are not padding.
+      examples_per_row: Mean number of examples per row.
+      skipped: Reason -> number of documents that are skipped for it, among the inspected `documents`.
+      documents: Number of inspected documents; 0 without the shipped `documents` preprocessor.
     """
 
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -68,33 +71,34 @@ def inspect(
     spec: FeatureSpec | str | None = None,
     console: Console | None = None,
 ) -> Inspection:
-    """Prints what the model will see of a task or mixture.
+    """Prints the rows that a model reads from a task or mixture, with statistics and problems.
 
     Args:
-      mixture_or_task_name: its registered name.
-      task_feature_lengths: tokens of each task feature; by default short ones that suit the kind of task.
-      split: of the data.
-      num_examples: rows to print.
-      sample: documents and examples to look at for counts and percentiles, from the start of the split.
-      seed: of the corruption.
-      pack: whether examples share rows; by default wherever they may.
-      use_cached: read SeqIO's offline cache of the task.
-      module: the user's module that registers the task; found in the working directory too.
-      task_arguments: what the task lets its user set, such as a pattern of files.
-      spec: what the objective reads, or its name in `t5x_like.data.features`, such as PREFIX_LM; by default told by the
-        task's features.
-      console: where to print; the terminal by default.
+      mixture_or_task_name: Registered name.
+      task_feature_lengths: Task feature -> maximum length in tokens; by default short lengths that suit the task.
+      split: Split of the data.
+      num_examples: Number of rows to print.
+      sample: Number of documents and examples for statistics, from the start of the split.
+      seed: Seed of the corruption.
+      pack: Whether several examples share a row; by default if the spec is packable.
+      use_cached: Whether to read SeqIO's offline cache of the task.
+      module: One or several user modules that register the task; the working directory is searched too.
+      task_arguments: Arguments that the task declares, such as a pattern of files.
+      spec: Features that the objective reads, or their name in `t5x_like.data.features`, such as PREFIX_LM. By default
+        the spec that reads most of the task's features.
+      console: Console to print to; by default the terminal.
 
     Returns:
-      The numbers that were printed.
+      The statistics and problems that were printed.
 
     Raises:
-      UserError: TensorFlow and SeqIO are not installed; or `module` cannot be found.
-      UserError: the name is not registered, or its settings do not fit together.
+      UserError: TensorFlow and SeqIO are not installed, `module` is not found, the name is not registered, or the
+        settings do not suit the task.
     """
-    source_class = _seqio_source()
+    from t5x_like.data.seqio_feed import SeqIOSource
+
     console = console or Console()
-    source = source_class(
+    source = SeqIOSource(
         mixture_or_task_name=mixture_or_task_name,
         task_feature_lengths=dict(task_feature_lengths or {}),
         batch_size=1,
@@ -120,29 +124,18 @@ def inspect(
     _print_documents(source, sample, found, console)
     _print_bytes(source, sample, found, console)
     _print_lengths(source, sample, found, console)
-    judged = task_feature_lengths is not None  # padding of rows whose lengths nobody chose is nobody's mistake
+    judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
     _print_rows(source, spec, sample, num_examples, judged, found, console)
     _print_problems(found, console)
     return found
 
 
-def _seqio_source():
-    try:
-        from t5x_like.data.seqio_feed import SeqIOSource
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"reading a SeqIO task needs TensorFlow, TFDS and SeqIO, and there is no {error.name!r} here: "
-            "pip install seqio tensorflow tensorflow-text tensorflow-datasets"
-        ) from error
-    return SeqIOSource
-
-
 def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
-    """Lengths to look at tasks with, where nobody has said which.
+    """Returns default lengths for inspecting tasks.
 
     Args:
-      spec: what is read of them.
-      tasks: SeqIO's; span corruption says itself how many tokens of targets there are.
+      spec: Features that the objective reads.
+      tasks: SeqIO tasks. The length of the targets of span corruption follows from its parameters.
     """
     from data_tasks import preprocessors
 
@@ -160,10 +153,10 @@ def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
     return lengths
 
 
-# ---- stations, in the order of the data ------------------------------------------------------------------------------
+# ---- sections of the output, in the order of the data ----------------------------------------------------------------
 
 
-def _print_task(source, console: Console) -> None:
+def _print_task(source: "SeqIOSource", console: Console) -> None:
     console.rule(f"[bold]{source.mixture_or_task_name}")
     for line in source.describe():
         console.print(Text(line))
@@ -175,15 +168,15 @@ def _print_task(source, console: Console) -> None:
             console.print(Text(f"  {name}: {rate / sum(rates.values()):.1%} of the mixture"))
 
 
-def _print_vocabularies(source, console: Console) -> None:
-    named: list[tuple[list[str], Any]] = []
+def _print_vocabularies(source: "SeqIOSource", console: Console) -> None:
+    groups: list[tuple[list[str], Any]] = []
     for name, vocabulary in _text_vocabularies(source).items():
-        same = next((names for names, other in named if other == vocabulary), None)
+        same = next((names for names, other in groups if other == vocabulary), None)
         if same is None:
-            named.append(([name], vocabulary))
+            groups.append(([name], vocabulary))
         else:
             same.append(name)
-    for names, vocabulary in named:
+    for names, vocabulary in groups:
         size, sentinels = vocabulary.vocab_size, vocabulary.extra_ids
         path = getattr(vocabulary, "sentencepiece_model_file", "")
         console.print(Text(f"\nvocabulary of {' and '.join(names)}: {type(vocabulary).__name__} {path}".rstrip()))
@@ -193,14 +186,14 @@ def _print_vocabularies(source, console: Console) -> None:
                 + (f"{sentinels} sentinels from {size - 1} down to {size - sentinels}" if sentinels else "no sentinels")
             )
         )
-        places = np.linspace(3, max(size - sentinels - 1, 3), 24).astype(int)
+        ids = np.linspace(3, max(size - sentinels - 1, 3), 24).astype(int)
         console.print(
-            Text("  pieces: ") + Text(" ").join(Text(piece(int(place), vocabulary), style="cyan") for place in places)
+            Text("  pieces: ") + Text(" ").join(Text(piece(int(token), vocabulary), style="cyan") for token in ids)
         )
 
 
-def _print_documents(source, sample: int, found: Inspection, console: Console) -> None:
-    """Counts the documents that the shipped preprocessor leaves out, where a task uses it."""
+def _print_documents(source: "SeqIOSource", sample: int, found: Inspection, console: Console) -> None:
+    """Counts the documents that the shipped `documents` preprocessor skips, if a task uses it."""
     from data_tasks import preprocessors
 
     counts: Counter[str] = Counter()
@@ -212,7 +205,7 @@ def _print_documents(source, sample: int, found: Inspection, console: Console) -
         limit = options.get("max_document_bytes", preprocessors.MAX_DOCUMENT_BYTES)
         ds = task.source.get_dataset(split=source.split, shuffle=False).take(sample)
         if feature not in ds.element_spec:
-            continue  # the task itself will say so
+            continue  # reading the task reports this error
         for reasons in ds.map(
             lambda example, f=feature, n=limit: preprocessors.document_problems(example[f], n)
         ).as_numpy_iterator():
@@ -221,36 +214,36 @@ def _print_documents(source, sample: int, found: Inspection, console: Console) -
     found.skipped = dict(counts)
     if found.documents:
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
-        console.print(Text(f"\ndocuments left out of the first {found.documents:,}: {skipped}"))
+        console.print(Text(f"\nskipped documents among the first {found.documents:,}: {skipped}"))
         if (share := counts.total() / found.documents) > PADDING_FRACTION:
             found.problems.append(
-                f"{share:.0%} of the documents are left out ({skipped}): is this the right text feature?"
+                f"{share:.0%} of the documents are skipped ({skipped}). Check that the text feature is the right one."
             )
 
 
-def _print_bytes(source, sample: int, found: Inspection, console: Console) -> None:
+def _print_bytes(source: "SeqIOSource", sample: int, found: Inspection, console: Console) -> None:
     from t5x_like.data.seqio_feed.source_bytes import count_bytes
 
-    with _problem(found, "the source cannot be read"):
+    with _record_errors(found, "the source cannot be read"):
         counts = count_bytes(source, sample)
         if counts.undecodable:
             found.problems.append(
-                f"{counts.undecodable:,} bytes of the first {counts.examples:,} examples of the source are not UTF-8: "
-                "they become replacement characters or unknown tokens, or their documents are skipped. Convert the "
-                "files, for example with `iconv -f latin1 -t utf8`"
+                f"{counts.undecodable:,} bytes of the first {counts.examples:,} examples of the source are not UTF-8. "
+                "They become replacement characters or unknown tokens, or their documents are skipped. Convert the "
+                "files, for example with `iconv -f latin1 -t utf8`."
             )
         if counts.carriage_returns:
             found.problems.append(
                 f"{counts.carriage_returns:,} carriage returns (␍) in the first {counts.examples:,} examples of the "
-                "source, probably Windows line endings: the model would learn them. Remove them from the files"
+                "source, probably Windows line endings, which the model would learn. Remove them from the files."
             )
 
 
-def _print_lengths(source, sample: int, found: Inspection, console: Console) -> None:
+def _print_lengths(source: "SeqIOSource", sample: int, found: Inspection, console: Console) -> None:
     vocabularies = _text_vocabularies(source)
     lengths: dict[str, list[int]] = {name: [] for name in source.task_feature_lengths}
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
-    with _problem(found, "the task cannot be read"):
+    with _record_errors(found, "the task cannot be read"):
         for example in source.examples(sample):
             for name in lengths:
                 if name in example:
@@ -261,7 +254,9 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
     found.lengths = {name: np.array(counted) for name, counted in lengths.items() if counted}
     if not found.lengths:
         if not found.problems:
-            found.problems.append(f"the split {source.split!r} has no examples: are they too short, or skipped?")
+            found.problems.append(
+                f"the split {source.split!r} has no examples. Check whether its documents are too short or skipped."
+            )
         return
 
     columns = ("tokens", *(f"{p} %" for p in PERCENTILES), "limit", "too long", "unknown")
@@ -274,16 +269,16 @@ def _print_lengths(source, sample: int, found: Inspection, console: Console) -> 
         table.add_row(name, *percentiles, str(limit), str(found.trimmed[name]), f"{found.unknown[name]:.2%}")
         if found.trimmed[name]:
             found.problems.append(
-                f"{found.trimmed[name]:,} of {len(counted):,} examples have more than {limit} tokens in {name!r}; the "
-                f"rest is cut off, EOS with it: raise {name} in TASK_FEATURE_LENGTHS (up to {counted.max()})"
+                f"{found.trimmed[name]:,} of {len(counted):,} examples have more than {limit} tokens in {name!r} "
+                f"and are truncated, including EOS. Increase {name} in TASK_FEATURE_LENGTHS (up to {counted.max()})."
             )
         if found.unknown[name] > UNKNOWN_FRACTION:
             found.problems.append(
-                f"{found.unknown[name]:.1%} of the tokens of {name!r} are unknown to the vocabulary: use one "
-                "that was made for this language"
+                f"{found.unknown[name]:.1%} of the tokens of {name!r} are unknown to the vocabulary. Use "
+                "a vocabulary that was trained on this language."
             )
     count = len(next(iter(found.lengths.values())))
-    console.print(Text(f"\nlengths of the first {count:,} examples, percentiles, before anything is trimmed"))
+    console.print(Text(f"\nlengths of the first {count:,} examples, percentiles before trimming"))
     console.print(table)
 
 
@@ -293,17 +288,23 @@ def _without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
 
 
 def _print_rows(
-    source, spec, sample: int, num_examples: int, judged: bool, found: Inspection, console: Console
+    source: "SeqIOSource",
+    spec: FeatureSpec,
+    sample: int,
+    num_examples: int,
+    judged: bool,
+    found: Inspection,
+    console: Console,
 ) -> None:
-    """Packs or pads as training does, counts what is no padding (and judges it), and shows some rows."""
+    """Packs or pads rows as training does, counts padding, reports too much of it if `judged`, and prints some rows."""
     batches: list[Mapping[str, np.ndarray]] = []
-    with _problem(found, "the model cannot be fed with it"):
+    with _record_errors(found, "rows cannot be made"):
         iterator = source.host_iterator(spec)
         batches = list(itertools.islice(iterator, sample))
         if not iterator.can_be_saved:
             found.problems.append(
-                "the position in this pipeline cannot be saved, so that resuming reads the data again from the start: "
-                "use TensorFlow operations and stateless seeds in place of py_function, from_generator and tf.random"
+                "the position in this pipeline cannot be saved, so a resumed run reads the data again from the start. "
+                "Use TensorFlow operations and stateless seeds instead of py_function, from_generator and tf.random."
             )
     if not batches:
         return
@@ -315,66 +316,64 @@ def _print_rows(
     for name, fraction in found.efficiency.items():
         if judged and fraction < 1 - PADDING_FRACTION:
             advice = _against_padding(name, source, spec, found)
-            found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding: {advice}")
+            found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding. {advice[0].upper()}{advice[1:]}.")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
-    console.print(
-        Text(f"\n{len(batches):,} rows, {found.examples_per_row:.2f} examples each; tokens that are no padding: {full}")
-    )
+    console.print(Text(f"\n{len(batches):,} rows, {found.examples_per_row:.2f} examples per row, not padding: {full}"))
     for number, batch in enumerate(batches[:num_examples]):
         for title, shown in rows_as_text(spec, batch, _text_vocabularies(source), _special_names(source, spec)):
             console.print(Text(f"\nrow {number}, {title}", style="bold"))
             console.print(shown)
 
 
-def _against_padding(name: str, source, spec: FeatureSpec, found: Inspection) -> str:
+def _against_padding(name: str, source: "SeqIOSource", spec: FeatureSpec, found: Inspection) -> str:
     """Suggests lengths that reduce padding without truncating any of the examples."""
     advice = []
     if source.pack:
-        # Examples share a row until one does not fit into one of its features: that one leaves the others empty.
+        # A row ends when an example does not fit into one of its features, which leaves padding in the others.
         fullest = max(found.efficiency, key=found.efficiency.get)
         wanted = fullest if found.efficiency[fullest] > found.efficiency[name] else name
-        where = "" if wanted == name else f", where rows are full first ({found.efficiency[wanted]:.0%}),"
-        advice.append(f"raise {wanted!r}{where} in TASK_FEATURE_LENGTHS, so that more examples share a row")
+        where = "" if wanted == name else f", which fills up first ({found.efficiency[wanted]:.0%}),"
+        advice.append(f"increase {wanted!r}{where} in TASK_FEATURE_LENGTHS, so that more examples share a row")
     elif spec.packable:
         advice.append("set pack=True")
     longest = int(found.lengths[name].max()) if name in found.lengths else None
     if longest is not None and longest < source.task_feature_lengths[name]:
-        advice.append(f"lower {name!r} to {longest}, its longest example here")
-    return ", or ".join(advice) or f"lower {name!r} in TASK_FEATURE_LENGTHS, which cuts its longest examples"
+        advice.append(f"decrease {name!r} to {longest}, the length of its longest example here")
+    return ", or ".join(advice) or f"decrease {name!r} in TASK_FEATURE_LENGTHS, which truncates its longest examples"
 
 
 def _print_problems(found: Inspection, console: Console) -> None:
     console.print()
     if not found.problems:
-        console.print(Text("nothing wrong was found", style="green"))
+        console.print(Text("no problems found", style="green"))
     for problem in found.problems:
-        console.print(Text("wrong: ", style="bold red") + Text(problem))
+        console.print(Text("problem: ", style="bold red") + Text(problem))
 
 
 @contextlib.contextmanager
-def _problem(found: Inspection, what: str) -> Iterator[None]:
-    """Turns what goes wrong while reading into a problem, so that the rest is shown all the same."""
+def _record_errors(found: Inspection, summary: str) -> Iterator[None]:
+    """Records an error of reading as a problem, so that the other sections are still printed."""
     try:
         yield
-    except Exception as error:  # whatever a user's preprocessor may raise
-        message = str(error) if isinstance(error, UserError) else f"{what}: {type(error).__name__}: {error}"
+    except Exception as error:  # a user's preprocessor may raise anything
+        message = str(error) if isinstance(error, UserError) else f"{summary}: {type(error).__name__}: {error}"
         if message not in found.problems:
             found.problems.append(message)
 
 
-# ---- what tasks say about themselves ---------------------------------------------------------------------------------
+# ---- properties of tasks ---------------------------------------------------------------------------------------------
 
 
-def _text_vocabularies(source) -> dict[str, Any]:
-    """Task feature -> vocabulary, of those that are text and no numbers."""
+def _text_vocabularies(source: "SeqIOSource") -> dict[str, Any]:
+    """Returns task feature -> vocabulary for features that are text, not numbers."""
     import seqio
 
     vocabularies = source.vocabularies()
     return {n: found for n, found in vocabularies.items() if not isinstance(found, seqio.PassThroughVocabulary)}
 
 
-def _special_names(source, spec: FeatureSpec) -> dict[int, str]:
-    """The ids of a masked LM's special tokens, with their names."""
+def _special_names(source: "SeqIOSource", spec: FeatureSpec) -> dict[int, str]:
+    """Returns the ids of a masked LM's special tokens -> their names."""
     from data_tasks import special_tokens
 
     if all(feature.role != "row_positions" for feature in spec.features):
@@ -391,7 +390,7 @@ def _special_names(source, spec: FeatureSpec) -> dict[int, str]:
 
 
 def _options_of(task: Any, function: Any) -> Mapping[str, Any] | None:
-    """The keyword arguments with which a task uses a preprocessor; None where it does not use it."""
+    """Returns the keyword arguments of a preprocessor in a task, or None if the task does not use it."""
     for preprocessor in task.preprocessors:
         if getattr(preprocessor, "func", preprocessor) is function:
             return getattr(preprocessor, "keywords", {})

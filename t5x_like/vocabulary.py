@@ -14,8 +14,7 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.errors import UserError
 
-# The default directory of vocabularies.
-FOLDER = "vocabulary"
+DEFAULT_DIRECTORY = "vocabulary"
 # The tasks that read a vocabulary of each kind.
 TASKS = {
     "sentencepiece": "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm",
@@ -39,66 +38,68 @@ def vocabulary(
     """Trains a vocabulary and writes the files that `vocabulary_path` of the `text_files_*` tasks refers to.
 
     Args:
-      pattern: .txt and .jsonl files to train on: a local path or bucket URL that may contain *, ** and ?.
-      kind: `sentencepiece` (T5), `wordpiece` (BERT) or `byte_bpe` (GPT-2).
-      size: number of pieces, including special ones.
-      output: directory to write to; default `vocabulary/KIND`.
-      lower_case: only for `wordpiece`, whether to lower-case and strip accents; default True.
-      json_field: field of a .jsonl record that holds the text.
-      max_bytes: limit of the text; larger text is reduced to a uniform sample of its documents.
-      overwrite: whether to write to a directory that is not empty.
+      pattern: Files to train on, .txt or .jsonl: a local path or bucket URL that may contain *, ** and ?.
+      kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT) or `byte_bpe` (GPT-2).
+      size: Number of pieces, including special ones.
+      output: Directory to write to; by default `vocabulary/KIND`.
+      lower_case: For `wordpiece` only: whether to lower-case and strip accents, by default True.
+      json_field: Field of a .jsonl record that contains the text.
+      max_bytes: Maximum size of the text. Larger text is reduced to a uniform sample of its documents.
+      overwrite: Whether to write to a directory that is not empty.
 
     Returns:
       The value for `vocabulary_path`: the file, or the directory of a vocabulary with several files.
 
     Raises:
-      UserError: no file matches, the size does not suit the text, or the directory cannot be written.
+      UserError: no file matches, the size does not suit the text, a library is missing, or the directory cannot be
+        written.
     """
     from data_tasks.vocabularies import trainers
 
-    # ---- what to write, before anything is read ----------------------------------------------------------------------
+    # ---- settings ----------------------------------------------------------------------------------------------------
     if kind not in trainers.KINDS:
         raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(trainers.KINDS)}.")
     if size < 1 or max_bytes < 1:
-        raise UserError(f"SIZE={size}, MAX_BYTES={max_bytes}: must be positive integers.")
-    folder = output or os.path.join(FOLDER, kind)
-    _check_output(folder, overwrite)
+        raise UserError(f"SIZE={size}, MAX_BYTES={max_bytes}: not positive integers. Give at least 1 for each.")
+    trainers.check_installed(kind)
+    directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
+    _check_output(directory, overwrite)
 
     # ---- text --------------------------------------------------------------------------------------------------------
     documents = _read(pattern, json_field, max_bytes)
 
-    # ---- learning ----------------------------------------------------------------------------------------------------
+    # ---- training ----------------------------------------------------------------------------------------------------
     options = {} if lower_case is None else {"lower_case": lower_case}
-    with _progress(f"learning {size:,} pieces ({kind})"):
+    with _progress(f"training a vocabulary of {size:,} pieces ({kind})"):
         files = trainers.KINDS[kind](documents, size, **options)
 
     # ---- writing -----------------------------------------------------------------------------------------------------
     try:
         for name, contents in files.items():
-            paths.write_atomic(paths.join(folder, name), contents)
+            paths.write_atomic(paths.join(directory, name), contents)
     except OSError as error:
-        raise UserError(f"OUTPUT_PATH={folder}: cannot be written ({error}). Give another directory.") from error
-    path = folder if len(files) > 1 else paths.join(folder, next(iter(files)))
+        raise UserError(f"OUTPUT_PATH={directory}: cannot be written ({error}). Give another directory.") from error
+    path = directory if len(files) > 1 else paths.join(directory, next(iter(files)))
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
-    print(f"wrote {size:,} pieces: {', '.join(paths.join(folder, name) for name in files)}")
+    print(f"wrote {size:,} pieces: {', '.join(paths.join(directory, name) for name in files)}")
     print(f"tasks: {TASKS[kind]}, with TASK_ARGUMENTS = {{'pattern': {pattern!r}, 'vocabulary_path': {path!r}}}")
     print(f"model: {trainers.models_for(kind, size)}")
     return path
 
 
-def _check_output(folder: str, overwrite: bool) -> None:
+def _check_output(directory: str, overwrite: bool) -> None:
     """Checks that the output directory is empty and writable, before minutes of work."""
-    if paths.is_local(folder):
+    if paths.is_local(directory):
         try:
-            paths.local(folder).mkdir(parents=True, exist_ok=True)
+            paths.local(directory).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"OUTPUT_PATH={folder}: cannot be created ({error}). Give another directory.") from error
-        if not os.access(paths.local(folder), os.W_OK):
-            raise UserError(f"OUTPUT_PATH={folder}: not writable. Give another directory.")
-    names = paths.listdir(folder) if paths.exists(folder) else []
+            raise UserError(f"OUTPUT_PATH={directory}: cannot be created ({error}). Give another directory.") from error
+        if not os.access(paths.local(directory), os.W_OK):
+            raise UserError(f"OUTPUT_PATH={directory}: not writable. Give another directory.")
+    names = paths.listdir(directory) if paths.exists(directory) else []
     if names and not overwrite:
         raise UserError(
-            f"OUTPUT_PATH={folder}: not empty ({', '.join(names[:3])}). Give another directory, or --overwrite."
+            f"OUTPUT_PATH={directory}: not empty ({', '.join(names[:3])}). Give another directory, or --overwrite."
         )
 
 
@@ -112,18 +113,18 @@ def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
     counts: Counter[str] = Counter()
     documents: list[str] = []
     read = kept = 0
-    said = time.monotonic()
+    logged = time.monotonic()
     for document in text_files.documents(files, json_field=json_field, counts=counts):
         read += len(document)
         if _hash_fraction(document) < kept_share and kept < max_bytes:
             documents.append(document.decode())
             kept += len(document)
-        if time.monotonic() - said >= PROGRESS_SECONDS:
-            logging.info("read %.0f MB of text of %d files", read / 1e6, len(files))
-            said = time.monotonic()
+        if time.monotonic() - logged >= PROGRESS_SECONDS:
+            logging.info("read %.0f MB of text from %d files", read / 1e6, len(files))
+            logged = time.monotonic()
     skipped = "".join(f"; {number:,} {reason}" for reason, number in counts.items())
     logging.info(
-        "%d files of %s: %.1f MB of text, learning from %s documents of %.1f MB%s",
+        "%d files of %s: %.1f MB of text, training on %s documents of %.1f MB%s",
         *(len(files), pattern, read / 1e6, f"{len(documents):,}", kept / 1e6, skipped),
     )
     if not documents:
@@ -137,16 +138,16 @@ def _hash_fraction(document: bytes) -> float:
 
 
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[None]:
+def _progress(task: str) -> Iterator[None]:
     """Logs the elapsed time periodically, because the library does not report progress."""
     started, done = time.monotonic(), threading.Event()
 
-    def say():
+    def report():
         while not done.wait(PROGRESS_SECONDS):
-            logging.info("%s: %.0f s so far", what, time.monotonic() - started)
+            logging.info("%s: %.0f s so far", task, time.monotonic() - started)
 
-    logging.info("%s", what)
-    thread = threading.Thread(target=say, daemon=True)
+    logging.info("%s", task)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield

@@ -94,6 +94,8 @@ def all_imports() -> list[Import]:
 def level_of(name: str) -> int:
     """The level of a module of t5x_like; the bare package holds nothing but its version and lies below everything."""
     parts = name.split(".")
+    if parts[0] == "data_tasks":
+        return COMMANDS
     if len(parts) == 1:
         return -1
     return next((level for level, packages in enumerate(LEVELS) if parts[1] in packages), COMMANDS)
@@ -104,10 +106,11 @@ def under(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def uphill(imports: list[Import]) -> list[str]:
+    """Describes imports from a higher level. The shipped tasks in data_tasks are at the level of commands."""
     return [
         f"{found.where}: {found.importer} imports {found.imported}, which lies above it"
         for found in imports
-        if found.importer.startswith("t5x_like.") and found.imported.split(".")[0] == "t5x_like"
+        if found.importer.startswith("t5x_like.") and found.imported.split(".")[0] in ("t5x_like", "data_tasks")
         if level_of(found.imported) > level_of(found.importer)
     ]
 
@@ -126,6 +129,8 @@ def test_imports_run_downhill():
         ("t5x_like.layers.mlp", "from ..models.t5 import T5", False),
         ("t5x_like.optimizers.base", "def f():\n  import t5x_like.models.t5", False),
         ("t5x_like.data.feed", "from t5x_like.training import checkpoints", False),
+        ("t5x_like.data.seqio_feed.source", "def f():\n  from data_tasks import c4", False),
+        ("t5x_like.inspect_task", "def f():\n  from data_tasks import preprocessors", True),
         ("t5x_like.kernels.masks", "from t5x_like.layers.mlp import MLP", False),
         ("t5x_like.config", "from t5x_like import train", False),
         ("t5x_like.train", "from t5x_like import config, eval", True),

@@ -30,7 +30,7 @@ def source(documents):
 
 @pytest.fixture
 def register():
-    """Registers tasks for one test."""
+    """Returns a function that registers tasks for one test."""
     names = []
 
     def add(name, source, *, preprocessor=None, reads=("inputs", "targets")):
@@ -49,11 +49,11 @@ def register():
         seqio.TaskRegistry.remove(name)
 
 
-def test_a_sound_task_shows_everything_and_nothing_wrong():
+def test_task_without_problems():
     lengths = {"inputs": 128, "targets": 32}
     found, output = run("python_docs_span_corruption", split="validation", task_feature_lengths=lengths)
     assert found.problems == []
-    assert "nothing wrong was found" in output
+    assert "no problems found" in output
     assert "python_docs: documents" in output and "hash" in output
     assert "1,024 ids: padding 0, EOS 1, unknown 2, 100 sentinels from 1023 down to 924" in output
     assert "<extra_id_0>" in output and "</s>" in output and "[padding × 3]" in output
@@ -62,7 +62,7 @@ def test_a_sound_task_shows_everything_and_nothing_wrong():
     assert 0.9 < found.efficiency["inputs"] <= 1
 
 
-def test_lengths_that_nobody_gave_suit_the_task(register):
+def test_default_lengths_suit_the_task(register):
     found, output = run("python_docs_span_corruption", split="validation")
     assert "lengths inputs 128, targets 29," in output and found.problems == []
     copied = {"inputs": [70] * 100, "targets": [71] * 100}
@@ -71,13 +71,13 @@ def test_lengths_that_nobody_gave_suit_the_task(register):
     assert "lengths inputs 128, targets 128," in output and found.problems == []
 
 
-def test_documents_left_out_are_counted_by_reason(register):
+def test_skipped_documents_are_counted_by_reason(register):
     register("shown_dirty", source([b"", b"\xff\xff", TEXT.encode() * 3, b" "]))
     found, output = run("shown_dirty", task_feature_lengths={"inputs": 64, "targets": 20})
     assert found.skipped == {"empty": 2, "not valid UTF-8": 1}
     assert found.documents == 4
-    assert "left out of the first 4: 2 empty, 1 not valid UTF-8" in output
-    assert any("75% of the documents are left out" in problem for problem in found.problems)
+    assert "skipped documents among the first 4: 2 empty, 1 not valid UTF-8" in output
+    assert any("75% of the documents are skipped" in problem for problem in found.problems)
 
 
 def tokens(**lengths):
@@ -94,10 +94,10 @@ def test_long_examples_and_padding_are_reported(register):
     assert found.efficiency == {"inputs": 1.0, "targets": 0.1}
     trimmed, padded = found.problems
     assert "10 of 10 examples have more than 40 tokens in 'inputs'" in trimmed and "up to 50" in trimmed
-    assert "90% of 'targets' is padding: set pack=True" in padded
+    assert "90% of 'targets' is padding. Set pack=True" in padded
 
 
-def test_packing_is_counted(register):
+def test_examples_per_row_are_counted(register):
     register("shown_packed", source([b"x"] * 12), preprocessor=tokens(inputs=10, targets=5))
     found, output = run("shown_packed", task_feature_lengths={"inputs": 40, "targets": 40})
     assert found.examples_per_row == 4
@@ -115,7 +115,7 @@ def test_unknown_tokens_are_reported(register):
     assert any("25.0% of the tokens of 'inputs' are unknown" in problem for problem in found.problems)
 
 
-def test_what_a_preprocessor_raises_is_shown_as_what_is_wrong(register):
+def test_preprocessor_error_is_a_problem(register):
     def preprocess(ds):
         return ds.map(lambda example: {"inputs": tf.constant([5])})
 
@@ -125,7 +125,7 @@ def test_what_a_preprocessor_raises_is_shown_as_what_is_wrong(register):
     assert "ByteVocabulary" in output
 
 
-def test_a_pipeline_whose_position_cannot_be_saved_is_reported(register):
+def test_unsaveable_pipeline_is_reported(register):
     def preprocess(ds):
         def fill(_):
             value = tf.py_function(lambda: 7, [], tf.int32)
@@ -138,13 +138,13 @@ def test_a_pipeline_whose_position_cannot_be_saved_is_reported(register):
     assert any("position in this pipeline cannot be saved" in problem for problem in found.problems)
 
 
-def test_an_empty_split_says_so(register):
+def test_empty_split_is_reported(register):
     register("shown_short", source([b"x"]))
     found, _ = run("shown_short", task_feature_lengths={"inputs": 32, "targets": 20})
     assert any("no example" in problem for problem in found.problems)
 
 
-def test_a_masked_task_shows_masks_and_what_was_there():
+def test_masked_task_shows_masks_and_original_tokens():
     found, output = run("python_docs_masked_lm", split="validation")
     assert found.problems == []
     assert "lengths inputs 128, targets 20" in output and "vocabulary of inputs and targets" in output
@@ -154,14 +154,14 @@ def test_a_masked_task_shows_masks_and_what_was_there():
     assert set(found.efficiency) == {"inputs", "targets"} and found.efficiency["targets"] > 0.5
 
 
-def test_a_language_model_reads_targets_alone():
+def test_language_model_reads_targets_only():
     found, output = run("python_docs_causal_lm", split="validation")
     assert found.problems == []
     assert "lengths targets 128," in output and "targets → decoder_target_tokens" in output
     assert set(found.lengths) == set(found.efficiency) == {"targets"}
 
 
-def test_another_spec_can_be_looked_at():
+def test_spec_can_be_given():
     for spec in (features.PREFIX_LM, "PREFIX_LM"):
         found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
         assert "inputs + targets → decoder_target_tokens" in output
@@ -170,7 +170,7 @@ def test_another_spec_can_be_looked_at():
         run("python_docs_prefix_lm", spec="PREFIXLM")
 
 
-def test_pairs_are_looked_at_one_a_row(register):
+def test_sentence_pairs_are_not_packed(register):
     def preprocess(ds):
         pair = {"inputs": [9] * 8 + [8] * 8, "targets": [7] * 4, "masked_positions": [0, 1, 2, 3]}
         pair |= {"token_types": [0] * 8 + [1] * 8, "next_sentence_label": [1]}
@@ -184,18 +184,20 @@ def test_pairs_are_looked_at_one_a_row(register):
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 4}, pack=True)
     assert any("cannot share a row. Set PACK=False" in problem for problem in found.problems)
     found, _ = run("shown_pairs")
-    assert found.problems == []  # nobody has chosen these lengths
+    assert found.problems == []  # padding at default lengths is not a problem
     found, _ = run("shown_pairs", task_feature_lengths={"inputs": 20, "targets": 9})
-    assert found.problems == ["56% of 'targets' is padding: lower 'targets' to 4, its longest example here"]
+    assert found.problems == [
+        "56% of 'targets' is padding. Decrease 'targets' to 4, the length of its longest example here."
+    ]
 
 
-def test_a_task_that_nothing_reads_is_refused(register):
+def test_unreadable_task_raises(register):
     register("shown_labels", source([b"x"]), preprocessor=lambda ds: ds, reads=("labels",))
     with pytest.raises(ValueError, match="task features 'labels': no objective reads them"):
         run("shown_labels")
 
 
-def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
+def test_missing_tensorflow_is_reported(monkeypatch):
     class NoSeqIO(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
             if name == "tensorflow":
@@ -205,11 +207,11 @@ def test_without_tensorflow_the_message_says_what_to_install(monkeypatch):
         if name == "tensorflow" or name.startswith("t5x_like."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
-    with pytest.raises(UserError, match="no 'tensorflow' here: pip install seqio tensorflow"):
+    with pytest.raises(UserError, match="'tensorflow' is not installed.* Run `pip install seqio tensorflow"):
         inspect_task.inspect("python_docs_span_corruption")
 
 
-def test_carriage_returns_and_bytes_that_are_no_text_are_counted(register):
+def test_carriage_returns_and_undecodable_bytes_are_counted(register):
     register(
         "shown_windows", source([b"one\r\ntwo", "für".encode("latin-1")]), preprocessor=tokens(inputs=4, targets=4)
     )
@@ -219,9 +221,9 @@ def test_carriage_returns_and_bytes_that_are_no_text_are_counted(register):
     assert "1 carriage returns (␍) in the first 2 examples" in returns
 
 
-def test_the_feature_that_blocks_packing_is_named(register):
+def test_feature_that_limits_packing_is_reported(register):
     register("shown_blocked", source([b"x"] * 40), preprocessor=tokens(inputs=10, targets=9))
     found, _ = run("shown_blocked", task_feature_lengths={"inputs": 64, "targets": 20})
     (padded,) = found.problems
-    assert "69% of 'inputs' is padding: raise 'targets', where rows are full first (90%)," in padded
-    assert "or lower 'inputs' to 10" in padded
+    assert "69% of 'inputs' is padding. Increase 'targets', which fills up first (90%)," in padded
+    assert "or decrease 'inputs' to 10" in padded

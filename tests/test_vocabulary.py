@@ -1,7 +1,8 @@
-"""`t5x_like vocabulary`: what it writes is what the tasks over text files read."""
+"""`t5x_like vocabulary` writes the files that the tasks over text files read."""
 
 import json
 import random
+import sys
 
 import pytest
 import seqio
@@ -29,26 +30,26 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """A folder with text in both kinds of files: words that follow no order, and every character of `TEXT`."""
-    folder = tmp_path_factory.mktemp("texts")
+    """Returns a directory with text in both kinds of files: random words, and every character of `TEXT`."""
+    directory = tmp_path_factory.mktemp("texts")
     rng = random.Random(0)
     syllables = ["ba", "lo", "mi", "tur", "ne", "sha", "gri", "pol", "ven", "ock"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(400)]
     lines = [" ".join(rng.choices(words, k=8)) + ".\n" for _ in range(600)]
-    (folder / "a.txt").write_text("".join(lines[:300]) + TEXT * 3, encoding="utf-8")
+    (directory / "a.txt").write_text("".join(lines[:300]) + TEXT * 3, encoding="utf-8")
     records = [json.dumps({"text": line}) for line in lines[300:]]
-    (folder / "b.jsonl").write_text("\n".join(records), encoding="utf-8")
-    return folder
+    (directory / "b.jsonl").write_text("\n".join(records), encoding="utf-8")
+    return directory
 
 
-def of_task(task, path):
-    """The vocabulary of a task's targets whose `vocabulary_path` is `path`."""
+def vocabulary_of(task, path):
+    """Returns the vocabulary of a task's targets for a `vocabulary_path`."""
     task_arguments.update([task], {"pattern": "none", "vocabulary_path": path})
     return seqio.TaskRegistry.get(task).output_features["targets"].vocabulary
 
 
 @pytest.fixture(autouse=True)
-def no_arguments_left():
+def reset_arguments():
     yield
     for task, *_ in KINDS.values():
         task_arguments.update([task], {})
@@ -58,9 +59,9 @@ def no_arguments_left():
 def test_vocabulary_works_with_its_task_and_a_tiny_model(kind, texts, tmp_path, capsys):
     pytest.importorskip("tokenizers")
     task, expected, files, model = KINDS[kind]
-    folder = str(tmp_path / "out")
-    path = vocabulary(pattern=f"{texts}/*", kind=kind, size=400, output=folder)
-    found = of_task(task, path)
+    directory = str(tmp_path / "out")
+    path = vocabulary(pattern=f"{texts}/*", kind=kind, size=400, output=directory)
+    found = vocabulary_of(task, path)
     assert found.vocab_size == 400 + found.extra_ids
     assert found.decode(found.encode(TEXT)) == expected
     printed = capsys.readouterr().out
@@ -77,7 +78,9 @@ def test_vocabulary_works_with_its_task_and_a_tiny_model(kind, texts, tmp_path, 
 def test_special_token_ids(texts, tmp_path):
     pytest.importorskip("tokenizers")
     found = {
-        kind: of_task(task, vocabulary(pattern=f"{texts}/a.txt", kind=kind, size=400, output=str(tmp_path / kind)))
+        kind: vocabulary_of(
+            task, vocabulary(pattern=f"{texts}/a.txt", kind=kind, size=400, output=str(tmp_path / kind))
+        )
         for kind, (task, *_) in KINDS.items()
     }
     t5, bert, gpt2 = found["sentencepiece"], found["wordpiece"], found["byte_bpe"]
@@ -88,7 +91,7 @@ def test_special_token_ids(texts, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe"])
-def test_the_same_text_gives_the_same_vocabulary(kind):
+def test_training_is_deterministic(kind):
     pytest.importorskip("tokenizers")
     rng = random.Random(1)
     documents = ["".join(rng.choices("abcdefgh ", k=200)) for _ in range(50)]
@@ -96,16 +99,16 @@ def test_the_same_text_gives_the_same_vocabulary(kind):
 
 
 @pytest.mark.parity
-def test_transformers_reads_what_is_written(texts, tmp_path):
+def test_transformers_reads_the_written_files(texts, tmp_path):
     pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     for kind, tokenizer in (("wordpiece", transformers.BertTokenizer), ("byte_bpe", transformers.GPT2Tokenizer)):
-        folder = tmp_path / kind
-        path = vocabulary(pattern=f"{texts}/*.txt", kind=kind, size=400, output=str(folder))
+        directory = tmp_path / kind
+        path = vocabulary(pattern=f"{texts}/*.txt", kind=kind, size=400, output=str(directory))
         files = [path] if kind == "wordpiece" else [f"{path}/vocab.json", f"{path}/merges.txt"]
         reference = tokenizer(*files)
         ids = reference.convert_tokens_to_ids(reference.tokenize(TEXT))
-        assert of_task(KINDS[kind][0], path).encode(TEXT) == ids
+        assert vocabulary_of(KINDS[kind][0], path).encode(TEXT) == ids
 
 
 def test_cased_wordpiece_keeps_case(texts, tmp_path):
@@ -125,7 +128,7 @@ def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
     vocabulary(pattern=f"{texts}/*", size=400, output=str(tmp_path / "out"), max_bytes=8_000)
     size = sum(len(document.encode()) for document in seen)
     assert 2_000 < size < 16_000
-    assert any(len(document) < 200 for document in seen), "records of the second file too"
+    assert any(len(document) < 200 for document in seen), "the sample lacks records of the second file"
 
 
 @pytest.mark.parametrize(
@@ -180,3 +183,11 @@ def test_command_line_flags_set_macros():
         "t5x_like.vocabulary.vocabulary", files=["commands/vocabulary.gin"], bindings=parsed.bindings
     )
     assert (resolved.macros["KIND"], resolved.macros["SIZE"], resolved.macros["OVERWRITE"]) == ("wordpiece", 9, True)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe"])
+def test_missing_tokenizers_raises_before_reading_text(kind, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match="tokenizers: not installed"):
+        vocabulary(pattern="nothing/*.txt", kind=kind, output=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

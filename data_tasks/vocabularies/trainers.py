@@ -160,6 +160,16 @@ def models_for(kind: str, size: int) -> str:
     return f"vocab_size = {size} or more"
 
 
+def check_installed(kind: str) -> None:
+    """Checks that the library that trains a kind of vocabulary is installed.
+
+    Raises:
+      UserError: the library is missing.
+    """
+    if kind != "sentencepiece":
+        _tokenizers()
+
+
 def _tokenizers() -> ModuleType:
     try:
         import tokenizers

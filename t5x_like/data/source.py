@@ -1,6 +1,6 @@
 """The interface between data and the commands: a source of training and evaluation batches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_like.data.features import FeatureSpec
@@ -72,3 +72,18 @@ class DataSource(Protocol):
           process_index: Index of this process.
           process_count: Number of processes; all see the same number of batches.
         """
+
+
+@runtime_checkable
+class TaskSource(DataSource, Protocol):
+    """Data source that reads a SeqIO task or mixture, whose data `t5x_like cache` can write: `SeqIOSource`.
+
+    Attributes:
+      split: Split of the data.
+    """
+
+    split: str
+
+    @property
+    def tasks(self) -> "Sequence[seqio.Task]":
+        """The task, or the tasks of the mixture; needs SeqIO and TensorFlow."""

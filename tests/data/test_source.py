@@ -5,7 +5,7 @@ import pytest
 from t5x_like.data.cached import CachedIterator, CachedSource
 from t5x_like.data.feed import HostIterator, SeekableIterator
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.data.source import DataSource
+from t5x_like.data.source import DataSource, TaskSource
 
 pytestmark = pytest.mark.notf
 
@@ -32,6 +32,13 @@ def test_methods_of_sources_have_the_parameters_of_the_protocol(source_class):
     for name, method in methods(DataSource).items():
         expected, found = inspect.signature(method), inspect.signature(getattr(source_class, name))
         assert found.parameters == expected.parameters, name
+
+
+def test_only_seqio_source_is_a_task_source():
+    names = {name for name in vars(TaskSource) if name[0] != "_"} | set(TaskSource.__annotations__)
+    assert {"tasks", "split"} <= names
+    assert all(hasattr(SeqIOSource, name) for name in names)
+    assert not hasattr(CachedSource, "tasks")
 
 
 def test_cached_iterator_is_seekable():
