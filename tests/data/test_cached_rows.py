@@ -1,4 +1,4 @@
-"""Rows as bytes: whatever the objective, a batch that was stored is the one that the live feed gives."""
+"""Encoded rows decode to the batches of the converter, for every objective."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ SPECS = features.SPECS | {"three joined": THREE_JOINED}
 
 
 def random_examples(spec, count):
-    """Examples with lengths of 0 up to more than a row, zeros among the ids, and places that ascend."""
+    """Returns examples with lengths from 0 to more than a row, zeros among the ids, and ascending positions."""
     generator = np.random.default_rng(7)
     examples = []
     for _ in range(count):
@@ -62,7 +62,7 @@ def batch_of(ds):
 @pytest.mark.parametrize(
     ("name", "pack"), [(name, pack) for name, spec in SPECS.items() for pack in sorted({False, spec.packable})]
 )
-def test_what_is_read_is_what_the_live_feed_gives(name, pack):
+def test_decoded_rows_equal_those_of_the_converter(name, pack):
     spec = SPECS[name]
     lengths = dict.fromkeys(spec.task_features, 7) | LENGTHS
     examples = dataset(random_examples(spec, 80))
@@ -79,7 +79,7 @@ def test_what_is_read_is_what_the_live_feed_gives(name, pack):
         np.testing.assert_array_equal(read[feature], live[feature], err_msg=feature)
 
 
-def test_a_row_is_what_it_says():
+def test_encoded_bytes():
     layout = Layout.of(features.ENCODER_DECODER, {"inputs": 6, "targets": 3}, pack=True)
     stored = {
         "value 0": np.array([[7, 8, 9, 0, 0, 0]]),
@@ -92,7 +92,7 @@ def test_a_row_is_what_it_says():
     assert record == counts.tobytes() + np.array([7, 8, 9], "<u2").tobytes() + np.array([70000, 4], "<i4").tobytes()
 
 
-def test_objectives_that_differ_on_reading_alone_share_a_layout():
+def test_objectives_with_the_same_stored_values_share_a_layout():
     def layout(spec):
         return Layout.of(spec, {"targets": 4}, pack=True)
 
@@ -104,23 +104,23 @@ def test_objectives_that_differ_on_reading_alone_share_a_layout():
     assert not joined.differences(joined)
 
 
-def test_an_id_that_its_vocabulary_has_not_is_refused():
+def test_id_outside_the_vocabulary_raises():
     layout = Layout.of(features.CAUSAL_LM, {"targets": 2}, pack=False)
     for wrong in (-1, 2**16):
         stored = {"value 0": np.array([[1, wrong]]), "segments 0": np.array([[1, 1]])}
-        with pytest.raises(ValueError, match=rf"'targets' holds the id {wrong}.*vocab_size"):
+        with pytest.raises(ValueError, match=rf"'targets': the id {wrong} is not in the vocabulary.*vocab_size"):
             encode(stored, layout, ["<u2"])
 
 
-def test_bytes_of_another_layout_are_refused():
+def test_record_with_another_layout_raises():
     layout = Layout.of(features.CAUSAL_LM, {"targets": 4}, pack=False)
     (record,) = encode({"value 0": np.array([[1, 2, 3, 0]]), "segments 0": np.array([[1, 1, 1, 0]])}, layout, ["<u2"])
     for wrong in (record[:-1], record + b"\0", record[:2]):
-        with pytest.raises(RunFailed, match="not of the layout"):
+        with pytest.raises(RunFailed, match="does not have the layout"):
             Decoder(layout, ["<u2"], features.CAUSAL_LM)([wrong])
 
 
-def test_real_numbers_and_ids_of_0_at_an_end_come_back():
+def test_float_values_and_final_id_0_are_restored():
     spec = FeatureSpec(
         features=(
             ModelFeature("tokens", "targets", "tokens"),

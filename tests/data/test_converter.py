@@ -1,4 +1,4 @@
-"""The converter on every kind of spec: what a row is made of, packed and not, and that SeqIO is not needed for it."""
+"""The converter on every kind of spec, with and without packing, and the same rows made without SeqIO."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ def dataset(examples):
 
 def converted(spec, examples, lengths, *, pack):
     rows = list(SpecConverter(spec, pack=pack)(dataset(examples), lengths).as_numpy_iterator())
-    announced = spec.model_lengths(lengths)
+    expected = spec.model_lengths(lengths)
     for row in rows:
         assert {name: (array.dtype, array.shape) for name, array in row.items()} == {
-            name: (np.dtype(np.int32), (length,)) for name, length in announced.items()
+            name: (np.dtype(np.int32), (length,)) for name, length in expected.items()
         }
     return [{name: array.tolist() for name, array in row.items()} for row in rows]
 
@@ -34,7 +34,7 @@ def converted(spec, examples, lengths, *, pack):
 # ---- decoders --------------------------------------------------------------------------------------------------------
 
 
-def test_a_causal_row_is_shifted_within_each_segment():
+def test_causal_lm_shifts_within_segments():
     (row,) = converted(features.CAUSAL_LM, [{"targets": [7, 8, 1]}, {"targets": [9, 1]}], {"targets": 6}, pack=True)
     assert row == {
         "decoder_input_tokens": [0, 7, 8, 0, 9, 0],
@@ -45,13 +45,13 @@ def test_a_causal_row_is_shifted_within_each_segment():
     }
 
 
-def test_another_bos_begins_each_segment_and_no_padding():
+def test_bos_id_starts_each_segment_but_not_padding():
     spec = dataclasses.replace(features.CAUSAL_LM, bos_id=50256)
     (row,) = converted(spec, [{"targets": [7, 8]}, {"targets": [9]}], {"targets": 5}, pack=True)
     assert row["decoder_input_tokens"] == [50256, 7, 50256, 0, 0]
 
 
-def test_the_next_token_is_of_the_same_segment():
+def test_next_token_stays_within_the_segment():
     (row,) = converted(features.NEXT_TOKEN, [{"targets": [7, 8, 5]}, {"targets": [9, 4]}], {"targets": 6}, pack=True)
     assert row == {
         "decoder_input_tokens": [7, 8, 5, 9, 4, 0],
@@ -65,7 +65,7 @@ def test_the_next_token_is_of_the_same_segment():
 PREFIXES = [{"inputs": [7, 8], "targets": [5, 1]}, {"inputs": [9], "targets": [4, 6, 1]}]
 
 
-def test_inputs_and_targets_are_joined_and_targets_alone_are_learnt():
+def test_prefix_lm_joins_features_and_weights_only_targets():
     first, second = converted(features.PREFIX_LM, PREFIXES, {"inputs": 3, "targets": 3}, pack=False)
     assert first == {
         "decoder_input_tokens": [0, 7, 8, 5, 0, 0],
@@ -99,16 +99,16 @@ def test_each_joined_feature_is_trimmed_to_its_own_length():
     assert row["decoder_loss_weights"] == [0, 0, 1]
 
 
-def test_prefixes_are_seqios():
-    # Its attention mask covers the prefix and the place behind BOS, which is the same.
+def test_prefixes_equal_seqio():
+    # SeqIO's attention mask covers the prefix and the position after BOS, as `decoder_prefix` does.
     lengths = {"inputs": 3, "targets": 3}
-    theirs = seqio.PrefixLMFeatureConverter(pack=False, loss_on_targets_only=True)(dataset(PREFIXES), lengths)
-    for ours, their in zip(
-        converted(features.PREFIX_LM, PREFIXES, lengths, pack=False), theirs.as_numpy_iterator(), strict=True
+    references = seqio.PrefixLMFeatureConverter(pack=False, loss_on_targets_only=True)(dataset(PREFIXES), lengths)
+    for ours, reference in zip(
+        converted(features.PREFIX_LM, PREFIXES, lengths, pack=False), references.as_numpy_iterator(), strict=True
     ):
-        assert ours["decoder_target_tokens"] == their["decoder_target_tokens"].tolist()
-        assert ours["decoder_loss_weights"] == their["decoder_loss_weights"].tolist()
-        assert ours["decoder_prefix"] == their["decoder_causal_attention"].tolist()
+        assert ours["decoder_target_tokens"] == reference["decoder_target_tokens"].tolist()
+        assert ours["decoder_loss_weights"] == reference["decoder_loss_weights"].tolist()
+        assert ours["decoder_prefix"] == reference["decoder_causal_attention"].tolist()
 
 
 # ---- encoders --------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ MASKED = [
 ]
 
 
-def test_masked_positions_point_into_the_row():
+def test_masked_positions_refer_to_the_packed_row():
     first, second = converted(features.MASKED_LM, MASKED, {"inputs": 11, "targets": 4}, pack=True)
     assert first == {
         "encoder_input_tokens": [50, 7, 99, 9, 51, 50, 99, 5, 99, 51, 0],
@@ -130,18 +130,18 @@ def test_masked_positions_point_into_the_row():
         "masked_targets": [8, 4, 6, 0],
         "masked_weights": [1, 1, 1, 0],
     }
-    assert second["masked_positions"] == [0, 2, 0, 0]  # the first of them is a position, the last are none
+    assert second["masked_positions"] == [0, 2, 0, 0]  # the first 0 is a position, the last two are padding
     assert second["masked_weights"] == [1, 1, 0, 0]
 
 
-def test_a_row_has_room_for_so_many_predictions():
+def test_targets_length_limits_predictions_per_row():
     rows = converted(features.MASKED_LM, MASKED, {"inputs": 20, "targets": 3}, pack=True)
     assert [sum(row["masked_weights"]) for row in rows] == [3, 2]
     assert [max(row["encoder_segment_ids"]) for row in rows] == [2, 1]
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_every_masked_position_holds_what_was_there(pack):
+def test_targets_are_the_original_tokens_at_masked_positions(pack):
     generator = np.random.default_rng(5)
     examples = []
     for _ in range(300):
@@ -160,7 +160,7 @@ def test_every_masked_position_holds_what_was_there(pack):
     assert found == [target for example in examples for target in example["targets"]]
 
 
-def test_positions_behind_what_is_trimmed_are_none():
+def test_positions_beyond_trimmed_inputs_are_dropped():
     (row,) = converted(
         features.MASKED_LM,
         [{"inputs": [3, 4, 5, 6, 7, 8], "targets": [4, 6, 8], "masked_positions": [1, 3, 5]}],
@@ -178,7 +178,7 @@ PAIRS = [
 ]
 
 
-def test_pairs_have_types_and_a_label():
+def test_sentence_pairs_have_token_types_and_a_label():
     first, second = converted(features.SENTENCE_PAIRS, PAIRS, {"inputs": 6, "targets": 3}, pack=False)
     assert first["token_types"] == [0, 0, 0, 1, 1, 0]
     assert [first["next_sentence_label"], second["next_sentence_label"]] == [[0], [1]]
@@ -187,13 +187,13 @@ def test_pairs_have_types_and_a_label():
         SpecConverter(features.SENTENCE_PAIRS, pack=True)
 
 
-def test_what_runs_along_another_is_packed_with_it_whatever_its_values():
+def test_aligned_features_are_packed_together():
     spec = FeatureSpec(
         (ModelFeature("x", "inputs", "tokens"), ModelFeature("types", "types", "tokens")),
         packable=True,
         aligned_features=(TaskFeature("types", aligned_with="inputs"),),
     )
-    # 0 at the end of one of the two is a value while the other one still has tokens.
+    # A final 0 in one feature is a value if the other feature still has tokens.
     examples = [{"inputs": [5, 6, 7], "types": [1, 0, 0]}, {"inputs": [8, 0], "types": [0, 2]}]
     (row,) = converted(spec, examples, {"inputs": 6}, pack=True)
     assert row == {"x": [5, 6, 7, 8, 0, 0], "types": [1, 0, 0, 0, 2, 0]}
@@ -213,7 +213,7 @@ def test_what_runs_along_another_is_packed_with_it_whatever_its_values():
         (features.SENTENCE_PAIRS, PAIRS),
     ],
 )
-def test_unpacked_rows_equal_those_made_without_seqio(spec, examples):
+def test_from_arrays_equals_the_converter_without_packing(spec, examples):
     examples = [{name: example[name] for name in spec.task_features} for example in examples]
     lengths = spec.task_lengths({"inputs": 7, "targets": 5})
     rows = converted(spec, examples, lengths, pack=False)
@@ -226,7 +226,7 @@ def test_unpacked_rows_equal_those_made_without_seqio(spec, examples):
     assert {array.dtype for array in expected.values()} == {np.dtype(np.int32)}
 
 
-def test_arrays_that_do_not_fit_are_named():
+def test_missing_or_misshapen_arrays_raise():
     with pytest.raises(ValueError, match="arrays 'inputs', 'targets': no array for 'masked_positions'"):
         batches.from_arrays(features.MASKED_LM, {"inputs": np.ones((2, 5)), "targets": np.ones((2, 3))})
     with pytest.raises(ValueError, match=r"shape \(2, 4\) differs from the shape \(2, 3\) of 'targets'"):
@@ -240,7 +240,7 @@ def test_arrays_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_without_padding_an_id_0_at_the_end_of_an_example_is_a_token(pack):
+def test_final_id_0_is_a_token_without_padding(pack):
     examples = dataset([{"targets": [7, 0]}, {"targets": [0]}, {"targets": [8, 0, 0]}])
     converter = SpecConverter(features.CAUSAL_LM, pack=pack, padding_ids={"targets": None})
     rows = list(converter(examples, {"targets": 6}).as_numpy_iterator())
@@ -255,7 +255,7 @@ def test_trailing_pad_id_is_removed():
     assert row["decoder_loss_weights"].tolist() == [1, 1, 0, 0]
 
 
-def test_arrays_with_counts_keep_an_id_0_at_their_end():
+def test_counts_keep_a_final_id_0():
     arrays = {"inputs": np.array([[5, 0, 0], [6, 7, 0]]), "targets": np.array([[0, 0], [9, 0]])}
     counts = {"inputs": [2, 2], "targets": [1, 2]}
     batch = batches.from_arrays(features.ENCODER_DECODER, arrays, counts=counts)
