@@ -2,18 +2,24 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.text import Text
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
 
+if TYPE_CHECKING:
+    import seqio
+
 _SPECIAL, _PADDING, _BOUNDARY, _MASKED = "bold magenta", "dim", "bold cyan", "bold yellow"
 
 
 def rows_as_text(
-    spec: FeatureSpec, batch: Mapping[str, np.ndarray], vocabularies: Mapping[str, Any], names: Mapping[int, str]
+    spec: FeatureSpec,
+    batch: Mapping[str, np.ndarray],
+    vocabularies: "Mapping[str, seqio.Vocabulary]",
+    names: Mapping[int, str],
 ) -> Iterator[tuple[str, Text]]:
     """Renders the first row of each feature with the role `tokens`.
 
@@ -52,7 +58,7 @@ def joined_name(feature: ModelFeature) -> str:
 def show_tokens(
     tokens: np.ndarray,
     segments: np.ndarray,
-    vocabulary: Any,
+    vocabulary: "seqio.Vocabulary",
     *,
     names: Mapping[int, str] | None = None,
     masked: Mapping[int, int] | None = None,
@@ -81,7 +87,7 @@ def show_tokens(
     return shown
 
 
-def _show_run(run: list[tuple[int, int | None]], vocabulary: Any, names: Mapping[int, str]) -> Text:
+def _show_run(run: list[tuple[int, int | None]], vocabulary: "seqio.Vocabulary", names: Mapping[int, str]) -> Text:
     shown = Text()
 
     def kind(item: tuple[int, int | None]) -> tuple[str, int | str] | None:
@@ -129,7 +135,7 @@ def _first_row(
     return next(found, None)
 
 
-def special_name(token: int, vocabulary: Any, names: Mapping[int, str]) -> str | None:
+def special_name(token: int, vocabulary: "seqio.Vocabulary", names: Mapping[int, str]) -> str | None:
     """Returns the name of a special token, or None for a token of text."""
     if token in names:
         return names[token]
@@ -139,12 +145,12 @@ def special_name(token: int, vocabulary: Any, names: Mapping[int, str]) -> str |
     return {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>", vocabulary.unk_id: "<unk>"}.get(token)
 
 
-def piece(token: int, vocabulary: Any) -> str:
+def piece(token: int, vocabulary: "seqio.Vocabulary") -> str:
     """Returns the text of a single token, with invisible characters escaped."""
     tokenizer = getattr(vocabulary, "tokenizer", None)
     text = tokenizer.IdToPiece(token) if hasattr(tokenizer, "IdToPiece") else vocabulary.decode([token])
     return repr(text)[1:-1] or "·"
 
 
-def _name_or_piece(token: int, vocabulary: Any, names: Mapping[int, str]) -> str:
+def _name_or_piece(token: int, vocabulary: "seqio.Vocabulary", names: Mapping[int, str]) -> str:
     return special_name(token, vocabulary, names) or piece(token, vocabulary)
