@@ -298,7 +298,7 @@ def test_missing_truncated_or_altered_file_raises(copied):
     with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* does not match its checksum"):
         make(copied, verify_checksums=True).describe()
     path.unlink()
-    with pytest.raises(ValueError, match="has no file pass-001/2.array_record"):
+    with pytest.raises(ValueError, match="is incomplete: pass-001/2.array_record not found"):
         make(copied).describe()
 
 
