@@ -23,8 +23,8 @@ class Generated:
     """
 
     tokens: Int[Array, "batch length"]
-    lengths: Int[Array, "batch"]
-    log_probability: Float[Array, "batch"]
+    lengths: Int[Array, " batch"]
+    log_probability: Float[Array, " batch"]
 
     def token_ids(self, eos_id: int) -> list[list[int]]:
         """Returns the generated ids of each row before its first EOS. The arrays must be on the host."""
@@ -43,10 +43,10 @@ class _InitialState:
       limit: maximum number of generated tokens per row.
     """
 
-    previous: Int[Array, "batch"]
+    previous: Int[Array, " batch"]
     cache: Any
     index: int = struct.field(pytree_node=False)
-    limit: Int[Array, "batch"]
+    limit: Int[Array, " batch"]
 
 
 def greedy(

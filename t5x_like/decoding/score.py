@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[Array, "batch"]:
+def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]]) -> Float[Array, " batch"]:
     """Computes the log-probability of each row's targets, summed over positions with their weights.
 
     Args:

@@ -53,7 +53,7 @@ class LayerNorm(nnx.Module):
 # The backward passes save only the input. The intermediate values are as large as the input and cheap to recompute.
 @functools.partial(jax.checkpoint, static_argnums=2)
 def _rms_norm(
-    x: Float[Array, "batch length embed"], scale: Float[Array, "embed"], epsilon: float
+    x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], epsilon: float
 ) -> Float[Array, "batch length embed"]:
     x_float32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x_float32), axis=-1, keepdims=True)
@@ -62,7 +62,7 @@ def _rms_norm(
 
 @functools.partial(jax.checkpoint, static_argnums=3)
 def _layer_norm(
-    x: Float[Array, "batch length embed"], scale: Float[Array, "embed"], bias: Float[Array, "embed"], epsilon: float
+    x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], bias: Float[Array, " embed"], epsilon: float
 ) -> Float[Array, "batch length embed"]:
     x_float32 = x.astype(jnp.float32)
     centred = x_float32 - jnp.mean(x_float32, axis=-1, keepdims=True)

@@ -40,13 +40,13 @@ class Scaling(Protocol):
         ...
 
 
-def _powers(theta: float, size: int) -> Float[np.ndarray, "half"]:
+def _powers(theta: float, size: int) -> Float[np.ndarray, " half"]:
     """Returns `theta^(2i / size)` for each pair of entries i."""
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
 
 
-def unscaled(theta: float, size: int) -> Float[np.ndarray, "half"]:
+def unscaled(theta: float, size: int) -> Float[np.ndarray, " half"]:
     """Computes the unscaled frequencies `theta^(-2i / size)` (Su et al. 2021, section 3.2.2).
 
     Args:

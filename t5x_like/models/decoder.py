@@ -62,7 +62,7 @@ class Cache:
     """
 
     self_attention: KeyValueCache
-    first_slot: Int[Array, "batch"]
+    first_slot: Int[Array, " batch"]
 
 
 class Decoder(nnx.Module):

@@ -37,7 +37,7 @@ class TrainState:
     step: Int[Array, ""]
     params: Any
     opt_state: Any
-    rng: UInt32[Array, "words"]
+    rng: UInt32[Array, " words"]
     skipped: Int[Array, ""]
     skipped_in_a_row: Int[Array, ""]
 
