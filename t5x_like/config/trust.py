@@ -13,7 +13,7 @@ TRUSTED_MODULES = "T5X_LIKE_TRUSTED_MODULES"
 TASK_MODULE = "MIXTURE_OR_TASK_MODULE"
 MODULE_PARAMETER = "module"
 # Packages that may always be imported: importing them has no side effects.
-OWN_PACKAGES = ("t5x_like", "data_tasks")
+OWN_PACKAGES = ("t5x_like", "data_tasks", "optax")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
     "t5x_like.training.checkpoints.Checkpoints",
@@ -26,6 +26,7 @@ BUILDERS = (
     "t5x_like.partitioning.Partitioner",
     "t5x_like.optimizers.schedules",
     "t5x_like.training.quickstart_report",
+    "optax",  # only pure functions that build optimizers, schedules and losses
 )
 # Macros that are never read from a stored configuration, because they tell a command where to read and write.
 OF_ONE_COMMAND = ("COMPILATION_CACHE_DIR", "INPUT_PATH", "OUTPUT_PATH", "OUTPUT_DIR", "JSON_PATH")
@@ -63,7 +64,7 @@ def refusal(where: str, name: str) -> str:
     module = name.rpartition(".")[0] or name
     return (
         f"{where}: {name}: a stored configuration may only use t5x_like's models, objectives, optimizers and data "
-        f"sources. If you trust {module}, set {TRUSTED_MODULES}={module}"
+        f"sources, and optax. If you trust {module}, set {TRUSTED_MODULES}={module}"
     )
 
 
