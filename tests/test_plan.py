@@ -188,7 +188,7 @@ def command(*arguments, cwd, **environment):
 def test_a_slice_that_is_none_is_a_mistake_of_the_users(tmp_path):
     result = command("--topology=v5e-8", cwd=tmp_path)
     assert result.returncode == 2
-    assert "t5x_like plan: --topology='v5e-8': write a chip and the sides of a slice" in result.stderr
+    assert "t5x_like plan: --topology='v5e-8' is not a topology. Give a chip and the sides" in result.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")

@@ -1,1 +1,1 @@
-"""What a train step will need on a TPU slice, found out on a host without one: topologies, XLA's compiler, its HLO."""
+"""Predicts memory and speed of a train step on TPU slices from its compiled program, on a host without TPUs."""

@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products in HLO, a multiply-add as two."""
+"""Counts the FLOPs of matrix products in HLO. A multiply-add counts as two."""
 
 import math
 import re
@@ -7,10 +7,20 @@ from t5x_like.planning.hlo import Array, Computation, Instruction
 
 
 def product_flops(computation: Computation, instruction: Instruction) -> float:
-    """The operations of a `dot` or `convolution`; 0 for anything else.
+    """Counts the FLOPs of a `dot` or `convolution`.
 
-    The TPU compiler writes every product of matrices as a convolution, batch dimensions as windows with dilation and
-    padding; products with the zeros of those are not counted, as they are not computed.
+    The TPU compiler writes every matrix product as a convolution, with batch dimensions as windows with dilation and
+    padding. Products with padding zeros are not counted because they are not computed.
+
+    Args:
+      computation: the computation of the instruction.
+      instruction: any instruction.
+
+    Returns:
+      FLOPs; 0 for other instructions.
+
+    Raises:
+      ValueError: a convolution has no `dim_labels`.
     """
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0
@@ -29,10 +39,10 @@ def _numbers(braced: str | None) -> list[int]:
 
 
 def _convolution_flops(left: Array, right: Array, instruction: Instruction) -> float:
-    """Output features x input features x batch x, for each window dimension, the pairs that really meet."""
+    """Returns 2 x output features x input features x batch x the number of valid pairs per window dimension."""
     labels = re.search(r"dim_labels=([0-9a-z?]+)_([0-9a-z?]+)->([0-9a-z?]+)", instruction.attributes)
     if labels is None:
-        raise ValueError(f"the convolution {instruction.name} has no dim_labels")
+        raise ValueError(f"convolution {instruction.name} has no dim_labels")
     left_labels, right_labels, out_labels = labels.groups()
     out = instruction.arrays[0]
     total = 2.0 * out.dims[out_labels.index("b")] * out.dims[out_labels.index("f")]
@@ -41,7 +51,7 @@ def _convolution_flops(left: Array, right: Array, instruction: Instruction) -> f
     window = _window(instruction)
     for label in sorted(set(left_labels) - {"b", "f"}):
         position = int(label)
-        total *= _meeting_pairs(
+        total *= _valid_pairs(
             left.dims[left_labels.index(label)],
             right.dims[right_labels.index(label)],
             out.dims[out_labels.index(label)],
@@ -51,7 +61,7 @@ def _convolution_flops(left: Array, right: Array, instruction: Instruction) -> f
 
 
 def _window(instruction: Instruction) -> dict[str, list[tuple[int, ...]]]:
-    """Each property of `window={size=1x6 pad=0_0x5_5 …}` as one tuple a dimension."""
+    """Parses `window={size=1x6 pad=0_0x5_5 …}` into one tuple per dimension for each property."""
     match = re.search(r"window=\{([^}]*)\}", instruction.attributes)
     properties = dict(part.split("=") for part in match[1].split()) if match else {}
     return {
@@ -60,14 +70,14 @@ def _window(instruction: Instruction) -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-def _meeting_pairs(size: int, kernel: int, out: int, window: dict[str, tuple[int, ...]]) -> int:
-    """How many pairs (place of the output, place of the kernel) meet an entry of the input."""
+def _valid_pairs(size: int, kernel: int, out: int, window: dict[str, tuple[int, ...]]) -> int:
+    """Counts the pairs (output position, kernel position) that read an input entry instead of padding."""
     stride, dilation = window.get("stride", (1,))[0], window.get("rhs_dilate", (1,))[0]
     base, low = window.get("lhs_dilate", (1,))[0], window.get("pad", (0, 0))[0]
     pairs = 0
-    for place in range(kernel):
-        # Input positions i * base = o * stride - low + place * dilation with 0 <= i < size and 0 <= o < out.
-        shift = place * dilation - low
+    for position in range(kernel):
+        # Input positions i * base = o * stride - low + position * dilation with 0 <= i < size and 0 <= o < out.
+        shift = position * dilation - low
         first = max(0, -(shift // stride) if shift < 0 else 0)
         last = min(out - 1, ((size - 1) * base - shift) // stride)
         if base == 1:

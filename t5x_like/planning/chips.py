@@ -1,33 +1,38 @@
-"""TPU chips as data: what each generation can compute, hold and send.
+"""Specifications of TPU chips: compute, memory and network bandwidth.
 
-Sources: cloud.google.com/tpu/docs, a page a generation (peak compute, memory bandwidth, "interchip interconnect
-bandwidth" a chip, which is divided here by the chip's links and directions, "data center network bandwidth" a chip;
-tests/planning/test_chips.py has the published numbers), and the compiler itself for the memory
-that it lets a program use, which it states when a program needs more ("exceeds available HBM").
+Sources:
+
+* Peak compute: `metrics.PEAK_FLOPS`.
+* Memory bandwidth, interconnect bandwidth and data centre network bandwidth: the page of each generation at
+  cloud.google.com/tpu/docs. The published interchip interconnect bandwidth per chip is divided by the number of links
+  and of directions. tests/planning/test_chips.py lists the published numbers.
+* Memory available to a program: the compiler reports it when a program needs more ("exceeds available HBM").
 """
 
 import dataclasses
 
-GIB = 2**30
+from t5x_like.metrics import PEAK_FLOPS
+
+GIB = 2**30  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One generation, all numbers for one JAX device.
+    """Specification of a TPU generation. All numbers are per JAX device.
 
     Attributes:
-      name: as a topology is written, the `v5p` of `v5p:8x8x8`.
-      peak_flops: dense bfloat16, FLOP/s.
-      hbm_bytes: memory that a program may use; the rest is the runtime's.
-      hbm_bandwidth: bytes/s.
-      link_bandwidth: of one link to a neighbour, bytes/s in one direction.
-      dimensions: of the torus that the links form.
-      wrap: a side of the torus whose length is a multiple of this one is closed to a ring, so that both directions
-        serve a collective; an open side serves it in one direction at its ends. Of three sides, all are closed or none:
-        slices are closed by switches between whole cubes.
-      dcn_bandwidth: to other slices, bytes/s in one direction.
-      devices_per_chip: JAX devices that one physical chip is.
-      config_name: what the compiler wants to be told about the chip, where there is a choice.
+      name: name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
+      peak_flops: dense bfloat16 peak in FLOP/s.
+      hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
+      hbm_bandwidth: memory bandwidth in bytes/s.
+      link_bandwidth: bandwidth of a link to a neighbour in bytes/s per direction.
+      dimensions: number of dimensions of the torus of chips.
+      wrap: a side of the torus is closed to a ring if its length is a multiple of `wrap`. A collective uses both
+        directions of a closed side, but only one direction at the ends of an open side. In three dimensions, all sides
+        are closed or none, because optical switches connect whole cubes.
+      dcn_bandwidth: bandwidth to other slices in bytes/s per direction.
+      devices_per_chip: JAX devices per physical chip.
+      config_name: chip configuration to request from the compiler; None for its default.
     """
 
     name: str
@@ -42,7 +47,11 @@ class Chip:
     config_name: str | None = None
 
     def ici_bandwidth(self, sides: tuple[int, ...]) -> float:
-        """Bytes/s that one device can send within a slice of this shape, over all its links."""
+        """Returns the bandwidth in bytes/s at which a device can send within a slice, over all its links.
+
+        Args:
+          sides: sides of the slice in chips.
+        """
         closed = [side % self.wrap == 0 for side in sides]
         if self.dimensions == 3:
             closed = [all(closed)] * 3
@@ -50,14 +59,14 @@ class Chip:
         return links * self.link_bandwidth
 
 
-# A v4 chip has two cores that share their memory and act as one device ("megacore"), as a v5p has. A TPU7x chip is two
-# devices, each with half of everything.
+# The two cores of a v4 or v5p chip act as one device ("megacore"). A TPU7x chip is two devices, each with half of the
+# chip's compute, memory and bandwidth.
 CHIPS = {
     chip.name: chip
     for chip in (
         Chip(
             name="v4",
-            peak_flops=275e12,
+            peak_flops=PEAK_FLOPS["TPU v4"],
             hbm_bytes=int(30.75 * GIB),
             hbm_bandwidth=1228e9,
             link_bandwidth=50e9,
@@ -68,7 +77,7 @@ CHIPS = {
         ),
         Chip(
             name="v5e",
-            peak_flops=197e12,
+            peak_flops=PEAK_FLOPS["TPU v5e"],
             hbm_bytes=int(15.75 * GIB),
             hbm_bandwidth=819e9,
             link_bandwidth=50e9,
@@ -78,7 +87,7 @@ CHIPS = {
         ),
         Chip(
             name="v5p",
-            peak_flops=459e12,
+            peak_flops=PEAK_FLOPS["TPU v5p"],
             hbm_bytes=int(95.73 * GIB),
             hbm_bandwidth=2765e9,
             link_bandwidth=100e9,
@@ -88,7 +97,7 @@ CHIPS = {
         ),
         Chip(
             name="v6e",
-            peak_flops=918e12,
+            peak_flops=PEAK_FLOPS["TPU v6e"],
             hbm_bytes=int(31.24 * GIB),
             hbm_bandwidth=1640e9,
             link_bandwidth=100e9,
@@ -98,7 +107,7 @@ CHIPS = {
         ),
         Chip(
             name="tpu7x",
-            peak_flops=2307e12 / 2,
+            peak_flops=PEAK_FLOPS["TPU7x"],
             hbm_bytes=int(94.74 * GIB),
             hbm_bandwidth=7380e9 / 2,
             link_bandwidth=100e9 / 2,

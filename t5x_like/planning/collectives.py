@@ -1,4 +1,4 @@
-"""Collectives in HLO: who talks to whom along which mesh axes, and how many bytes a device sends."""
+"""Collectives in HLO: their mesh axes and the bytes that a device sends."""
 
 import dataclasses
 import math
@@ -15,18 +15,25 @@ UNKNOWN_AXIS = "unknown"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMesh:
-    """The mesh as the program numbers it: device i of the program is the i-th of the mesh.
+    """The mesh of a program. Device i of the program is the i-th device of the mesh.
 
     Attributes:
-      axes: name -> size, the last one varying fastest.
-      slices: for each device the slice that it is in.
+      axes: mesh axis -> size. The last axis varies fastest.
+      slices: slice of each device.
     """
 
     axes: dict[str, int]
     slices: tuple[int, ...]
 
     def axis_of(self, groups: Sequence[Sequence[int]]) -> str:
-        """The mesh axes along which the devices of a group differ, such as `fsdp` or `fsdp+tensor`."""
+        """Returns the mesh axes along which the devices within a group differ.
+
+        Args:
+          groups: groups of device numbers.
+
+        Returns:
+          Axes such as `fsdp` or `fsdp+tensor`; `none` for groups of one device; `UNKNOWN_AXIS` for unknown devices.
+        """
         names, shape = list(self.axes), tuple(self.axes.values())
         varying: set[str] = set()
         for group in groups:
@@ -39,7 +46,7 @@ class DeviceMesh:
 
     @property
     def slice_axes(self) -> str:
-        """The mesh axes along which one gets from slice to slice."""
+        """Mesh axes that span slices, such as `data`; `none` for a single slice."""
         shape = tuple(self.axes.values())
         grid = np.asarray(self.slices).reshape(shape)
         return (
@@ -47,19 +54,19 @@ class DeviceMesh:
         )
 
     def num_slices_of(self, group: Sequence[int]) -> int:
-        """In how many slices the devices of a group are."""
+        """Returns the number of slices of a group of devices."""
         return len({self.slices[device] for device in group if device < len(self.slices)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective, run once.
+    """A single execution of a collective.
 
     Attributes:
       kind: one of `KINDS`.
-      axis: mesh axes that it runs along.
-      bytes: that a device sends to others of its slice.
-      dcn_bytes: that a device sends to other slices.
+      axis: mesh axes of the collective; see `DeviceMesh.axis_of`.
+      bytes: bytes that a device sends to devices of its slice.
+      dcn_bytes: bytes that a device sends to other slices.
     """
 
     kind: str
@@ -71,18 +78,22 @@ class Collective:
 def collective(
     instruction: Instruction, operand_bytes: float, mesh: DeviceMesh, *, within: str = ""
 ) -> Collective | None:
-    """What a device sends in a collective; None for any other instruction.
+    """Computes what a device sends in a collective.
 
-    In a ring of n devices each sends (n - 1) / n of the whole in an all-gather, reduce-scatter or all-to-all, and twice
-    that in an all-reduce, which is the two former in a row. Where the n devices are in s slices, there is a ring within
-    each slice, and one across slices for the share that a device has then. In a permutation a device sends what it has.
+    In a ring of n devices, a device sends (n - 1) / n of the whole array in an all-gather, reduce-scatter or
+    all-to-all. It sends twice as much in an all-reduce, which is a reduce-scatter followed by an all-gather. If the n
+    devices belong to s slices, the model is a ring within each slice, and a ring across slices for the shard of a
+    device. In a permutation, a device sends its operand.
 
     Args:
-      instruction: it.
-      operand_bytes: what it reads.
-      mesh: the program's devices.
-      within: the computation that it stands in. The TPU compiler writes a reduce-scatter as an all-reduce and a slice
-        in a computation of that name.
+      instruction: any instruction.
+      operand_bytes: bytes of the operands.
+      mesh: the devices of the program.
+      within: name of the enclosing computation. The TPU compiler writes a reduce-scatter as an all-reduce and a slice
+        in a computation named `all-reduce-scatter…`.
+
+    Returns:
+      The collective; None for other instructions.
     """
     kind = next((kind for kind in KINDS if instruction.opcode in (kind, f"{kind}-start")), None)
     if kind is None:
@@ -90,7 +101,7 @@ def collective(
     if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"
     if kind == "collective-permute":
-        pairs = [pair for pair in _pairs(instruction.attributes) if pair[0] != pair[1]]
+        pairs = [pair for pair in _source_target_pairs(instruction.attributes) if pair[0] != pair[1]]
         if not pairs:
             return Collective(kind, mesh.axis_of([]), 0.0)
         crosses = any(mesh.num_slices_of(pair) > 1 for pair in pairs)
@@ -105,16 +116,24 @@ def collective(
     return Collective(kind, mesh.axis_of(groups), whole * (inside - 1) / inside, whole / inside * (slices - 1) / slices)
 
 
-_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(?P<kind>[A-Z_]+)"')
+_TRANSFER_TYPE = re.compile(r'_xla_megascale_transfer_type="(?P<kind>[A-Z_]+)"')
 
 
 def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh: DeviceMesh) -> Collective | None:
-    """What a device sends to other slices; None for any instruction but such a `send`.
+    """Computes what a device sends to other slices.
 
-    In a program for several slices a collective runs within each of them, and what is left for the network between them
-    is a `send` to the host, which says what kind of collective it is a part of.
+    In a program for several slices, a collective runs within each slice. The communication across slices is a `send` to
+    the host, whose attributes name the kind of collective.
+
+    Args:
+      instruction: any instruction.
+      operand_bytes: bytes of the operands.
+      mesh: the devices of the program.
+
+    Returns:
+      The collective across slices; None for instructions other than such a `send`.
     """
-    match = _BETWEEN_SLICES.search(instruction.attributes) if instruction.opcode == "send" else None
+    match = _TRANSFER_TYPE.search(instruction.attributes) if instruction.opcode == "send" else None
     if match is None:
         return None
     kind = match["kind"].lower().replace("_", "-")
@@ -125,15 +144,23 @@ def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh:
     return Collective(kind, mesh.slice_axes, 0.0, sent)
 
 
-def _pairs(attributes: str) -> list[list[int]]:
+def _source_target_pairs(attributes: str) -> list[list[int]]:
     match = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     return [[int(a), int(b)] for a, b in re.findall(r"(\d+),(\d+)", match[1])] if match else []
 
 
 def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
-    """The groups of devices of a collective, in any of the ways in which HLO writes them.
+    """Parses the groups of devices of a collective.
 
-    `{{0,1},{2,3}}`; `[2,2]<=[4]`; `[2,2]<=[2,2]T(1,0)`; `mesh['a'=2,'b'=2] {'b'}`; nothing, for all devices together.
+    HLO has several notations: `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,2]<=[2,2]T(1,0)` and `mesh['a'=2,'b'=2] {'b'}`. A
+    missing attribute stands for one group of all devices.
+
+    Args:
+      attributes: attributes of the instruction.
+      num_devices: number of devices of the program.
+
+    Returns:
+      Groups of device numbers.
     """
     if match := re.search(r"replica_groups=\{(\{.*?\})\}", attributes):
         return [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
@@ -143,7 +170,9 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
         return ids.reshape(rows, columns).tolist()
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{,]*\{([^}]*)\}", attributes):
         names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", match[1]), strict=True)
-        return _along(names, tuple(int(size) for size in sizes), re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match[2]))
+        return _groups_along(
+            names, tuple(int(size) for size in sizes), re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match[2])
+        )
     return [list(range(num_devices))]
 
 
@@ -156,8 +185,13 @@ def _transposed(shape: tuple[int, ...], permutation: tuple[int, ...] | None) -> 
     return ids.transpose(permutation) if permutation else ids
 
 
-def _along(names: Sequence[str], sizes: tuple[int, ...], axes: Sequence[tuple[str, str, str]]) -> list[list[int]]:
-    """Groups along some axes of a mesh; an axis may be a part of one, `'a':(m)k`: k places, m apart from the front."""
+def _groups_along(
+    names: Sequence[str], sizes: tuple[int, ...], axes: Sequence[tuple[str, str, str]]
+) -> list[list[int]]:
+    """Returns the groups along some axes of a mesh.
+
+    An axis may be a sub-axis `'a':(m)k` of size k, where m is the product of the sizes of the sub-axes before it.
+    """
     split_sizes: list[int] = []
     grouped: list[bool] = []
     parts = {name: (int(before or 1), int(size or 0)) for name, before, size in axes}

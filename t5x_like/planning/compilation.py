@@ -1,4 +1,4 @@
-"""Compiling a program's step for devices that are not here, and what the compiler says of its memory."""
+"""Compiles a train step for devices that are not attached, and reads its memory from the compiler."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,20 @@ from t5x_like import optimizers, parameters
 from t5x_like.planning import collectives, hlo, walk
 from t5x_like.training.program import Program
 
+# Suffixes of sizes in error messages of the compiler, in bytes.
 _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of HBM on one device.
+    """Memory of a step in bytes per device.
 
     Attributes:
-      parameters: weights, frozen ones too.
-      optimizer: the optimizer's state and the counters.
-      batch: the features of one batch.
-      temporaries: gradients, activations and what else a step holds in between; with the program itself. Where the step
-        does not fit, the compiler tells only what it asked for in all, and this is the rest of it.
-      peak: what a step needs altogether.
+      parameters: parameters, including frozen ones.
+      optimizer: optimizer state and counters.
+      batch: features of a batch.
+      temporaries: gradients, activations, other temporaries and the program: `peak` minus the other attributes.
+      peak: peak memory of the step. For a step that does not fit, the memory that the compiler reports as required.
     """
 
     parameters: float
@@ -40,13 +40,13 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step as the compiler made it.
+    """A compiled train step.
 
     Attributes:
-      memory: what it holds.
-      fits: whether that is no more than the devices have.
-      work: what a device does; None where it does not fit, since the compiler then gives no program.
-      seconds: that lowering and compiling took on this host.
+      memory: memory per device.
+      fits: whether the step fits in the memory of the devices.
+      work: work of a device; None if the step does not fit, because the compiler then returns no program.
+      seconds: time of lowering and compilation on this host, in seconds.
     """
 
     memory: Memory
@@ -56,20 +56,26 @@ class CompiledStep:
 
 
 def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
-    """Lowers and compiles the train step of a program, without making any array.
+    """Lowers and compiles the train step of a program without allocating arrays.
 
     Args:
-      program: what the loop would run.
-      hbm_bytes: what a device has.
+      program: the program of a training run.
+      hbm_bytes: memory of a device in bytes.
+
+    Returns:
+      The compiled step.
+
+    Raises:
+      jax.errors.JaxRuntimeError: compilation fails for another reason than memory.
     """
     started = time.monotonic()
-    state, frozen = _placed(program.shapes, program.shardings)
+    state, frozen = _with_shardings(program.shapes, program.shardings)
     batch = _batch(program)
-    weights = _bytes_a_device(optimizers.merge(state.params, frozen))
-    others = _bytes_a_device(state.replace(params=()))
-    rows = _bytes_a_device(batch)
+    weights = _bytes_per_device(optimizers.merge(state.params, frozen))
+    others = _bytes_per_device(state.replace(params=()))
+    rows = _bytes_per_device(batch)
     try:
-        with _no_cache():
+        with _without_compilation_cache():
             compiled = program.train_step.lower(state, frozen, batch).compile()
     except jax.errors.JaxRuntimeError as error:
         peak = required_memory(str(error))
@@ -84,17 +90,26 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
 
 
 def peak_memory(stats: Any) -> float:
-    """The HBM that a compiled program holds at its fullest, itself included, from `memory_analysis()`.
+    """Returns the peak memory of a compiled program, including the program itself, in bytes.
 
-    `temp_size_in_bytes` adds up temporaries that are never there together (up to half more than there is of them), so
-    the compiler's own account of what it allocates counts; older versions give its peak alone.
+    `temp_size_in_bytes` is not used: it adds temporaries that are not alive at the same time and can be 50 % too large.
+
+    Args:
+      stats: result of `memory_analysis()`. Older versions of jaxlib have no `total_allocation_bytes`.
     """
     allocated = max(getattr(stats, "total_allocation_bytes", 0), stats.peak_memory_in_bytes)
     return float(allocated + stats.generated_code_size_in_bytes)
 
 
 def required_memory(message: str) -> float | None:
-    """The bytes that a program needs by the compiler's refusal to make it, or None if it says nothing of the kind."""
+    """Parses the required memory from the compiler's out-of-memory error.
+
+    Args:
+      message: message of the error.
+
+    Returns:
+      Bytes, or None for other errors.
+    """
     if "out of memory" not in message.lower():
         return None
     match = re.search(r"(?:Used|\()\s*([\d.]+)([KMGT]?)\)?(?: of| exceeds)", message)
@@ -102,11 +117,11 @@ def required_memory(message: str) -> float | None:
 
 
 @contextlib.contextmanager
-def _no_cache():
-    """Without JAX's cache of compiled programs: it cannot read back what was compiled for devices that are not here."""
+def _without_compilation_cache():
+    """Disables JAX's compilation cache, which cannot load programs for devices that are not attached."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # whether there is one is asked once, when the first program is compiled
+    compilation_cache.reset_cache()  # JAX checks for a cache only once, at the first compilation
     try:
         yield
     finally:
@@ -114,14 +129,14 @@ def _no_cache():
         compilation_cache.reset_cache()
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
+def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
 
 
 def _batch(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `Partitioner.put_batch` would give."""
+    """Returns the shapes and shardings of the arrays that `Partitioner.put_batch` returns."""
     specs = program.partitioner.batch_specs(program.batch_shapes)
     return {
         name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(program.partitioner.mesh, specs[name]))
@@ -129,8 +144,8 @@ def _batch(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def _bytes_a_device(tree: Any) -> float:
-    """Bytes of one device's shards of a tree of shapes."""
+def _bytes_per_device(tree: Any) -> float:
+    """Returns the bytes of the shards on one device."""
     total = 0
     for leaf in parameters.named_leaves(tree).values():
         total += jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype).size * leaf.dtype.itemsize

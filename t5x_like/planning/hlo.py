@@ -1,4 +1,4 @@
-"""Reading optimised HLO, the text of a compiled program: its computations, what they call, and how often loops run."""
+"""Parses optimised HLO text into computations and instructions, and derives the trip counts of loops."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-# Bytes of an element; what is not named here (tokens, opaque types) takes none.
+# Bytes per element. Types that are not listed, such as tokens and opaque types, take no memory.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e8m0fnu"), 1),
     **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 0.5),
@@ -23,12 +23,12 @@ _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """The shape of an array.
+    """Shape, dtype and memory space of an array.
 
     Attributes:
-      dtype: as HLO writes it, `bf16`.
-      dims: its sizes.
-      memory: 0 for HBM; other numbers are memories within the core.
+      dtype: dtype in HLO notation, such as `bf16`.
+      dims: sizes of the dimensions.
+      memory: memory space; 0 for HBM, other numbers for on-chip memories.
     """
 
     dtype: str
@@ -37,25 +37,27 @@ class Array:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> float:
+        """Size in bytes."""
         return self.size * _ELEMENT_BYTES.get(self.dtype, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """An instruction of a computation.
 
     Attributes:
-      name: without `%`.
-      opcode: such as `fusion`.
-      arrays: what it gives, the parts of a tuple one by one.
-      operands: names of the instructions that it reads.
-      literal: what stands between the parentheses, for constants and parameters.
-      attributes: what follows the operands.
-      is_root: whether it is the computation's result.
+      name: name without `%`.
+      opcode: operation, such as `fusion`.
+      arrays: arrays of the result; the elements of a tuple, flattened.
+      operands: names of the operands.
+      literal: text between the parentheses, such as the value of a constant or the number of a parameter.
+      attributes: text after the operands.
+      is_root: whether the instruction is the result of the computation.
     """
 
     name: str
@@ -67,18 +69,26 @@ class Instruction:
     is_root: bool = False
 
     def attribute(self, name: str) -> str | None:
-        """The value of `name=value` up to the next comma, or within its braces."""
+        """Returns the value of the attribute `name=value` with its braces, if any; None without the attribute."""
         match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return match[1] if match else None
 
     def called(self, name: str) -> str | None:
-        """The computation that an attribute names."""
+        """Returns the name of the computation in an attribute; None without the attribute."""
         value = self.attribute(name)
         return value.lstrip("%") if value else None
 
 
 class Computation:
-    """A named list of instructions."""
+    """A named list of instructions.
+
+    Args:
+      name: name of the computation.
+      instructions: instructions in order.
+
+    Attributes:
+      by_name: name -> instruction.
+    """
 
     def __init__(self, name: str, instructions: list[Instruction]):
         self.name = name
@@ -87,11 +97,12 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
+        """The instruction whose result is the result of the computation."""
         return next((one for one in self.instructions if one.is_root), self.instructions[-1])
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """The instructions that read each instruction."""
+        """Name of an instruction -> the instructions that use it as an operand."""
         found: dict[str, list[Instruction]] = {}
         for instruction in self.instructions:
             for operand in dict.fromkeys(instruction.operands):
@@ -99,7 +110,7 @@ class Computation:
         return found
 
     def operand_arrays(self, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """What each operand gives."""
+        """Returns the arrays of each operand of an instruction."""
         return [self.by_name[name].arrays for name in instruction.operands if name in self.by_name]
 
 
@@ -108,8 +119,8 @@ class Module:
     """A compiled program.
 
     Attributes:
-      computations: by name.
-      entry: where it starts.
+      computations: name -> computation.
+      entry: the entry computation.
     """
 
     computations: dict[str, Computation]
@@ -117,10 +128,16 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads the text of a compiled program (`compiled.as_text()`).
+    """Parses the text of a compiled program.
+
+    Args:
+      text: result of `compiled.as_text()`.
+
+    Returns:
+      The program.
 
     Raises:
-      ValueError: it has no entry computation.
+      ValueError: the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry, name, lines = None, None, []
@@ -135,7 +152,7 @@ def parse(text: str) -> Module:
         elif name is not None and (match := _INSTRUCTION.match(line)):
             lines.append(_instruction(match))
     if entry is None or entry not in computations:
-        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
+        raise ValueError("the text is not a compiled program: no ENTRY computation found")
     return Module(computations, computations[entry])
 
 
@@ -158,13 +175,13 @@ def _instruction(match: re.Match) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """The place of the parenthesis that closes the one at `start`."""
+    """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for index in range(start, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
         if depth == 0:
-            return place
-    raise ValueError(f"parentheses do not match in {text[:80]!r}")
+            return index
+    raise ValueError(f"unbalanced parentheses in {text[:80]!r}")
 
 
 def _arrays(shape: str) -> Iterator[Array]:
@@ -175,14 +192,18 @@ def _arrays(shape: str) -> Iterator[Array]:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a `while` runs, or None where the program does not tell.
+    """Derives the number of iterations of a `while` loop.
 
-    Counting loops end where a counter, which starts at a constant and grows by one, reaches another.
+    The count is an attribute of the loop, or follows from a counter that starts at a constant, grows by a constant and
+    is compared with a constant.
 
     Args:
       module: the program.
-      computation: where the loop stands.
+      computation: the computation of the loop.
       loop: the `while` instruction.
+
+    Returns:
+      The number of iterations, or None if it is unknown.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
     if known:
@@ -193,7 +214,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if compared is None:
         return None
     index, limit, inclusive = compared
-    start = _constant(computation, _tuple_part(computation, loop.operands[0], index))
+    start = _constant(computation, _tuple_element(computation, loop.operands[0], index))
     stride = _stride(body, index)
     if start is None or not stride:
         return None
@@ -201,9 +222,9 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _comparison(module: Module, condition: Computation) -> tuple[int, int, bool] | None:
-    """(which part of the loop's tuple is the counter, its limit, whether the limit is reached) of `counter < limit`."""
+    """Parses `counter < limit` into (tuple index of the counter, limit, whether the limit is inclusive)."""
     root = condition.root
-    if root.opcode == "fusion":  # the comparison alone, wrapped
+    if root.opcode == "fusion":  # a fusion that contains only the comparison
         inner = module.computations[root.called("calls")].root
         operands = [_outer(module, root, name) for name in inner.operands]
     else:
@@ -223,7 +244,7 @@ def _comparison(module: Module, condition: Computation) -> tuple[int, int, bool]
 
 
 def _outer(module: Module, fusion: Instruction, name: str) -> str | None:
-    """The operand of a fusion that its parameter `name` stands for."""
+    """Returns the operand of a fusion that corresponds to its parameter `name`."""
     inner = module.computations[fusion.called("calls")].by_name.get(name)
     return fusion.operands[int(inner.literal)] if inner is not None and inner.opcode == "parameter" else None
 
@@ -232,7 +253,7 @@ _TRANSPARENT = ("copy", "bitcast", "convert", "reshape")
 
 
 def _constant(computation: Computation, name: str | None) -> int | None:
-    """The value of a scalar integer constant."""
+    """Returns the value of a scalar integer constant; None for other instructions."""
     instruction = computation.by_name.get(name) if name else None
     while instruction is not None and instruction.opcode in _TRANSPARENT:
         instruction = computation.by_name.get(instruction.operands[0])
@@ -244,14 +265,14 @@ def _constant(computation: Computation, name: str | None) -> int | None:
         return None
 
 
-def _tuple_part(computation: Computation, name: str, index: int) -> str | None:
+def _tuple_element(computation: Computation, name: str, index: int) -> str | None:
     instruction = computation.by_name.get(name)
     return instruction.operands[index] if instruction is not None and instruction.opcode == "tuple" else None
 
 
 def _stride(body: Computation, index: int) -> int | None:
-    """By how much a loop's body raises the counter."""
-    updated = _tuple_part(body, body.root.name, index)
+    """Returns the increment of the counter in the body of a loop."""
+    updated = _tuple_element(body, body.root.name, index)
     instruction = body.by_name.get(updated) if updated else None
     while instruction is not None and instruction.opcode in _TRANSPARENT:
         instruction = body.by_name.get(instruction.operands[0])

@@ -1,4 +1,4 @@
-"""A plan as numbers, as JSON and as text."""
+"""The result of planning, as JSON and as text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,27 @@ from t5x_like.planning.compilation import CompiledStep
 from t5x_like.planning.roofline import Bound, bound
 from t5x_like.planning.topologies import Topology
 
+SECONDS_PER_HOUR = 3_600
 SECONDS_PER_DAY = 86_400
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a step of a run needs of a slice, and how fast it can be.
+    """Memory, work and speed of a run's train step on a slice.
 
     Attributes:
-      topology: the slice.
+      topology: the slices.
       mesh: mesh axis -> size.
       rules: name of the rule set.
-      microbatches: parts of a batch.
-      remat: what the model computes again in the backward pass, where it says so.
-      parameters: numbers in the model.
-      model_flops: of a step on one device, without what is computed again.
-      tokens: positions of a batch, over all devices.
-      batch_rows: rows of it.
-      total_steps: steps of the whole run, where it is known.
-      compiled: what the compiler says.
-      price: of a chip, an hour, in the user's money; None for none.
+      microbatches: number of microbatches per batch.
+      remat: the model's rematerialisation policy; None if its configuration has none.
+      parameters: number of parameters of the model.
+      model_flops: FLOPs of the model per step and device, without recomputation.
+      tokens: tokens per global batch, including padding.
+      batch_rows: rows per global batch.
+      total_steps: steps of the run; None if unknown.
+      compiled: the compiled step.
+      price: price per chip-hour, in any currency; None if unknown.
     """
 
     topology: Topology
@@ -46,35 +47,40 @@ class Plan:
 
     @property
     def bound(self) -> Bound | None:
-        """The roofline; None where the step does not fit."""
+        """Roofline of the step; None if the step does not fit."""
         return bound(self.compiled.work, self.topology) if self.compiled.work else None
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Tokens per second of all devices at the bound; None if the step does not fit."""
         return self.tokens / self.bound.seconds if self.bound else None
 
     @property
     def mfu_at_bound(self) -> float | None:
-        """Model FLOPs over what the devices could do in the time of the bound."""
+        """Model FLOPs utilisation at the bound, between 0 and 1; None if the step does not fit."""
         return self.model_flops / (self.bound.seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
     def run_seconds(self) -> float | None:
+        """Time of the run at the bound in seconds; None if unknown."""
         return self.total_steps * self.bound.seconds if self.bound and self.total_steps else None
 
     @property
     def cost(self) -> float | None:
-        """Of the whole run at the bound, in the user's money."""
+        """Cost of the run at the bound, in the currency of `price`; None if unknown."""
         if self.price is None or self.run_seconds is None:
             return None
-        return self.price * self.topology.chips * self.run_seconds / 3600
+        return self.price * self.topology.chips * self.run_seconds / SECONDS_PER_HOUR
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan for machines: bytes, FLOPs and seconds; what is `null` is not known because the step does not fit.
+    """Returns the plan as JSON values in bytes, FLOPs and seconds.
 
-    Everything that is not said to be otherwise is of one device and one step. A device is a chip, but for tpu7x, where
-    it is half of one.
+    Values are per device and step unless their key says otherwise. A device is a chip, except for tpu7x, where it is
+    half a chip. Values that are unknown, such as the speed of a step that does not fit, are None.
+
+    Args:
+      plan: the plan.
     """
     memory, work, limit = plan.compiled.memory, plan.compiled.work, plan.bound
     return {
@@ -113,7 +119,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-    """The plan for people."""
+    """Returns the plan as text."""
     memory, chip = plan.compiled.memory, plan.topology.chip
     each = "device" if chip.devices_per_chip > 1 else "chip"
     lines = [
@@ -122,7 +128,7 @@ def text(plan: Plan) -> str:
         f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
         + (f"; remat {plan.remat}" if plan.remat else ""),
         "",
-        f"memory of a {each}",
+        f"memory per {each}",
         _row("parameters", _gib(memory.parameters)),
         _row("optimizer state", _gib(memory.optimizer)),
         _row("batch", _gib(memory.batch)),
@@ -135,16 +141,16 @@ def text(plan: Plan) -> str:
     if plan.compiled.work is None:
         lines += [
             "",
-            "The compiler makes no program that does not fit, so there is nothing to say of its speed. What makes it "
-            "smaller: more MICROBATCHES, remat='full' in the model's configuration, more chips along `fsdp` or "
-            "`tensor`; `--search` tries them.",
+            "The compiler returns no program for a step that does not fit, so its speed is unknown. To reduce memory, "
+            "increase MICROBATCHES, set remat='full' in the model's configuration, or use more chips along `fsdp` or "
+            "`tensor`. `--search` tries these settings.",
         ]
         return "\n".join([*lines, "", _compiled_in(plan)])
     return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
 
 
 def ranking(plans: Sequence[Plan]) -> str:
-    """The plans of a search as a table, in the order given."""
+    """Returns the plans of a search as a table, in the given order."""
     header = f"{'mesh':<34}{'microbatches':>13}{'remat':>7}{'peak':>12}{'step':>13}{'bound by':>10}{'MFU':>8}"
     lines = [header]
     for plan in plans:
@@ -154,11 +160,13 @@ def ranking(plans: Sequence[Plan]) -> str:
             f"{_gib(plan.compiled.memory.peak):>12}"
             f"{1e3 * limit.seconds:>10,.2f} ms{limit.resource:>10}{100 * plan.mfu_at_bound:>6.1f} %"
         )
-    return "\n".join([*lines, "", "configured, in this order, by", *(f"  {settings(plan)}" for plan in plans)])
+    return "\n".join(
+        [*lines, "", "flags of these configurations, in the same order", *(f"  {settings(plan)}" for plan in plans)]
+    )
 
 
 def settings(plan: Plan) -> str:
-    """The flags that configure a run this way."""
+    """Returns the flags that configure a run as planned."""
     inner = {axis: size // (plan.topology.slices if axis == "data" else 1) for axis, size in plan.mesh.items()}
     ici = ",".join(f"'{axis}':{size}" for axis, size in inner.items() if size > 1)
     flags = [f"--gin.MICROBATCHES={plan.microbatches}", f"--gin.PARTITIONING={plan.rules}", f'--gin.ICI="{{{ici}}}"']
@@ -168,7 +176,7 @@ def settings(plan: Plan) -> str:
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
-    """The axes of a mesh that split something, with their sizes."""
+    """Returns the mesh axes with more than one device as text, with their sizes."""
     return " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
 
 
@@ -176,7 +184,7 @@ def _work_lines(plan: Plan, each: str) -> list[str]:
     work = plan.compiled.work
     ratio = work.flops / plan.model_flops
     lines = [
-        f"work of a {each} in a step",
+        f"work per {each} and step",
         _row("model", f"{plan.model_flops / 1e12:,.3f} TFLOP"),
         _row("executed", f"{work.flops / 1e12:,.3f} TFLOP, {ratio:.3f} of the model's (remat, padding, repetition)"),
         _row("HBM traffic", f"{work.hbm_bytes / 1e9:,.2f} GB"),
@@ -192,28 +200,30 @@ def _speed_lines(plan: Plan) -> list[str]:
     limit = plan.bound
     parts = ", ".join(f"{name} {1e3 * seconds:,.2f}" for name, seconds in limit.seconds_by_resource.items() if seconds)
     lines = [
-        "at best (a roofline: everything at its full rate, all of it at once)",
+        "upper bound on speed (roofline: all resources at peak rate, fully overlapped)",
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.resource} (ms: {parts})"),
-        _row("tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} a chip"),
+        _row(
+            "tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} per chip"
+        ),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
     ]
     if plan.run_seconds is None:
-        lines.append(_row("run", "give --gin.TRAIN_STEPS=… for its time, and --price=… for its cost"))
+        lines.append(_row("run", "give --gin.TRAIN_STEPS=… for the time of the run, and --price=… for its cost"))
         return lines
     total, days = plan.tokens * plan.total_steps, plan.run_seconds / SECONDS_PER_DAY
     lines.append(_row("run", f"{plan.total_steps:,} steps, {total:,} tokens: {_number(days)} days"))
     if plan.cost is not None:
-        hours = plan.topology.chips * plan.run_seconds / 3600
+        hours = plan.topology.chips * plan.run_seconds / SECONDS_PER_HOUR
         lines.append(_row("cost", f"{_number(plan.cost)} ({_number(hours)} chip-hours at {plan.price:g})"))
     return lines
 
 
 def _compiled_in(plan: Plan) -> str:
-    return f"compiled in {plan.compiled.seconds:.0f} s; nothing was run"
+    return f"compiled in {plan.compiled.seconds:.0f} s; no step was run"
 
 
 def _number(value: float) -> str:
-    """Two decimals, or two digits of what is smaller than one."""
+    """Formats with two decimals, or with two significant digits below 1."""
     return f"{value:,.2f}" if value >= 1 else f"{value:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""How fast a step can be at best: the slowest of computing, moving and sending, each at its full rate."""
+"""Roofline: a lower bound on the time of a step from compute, memory traffic and communication."""
 
 import dataclasses
 
@@ -19,16 +19,25 @@ class Bound:
 
     @property
     def seconds(self) -> float:
+        """Lower bound on the time of a step in seconds."""
         return max(self.seconds_by_resource.values())
 
     @property
     def resource(self) -> str:
-        """Which of `seconds_by_resource` is the longest."""
+        """The resource that takes longest."""
         return max(self.seconds_by_resource, key=self.seconds_by_resource.__getitem__)
 
 
 def bound(work: Work, topology: Topology) -> Bound:
-    """The bound for what one device does in a step, if all of it overlaps perfectly."""
+    """Computes the roofline of a step, with perfect overlap of compute, memory traffic and communication.
+
+    Args:
+      work: the work of one device in a step.
+      topology: the slices that the step runs on.
+
+    Returns:
+      The lower bound.
+    """
     chip = topology.chip
     sent = sum(work.collective_bytes.values())
     within = sent - work.dcn_bytes

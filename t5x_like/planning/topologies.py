@@ -1,4 +1,4 @@
-"""Devices of a TPU slice that is not here, for the compiler to compile for."""
+"""TPU slices as compile-only topologies."""
 
 import dataclasses
 import importlib.util
@@ -12,29 +12,29 @@ import jax
 from t5x_like.errors import UserError
 from t5x_like.planning.chips import CHIPS, Chip
 
-# What tells libtpu that it is not on a TPU host: no question to a cloud's metadata server, none about other hosts, no
-# lock against a second process.
-_WITHOUT_A_TPU = {
+# Environment of libtpu on a host without TPUs: no query to the metadata server or to other hosts, and no lock against
+# other processes.
+_LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_WRITTEN = re.compile(r"^(?P<chip>[a-z0-9]+):(?P<sides>\d+(x\d+)*)$")
+_TOPOLOGY = re.compile(r"^(?P<chip>[a-z0-9]+):(?P<sides>\d+(x\d+)*)$")
 
 
 class PlanError(UserError):
-    """A plan cannot be made on this host; the message says what is missing."""
+    """Planning is not possible on this host. The message names the missing package."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice, or several alike.
+    """One or several identical TPU slices.
 
     Attributes:
-      chip: what it is made of.
-      sides: of the torus of chips in one slice.
-      slices: how many slices.
+      chip: the chip of the slices.
+      sides: sides of a slice in chips.
+      slices: number of slices.
     """
 
     chip: Chip
@@ -43,17 +43,17 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """Physical chips over all slices."""
+        """Number of physical chips in all slices."""
         return math.prod(self.sides) * self.slices
 
     @property
     def num_devices(self) -> int:
-        """JAX devices over all slices."""
+        """Number of JAX devices in all slices."""
         return self.chips * self.chip.devices_per_chip
 
     @property
     def ici_bandwidth(self) -> float:
-        """Bytes/s that one device can send within its slice."""
+        """Bandwidth in bytes/s at which a device can send within its slice."""
         return self.chip.ici_bandwidth(self.sides)
 
     def __str__(self) -> str:
@@ -62,48 +62,59 @@ class Topology:
 
 
 def parse(topology: str, num_slices: int = 1) -> Topology:
-    """The topology written as `v5p:8x8x8`: generation, then the slice's sides in chips.
+    """Parses a topology.
+
+    Args:
+      topology: chip and sides of a slice in chips, such as `v5p:8x8x8`.
+      num_slices: number of slices.
+
+    Returns:
+      The topology.
 
     Raises:
-      UserError: it is written otherwise, or there is no such chip.
+      UserError: the syntax, the chip, the sides or the number of slices is invalid.
     """
-    match = _WRITTEN.match(topology) if isinstance(topology, str) else None
+    match = _TOPOLOGY.match(topology) if isinstance(topology, str) else None
     if match is None:
-        raise UserError(f"--topology={topology!r}: write a chip and the sides of a slice, such as v5e:4x8 or v5p:8x8x8")
+        raise UserError(f"--topology={topology!r} is not a topology. Give a chip and the sides, such as v5e:4x8.")
     if match["chip"] not in CHIPS:
-        raise UserError(f"--topology={topology}: there is no chip {match['chip']!r}; there are {', '.join(CHIPS)}")
+        raise UserError(f"--topology={topology}: unknown chip {match['chip']!r}. The chips are {', '.join(CHIPS)}.")
     chip, sides = CHIPS[match["chip"]], tuple(int(side) for side in match["sides"].split("x"))
     if len(sides) != chip.dimensions or 0 in sides:
         example = "4x4x8" if chip.dimensions == 3 else "4x8"
         raise UserError(
-            f"--topology={topology}: a slice of {chip.name} has {chip.dimensions} sides of at least 1, such as "
-            f"{chip.name}:{example}"
+            f"--topology={topology}: invalid sides. A slice of {chip.name} has {chip.dimensions} sides of at least 1, "
+            f"such as {chip.name}:{example}."
         )
     if num_slices < 1:
-        raise UserError(f"--num_slices={num_slices} must be at least 1")
+        raise UserError(f"--num_slices={num_slices} is not a positive integer")
     return Topology(chip, sides, num_slices)
 
 
 def devices(topology: str, num_slices: int = 1) -> list[Any]:
-    """The devices of a topology, to make a mesh of and to compile for; nothing can run on them.
+    """Returns compile-only devices of a topology.
 
-    JAX itself is set to the CPU: the TPU compiler is a library here and looks for no TPU.
+    Programs can be compiled for these devices, but not run. The function sets JAX's platform to CPU, so that libtpu
+    serves as a compiler and does not look for TPUs.
 
     Args:
       topology: see `parse`.
-      num_slices: slices of that shape, joined by the data-centre network.
+      num_slices: number of slices, connected by the data centre network.
+
+    Returns:
+      Devices for a mesh.
 
     Raises:
-      PlanError: the compiler is not installed.
-      UserError: there is no such topology.
+      PlanError: libtpu is not installed.
+      UserError: the topology is invalid or unknown to the compiler.
     """
     parsed = parse(topology, num_slices)
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
-            "planning needs XLA's TPU compiler, the package libtpu, which is not installed: "
-            "pip install 't5x_like[plan]' brings the one that matches this jax"
+            "libtpu, XLA's TPU compiler, is not installed. Install the version that matches jax: "
+            "pip install 't5x_like[plan]'"
         )
-    for name, value in _WITHOUT_A_TPU.items():
+    for name, value in _LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
@@ -111,9 +122,9 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     options: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
     if parsed.chip.config_name:
         options["chip_config_name"] = parsed.chip.config_name
-    if min(parsed.sides[:2]) < 2:  # a part of a host, which has 2x2 chips
+    if min(parsed.sides[:2]) < 2:  # smaller than a host, which has 2x2 chips
         options["chips_per_host_bounds"] = (*(min(side, 2) for side in parsed.sides[:2]), 1)
     try:
         return list(topologies.get_topology_desc(topology_name=topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"--topology={topology}: the compiler knows no such slice: {error}") from error
+        raise UserError(f"--topology={topology}: unknown to the compiler: {error}. Choose another slice.") from error

@@ -1,4 +1,4 @@
-"""What a model needs whatever the mesh, counted on traces: operations, and bytes kept for the backward pass."""
+"""FLOPs and residual bytes of a model per row of a batch, from abstract traces."""
 
 import dataclasses
 import math
@@ -10,16 +10,18 @@ import jax.extend.core
 import jax.numpy as jnp
 
 from t5x_like import optimizers
+from t5x_like.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
 class RowCost:
-    """What one row of a batch takes.
+    """Cost of one row of a batch.
 
     Attributes:
-      flops: of matrix products, forward and backward, those done again included.
-      residual_bytes: kept for the backward pass, in arrays of which a tensor-parallel mesh splits a dimension.
-      unsplit_residual_bytes: the same in arrays that end in `embed`, which it does not split.
+      flops: FLOPs of matrix products in the forward and backward pass, including recomputation.
+      residual_bytes: bytes saved for the backward pass, in arrays that tensor parallelism shards.
+      unsplit_residual_bytes: bytes saved for the backward pass, in arrays with a last dimension `embed`, which tensor
+        parallelism does not shard.
     """
 
     flops: float
@@ -28,39 +30,51 @@ class RowCost:
 
 
 def row_cost(
-    config: Any, objective: Any, shapes: Any, row_shapes: Mapping[str, tuple[int, ...]], embed: int
+    config: Any, objective: Objective, shapes: Any, row_shapes: Mapping[str, tuple[int, ...]], embed: int
 ) -> RowCost:
-    """Traces the loss on one row and on two: the difference is what a row takes.
+    """Computes the cost of a row as the difference between traces of the loss on two rows and on one.
 
     Args:
-      config: the model's configuration.
-      objective: whose loss it is.
-      shapes: of (state, frozen) of a `Program` of the same model.
+      config: configuration of the model.
+      objective: the objective.
+      shapes: shapes of (state, frozen) of a `Program` of the same model.
       row_shapes: model feature -> shape with any number of rows.
       embed: size of the axis `embed`.
+
+    Returns:
+      The cost of one row.
     """
     params = optimizers.merge(shapes[0].params, shapes[1])
     rebuilt = jax.eval_shape(config.make, jax.random.key(0))  # with this configuration's remat, not the program's
     params = {**params, "model": jax.tree.unflatten(jax.tree.structure(rebuilt), jax.tree.leaves(params["model"]))}
-    one, two = (_of_rows(objective, params, row_shapes, rows, embed) for rows in (1, 2))
+    one, two = (_cost_of_rows(objective, params, row_shapes, rows, embed) for rows in (1, 2))
     return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
 
 
-def _of_rows(objective, params, row_shapes, rows, embed) -> tuple[float, float, float]:
+def _cost_of_rows(objective, params, row_shapes, rows, embed) -> tuple[float, float, float]:
     batch = {name: jax.ShapeDtypeStruct((rows, *shape[1:]), jnp.int32) for name, shape in row_shapes.items()}
 
     def loss(params, batch):
         return sum(objective.terms(params, batch, dropout_key=None).sums.values())
 
-    kept = jax.eval_shape(lambda params, batch: jax.vjp(lambda params: loss(params, batch), params)[1], params, batch)
-    sizes = [(leaf.shape, leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(kept)]
-    whole = sum(size for shape, size in sizes if shape and shape[-1] == embed)
+    residuals = jax.eval_shape(
+        lambda params, batch: jax.vjp(lambda params: loss(params, batch), params)[1], params, batch
+    )
+    sizes = [(leaf.shape, leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(residuals)]
+    unsplit = sum(size for shape, size in sizes if shape and shape[-1] == embed)
     gradient = jax.make_jaxpr(jax.grad(loss))(params, batch)
-    return jaxpr_flops(gradient.jaxpr), sum(size for _, size in sizes) - whole, whole
+    return jaxpr_flops(gradient.jaxpr), sum(size for _, size in sizes) - unsplit, unsplit
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
-    """Operations of the matrix products in a jaxpr, a multiply-add as two, loops as often as they run."""
+    """Counts the FLOPs of the matrix products in a jaxpr.
+
+    Args:
+      jaxpr: a jaxpr. The body of a scan counts once per iteration.
+
+    Returns:
+      FLOPs; a multiply-add counts as two.
+    """
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":

@@ -1,4 +1,4 @@
-"""What a compiled program does in one run: operations, traffic and collectives, loops counted as often as they run."""
+"""FLOPs, HBM traffic and collectives of one execution of a compiled program, with the iterations of its loops."""
 
 import dataclasses
 import re
@@ -9,14 +9,14 @@ from t5x_like.planning import arithmetic, collectives, hlo, traffic
 
 @dataclasses.dataclass
 class Work:
-    """What one device does.
+    """The work of one device.
 
     Attributes:
-      flops: of matrix products.
-      hbm_bytes: read from and written to HBM.
-      collective_bytes: (kind, mesh axis) -> bytes that it sends.
-      dcn_bytes: bytes of those that it sends to other slices.
-      unknown_loops: names of loops whose length the program does not tell; they are counted once.
+      flops: FLOPs of matrix products.
+      hbm_bytes: bytes read from and written to HBM.
+      collective_bytes: (kind, mesh axis) -> bytes that the device sends.
+      dcn_bytes: the part of `collective_bytes` that the device sends to other slices.
+      unknown_loops: names of loops with an unknown number of iterations, which count as one.
     """
 
     flops: float = 0.0
@@ -26,7 +26,7 @@ class Work:
     unknown_loops: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, other: "Work", times: int = 1) -> None:
-        """Adds what another part of the program does, so many times."""
+        """Adds the work of another part of the program, multiplied by `times`."""
         self.flops += times * other.flops
         self.hbm_bytes += times * other.hbm_bytes
         self.dcn_bytes += times * other.dcn_bytes
@@ -35,7 +35,7 @@ class Work:
         self.unknown_loops |= other.unknown_loops
 
     def by_kind(self) -> dict[str, dict[str, float]]:
-        """`{kind: {mesh axis: bytes}}`."""
+        """Returns `collective_bytes` as kind -> mesh axis -> bytes."""
         nested: dict[str, dict[str, float]] = {}
         for (kind, axis), sent in sorted(self.collective_bytes.items()):
             nested.setdefault(kind, {})[axis] = sent
@@ -43,21 +43,24 @@ class Work:
 
 
 def work(module: hlo.Module, mesh: collectives.DeviceMesh) -> Work:
-    """What one device does in one run of a program.
+    """Computes the work of one device in one execution of a program.
 
     Args:
-      module: the optimised program of one device.
-      mesh: the devices that run it together.
+      module: the optimised program.
+      mesh: the devices of the program.
+
+    Returns:
+      The work of a device.
     """
-    return _Walk(module, mesh).of(module.entry, in_fusion=False)
+    return _Walk(module, mesh).visit(module.entry, in_fusion=False)
 
 
 class _Walk:
     def __init__(self, module: hlo.Module, mesh: collectives.DeviceMesh):
         self._module, self._mesh = module, mesh
-        self._known: dict[tuple[str, bool], Work] = {}
-        # A collective that runs beside computation is cut into a start, pieces inside of other fusions, and an end, all
-        # with one channel: it is counted where it starts.
+        self._visited: dict[tuple[str, bool], Work] = {}
+        # An asynchronous collective consists of a start, pieces inside other fusions and an end, all with the same
+        # channel. It is counted at its start.
         self._started = {
             instruction.attribute("channel_id"): computation.name
             for computation in module.computations.values()
@@ -66,9 +69,9 @@ class _Walk:
             if instruction.opcode in collectives.KINDS
         }
 
-    def of(self, computation: hlo.Computation, *, in_fusion: bool) -> Work:
+    def visit(self, computation: hlo.Computation, *, in_fusion: bool) -> Work:
         key = (computation.name, in_fusion)
-        if key not in self._known:
+        if key not in self._visited:
             total = Work()
             for instruction in computation.instructions:
                 total.flops += arithmetic.product_flops(computation, instruction)
@@ -76,12 +79,12 @@ class _Walk:
                 if not in_fusion:
                     total.hbm_bytes += traffic.hbm_bytes(self._module, computation, instruction)
                 for called, times, fused in self._called(computation, instruction, total):
-                    total.add(self.of(called, in_fusion=in_fusion or fused), times)
-            self._known[key] = total
-        return self._known[key]
+                    total.add(self.visit(called, in_fusion=in_fusion or fused), times)
+            self._visited[key] = total
+        return self._visited[key]
 
     def _called(self, computation, instruction, total) -> Iterator[tuple[hlo.Computation, int, bool]]:
-        """What an instruction runs: (computation, how often, whether as one with the instruction)."""
+        """Yields (computation, number of executions, whether it is fused) of the computations that are called."""
         named = self._module.computations
         if instruction.opcode == "while":
             times = hlo.trip_count(self._module, computation, instruction)

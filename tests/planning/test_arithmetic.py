@@ -1,4 +1,4 @@
-"""Operations of matrix products, written as `dot` or, by the TPU compiler, as `convolution`."""
+"""FLOPs of matrix products that are written as `dot` or, by the TPU compiler, as `convolution`."""
 
 import itertools
 
@@ -15,7 +15,7 @@ def flops(left: str, right: str, product: str) -> float:
     return arithmetic.product_flops(module.entry, module.entry.root)
 
 
-def test_a_dot_counts_what_it_contracts():
+def test_flops_of_dot():
     dot = "f32[2,3,5] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}"
     assert flops("f32[2,3,7]", "f32[2,7,5]", dot) == 2 * 2 * 3 * 5 * 7
 
@@ -23,9 +23,9 @@ def test_a_dot_counts_what_it_contracts():
 @pytest.mark.parametrize(
     ("left", "right", "product", "expected"),
     [
-        # A plain product of matrices.
+        # A matrix product.
         ("bf16[32,256]", "bf16[256,64]", "bf16[32,64] convolution(%a, %b), dim_labels=bf_io->bf", 2 * 32 * 256 * 64),
-        # Attention scores of 16 rows and 6 heads, which are window dimensions that touch their own diagonal alone.
+        # Attention scores of 16 rows and 6 heads. Rows and heads are window dimensions that use only the diagonal.
         (
             "bf16[16,512,6,64]",
             "bf16[16,512,6,64]",
@@ -33,7 +33,7 @@ def test_a_dot_counts_what_it_contracts():
             "dim_labels=0b1f_0o1i->01bf",
             2 * 16 * 6 * 512 * 512 * 64,
         ),
-        # A projection into 6 heads of 64 from two halves of 64: heads are a window that slides over one place.
+        # A projection to 6 heads of size 64 from two halves of 64. Heads are a window that slides over one position.
         (
             "bf16[16,512,2,64,1]",
             "bf16[2,64,6,64,1]",
@@ -41,7 +41,7 @@ def test_a_dot_counts_what_it_contracts():
             "dim_labels=0b2f1_2i1o0->0b1f2",
             2 * 16 * 512 * 6 * 64 * 128,
         ),
-        # Features in groups: the kernel's input features are already those of one group.
+        # Grouped features: the input features of the kernel are those of one group.
         (
             "f32[8,12]",
             "f32[4,30]",
@@ -50,11 +50,11 @@ def test_a_dot_counts_what_it_contracts():
         ),
     ],
 )
-def test_a_convolution_counts_the_products_it_stands_for(left, right, product, expected):
+def test_flops_of_convolution(left, right, product, expected):
     assert flops(left, right, product) == expected
 
 
-def test_windows_count_pairs_that_meet_an_entry():
+def test_windows_count_only_pairs_outside_of_padding():
     sizes = itertools.product((1, 2, 5), (1, 3, 4), (1, 2, 3), (1, 2), (1, 3), (0, 2))
     for size, kernel, stride, dilation, base, low in sizes:
         padded, reach = (size - 1) * base + 1 + 2 * low, (kernel - 1) * dilation + 1
@@ -62,7 +62,7 @@ def test_windows_count_pairs_that_meet_an_entry():
             continue
         out = (padded - reach) // stride + 1
         met = sum(
-            0 <= (place := o * stride + k * dilation - low) <= (size - 1) * base and place % base == 0
+            0 <= (position := o * stride + k * dilation - low) <= (size - 1) * base and position % base == 0
             for o in range(out)
             for k in range(kernel)
         )
@@ -71,5 +71,5 @@ def test_windows_count_pairs_that_meet_an_entry():
         assert flops(f"f32[1,1,{size}]", f"f32[1,1,{kernel}]", product) == 2 * met, window
 
 
-def test_what_is_no_product_counts_nothing():
+def test_other_instructions_have_no_flops():
     assert flops("f32[4]", "f32[4]", "f32[4] add(%a, %b)") == 0

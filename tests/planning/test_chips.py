@@ -1,4 +1,4 @@
-"""The constants of each chip against what is published for one chip."""
+"""Specifications of chips against the published numbers per physical chip."""
 
 import dataclasses
 
@@ -9,16 +9,16 @@ from t5x_like.planning.chips import CHIPS, GIB
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One physical chip, as published.
+    """Published specification of a physical chip.
 
     Attributes:
-      tflops: dense bfloat16.
-      hbm_gib: physical memory; a program may use a little less.
-      hbm_gbps: GB/s.
-      ici_gbps: GB/s in one direction, over all links.
-      links: to neighbours.
-      dcn_gbit: Gbit/s in one direction.
-      devices: JAX devices.
+      tflops: dense bfloat16 peak in TFLOP/s.
+      hbm_gib: physical memory in GiB.
+      hbm_gbps: memory bandwidth in GB/s.
+      ici_gbps: interconnect bandwidth in GB/s per direction, over all links.
+      links: number of links to neighbours.
+      dcn_gbit: data centre network bandwidth in Gbit/s per direction.
+      devices: number of JAX devices.
     """
 
     tflops: float
@@ -30,7 +30,7 @@ class Published:
     devices: int = 1
 
 
-# Where the numbers are from:
+# Sources:
 # - Compute, memory, ICI and DCN: docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x, read in November 2026. ICI
 #   is published for both directions together (v5e 400, v5p 1200, v6e 800, tpu7x 1200 GB/s per chip); half is one way.
 # - DCN per chip: v5p 50 Gbit/s, v6e and tpu7x 100 Gbit/s. v5e: 2 NICs of 100 Gbit/s for the 8 chips of a host. v4:
@@ -46,23 +46,23 @@ PUBLISHED = {
 }
 
 
-def test_every_chip_is_compared():
+def test_all_chips_have_published_specifications():
     assert set(PUBLISHED) == set(CHIPS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_constants_are_those_of_one_device(name):
+def test_specification_per_device_equals_published_specification(name):
     chip, published = CHIPS[name], PUBLISHED[name]
     assert chip.devices_per_chip == published.devices
     assert chip.peak_flops * published.devices == published.tflops * 1e12
     assert chip.hbm_bandwidth * published.devices == published.hbm_gbps * 1e9
     assert chip.link_bandwidth * published.links * published.devices == published.ici_gbps * 1e9
     assert chip.dcn_bandwidth * published.devices == published.dcn_gbit * 1e9 / 8
-    # The runtime keeps a part of the memory for itself.
+    # The runtime reserves part of the memory.
     assert 0.95 < chip.hbm_bytes * published.devices / (published.hbm_gib * GIB) < 1
 
 
-def test_a_whole_torus_uses_every_link():
+def test_closed_torus_uses_all_links():
     for name, published in PUBLISHED.items():
         chip = CHIPS[name]
         assert chip.ici_bandwidth((chip.wrap,) * chip.dimensions) == published.links * chip.link_bandwidth

@@ -1,4 +1,4 @@
-"""Who talks to whom, along which mesh axes, and how much."""
+"""Mesh axes and bytes of collectives."""
 
 import pytest
 
@@ -20,11 +20,11 @@ MESH = DeviceMesh({"data": 2, "fsdp": 2, "tensor": 2}, (0,) * 8)
         ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
     ],
 )
-def test_groups_in_every_way_of_writing(written, groups):
+def test_replica_groups_in_all_notations(written, groups):
     assert replica_groups(f", channel_id=1, replica_groups={written}, dimensions={{0}}", 8) == groups
 
 
-def test_without_groups_all_devices_take_part():
+def test_missing_replica_groups_mean_all_devices():
     assert replica_groups(", channel_id=1", 4) == [[0, 1, 2, 3]]
 
 
@@ -39,7 +39,7 @@ def test_without_groups_all_devices_take_part():
         ([[0, 9]], "unknown"),
     ],
 )
-def test_a_group_lies_along_the_axes_in_which_it_differs(groups, axis):
+def test_axis_of_groups(groups, axis):
     assert MESH.axis_of(groups) == axis
 
 
@@ -55,7 +55,7 @@ PAIRS_ALONG_FSDP = "replica_groups={{0,2},{1,3},{4,6},{5,7}}"
 @pytest.mark.parametrize(
     ("opcode", "attributes", "expected"),
     [
-        # A group of 4 gathers 4000 bytes; each device passes on three quarters of them.
+        # A group of 4 gathers 4000 bytes, of which each device sends three quarters.
         ("all-gather", "replica_groups=[2,4]<=[8]", ("all-gather", "fsdp+tensor", 3000, 0)),
         ("all-gather-start", PAIRS_ALONG_FSDP, ("all-gather", "fsdp", 1000, 0)),
         ("reduce-scatter", PAIRS_ALONG_FSDP, ("reduce-scatter", "fsdp", 500, 0)),
@@ -65,23 +65,23 @@ PAIRS_ALONG_FSDP = "replica_groups={{0,2},{1,3},{4,6},{5,7}}"
         ("collective-permute", "source_target_pairs={{0,0},{1,1}}", ("collective-permute", "none", 0, 0)),
     ],
 )
-def test_bytes_that_a_device_sends(opcode, attributes, expected):
+def test_bytes_sent_by_a_device(opcode, attributes, expected):
     assert sent(opcode, attributes) == expected
 
 
-def test_a_reduce_scatter_written_as_an_all_reduce_is_one():
+def test_all_reduce_in_a_reduce_scatter_computation_is_a_reduce_scatter():
     assert sent("all-reduce", PAIRS_ALONG_FSDP, within="all-reduce-scatter.3") == ("reduce-scatter", "fsdp", 500, 0)
 
 
-def test_across_slices_goes_the_share_that_is_left_within():
+def test_bytes_sent_across_slices():
     mesh = DeviceMesh({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
-    # Of an all-reduce over both slices: 2 · 3/4 within, and each device's quarter, twice, halved by the ring of two.
+    # An all-reduce over both slices sends 2 · 3/4 within a slice, and 2 · 1/2 of a quarter across slices.
     assert sent("all-reduce", "replica_groups=[1,8]<=[8]", mesh) == ("all-reduce", "data+fsdp", 1500, 250)
     assert sent("all-reduce", "replica_groups=[4,2]<=[2,4]T(1,0)", mesh) == ("all-reduce", "data", 0, 1000)
     assert sent("collective-permute", "source_target_pairs={{0,4}}", mesh) == ("collective-permute", "data", 0, 1000)
 
 
-def test_between_slices_a_collective_is_a_send_to_the_host():
+def test_send_to_host_is_a_collective_across_slices():
     mesh = DeviceMesh({"data": 2, "fsdp": 4}, (0, 0, 0, 0, 1, 1, 1, 1))
     assert mesh.slice_axes == "data"
     attributes = (
@@ -100,6 +100,6 @@ def test_between_slices_a_collective_is_a_send_to_the_host():
     )
 
 
-def test_other_instructions_send_nothing():
+def test_other_instructions_are_not_collectives():
     root = hlo.parse("ENTRY %m (a: f32[8]) -> f32[8] {\n  ROOT %c = f32[8] add(%a, %a)\n}\n").entry.root
     assert collectives.collective(root, 32.0, MESH) is None

@@ -1,4 +1,4 @@
-"""The options that `gin_configs/hardware` gives XLA: one file a generation, a reason before each."""
+"""XLA options in `gin_configs/hardware`: one file per TPU generation, with a reason for each option."""
 
 import importlib.util
 import json
@@ -27,19 +27,19 @@ def options(file):
     return json.loads(written.replace("'", '"').replace("True", "true"))
 
 
-def test_every_generation_has_a_file():
+def test_all_generations_have_a_file():
     assert {file.stem for file in FILES} == set(CHIPS)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_training_run_takes_the_options(file):
+def test_training_run_receives_the_options(file):
     assert all(name.startswith("xla_") for name in options(file))
 
 
 @pytest.mark.parametrize(
     "file", [file for file in ALL_FILES if f"hardware/{SHARED}.gin" not in file.read_text()], ids=lambda file: file.stem
 )
-def test_every_option_follows_a_reason(file):
+def test_options_have_a_reason(file):
     lines = file.read_text().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("    'xla_")]
     groups = [number for number in starts if not lines[number - 1].startswith("    'xla_")]
@@ -49,7 +49,7 @@ def test_every_option_follows_a_reason(file):
 @pytest.mark.notf
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_compiler_knows_the_options(file):
+def test_compiler_accepts_the_options(file):
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Reading the text of compiled programs."""
+"""Parsing of optimised HLO and trip counts of loops."""
 
 import textwrap
 
@@ -55,16 +55,16 @@ def trips(start=0, limit=10, direction="LT", extra="", text=LOOP):
         ({"direction": "NE"}, None),
     ],
 )
-def test_a_counting_loop_tells_its_length(settings, expected):
+def test_trip_count(settings, expected):
     assert trips(**settings) == expected
 
 
-def test_a_loop_whose_counter_starts_at_an_argument_does_not_tell():
+def test_trip_count_is_unknown_if_the_counter_starts_at_an_argument():
     text = LOOP.replace("(%start, %x)", "(%x, %x)")
     assert trips(text=text) is None
 
 
-def test_instructions_are_taken_apart():
+def test_parse_instructions():
     module = hlo.parse(
         textwrap.dedent("""\
         ENTRY %main (p: bf16[4,2]) -> (bf16[4,2], f32[3]) {
@@ -82,6 +82,6 @@ def test_instructions_are_taken_apart():
     assert module.entry.by_name["p"].arrays[0].memory == 1
 
 
-def test_other_text_is_refused():
+def test_text_without_entry_raises():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         hlo.parse("%a (b: f32[]) -> f32[] {\n}\n")

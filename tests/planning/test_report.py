@@ -1,4 +1,4 @@
-"""From work and memory to a bound, a price and the text that people read: a plan worked by hand."""
+"""Roofline, cost, JSON and text of a plan with known values."""
 
 import dataclasses
 import json
@@ -11,7 +11,8 @@ from t5x_like.planning.compilation import CompiledStep, Memory, peak_memory, req
 from t5x_like.planning.walk import Work
 
 V5E = topologies.parse("v5e:2x4")
-# 394 TFLOP: two seconds of a v5e. 0.819 TB: one second. Both sides of 2x4 are open: 2 links of 50 GB/s, 1.5 seconds.
+# On a v5e, 394 TFLOP take two seconds and 0.819 TB take one second. Both sides of 2x4 are open, so 150 GB over two
+# links of 50 GB/s take 1.5 seconds.
 WORK = Work(flops=394e12, hbm_bytes=819e9, collective_bytes={("all-gather", "fsdp"): 150e9})
 MEMORY = Memory(parameters=2**30, optimizer=2**20, batch=2**10, temporaries=2**31, peak=3 * 2**30 + 2**20 + 2**10)
 PLAN = report.Plan(
@@ -37,13 +38,13 @@ KEYS = (
 )
 
 
-def test_the_slowest_part_bounds_a_step():
+def test_slowest_resource_bounds_a_step():
     limit = roofline.bound(WORK, V5E)
     assert limit.seconds_by_resource == {"compute": 2.0, "hbm": 1.0, "ici": 1.5, "dcn": 0.0}
     assert (limit.seconds, limit.resource) == (2.0, "compute")
 
 
-def test_what_goes_to_other_slices_takes_their_network():
+def test_dcn_bytes_use_the_dcn_bandwidth():
     work = Work(flops=0, collective_bytes={("all-reduce", "data"): 6.25e9}, dcn_bytes=6.25e9)
     limit = roofline.bound(work, topologies.parse("v5p:2x2x1", 2))
     assert (
@@ -53,21 +54,21 @@ def test_what_goes_to_other_slices_takes_their_network():
     )
 
 
-def test_speed_cost_and_utilisation_follow_from_the_bound():
+def test_speed_cost_and_mfu_at_the_bound():
     assert PLAN.tokens_per_second == 500
     assert PLAN.mfu_at_bound == 0.5
     assert PLAN.run_seconds == 7200
     assert PLAN.cost == pytest.approx(8 * 2 * 1.5)
 
 
-def test_json_has_the_promised_keys():
+def test_json_has_documented_keys():
     found = json.loads(json.dumps(report.as_json(PLAN)))
     assert set(KEYS) <= set(found)
     assert found["collective_bytes"] == {"all-gather": {"fsdp": 150e9}}
     assert (found["fits"], found["bound_by"], found["executed_flops"]) == (True, "compute", 394e12)
 
 
-def test_text_states_the_numbers():
+def test_text_contains_the_numbers():
     text = report.text(PLAN)
     for part in (
         "v5e:2x4: 8 chips, mesh fsdp 8",
@@ -81,7 +82,7 @@ def test_text_states_the_numbers():
         assert part in text, text
 
 
-def test_small_costs_keep_their_digits_and_a_run_of_unknown_length_has_none():
+def test_small_costs_keep_digits_and_unknown_length_has_no_cost():
     assert "cost                              0.0067 (0.0044 chip-hours at 1.5)" in report.text(
         dataclasses.replace(PLAN, total_steps=1)
     )
@@ -91,7 +92,7 @@ def test_small_costs_keep_their_digits_and_a_run_of_unknown_length_has_none():
     assert found["total_tokens"] is found["run_seconds_bound"] is found["cost_bound"] is None
 
 
-def test_what_does_not_fit_says_so_and_what_to_do():
+def test_step_that_does_not_fit_is_reported_with_remedies():
     text = report.text(TOO_LARGE)
     assert "20.00 GiB of 15.75 GiB: DOES NOT FIT" in text and "MICROBATCHES" in text
     found = report.as_json(TOO_LARGE)
@@ -110,11 +111,11 @@ def test_what_does_not_fit_says_so_and_what_to_do():
         ("INTERNAL: something else (3.00G)", None),
     ],
 )
-def test_the_compilers_refusal_tells_what_a_step_needs(message, expected):
+def test_required_memory_is_parsed_from_the_compiler_error(message, expected):
     assert required_memory(message) == expected
 
 
-def test_the_peak_is_what_is_allocated_and_the_program():
+def test_peak_memory_includes_the_program():
     stats = types.SimpleNamespace(peak_memory_in_bytes=90, generated_code_size_in_bytes=5, temp_size_in_bytes=200)
     assert peak_memory(stats) == 95
     stats.total_allocation_bytes = 100

@@ -1,4 +1,4 @@
-"""Ranking by arithmetic: what is counted on traces, which meshes divide, what a combination is estimated to take."""
+"""The search: cost of a row, enumeration of meshes and ranking of configurations."""
 
 import dataclasses
 
@@ -34,12 +34,12 @@ def planned():
     )
 
 
-def needs(planned, remat):
+def row_cost(planned, remat):
     config = dataclasses.replace(planned.config, remat=remat)
     return tracing.row_cost(config, OBJECTIVE, planned.shapes, planned.batch_shapes, CONFIG.embed_dim)
 
 
-def test_operations_of_a_loop_count_as_often_as_it_runs():
+def test_flops_of_a_scan_count_every_iteration():
     def function(x, kernels):
         return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, kernels)[0]
 
@@ -47,40 +47,40 @@ def test_operations_of_a_loop_count_as_often_as_it_runs():
     assert tracing.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
 
 
-def test_a_row_needs_the_models_operations_and_remat_trades_them_for_memory(planned):
-    none, dots, full = (needs(planned, remat) for remat in ("none", "dots", "full"))
+def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
+    none, dots, full = (row_cost(planned, remat) for remat in ("none", "dots", "full"))
     model = planned.config.train_flops({name: (1, *shape[1:]) for name, shape in planned.batch_shapes.items()})
     assert none.flops == pytest.approx(model)
     assert none.flops < dots.flops < full.flops < 4 / 3 * none.flops
-    kept = [one.residual_bytes + one.unsplit_residual_bytes for one in (none, dots, full)]
-    assert kept[0] > kept[1] > kept[2] > 0
+    saved = [one.residual_bytes + one.unsplit_residual_bytes for one in (none, dots, full)]
+    assert saved[0] > saved[1] > saved[2] > 0
 
 
-def test_candidates_divide_and_the_fastest_comes_first(planned):
+def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
     found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
     assert found == sorted(found, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
     assert {one.remat for one in found} == {"none", "dots", "full"}
     for one in found:
         assert one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == 8
         assert 64 % (one.ici["data"] * one.ici["fsdp"] * one.microbatches) == 0
-        assert 4 % one.ici["tensor"] == 0, "four heads do not divide by eight"
+        assert 4 % one.ici["tensor"] == 0, "four heads are not divisible by eight"
         assert one.rules == ("fsdp_tp" if one.ici["tensor"] > 1 else "fsdp")
 
 
-def test_more_shards_take_less_memory_and_more_microbatches_less_still(planned):
+def test_estimates_by_shards_and_microbatches(planned):
     found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
     one, two, sharded = (
-        next(c for c in found if (c.remat, c.microbatches, c.ici["data"], c.ici["fsdp"]) == wanted)
-        for wanted in (("none", 1, 8, 1), ("none", 2, 8, 1), ("none", 1, 1, 8))
+        next(c for c in found if (c.remat, c.microbatches, c.ici["data"], c.ici["fsdp"]) == settings)
+        for settings in (("none", 1, 8, 1), ("none", 2, 8, 1), ("none", 1, 1, 8))
     )
     assert sharded.bytes < one.bytes
     assert two.serial_seconds > one.serial_seconds
 
 
-def test_a_candidate_changes_what_it_names_and_nothing_else(planned):
+def test_candidate_replaces_only_its_settings(planned):
     mesh = {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
     candidate = search.Candidate(2, "full", mesh, 3 * 2**29, 0.25, 0.5)
-    assert str(candidate) == "data 4 x fsdp 2, microbatches 2, remat full: about 1.5 GiB and at best 250.0 ms"
+    assert str(candidate) == "data 4 x fsdp 2, microbatches 2, remat full: about 1.5 GiB and at least 250.0 ms"
     arguments = {"model": CONFIG, "seed": 3, "microbatches": 1, "partitioner": None}
     changed = candidate.arguments(arguments, 1, jax.devices())
     assert changed["model"] == dataclasses.replace(CONFIG, remat="full")

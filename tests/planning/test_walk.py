@@ -1,7 +1,7 @@
-"""A whole program: what the TPU compiler made of a scan over three layers.
+"""Work of a program that the TPU compiler made from a scan over three layers.
 
-`programs/tpu_scan.hlo` is the gradient of `sum(scan(x @ w))` with w bfloat16 [3, 256, 256] split over fsdp 2 x tensor 2
-and x [64, 256] split over fsdp, compiled for v5e:2x2; metadata and the compiler's own settings are left out.
+`programs/tpu_scan.hlo` is the gradient of `sum(scan(x @ w))` with w bfloat16 [3, 256, 256] sharded over fsdp 2 x
+tensor 2 and x [64, 256] sharded over fsdp, compiled for v5e:2x2, without metadata and compiler settings.
 """
 
 import textwrap
@@ -13,7 +13,7 @@ from t5x_like.planning import collectives, hlo, traffic, walk
 
 PROGRAM = Path(__file__).parent / "programs" / "tpu_scan.hlo"
 MESH = collectives.DeviceMesh({"fsdp": 2, "tensor": 2}, (0,) * 4)
-LAYERS, ROWS, WIDTH = 3, 32, 256  # of one device
+LAYERS, ROWS, WIDTH = 3, 32, 256  # per device
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 KERNEL = 2 * WIDTH * WIDTH  # bytes, bfloat16
 
@@ -23,38 +23,38 @@ def work():
     return walk.work(hlo.parse(PROGRAM.read_text()), MESH)
 
 
-def test_products_count_as_often_as_their_loop_runs(work):
-    # Forward and the kernel's gradient whole, the gradient of x by halves: its sum is split over tensor.
+def test_flops_count_every_iteration(work):
+    # The forward product, the gradient of the kernel, and half of the gradient of x, whose sum is sharded over tensor.
     assert work.flops == LAYERS * (PRODUCT + PRODUCT + PRODUCT / 2)
 
 
-def test_collectives_count_once_a_layer_by_kind_and_axis(work):
+def test_collectives_count_once_per_layer_by_kind_and_axis(work):
     assert work.by_kind() == {
-        # Forward: a kernel from its quarters, first along fsdp, then along tensor. Backward: its half along fsdp alone;
-        # that one runs beside the product, cut into a start, a piece and an end, and is one all the same.
+        # The forward pass gathers a kernel from quarters, along fsdp and then tensor. The backward pass gathers half a
+        # kernel along fsdp, asynchronously: its start, piece and end count as one collective.
         "all-gather": {"fsdp": LAYERS * 2 * KERNEL / 4, "tensor": LAYERS * KERNEL / 2},
-        # The kernel's gradient over fsdp, the gradient of x over tensor.
+        # The gradient of the kernel over fsdp, and the gradient of x over tensor.
         "all-reduce": {"fsdp": LAYERS * 2 * KERNEL / 2, "tensor": LAYERS * 2 * (2 * ROWS * WIDTH) / 2},
     }
     assert work.dcn_bytes == 0
     assert work.unknown_loops == set()
 
 
-def test_a_loop_that_does_not_tell_its_length_is_counted_once_and_named():
+def test_loops_of_unknown_length_count_once_and_are_listed():
     text = PROGRAM.read_text().replace("direction=LT", "direction=NE")
     unknown = walk.work(hlo.parse(text), MESH)
     assert len(unknown.unknown_loops) == 2
     assert unknown.flops == 2.5 * PRODUCT
 
 
-def moved(text):
+def traffic_bytes(text):
     module = hlo.parse(textwrap.dedent(text))
     return sum(traffic.hbm_bytes(module, module.entry, one) for one in module.entry.instructions)
 
 
 def test_only_hbm_counts_as_traffic():
     assert (
-        moved("""\
+        traffic_bytes("""\
         ENTRY %main (a: f32[10]) -> f32[10] {
           %a = f32[10]{0} parameter(0)
           %b = f32[10]{0:T(128)S(1)} copy(%a)
@@ -66,9 +66,9 @@ def test_only_hbm_counts_as_traffic():
     )
 
 
-def test_a_fusion_reads_the_slices_it_takes_and_writes_the_slices_it_puts():
+def test_fusion_reads_and_writes_only_slices():
     assert (
-        moved("""\
+        traffic_bytes("""\
         %inner (p: f32[4,10]) -> f32[1,10] {
           %p = f32[4,10]{1,0} parameter(0)
           %zero = s32[] constant(0)
