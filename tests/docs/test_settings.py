@@ -1,0 +1,72 @@
+"""docs/settings.md, and the reader of gin files and docstrings that it is generated with."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from t5x_like.cli import settings
+from t5x_like.cli.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = importlib.util.spec_from_file_location("generate_settings", ROOT / "docs" / "generate_settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date(generator):
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(), "run python docs/generate_settings.py"
+
+
+def test_page_has_every_command_and_macro(generator):
+    text = generator.page()
+    for name, command in COMMANDS.items():
+        assert f"\n### {name}\n" in text
+        for macro in settings.read([generator.DEFAULTS.get(name, command.run_file)]).macros:
+            assert f"| `{macro}` |" in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_macro_of_a_command_has_a_meaning(name, generator):
+    file = generator.DEFAULTS.get(name, COMMANDS[name].run_file)
+    found = settings.read([file])
+    undocumented = [
+        macro.name for macro in found.macros.values() if not settings.meaning(macro, found, COMMANDS[name].function)[1]
+    ]
+    assert set(undocumented) <= {"KEEP_CHECKPOINTS"}
+
+
+def test_gin_files_are_read_with_includes_comments_and_scopes(tmp_path, monkeypatch):
+    (tmp_path / "base.gin").write_text("from a import b\n\nSIZE = 1\nb.make.size = %SIZE\n")
+    (tmp_path / "run.gin").write_text(
+        "# A run.\nfrom c.d import e as f\n\ninclude 'base.gin'\n\n"
+        "SIZE = 2  # larger\nGRID = {\n    'x': 1,  # first\n    'y': '#2',\n}\n\ntrain/f.Source:\n  split = 'train'\n"
+    )
+    monkeypatch.setattr(settings, "GIN_ROOT", tmp_path)
+    found = settings.read(["run.gin"])
+    assert found.header == "A run."
+    assert found.macros["SIZE"] == settings.Macro("SIZE", "2", "larger", "run.gin")
+    assert found.macros["GRID"].default == "{ 'x': 1, 'y': '#2', }"
+    assert found.bindings == {("a.b.make", "size"): "%SIZE", ("c.d.e.Source", "split"): "'train'"}
+
+
+def test_functions_are_described_by_their_docstrings():
+    summary, parameters = settings.describe("t5x_like.optimizers.adafactor")
+    assert summary.endswith(".")
+    assert parameters["learning_rate"].default is None and parameters["decay_rate"].default == "0.8"
+    assert all(parameter.meaning for parameter in parameters.values())
+
+
+def test_fields_are_described_by_their_comments_and_bases():
+    _, parameters = settings.describe("t5x_like.models.t5.T5Config")
+    assert parameters["dropout_rate"].meaning.startswith("Dropout rate")
+    assert parameters["remat"].default == "'none'" and parameters["remat"].meaning
+
+
+def test_other_packages_are_not_described():
+    assert settings.describe("optax.lamb") is None
