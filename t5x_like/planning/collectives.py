@@ -194,15 +194,15 @@ def _groups_along(
     """
     split_sizes: list[int] = []
     grouped: list[bool] = []
-    parts = {name: (int(before or 1), int(size or 0)) for name, before, size in axes}
+    sub_axes = {name: (int(before or 1), int(size or 0)) for name, before, size in axes}
     for name, size in zip(names, sizes, strict=True):
-        if name not in parts:
+        if name not in sub_axes:
             split_sizes.append(size)
             grouped.append(False)
             continue
-        before, wanted = parts[name]
-        wanted = wanted or size
-        split_sizes += [before, wanted, size // (before * wanted)]
+        before, sub_size = sub_axes[name]
+        sub_size = sub_size or size
+        split_sizes += [before, sub_size, size // (before * sub_size)]
         grouped += [False, True, False]
     order = [i for i, inside in enumerate(grouped) if not inside] + [i for i, inside in enumerate(grouped) if inside]
     ids = np.arange(math.prod(split_sizes)).reshape(split_sizes).transpose(order)
