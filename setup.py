@@ -87,5 +87,5 @@ setup(
     include_package_data=False,
     install_requires=CORE + SEQIO,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["t5x_like = t5x_like.cli:main"]},
+    entry_points={"console_scripts": ["t5x_like = t5x_like.cli.main:main"]},
 )

@@ -65,7 +65,7 @@ def test_wheel_holds_every_file_of_its_packages(wheel):
 
 
 def test_wheel_declares_its_command_and_its_pythons(wheel):
-    assert "t5x_like = t5x_like.cli:main" in metadata(wheel, "entry_points.txt")
+    assert "t5x_like = t5x_like.cli.main:main" in metadata(wheel, "entry_points.txt")
     declared = metadata(wheel, "METADATA")
     (pythons,) = re.findall(r"^Requires-Python: (.*)$", declared, re.MULTILINE)
     assert set(pythons.split(",")) == {">=3.11", "<3.14"}

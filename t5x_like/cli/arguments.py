@@ -1,22 +1,18 @@
-"""Command-line arguments: flags, their values, and suggestions for misspelled names."""
+"""Command-line arguments: one argparse parser per command, and suggestions for misspelled names."""
 
+import argparse
 import dataclasses
 import difflib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# Flags of every command that take a value, and those that are on or off.
-VALUE_FLAGS = ("gin_file", "gin_search_paths", "cpu_devices", "log_level")
-SWITCHES = ("override_config", "debug", "dry_run")
-# Flags of the commands that several processes run as one, and of training.
-PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id")
-TRAIN_FLAGS = ("max_restarts", "profile_steps", "restore")
 RESTORE = ("latest", "previous")
-# Flags with an integer value, and its minimum.
-LEAST = {"cpu_devices": 1, "num_processes": 1, "process_id": 0, "max_restarts": 0}
+_HELP_WIDTH = 110
 
 
 class UsageError(UserError):
@@ -25,7 +21,26 @@ class UsageError(UserError):
 
 @dataclasses.dataclass
 class Arguments:
-    """A parsed command line."""
+    """A parsed command line.
+
+    Attributes:
+      command: Name of the command.
+      gin_files: Gin files in the order in which they are read.
+      bindings: Pairs of a macro or parameter and the text of its value, in the order of the command line.
+      search_paths: Directories of gin files and Python modules.
+      cpu_devices: Number of fake CPU devices, or None for the devices of the machine.
+      log_level: One of `LOG_LEVELS`.
+      override_config: Whether a run may resume with another configuration than the stored one.
+      debug: Whether to run without compilation and stop at the first NaN.
+      dry_run: Whether to check and describe the command only.
+      coordinator_address: HOST:PORT of process 0.
+      num_processes: Number of processes of the run.
+      process_id: Index of this process.
+      max_restarts: Restarts after crashes in a row, or None for a command without a supervisor.
+      profile_steps: The first and the last step to trace.
+      restore: One of `RESTORE`.
+      help: Whether to print the help of the command.
+    """
 
     command: str
     gin_files: list[str] = dataclasses.field(default_factory=list)
@@ -46,93 +61,219 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Parses a command line, whose first word is the command.
+    """Parses a command line.
+
+    Args:
+      argv: The command and its arguments.
+
+    Returns:
+      The arguments. The argument without a flag comes first in `bindings`.
 
     Raises:
-      UsageError: a command or flag is unknown or its value is invalid; the message suggests the nearest name.
+      UsageError: A command or flag is unknown, or its value is invalid. The message suggests the nearest name.
     """
     name, *words = argv
     if name not in COMMANDS:
-        raise UsageError(f"there is no command {name!r}{_nearest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    command, arguments = COMMANDS[name], Arguments(name)
-    positional = [command.positional[0]] if command.positional else []
-    while words:
-        word = words.pop(0)
-        if word in ("-h", "--help"):
-            arguments.help = True
-        elif not word.startswith("--"):
-            if not positional:
-                raise UsageError(f"{name}: the argument {word!r} has no flag; settings are --gin.NAME=VALUE")
-            arguments.bindings.append((positional.pop(), word))
-        else:
-            flag, equals, value = word[2:].partition("=")
-            if flag in SWITCHES and (flag != "dry_run" or command.dry_runs):
-                setattr(arguments, flag, _boolean(word, value if equals else "True"))
-                continue
-            _check_flag(name, command, flag)
-            if not equals and flag in command.alone:
-                value = command.alone[flag]
-            elif not equals:
-                if not words or words[0].startswith("--"):
-                    raise UsageError(f"{name}: --{flag} needs a value: --{flag}=…")
-                value = words.pop(0)
-            _take(arguments, command, flag, value)
+        detail = ": the command comes first." if name.startswith("-") else _suggestion(name, COMMANDS)
+        raise UsageError(f"unknown command {name!r}{detail} Commands: {', '.join(COMMANDS)}.")
+    command = COMMANDS[name]
+    parser, flags = _parser(name, command)
+    for gin_flag in dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--gin.")):
+        if gin_flag not in flags and gin_flag != "--gin.":
+            parser.add_argument(gin_flag, action=_Bind, macro=gin_flag.removeprefix("--gin."))
+    # argparse would take the word after a flag whose value is optional as that value.
+    words = [f"{word}={flags[word]}" if flags.get(word) else word for word in words]
+    try:
+        parsed, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        # The messages of the types below begin with the flag.
+        detail = (
+            error.message
+            if error.message.startswith("--")
+            else f"{error.argument_name}: {error.message}. Give {error.argument_name}=VALUE"
+        )
+        raise UsageError(f"{name}: {detail}") from None
+    arguments = Arguments(name, **vars(parsed))
+    if rest and command.positional and not rest[0].startswith("--"):
+        arguments.bindings.insert(0, (command.positional[0], rest.pop(0)))
+    if rest:
+        raise UsageError(f"{name}: {_explain_unknown(rest[0], flags)}")
     return arguments
 
 
-def _check_flag(name: str, command: Command, flag: str) -> None:
-    if flag.startswith("gin.") and len(flag) > len("gin."):
-        return
-    switches = [switch for switch in SWITCHES if switch != "dry_run" or command.dry_runs]
-    known = [*VALUE_FLAGS, *switches, "help", *command.flags]
-    known += [*(PROCESS_FLAGS if command.joins else ()), *(TRAIN_FLAGS if name == "train" else ())]
-    if flag in known:
-        return
-    if flag.isupper() or "." in flag:
-        raise UsageError(f"{name}: there is no flag --{flag}; did you mean --gin.{flag}?")
-    raise UsageError(f"{name}: there is no flag --{flag}{_nearest(flag, known, '--')}")
+def overview() -> str:
+    """The help of `t5x_like` itself."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: t5x_like COMMAND [--gin_file=FILE ...] [--gin.NAME=VALUE ...] [flags]",
+            "",
+            "Pretrain text models from SeqIO tasks with JAX.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`t5x_like COMMAND --help` lists the flags and the common settings of a command.",
+        ]
+    )
 
 
-def _take(arguments: Arguments, command: Command, flag: str, value: str) -> None:
-    if flag.startswith("gin."):
-        arguments.bindings.append((flag.removeprefix("gin."), value))
-    elif flag in command.flags:
-        arguments.bindings.append((command.flags[flag][0], value))
-    elif flag == "gin_file":
-        arguments.gin_files.append(value)
-    elif flag == "gin_search_paths":
-        arguments.search_paths += [path for path in value.split(",") if path]
-    elif flag == "log_level":
-        if value not in LOG_LEVELS:
-            raise UsageError(f"--log_level={value}: give one of {', '.join(LOG_LEVELS)}")
-        arguments.log_level = value
-    elif flag in LEAST:
-        if not value.isdigit() or int(value) < LEAST[flag]:
-            raise UsageError(f"--{flag}={value}: must be an integer of at least {LEAST[flag]}")
-        setattr(arguments, flag, int(value))
-    elif flag == "restore":
-        if value not in RESTORE:
-            raise UsageError(f"--restore={value}: give one of {', '.join(RESTORE)}")
-        arguments.restore = value
-    elif flag == "profile_steps":
-        arguments.profile_steps = _steps(value)
-    else:
-        arguments.coordinator_address = value
+def help_text(name: str) -> str:
+    """The help of one command."""
+    command = COMMANDS[name]
+    parser, _ = _parser(name, command)
+    if command.positional:
+        macro, metavar = command.positional
+        parser.add_argument("bindings", metavar=metavar, nargs="?", help=f"sets {macro}")
+    if command.settings:
+        group = parser.add_argument_group("common settings, given as --gin.NAME=VALUE")
+        for macro, text in command.settings.items():
+            group.add_argument(macro, help=text)
+    return parser.format_help()
 
 
-def _steps(value: str) -> tuple[int, int]:
-    first, _, last = value.partition(":")
-    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-        raise UsageError(f"--profile_steps={value}: give the first and the last step to trace, such as 10:12")
+class _Bind(argparse.Action):
+    """Appends a macro or parameter and the text of its value to the bindings."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, macro: str, **settings: Any):
+        super().__init__(option_strings, "bindings", **settings)
+        self._macro = macro
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        namespace.bindings = [*getattr(namespace, "bindings", []), (self._macro, values)]
+
+
+def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[str, str | None]]:
+    """The parser of a command, and its flags, each with the value that it has without one (None: it needs one)."""
+    positional = f" [{command.positional[1]}]" if command.positional else ""
+    parser = argparse.ArgumentParser(
+        prog=f"t5x_like {name}",
+        usage=f"t5x_like {name}{positional} [--gin_file=FILE ...] [--gin.NAME=VALUE ...] [flags]",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        epilog=_EPILOG if command.needs_run else None,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30, width=_HELP_WIDTH),
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    flags: dict[str, str | None] = {}
+
+    def add(group, flag: str, help: str, *, alone: str | None = None, **settings: Any) -> None:
+        group.add_argument(flag, help=help, **settings)
+        flags[flag] = alone
+
+    def add_switch(group, flag: str, help: str) -> None:
+        add(group, flag, help, alone="True", type=_boolean(flag), metavar="")
+
+    if command.flags:
+        group = parser.add_argument_group(f"flags of {name}")
+        for flag, (macro, text) in command.flags.items():
+            alone = command.flag_defaults.get(flag)
+            add(group, f"--{flag}", f"{text} (sets {macro})", alone=alone, action=_Bind, macro=macro, metavar="VALUE")
+    group = parser.add_argument_group("configuration")
+    add(
+        group,
+        "--gin_file",
+        _GIN_FILE.format(command.default_gin_file),
+        action="append",
+        dest="gin_files",
+        metavar="FILE",
+    )
+    add(group, "--gin.NAME", _GIN_NAME, action=_Bind, macro="NAME", metavar="VALUE")
+    add(group, "--gin_search_paths", _SEARCH_PATHS, action="extend", dest="search_paths", type=_paths, metavar="A,B")
+    if command.trains:
+        group = parser.add_argument_group("training")
+        add_switch(group, "--override_config", "resume a run although its stored configuration differs")
+        add(group, "--max_restarts", _MAX_RESTARTS, type=_integer("--max_restarts", 0), metavar="N")
+        add(group, "--restore", _RESTORE, type=_choice("--restore", RESTORE), metavar="{latest,previous}")
+        add(group, "--profile_steps", _PROFILE, type=_steps, metavar="A:B")
+    if command.multi_process:
+        group = parser.add_argument_group("several processes", "TPU slices and Slurm set all three.")
+        add(group, "--coordinator_address", "address of process 0", metavar="HOST:PORT")
+        add(group, "--num_processes", "number of processes", type=_integer("--num_processes", 1), metavar="N")
+        add(group, "--process_id", "index of this process, from 0", type=_integer("--process_id", 0), metavar="N")
+    group = parser.add_argument_group("devices and debugging")
+    add(group, "--cpu_devices", "run on N fake CPU devices", type=_integer("--cpu_devices", 1), metavar="N")
+    if command.supports_dry_run:
+        add_switch(group, "--dry_run", "check configuration, paths and task, print shapes and sizes, write nothing")
+    add_switch(group, "--debug", "run without compilation, stop at the first NaN; training prints its first batch")
+    add(group, "--log_level", _LOG_LEVEL, type=_choice("--log_level", LOG_LEVELS), metavar="LEVEL")
+    group.add_argument("-h", "--help", action="store_true", help="print this help")
+    return parser, flags | {"--help": None}
+
+
+_GIN_FILE = (
+    "read a gin file; repeatable, later files win. Relative paths are searched in the working directory, then in "
+    "--gin_search_paths, then in the shipped gin_configs (default: {})"
+)
+_GIN_NAME = (
+    "set a macro such as TRAIN_STEPS, or a parameter such as T5Config.dropout_rate. Text needs no quotes; None, True "
+    "and False are written as in Python"
+)
+_SEARCH_PATHS = "directories with gin files and Python modules"
+_MAX_RESTARTS = "restart after a crash, at most N times in a row"
+_RESTORE = "previous: delete damaged checkpoints and resume from the newest intact one"
+_PROFILE = "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"
+_LOG_LEVEL = f"one of {', '.join(LOG_LEVELS)} (default: info); debug prints tracebacks of user errors"
+_EPILOG = (
+    "Without --gin_file, the model, task and lengths come from the config.gin of a run: give its directory as "
+    "--gin.MODEL_DIR or --gin.CHECKPOINT_PATH."
+)
+
+
+def _paths(text: str) -> list[str]:
+    return [path for path in text.split(",") if path]
+
+
+def _integer(flag: str, minimum: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            kind = "positive" if minimum else "non-negative"
+            raise argparse.ArgumentTypeError(f"{flag}={text}: must be a {kind} integer")
+        return int(text)
+
+    return convert
+
+
+def _choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{flag}={text}: must be one of {', '.join(choices)}")
+        return text
+
+    return convert
+
+
+def _boolean(flag: str) -> Callable[[str], bool]:
+    def convert(text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise argparse.ArgumentTypeError(f"{flag}={text}: must be True or False")
+        return text.lower() == "true"
+
+    return convert
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(
+            f"--profile_steps={text}: not a range of steps. Give the first and the last step to trace, such as 10:12"
+        )
     return int(first), int(last)
 
 
-def _boolean(word: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise UsageError(f"{word}: give True or False, or the flag alone")
-    return value.lower() == "true"
+def _explain_unknown(word: str, flags: Iterable[str]) -> str:
+    flag = word.partition("=")[0]
+    if not flag.startswith("-"):
+        return f"unexpected argument {word!r}. Settings are given as --gin.NAME=VALUE"
+    name = flag.lstrip("-")
+    if name.isupper() or "." in name.removeprefix("gin."):
+        return f"unknown flag {flag}; did you mean --gin.{name}?"
+    return f"unknown flag {flag}{_suggestion(name, [known.lstrip('-') for known in flags], '--')}"
 
 
-def _nearest(name: str, known, before: str = "") -> str:
+def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {before}{matches[0]}?" if matches else "."
+    return f"; did you mean {prefix}{matches[0]}?" if matches else "."

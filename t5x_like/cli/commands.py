@@ -1,6 +1,6 @@
-"""The commands: what each is called, does and reads. A new command is one entry here.
+"""The commands: name, function, gin files and flags of each. A new command is one entry here.
 
-Plain data: nothing heavy is imported, so that help is printed at once.
+This module imports nothing heavy, so that help appears immediately.
 """
 
 import dataclasses
@@ -9,59 +9,102 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What a command is.
+    """A command.
 
     Attributes:
-      function: import path of the plain Python function behind it.
-      summary: one line of help.
-      run_file: the gin file that is read where none is given.
-      positional: the macro that an argument without a flag sets, with how help shows it.
-      flags: flags of its own, each with the macro that it sets and a line of help.
-      alone: values of those of these flags that can stand without one.
-      needs_run: whether it works on a run that exists: its model, task and lengths then come from the configuration
-        stored in MODEL_DIR, or beside CHECKPOINT_PATH, unless gin files are given.
-      first_file: a gin file of the command's own, read before those of the run that it is about.
-      placeholder_macros: values for macros that such a run needs and this command can do without.
-      joins: whether several processes run it as one.
-      compiles: whether it keeps its compiled programs for the next start; see `compilation_cache`.
-      paths: macros with paths that it reads or writes; see `cli.path_checks`.
-      dry_runs: whether `--dry_run` describes it.
+      function: Import path of the Python function that implements it.
+      summary: One line of help.
+      default_gin_file: The gin file to read if the command line gives none.
+      positional: The macro that an argument without a flag sets, and the name of the argument in the help.
+      flags: Flags of this command alone: flag -> (macro that it sets, line of help).
+      flag_defaults: Values of those of these flags that may be given without one.
+      settings: Common settings to list in the help: macro -> line of help.
+      needs_run: Whether it reads an existing run. Without gin files on the command line, the model, task and lengths
+        then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
+      base_gin_file: The gin file of the command itself, read before the gin files of the run.
+      placeholder_macros: Values for macros that the run requires and this command does not.
+      trains: Whether it accepts the flags that resume, restart and trace a run.
+      multi_process: Whether several processes can run it as one.
+      compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
+      paths: Macros with paths that it reads or writes; see `cli.path_checks`.
+      supports_dry_run: Whether it accepts `--dry_run`.
     """
 
     function: str
     summary: str
-    run_file: str
+    default_gin_file: str
     positional: tuple[str, str] | None = None
     flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    flag_defaults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs_run: bool = False
-    first_file: str | None = None
+    base_gin_file: str | None = None
     placeholder_macros: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    joins: bool = False
+    trains: bool = False
+    multi_process: bool = False
     compiles: bool = False
     paths: tuple[str, ...] = ()
-    dry_runs: bool = False
+    supports_dry_run: bool = False
 
+
+_TASK = {"MIXTURE_OR_TASK_NAME": "SeqIO task or mixture"}
+_MODULE = {"MIXTURE_OR_TASK_MODULE": "Python module that registers the task"}
+_LENGTHS = {"TASK_FEATURE_LENGTHS": "tokens per feature, such as \"{'inputs': 512, 'targets': 114}\""}
+_BATCH = {"BATCH_SIZE": "sequences per step, over all devices"}
+_CHECKPOINT = {"CHECKPOINT_PATH": "run directory, one of its checkpoints, or a Hugging Face directory"}
+_MESH = {
+    "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp or fsdp_tp_sp",
+    "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
+}
 
 COMMANDS = {
     "train": Command(
         "t5x_like.train.train",
         "pretrain or fine-tune; without arguments, the quickstart",
         "runs/quickstart.gin",
-        joins=True,
+        settings=_TASK
+        | _MODULE
+        | {
+            "MODEL_DIR": "run directory, local or in a bucket (default: runs/<number>)",
+            "INITIAL_CHECKPOINT_PATH": "initial weights: a run, one of its checkpoints, or a Hugging Face directory",
+            "TRAIN_STEPS": "number of steps",
+        }
+        | _BATCH
+        | _LENGTHS
+        | {
+            "LEARNING_RATE": "learning rate of the optimizer's schedule",
+            "MICROBATCHES": "microbatches per step, whose gradients are accumulated",
+            "EVAL_PERIOD": "steps between evaluations",
+            "SAVE_PERIOD": "steps between checkpoints",
+        }
+        | _MESH,
+        trains=True,
+        multi_process=True,
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
-        dry_runs=True,
+        supports_dry_run=True,
     ),
     "eval": Command(
         "t5x_like.eval.evaluate",
-        "loss and task metrics of a checkpoint",
+        "compute the loss and the task metrics of a checkpoint",
         "commands/eval.gin",
+        settings=_CHECKPOINT
+        | _TASK
+        | _MODULE
+        | {
+            "SPLIT": "split to evaluate on (default: validation)",
+            "EVAL_STEPS": "batches of the loss (default: all)",
+            "GENERATE": "whether to compute the task's metrics from predictions (default: if it has any)",
+            "NUM_EXAMPLES": "examples to predict (default: all)",
+            "OUTPUT_DIR": "directory for metrics and predictions (default: none are written)",
+        }
+        | _BATCH
+        | _MESH,
         needs_run=True,
-        joins=True,
+        multi_process=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_DIR"),
-        dry_runs=True,
+        supports_dry_run=True,
     ),
     "infer": Command(
         "t5x_like.infer.infer",
@@ -72,17 +115,34 @@ COMMANDS = {
             "output": ("OUTPUT_PATH", "the .jsonl file to write"),
             "mode": ("MODE", "predict or score"),
         },
+        settings=_CHECKPOINT
+        | {"MIXTURE_OR_TASK_NAME": "SeqIO task whose vocabularies encode the text"}
+        | _MODULE
+        | _LENGTHS
+        | {"EOS_ID": "token that ends a prediction (default: of the vocabulary)"}
+        | _BATCH
+        | _MESH,
         needs_run=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
-        dry_runs=True,
+        supports_dry_run=True,
     ),
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
-        "show what the model will see of a task",
+        "show the model's inputs for a task",
         "commands/inspect.gin",
         positional=("MIXTURE_OR_TASK_NAME", "TASK"),
-        flags={"split": ("SPLIT", "of the data"), "examples": ("NUM_EXAMPLES", "rows to print")},
+        flags={
+            "split": ("SPLIT", "split to read (default: train)"),
+            "examples": ("NUM_EXAMPLES", "number of rows to print (default: 2)"),
+        },
+        settings=_MODULE
+        | {"TASK_ARGUMENTS": "arguments of the task, such as \"{'pattern': 'books/*.txt'}\""}
+        | _LENGTHS
+        | {
+            "PACK": "whether to pack several examples into a row",
+            "FEATURES": "name of a feature spec, such as PREFIX_LM (default: derived from the task)",
+        },
         needs_run=True,
     ),
     "vocabulary": Command(
@@ -92,20 +152,24 @@ COMMANDS = {
         flags={
             "pattern": ("PATTERN", "the .txt and .jsonl files to train on, such as 'books/*.txt'"),
             "kind": ("KIND", "sentencepiece (T5; the default), wordpiece (BERT) or byte_bpe (GPT-2)"),
-            "size": ("SIZE", "number of pieces, including special ones (default: 32000)"),
+            "size": ("SIZE", "number of tokens, including special tokens (default: 32000)"),
             "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
             "lower_case": ("LOWER_CASE", "wordpiece only: lower-case and strip accents (default: True)"),
             "overwrite": ("OVERWRITE", "write to a directory that is not empty"),
         },
-        alone={"overwrite": "True"},
+        flag_defaults={"overwrite": "True"},
+        settings={
+            "JSON_FIELD": "field of a .jsonl file with the text (default: text)",
+            "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
+        },
     ),
     "convert": Command(
         "t5x_like.convert.convert",
-        "weights from and to Hugging Face folders",
+        "convert weights from and to Hugging Face directories",
         "commands/convert.gin",
         flags={
-            "input": ("CHECKPOINT_PATH", "a Hugging Face folder, or a run or one of its checkpoints"),
-            "output": ("OUTPUT_PATH", "the folder to write"),
+            "input": ("CHECKPOINT_PATH", "a Hugging Face directory, a run, or one of its checkpoints"),
+            "output": ("OUTPUT_PATH", "the directory to write"),
         },
         needs_run=True,
         placeholder_macros={"MODEL": "None"},
@@ -113,43 +177,55 @@ COMMANDS = {
     ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
-        "train a grid of configurations and compare them; without arguments, T5's study in small",
+        "train a grid of configurations and compare them; without gin files, a small version of T5's study",
         "commands/ablate.gin",
-        flags={"output": ("OUTPUT_DIR", "the folder of the runs, the table and the plot")},
-        joins=True,
+        flags={"output": ("OUTPUT_DIR", "the directory for the runs, the table and the plot")},
+        settings={
+            "GRID": "row -> column -> gin files of a training run",
+            "GIN_FILES": "gin files to read after those of each cell",
+            "SETTINGS": "macros for all cells, such as \"{'TRAIN_STEPS': 20000}\"",
+            "METRIC": "the metric to compare (default: loss)",
+        },
+        multi_process=True,
         compiles=True,
         paths=("OUTPUT_DIR",),
-        dry_runs=True,
+        supports_dry_run=True,
     ),
     "cache": Command(
         "t5x_like.cache.cache",
-        "write a run's data ahead of time, packed, to train from without TensorFlow",
+        "write the data of a run ahead of time, packed, to train without TensorFlow",
         "runs/pretrain.gin",
         flags={
-            "cache_dir": ("CACHE_DIR", "the folder to write to, local or gs://"),
-            "passes": ("PASSES", "how often to read the data, each time corrupted differently"),
-            "examples": ("EXAMPLES", "of a mixture, which has no end: how many"),
-            "processes": ("PROCESSES", "how many work at a time; default: one for each CPU"),
+            "cache_dir": ("CACHE_DIR", "the directory to write to, local or in a bucket"),
+            "passes": ("PASSES", "number of passes over the data, each with different corruption (default: 1)"),
+            "examples": ("EXAMPLES", "number of examples of a mixture, which repeats without end"),
+            "processes": ("PROCESSES", "number of worker processes (default: one per CPU)"),
         },
-        first_file="commands/cache.gin",
+        settings=_TASK | _MODULE | _LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
+        base_gin_file="commands/cache.gin",
         placeholder_macros={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
         compiles=True,
         paths=("CACHE_DIR",),
-        dry_runs=True,
+        supports_dry_run=True,
     ),
     "plan": Command(
         "t5x_like.plan.plan",
-        "does a run fit a TPU slice, and how fast can it be; needs no TPU",
+        "compute whether a run fits a TPU slice, and its best possible speed; needs no TPU",
         "runs/quickstart.gin",
         flags={
             "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),
-            "num_slices": ("NUM_SLICES", "how many of them"),
-            "price": ("PRICE", "of a chip for an hour"),
-            "json": ("JSON_PATH", "where to write the plan for machines"),
-            "search": ("SEARCH", "try out microbatches, remat and mesh, and compile the best 4, or so many"),
+            "num_slices": ("NUM_SLICES", "number of slices (default: 1)"),
+            "price": ("PRICE", "price of a chip per hour"),
+            "json": ("JSON_PATH", "a file to write the plan to, as JSON"),
+            "search": ("SEARCH", "search microbatches, remat and mesh, and compile the best 4, or this many"),
         },
-        alone={"search": "4"},
-        first_file="commands/plan.gin",
+        flag_defaults={"search": "4"},
+        settings=_BATCH
+        | _LENGTHS
+        | {"MICROBATCHES": "microbatches per step"}
+        | _MESH
+        | {"DCN": "mesh across slices, such as \"{'data': 2}\""},
+        base_gin_file="commands/plan.gin",
         placeholder_macros={"MIXTURE_OR_TASK_NAME": "any", "TRAIN_STEPS": "1000000"},
         compiles=True,
     ),

@@ -27,7 +27,7 @@ def run(arguments: Arguments) -> int:
     command = COMMANDS[arguments.command]
     prepare(arguments)
     check_paths(command.paths, given_macros(arguments))
-    if command.joins and not arguments.dry_run:
+    if command.multi_process and not arguments.dry_run:
         from t5x_like.runtime import distributed
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
@@ -80,7 +80,10 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
     try:
         return config.load(
             command.function,
-            files=[*([command.first_file] if command.first_file else []), *(arguments.gin_files or [command.run_file])],
+            files=[
+                *([command.base_gin_file] if command.base_gin_file else []),
+                *(arguments.gin_files or [command.default_gin_file]),
+            ],
             # `run_directory` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
             bindings=[(name, text) for name, text in arguments.bindings if not (run_directory and name == "MODEL_DIR")],
             search_paths=arguments.search_paths,

@@ -10,6 +10,9 @@ import gin
 import pytest
 
 from t5x_like import cli
+from t5x_like.cli import execute
+from t5x_like.cli.arguments import help_text
+from t5x_like.config.files import Reader
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import protocol
 
@@ -53,9 +56,12 @@ import dataclasses, sys
 sys.path = [path for path in sys.path if path not in ("", {cwd!r})]
 sys.path.insert(0, {root!r})
 from t5x_like import cli
+from t5x_like.cli import execute
+from t5x_like.cli.arguments import help_text
+from t5x_like.config.files import Reader
 for name in ("command", "fail", "preempted"):
     cli.COMMANDS[name] = cli.Command(
-        f"toy_commands.{{name}}", "a toy", "toy.gin",
+        f"toy_commands.{{name}}", "a toy", "toy.gin", trains=True,
     )
 sys.exit(cli.main())
 """
@@ -138,7 +144,7 @@ def test_exit_code_follows_from_the_kind_of_error(monkeypatch, capsys, error, co
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(execute, "run", fail)
     assert cli.main(["train"]) == code
     shown = capsys.readouterr().err
     assert "Traceback" not in shown and (str(error) in shown)
@@ -150,7 +156,7 @@ def test_other_errors_keep_their_traceback(monkeypatch, error):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(execute, "run", fail)
     with pytest.raises(type(error)):  # the interpreter prints it and exits with 1, which a supervisor restarts
         cli.main(["train"])
 
@@ -160,7 +166,7 @@ def test_the_trail_of_calls_that_gin_adds_is_not_printed(monkeypatch, capsys):
     def failing_command():
         raise UserError("BATCH_SIZE=3: does not divide by 2 devices")
 
-    monkeypatch.setattr(cli, "run", lambda arguments: failing_command())
+    monkeypatch.setattr(execute, "run", lambda arguments: failing_command())
     assert cli.main(["train"]) == 2
     assert capsys.readouterr().err == "t5x_like train: BATCH_SIZE=3: does not divide by 2 devices\n"
 
@@ -200,15 +206,25 @@ def test_the_argument_of_inspect_is_the_task():
     assert cli.parse(["inspect", "my_task", "--gin.X=1"]).bindings == [("MIXTURE_OR_TASK_NAME", "my_task"), ("X", "1")]
 
 
+def test_positional_argument_may_follow_flags():
+    bindings = [("MIXTURE_OR_TASK_NAME", "my_task"), ("X", "1"), ("SPLIT", "test")]
+    assert cli.parse(["inspect", "--debug", "--gin.X", "1", "--split=test", "my_task"]).bindings == bindings
+
+
+def test_flags_and_bindings_keep_their_order():
+    words = ["infer", "--gin.MODE=score", "--mode=predict", "--gin.MODE", "score"]
+    assert cli.parse(words).bindings == [("MODE", "score"), ("MODE", "predict"), ("MODE", "score")]
+
+
 def test_flags_of_a_command_set_macros(monkeypatch):
     command = cli.Command("a.b", "a toy", "a.gin", flags={"words": ("WORDS", "how many")})
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     assert cli.parse(["toy", "--words=3"]).bindings == [("WORDS", "3")]
-    assert "--words=…" in cli.usage("toy") and "sets WORDS" in cli.usage("toy")
+    assert "--words VALUE" in help_text("toy") and "sets WORDS" in help_text("toy")
 
 
 def test_a_flag_may_stand_alone(monkeypatch):
-    command = cli.Command("a.b", "a toy", "a.gin", flags={"many": ("MANY", "how many")}, alone={"many": "4"})
+    command = cli.Command("a.b", "a toy", "a.gin", flags={"many": ("MANY", "how many")}, flag_defaults={"many": "4"})
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     assert cli.parse(["toy", "--many", "--gin.X=1"]).bindings == [("MANY", "4"), ("X", "1")]
     assert cli.parse(["toy", "--many=8"]).bindings == [("MANY", "8")]
@@ -216,30 +232,41 @@ def test_a_flag_may_stand_alone(monkeypatch):
 
 def test_run_files_set_what_flags_and_arguments_stand_for():
     for name, command in cli.COMMANDS.items():
-        text = (ROOT / "gin_configs" / (command.first_file or command.run_file)).read_text()
+        text = (ROOT / "gin_configs" / (command.base_gin_file or command.default_gin_file)).read_text()
         macros = [macro for macro, _ in command.flags.values()] + (
             [command.positional[0]] if command.positional else []
         )
         assert all(f"\n{macro} = " in text for macro in macros), name
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_common_settings_are_macros_of_the_command(name):
+    command = cli.COMMANDS[name]
+    reader = Reader()
+    for file in filter(None, (command.base_gin_file, command.default_gin_file)):
+        reader.read_file(file)
+    assert set(command.settings) <= set(reader.statements.macros)
+    assert all(f"\n  {macro} " in help_text(name) for macro in command.settings)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("trian", "there is no command 'trian'; did you mean train? Commands: train, eval, infer, inspect"),
-        ("train --gin_fil=a", "train: there is no flag --gin_fil; did you mean --gin_file?"),
-        ("train --TRAIN_STEPS=5", "there is no flag --TRAIN_STEPS; did you mean --gin.TRAIN_STEPS?"),
+        ("trian", "unknown command 'trian'; did you mean train? Commands: train, eval, infer, inspect"),
+        ("--gin.X=1 train", "unknown command '--gin.X=1': the command comes first. Commands: train, eval, infer"),
+        ("train --gin_fil=a", "train: unknown flag --gin_fil; did you mean --gin_file?"),
+        ("train --TRAIN_STEPS=5", "train: unknown flag --TRAIN_STEPS; did you mean --gin.TRAIN_STEPS?"),
         ("train --T5Config.dim=5", "did you mean --gin.T5Config.dim?"),
-        ("train 5", "the argument '5' has no flag"),
-        ("inspect one two", "the argument 'two' has no flag"),
-        ("train --gin_file", "--gin_file needs a value"),
-        ("train --gin.X --gin.Y=1", "--gin.X needs a value"),
-        ("train --cpu_devices=none", "--cpu_devices=none: must be an integer of at least 1"),
-        ("train --cpu_devices=0", "at least 1"),
-        ("train --log_level=loud", "give one of debug, info, warning, error"),
-        ("train --override_config=maybe", "give True or False"),
-        ("train --restore=oldest", "--restore=oldest: give one of latest, previous"),
-        ("eval --restore=previous", "there is no flag --restore"),
+        ("train 5", "train: unexpected argument '5'. Settings are given as --gin.NAME=VALUE"),
+        ("inspect one two", "inspect: unexpected argument 'two'"),
+        ("train --gin_file", "train: --gin_file: expected one argument. Give --gin_file=VALUE"),
+        ("train --gin.X --gin.Y=1", "train: --gin.X: expected one argument"),
+        ("train --cpu_devices=none", "--cpu_devices=none: must be a positive integer"),
+        ("train --cpu_devices=0", "must be a positive integer"),
+        ("train --log_level=loud", "--log_level=loud: must be one of debug, info, warning, error"),
+        ("train --override_config=maybe", "--override_config=maybe: must be True or False"),
+        ("train --restore=oldest", "--restore=oldest: must be one of latest, previous"),
+        ("eval --restore=previous", "eval: unknown flag --restore."),
     ],
 )
 def test_what_is_not_understood_is_named_with_the_nearest(line, message, capsys):
@@ -254,7 +281,7 @@ def test_help(capsys):
     for name, command in cli.COMMANDS.items():
         assert cli.main([name, "--help"]) == 0
         shown = capsys.readouterr().out
-        assert command.run_file in shown and "--gin.NAME=VALUE" in shown
+        assert command.default_gin_file in shown and "--gin.NAME=VALUE" in shown
         assert max(map(len, shown.splitlines())) <= 120
     assert cli.main([]) == 2
 

@@ -122,4 +122,4 @@ def test_cache_infer_and_eval_are_described(capsys, empty_folder):
 
 def test_commands_without_a_dry_run_say_so(capsys):
     assert cli.main(["plan", "--dry_run"]) == 2
-    assert "there is no flag --dry_run" in capsys.readouterr().err
+    assert "unknown flag --dry_run" in capsys.readouterr().err

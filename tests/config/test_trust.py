@@ -20,7 +20,7 @@ def load(folder, text, *bindings, command="eval"):
     if command == "infer":
         pairs.append(("INPUT_PATH", "in.txt"))
     known = COMMANDS[command]
-    return config.load(known.function, files=[known.run_file], bindings=pairs, run_directory=str(folder))
+    return config.load(known.function, files=[known.default_gin_file], bindings=pairs, run_directory=str(folder))
 
 
 MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"

@@ -150,7 +150,9 @@ def test_commands_that_compile_take_the_macro_and_do_not_store_it(tmp_path, monk
         "    jax.clear_caches()\n    jax.jit(lambda x: x * 3)(jax.numpy.ones(3))\n"
     )
     (tmp_path / "empty.gin").touch()
-    entry = dataclasses.replace(cli.COMMANDS["train"], function="mine.command", run_file=str(tmp_path / "empty.gin"))
+    entry = dataclasses.replace(
+        cli.COMMANDS["train"], function="mine.command", default_gin_file=str(tmp_path / "empty.gin")
+    )
     monkeypatch.setitem(cli.COMMANDS, "train", entry)
     monkeypatch.setattr("t5x_like.cli.startup.log", lambda level: None)
     monkeypatch.syspath_prepend(str(tmp_path))

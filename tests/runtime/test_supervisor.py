@@ -121,10 +121,10 @@ def test_the_command_line_is_started_again_without_the_flag(monkeypatch):
             "train --max_restarts=2",
             "--max_restarts: MODEL_DIR is missing, so each restart would begin a new run. Give --gin.MODEL_DIR",
         ),
-        ("train --max_restarts=often", "--max_restarts=often: must be an integer of at least 0"),
-        ("eval --max_restarts=2", "eval: there is no flag --max_restarts"),
-        ("train --profile_steps=9:3", "--profile_steps=9:3: give the first and the last step"),
-        ("inspect --num_processes=2", "inspect: there is no flag --num_processes"),
+        ("train --max_restarts=often", "--max_restarts=often: must be a non-negative integer"),
+        ("eval --max_restarts=2", "eval: unknown flag --max_restarts"),
+        ("train --profile_steps=9:3", "--profile_steps=9:3: not a range of steps. Give the first and the last step"),
+        ("inspect --num_processes=2", "inspect: unknown flag --num_processes"),
     ],
 )
 def test_what_makes_no_sense_is_refused(line, message, capsys):

@@ -1,0 +1,96 @@
+"""The main function: parses the command line, runs a command, reports errors and returns the exit code."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import t5x_like
+from t5x_like.cli import execute
+from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
+from t5x_like.cli.startup import log
+from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime import protocol, stop_signals
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code.
+
+    Args:
+      argv: The command and its arguments; `sys.argv[1:]` by default.
+
+    Returns:
+      An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(overview())
+            return protocol.SUCCESS if argv else protocol.USER_ERROR
+        if argv[0] == "--version":
+            print(f"t5x_like {t5x_like.__version__}")
+            return protocol.SUCCESS
+        arguments = parse(argv)
+    except UsageError as error:
+        print(f"t5x_like: {error}", file=sys.stderr)
+        return protocol.USER_ERROR
+    if arguments.help:
+        print(help_text(arguments.command), end="")
+        return protocol.SUCCESS
+    try:
+        if arguments.max_restarts is not None:
+            return _run_with_restarts(arguments, argv)
+        with stop_signals.watched(protocol.PREEMPTED if execute.is_supervised() else None):
+            return execute.run(arguments)
+    except KeyboardInterrupt as error:
+        print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
+        code = protocol.PREEMPTED if execute.is_supervised() else getattr(error, "exit_code", INTERRUPTED)
+        _leave_others(code)
+        return code
+    except (UserError, RunFailed) as error:
+        code = protocol.USER_ERROR if isinstance(error, UserError) else protocol.FAILURE
+        if arguments.log_level == "debug":
+            traceback.print_exception(error)
+        print(f"t5x_like {arguments.command}: {_without_gin_trail(error)}", file=sys.stderr)
+        _leave_others(code)
+        return code
+    except Exception as error:
+        _leave_others(protocol.FAILURE, error)
+        raise
+
+
+def _without_gin_trail(error: Exception) -> str:
+    """The message of an error without the call stack that gin appends."""
+    return str(error).split("\n  In call to configurable", 1)[0]
+
+
+def _run_with_restarts(arguments: Arguments, argv: Sequence[str]) -> int:
+    """Runs the same command line in a child process, and restarts it when it crashes."""
+    from t5x_like.runtime import supervisor
+
+    model_dir = dict(arguments.bindings).get("MODEL_DIR", "").strip("'\"")
+    if not model_dir:
+        raise UserError(
+            "--max_restarts: MODEL_DIR is missing, so each restart would begin a new run. Give --gin.MODEL_DIR=…"
+        )
+    log(arguments.log_level)
+    return supervisor.run_with_restarts(_without_flag(argv, "--max_restarts"), arguments.max_restarts, model_dir)
+
+
+def _without_flag(argv: Sequence[str], flag: str) -> list[str]:
+    """The command line without a flag and its value, given as `--flag=value` or as `--flag value`."""
+    kept, remaining = [], list(argv)
+    while remaining:
+        word = remaining.pop(0)
+        if word == flag:
+            remaining.pop(0)
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+def _leave_others(code: int, error: Exception | None = None) -> None:
+    """Exits a process of a multi-process run by `distributed.exit_without_waiting`; returns in a single-process run."""
+    if distributed := sys.modules.get("t5x_like.runtime.distributed"):
+        distributed.exit_without_waiting(code, error)
