@@ -103,8 +103,8 @@ def resolve_cells(
     for row, column, files in cells:
         folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
         runs.append((row, column, folder, _resolve(files, folder, gin_files, settings or {})))
-    if idle := sorted(frozenset.intersection(*(run.idle for *_, run in runs))):
-        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid reads {', '.join(idle)}")
+    if unused := sorted(frozenset.intersection(*(run.unused_common for *_, run in runs))):
+        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid uses {', '.join(unused)}")
     return runs
 
 

@@ -24,7 +24,7 @@ def plan(
     price: float | None = None,
     json_path: str | None = None,
     search_for: int = 0,
-    stood_in: Collection[str] = (),
+    placeholders: Collection[str] = (),
 ) -> report.Plan:
     """Compiles the very step that a run would take, for chips that are not here, and prints what it finds.
 
@@ -38,7 +38,7 @@ def plan(
       json_path: where to write the plan for machines.
       search_for: how many combinations of microbatches, remat and mesh to compile, the most promising of all; 0 to plan
         the run as it is configured.
-      stood_in: macros that nobody has set: of a run without `TRAIN_STEPS`, neither time nor cost is told.
+      placeholders: macros that nobody has set: of a run without `TRAIN_STEPS`, neither time nor cost is told.
 
     Returns:
       The `Plan`; of a search the fastest that fits.
@@ -55,7 +55,7 @@ def plan(
     slice_ = topologies.parse(topology, num_slices)
     # A search makes meshes of its own: the one that is configured need not fit the slices.
     arguments = config.arguments(loop, without=("partitioner",) if search_for else ())
-    steps = None if "TRAIN_STEPS" in stood_in else arguments["total_steps"]
+    steps = None if "TRAIN_STEPS" in placeholders else arguments["total_steps"]
 
     # ---- its step, or the steps it might take, compiled --------------------------------------------------------------
     if search_for:
@@ -83,7 +83,7 @@ def _compiled(
     steps: int | None,
     price: float | None,
 ) -> report.Plan:
-    program = make_program(**config.taken(make_program, arguments))
+    program = make_program(**config.filter_kwargs(make_program, arguments))
     features, shapes = arguments["objective"].features, program.batch_shapes
     counted = features.segment_features or tuple(shapes)[:1]
     state, frozen = program.shapes
@@ -115,7 +115,7 @@ def _searched(
     """The plans of the most promising candidates that fit, the fastest first."""
     # Shapes on one device, by which everything divides: the mesh and the microbatches are what is searched.
     alone = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
-    program = make_program(**config.taken(make_program, alone))
+    program = make_program(**config.filter_kwargs(make_program, alone))
     found = search.candidates(program, arguments["objective"], slice_)
     logging.info("%d combinations seem to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
     plans = []

@@ -39,7 +39,7 @@ SETTINGS = [("MIXTURE_OR_TASK_NAME", "any"), ("TRAIN_STEPS", "100000"), ("BATCH_
 def make(family, rules):
     """Makes the program of a family on eight devices, with stacked layers as on TPU and a divisible vocabulary."""
     loaded = config.load("t5x_like.train.train", files=FAMILIES[family], bindings=SETTINGS, given=("run_config",))
-    arguments = config.taken(program.make_program, config.arguments(loaded.configured()))
+    arguments = config.filter_kwargs(program.make_program, config.arguments(loaded.configured()))
     model = arguments["model"]
     vocab_size = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     model = dataclasses.replace(model, scan_layers=True, vocab_size=vocab_size)

@@ -30,7 +30,7 @@ def dry_run(command: Command, resolved: config.Resolved) -> None:
     """
     function = resolved.configured()
     if command.function == "t5x_like.ablate.ablate":
-        cells = ablate.resolve_cells(**config.taken(ablate.resolve_cells, config.arguments(function)))
+        cells = ablate.resolve_cells(**config.filter_kwargs(ablate.resolve_cells, config.arguments(function)))
         for row, column, folder, cell in cells:
             print(f"{row}, {column}:")
             _print(describe(config.arguments(cell.configured(), without=("partitioner",)) | {"model_dir": folder}))

@@ -135,13 +135,13 @@ def _parameters(command: Command) -> list[str]:
     from t5x_like.config.files import locate
 
     known = inspect.signature(locate(command.function)[0]).parameters
-    return [name for name in ("run_config", "stood_in") if name in known]
+    return [name for name in ("run_config", "placeholders") if name in known]
 
 
 def _given(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
     """The values of `_parameters`."""
     names = _parameters(command)
-    given: dict[str, Any] = {"stood_in": resolved.stood_in} if "stood_in" in names else {}
+    given: dict[str, Any] = {"placeholders": resolved.placeholders} if "placeholders" in names else {}
     if "run_config" in names:
         from t5x_like.training.run_directory import RunConfig
 

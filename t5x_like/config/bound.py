@@ -1,4 +1,4 @@
-"""The arguments that a configured function would be called with, for those who call something else with them."""
+"""Reads the arguments that are bound to a configured function."""
 
 import copy
 import functools
@@ -10,15 +10,20 @@ import gin
 
 
 def arguments(function: Callable, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments that are bound to a function, by gin or in a `functools.partial`, and the defaults of the others.
+    """Returns the arguments of a function: those that gin or a `functools.partial` binds, and defaults for the others.
 
-    What gin has to build for them is built, except for those in `without`, which are left out.
+    Args:
+      function: A function that gin configures, or a `functools.partial`.
+      without: Parameters to omit. gin does not build the objects of omitted parameters.
+
+    Returns:
+      Arguments by parameter.
     """
     if isinstance(function, functools.partial):
         bound, function = dict(function.keywords), function.func
     else:
         bound = gin.get_bindings(function, resolve_references=False)
-        # A copy of a reference or a macro is what it stands for: gin calls functions with such copies.
+        # gin evaluates references and macros when they are copied.
         bound = {name: copy.deepcopy(value) for name, value in bound.items() if name not in without}
     defaults = {
         name: parameter.default
@@ -28,6 +33,6 @@ def arguments(function: Callable, *, without: Collection[str] = ()) -> dict[str,
     return defaults | bound
 
 
-def taken(function: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given arguments that a function takes."""
+def filter_kwargs(function: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the given arguments that are parameters of a function."""
     return {name: given[name] for name in inspect.signature(function).parameters if name in given}

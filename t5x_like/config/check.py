@@ -1,4 +1,4 @@
-"""Refusing a configuration that cannot be run, or of which something that a user set is of no use."""
+"""Checks a configuration: missing values, unknown parameters, wrong types, and settings that are not used."""
 
 import difflib
 import inspect
@@ -8,24 +8,25 @@ from collections.abc import Collection
 
 import gin
 
-from t5x_like.config.files import STORED, Setting, Statements, shipped_references
+from t5x_like.config.files import STORED, Setting, Statements
+from t5x_like.config.search import shipped_references
 from t5x_like.config.trust import MODULE_PARAMETER, Trust, module_refusal
-from t5x_like.config.values import ConfigError, Macro, inner, nearest, show
+from t5x_like.config.values import ConfigError, Macro, format_value, nearest, references_in
 from t5x_like.config.walk import Reached, applicable, resolved, signature
 
 
 def check(statements: Statements, reached: Reached, given: Collection[str], root: str, trust: Trust) -> None:
-    """Refuses what cannot be run, and what a user set in vain.
+    """Checks a configuration.
 
     Args:
-      statements: what was read.
-      reached: what the command reaches.
-      given: the parameters of `root` that its caller gives.
-      root: the command's function.
-      trust: the modules that a stored configuration may use.
+      statements: All statements.
+      reached: The settings that the command reaches.
+      given: Parameters of `root` that its caller passes.
+      root: Name of the command's function.
+      trust: Modules that a stored configuration may use.
 
     Raises:
-      ConfigError: all problems, one a line.
+      ConfigError: The configuration is invalid. The message has one line per problem.
     """
     if refused := [statements.refused[name] for name in reached.callables if name in statements.refused]:
         raise ConfigError("\n".join(refused))
@@ -44,10 +45,13 @@ def check(statements: Statements, reached: Reached, given: Collection[str], root
 
 
 def _untrusted_modules(statements, reached, trust):
-    """Modules that would be imported because a stored configuration says so."""
+    """Task modules that only a stored configuration names."""
     for (_, _, parameter), setting in reached.bindings.items():
         setting, _ = _origin(setting, parameter, statements)
-        settings = [setting, *(_origin(Setting(item, "", ""), "", statements)[0] for item in inner(setting.value))]
+        settings = [
+            setting,
+            *(_origin(Setting(item, "", ""), "", statements)[0] for item in references_in(setting.value)),
+        ]
         stored = next((one for one in settings if one.origin == STORED), None)
         if parameter != MODULE_PARAMETER or stored is None:
             continue
@@ -70,35 +74,35 @@ def _missing(statements, reached, given, root):
         for parameter, description in signature(statements.callables[name]).parameters.items():
             needed = description.default is inspect.Parameter.empty or description.default is gin.REQUIRED
             if needed and parameter not in bound:
-                yield f"{called_by}: {name} needs {parameter}, and nothing sets it"
+                yield f"{called_by}: {name} requires {parameter}, which is not set"
 
 
 def _unused(statements, reached):
     for name, setting in statements.macros.items():
-        if setting.is_users and name not in reached.macros:
-            yield f"{setting.where}: nothing reads {name}{_reader_of(name, statements, reached)}"
+        if setting.set_by_user and name not in reached.macros:
+            yield f"{setting.where}: {name} is not used{_user_of(name, statements, reached)}"
     for (scope, name), settings in statements.bindings.items():
         for parameter, setting in settings.items():
-            if setting.is_users and (scope, name, parameter) not in reached.bindings:
+            if setting.set_by_user and (scope, name, parameter) not in reached.bindings:
                 shown = f"{scope}/{name}" if scope else name
                 last, others = name.rpartition(".")[2], {known.rpartition(".")[2] for known in reached.callables}
                 hint = "" if name in reached.callables else nearest(last, others)
-                yield f"{setting.where}: nothing in this run reads {shown}.{parameter}{hint}"
+                yield f"{setting.where}: {shown}.{parameter} is not used in this run{hint}"
 
 
-def _reader_of(macro, statements, reached):
-    """Who would read a macro that nothing reads, or the macro that was meant."""
+def _user_of(macro, statements, reached):
+    """A hint for an unused macro: a parameter outside of the run that uses it, or the nearest name."""
     for (_, name), settings in statements.bindings.items():
         for parameter, setting in settings.items():
-            if Macro(macro) in inner(setting.value):
-                return f": {name}.{parameter} ({setting.where}) would, but is not part of this run"
+            if Macro(macro) in references_in(setting.value):
+                return f": only {name}.{parameter} ({setting.where}) uses it, which is not part of this run"
     return nearest(macro, reached.macros)
 
 
 def _text_for_references(reached):
-    """Names such as `--gin.OPTIMIZER=adamw`, where gin needs a reference to what makes the optimizer."""
+    """Text such as `--gin.OPTIMIZER=adamw` for a macro whose value must be a reference."""
     for name, setting in reached.macros.items():
-        if not (setting.is_users and isinstance(setting.value, str)):
+        if not (setting.set_by_user and isinstance(setting.value, str)):
             continue
         if references := shipped_references(name):
             meant = _plain(setting.value)
@@ -114,8 +118,8 @@ def _text_for_references(reached):
             }
             file = max(sorted(likeness), key=likeness.get)
             yield (
-                f"{setting.where}: {name} = {show(setting.value)} is text, but {name} is a reference: give "
-                f"--gin_file={file} after the run's file, or --gin.{name}={references[file]}"
+                f"{setting.where}: {name} = {format_value(setting.value)} is text and must be a reference. Give "
+                f"--gin_file={file} after the file of the run, or --gin.{name}={references[file]}"
             )
 
 
@@ -131,24 +135,24 @@ def _wrong_types(statements, reached):
         if allowed is None or not isinstance(value, str | int | float | bool | None) or _fits(value, allowed):
             continue
         kinds = " or ".join(repr(kind) if isinstance(kind, str) else _TYPE_WORDS[kind] for kind in allowed)
-        yield f"{setting.where}: {label} = {show(value)} must be {kinds}{_hint(label, value, allowed)}"
+        yield f"{setting.where}: {label} = {format_value(value)} must be {kinds}{_hint(label, value, allowed)}"
 
 
-_TYPE_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
+_TYPE_WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
 
 
 def _origin(setting, label, statements):
-    """Follows a setting that is nothing but a macro to the place where its value stands."""
+    """Follows macros to the setting that has the value."""
     while isinstance(setting.value, Macro) and setting.value.name in statements.macros:
         label, setting = setting.value.name, statements.macros[setting.value.name]
     return setting, label
 
 
 def _scalar_types(function, parameter):
-    """The types a parameter takes, where its annotation names nothing but scalars; None where anything may do."""
+    """The types that a parameter accepts if its annotation only has scalar types, else None."""
     try:
         annotation = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)[parameter]
-    except Exception:  # an annotation that cannot be evaluated says nothing
+    except Exception:  # an annotation that cannot be evaluated is not checked
         return None
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     allowed = []
@@ -178,5 +182,5 @@ def _hint(label, value, allowed):
     if value is None and str in allowed:
         return f": give --gin.{label}=…"
     if str in allowed and not isinstance(value, str):
-        return f": write --gin.{label}=\"'{value}'\" for the text"
+        return f": write --gin.{label}=\"'{value}'\""
     return ""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from t5x_like.config.values import is_literal, show
+from t5x_like.config.values import format_value, is_literal
 from t5x_like.runtime.recorded import origin
 
 _HEADER = """\
@@ -45,9 +45,9 @@ class _Objects:
     def value(self, value: Any, scope: str) -> str:
         """Writes `value` in gin's syntax; `scope` distinguishes objects of the same class."""
         if is_literal(value):
-            return show(value)
+            return format_value(value)
         if isinstance(value, Mapping) and is_literal(dict(value)):
-            return show(dict(value))
+            return format_value(dict(value))
         if type(value) in (list, tuple):
             return f"[{', '.join(self.value(item, f'{scope}_{index}') for index, item in enumerate(value))}]"
         if origin(value) is None and (isinstance(value, type) or inspect.isfunction(value)):
@@ -89,8 +89,8 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Writes the configuration of a call.
 
     Args:
-      root: import path of the function, such as `t5x_like.train.train`.
-      arguments: all its arguments by name.
+      root: Import path of the function, such as `t5x_like.train.train`.
+      arguments: All its arguments by name.
 
     Returns:
       The text, and the names of the omitted arguments, which gin cannot express.
@@ -109,7 +109,7 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
     macros = {macro: values.get(name) for macro, name in _OBJECTS.items() if arguments.get(name) is not None}
     data = arguments.get("data")
     macros |= {
-        macro: show(getattr(data, name))
+        macro: format_value(getattr(data, name))
         for macro, name in _TASK.items()
         if getattr(data, name, None) is not None and is_literal(getattr(data, name))
     }

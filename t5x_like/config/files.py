@@ -1,10 +1,8 @@
-"""Finding gin files and reading them, every statement with the place where it stands, before anything is built."""
+"""Reads gin files: their statements with file and line, before anything is built."""
 
 import dataclasses
 import importlib
 import io
-import pathlib
-import re
 import tokenize
 import types
 from collections.abc import Callable, Sequence
@@ -13,9 +11,9 @@ from typing import Any
 from gin import config as gin_config
 from gin import config_parser
 
-import t5x_like
 from t5x_like import paths
-from t5x_like.config.trust import OF_ONE_COMMAND, Trust, refusal
+from t5x_like.config import search
+from t5x_like.config.trust import PER_COMMAND_MACROS, Trust, refusal
 from t5x_like.config.values import (
     REQUIRED,
     ConfigError,
@@ -28,26 +26,31 @@ from t5x_like.config.values import (
     replace,
 )
 
-# Beside the package in a checkout and in a wheel alike.
-SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_configs"
-# Who set something. What is the user's must be of use; what is shipped or stored with a run may lie idle.
+# Origins of a setting. An unused setting is an error if it comes from the user; otherwise it is ignored.
 SHIPPED, STORED, USER, COMMAND_LINE = "shipped", "stored", "user", "command line"
-# For several configurations together: it wins as the command line does, and may lie idle in some of them.
+# Origin of a setting for several configurations. It takes precedence like the command line, and may be unused.
 COMMON = "common setting"
-# What a run was trained on, which other commands on that run take over.
+# Macros that describe the task of a run. Commands that read the run use them instead of their own defaults.
 TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
     *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "OBJECTIVE", "PACK", "EVAL_DATA"),
 )
-# Before a name that a stored configuration may not use: no callable has such a name.
+# Prefix of names that a stored configuration may not use. No callable has such a name.
 _REFUSED = "refused:"
-# Ends a line of a stored configuration whose value is the default in the code.
+# Comment at the end of a line of a stored configuration whose value is the default of the code.
 DEFAULT_MARK = "# default"
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A value, the place where it was set (`file:line` or `command line`), and by whom."""
+    """A value and its source.
+
+    Attributes:
+      value: The value; references and macros are `Reference` and `Macro`.
+      where: The location of the statement: `file:line` or `command line`.
+      origin: `SHIPPED`, `STORED`, `USER`, `COMMAND_LINE` or `COMMON`.
+      is_default: Whether the value is the default of the code, as stored configurations mark it.
+    """
 
     value: Any
     where: str
@@ -55,21 +58,21 @@ class Setting:
     is_default: bool = False
 
     @property
-    def is_users(self) -> bool:
+    def set_by_user(self) -> bool:
         return self.origin in (USER, COMMAND_LINE)
 
 
 @dataclasses.dataclass
 class Statements:
-    """What a set of gin files and command-line bindings says.
+    """The statements of gin files and command-line bindings.
 
     Attributes:
-      macros: by name.
-      bindings: by (scope, name of the callable), then by parameter. A name is the full import path.
-      callables: the function or class of each name that occurs.
-      modules: the module to import for each of them.
-      refused: names that a stored configuration may not use, each with the message for where one is used.
-      problems: mistakes that do not keep the rest from being read.
+      macros: Settings by name.
+      bindings: (scope, name of the callable) -> parameter -> setting. A name is the full import path.
+      callables: Functions and classes by name.
+      modules: The module to import for each callable.
+      refused: Error messages for the names that a stored configuration may not use.
+      problems: Errors that do not prevent reading the other statements.
     """
 
     macros: dict[str, Setting] = dataclasses.field(default_factory=dict)
@@ -80,137 +83,76 @@ class Statements:
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def put(self, group: dict[str, Setting], key: str, shown: str, setting: Setting) -> None:
-        """Sets `group[key]`; the later statement wins, with three exceptions.
+        """Sets `group[key]`. A later statement replaces an earlier one, with three exceptions.
 
-        A shipped `%gin.REQUIRED` asks for a value and takes none away that a user or a run has given; what a run was
-        trained on wins over a shipped default; and a shipped statement that would undo a user's earlier one is a
-        mistake in the order of files.
+        - A shipped `%gin.REQUIRED` does not replace a value of the user or of a stored configuration.
+        - A shipped default does not replace a task macro of a stored configuration.
+        - A shipped statement that would replace a different value of the user is recorded as a problem: the files are
+          in the wrong order.
         """
         old = group.get(key)
         if old is not None and old.origin != SHIPPED and setting.origin == SHIPPED and old.value != REQUIRED:
             if setting.value == REQUIRED or (old.origin == STORED and group is self.macros and key in TASK_MACROS):
                 return
-            if old.is_users and old.value != setting.value:
+            if old.set_by_user and old.value != setting.value:
                 self.problems.append(
-                    f"{shown} ({old.where}) is set again by {setting.where}, which is read later: "
-                    "give your file after it"
+                    f"{shown} ({old.where}) is overwritten by {setting.where}, which is read later. "
+                    "Give your file after that one"
                 )
         group[key] = setting
 
-    def drop_stored_setups(self) -> None:
-        """Leaves a callable that a shipped file sets up to that file, without what a run has stored for it."""
+    def drop_stored_bindings(self) -> None:
+        """Removes stored parameters of the callables that a shipped file configures."""
         for settings in self.bindings.values():
             if any(setting.origin == SHIPPED for setting in settings.values()):
                 for parameter in [name for name, setting in settings.items() if setting.origin == STORED]:
                     del settings[parameter]
 
 
-def find(path: str, search_paths: Sequence[str], beside: str | None = None) -> tuple[str, bool]:
-    """The gin file that `path` means, and whether it is a shipped one.
-
-    Looked for beside the file that includes it, in the working directory, in `search_paths`, among the shipped files.
-
-    Raises:
-      ConfigError: there is none, with the places and the nearest names.
-    """
-    if not paths.is_local(path) or paths.local(path).is_absolute():
-        if paths.is_file(path):
-            return path, _is_shipped(path)
-        raise ConfigError(f"there is no gin file {path}")
-    folders = [*([beside] if beside else []), "", *search_paths, str(SHIPPED_ROOT)]
-    if beside and _is_shipped(beside):  # so that a shipped file's includes mean the same from every working directory
-        folders = [str(SHIPPED_ROOT), *folders]
-    for folder in folders:
-        candidate = paths.join(folder, path) if folder else path
-        if paths.is_file(candidate):
-            return candidate, _is_shipped(candidate)
-    places = ["the working directory", *search_paths, "the shipped gin_configs"]
-    raise ConfigError(f"there is no gin file {path} in {', '.join(places)}{_nearest_file(path, search_paths)}")
-
-
-def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
-    known = set()
-    for root in (*search_paths, str(SHIPPED_ROOT)):
-        if paths.is_local(root):
-            folder = paths.local(root)
-            known |= {str(file.relative_to(folder)) for file in folder.rglob("*.gin")}
-    same_name = sorted(name for name in known if name.rpartition("/")[2] == path.rpartition("/")[2])
-    return f"; did you mean {same_name[0]}?" if same_name else nearest(path, known)
-
-
-def shipped_setters(macro: str) -> str:
-    """`: … such as` a shipped gin file that sets a macro, itself or by what it includes, or nothing."""
-    texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
-    includes = {name: set(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE)) for name, text in texts.items()}
-    setting = re.compile(rf"^{re.escape(macro)} *=(?! *%gin.REQUIRED)", re.MULTILINE)
-    setters = {name for name, text in texts.items() if setting.search(text)}
-    while more := {name for name, included in includes.items() if included & setters} - setters:
-        setters |= more
-    whole = setters - set().union(*includes.values())  # the others are parts of these
-    if not setters:
-        return ""
-    names = sorted(whole or setters)
-    return f": give a file that does before, such as --gin_file={names[0]} ({len(names)} shipped files do)"
-
-
-def shipped_references(macro: str) -> dict[str, str]:
-    """Shipped gin file -> the reference that it sets a macro to, such as `@optimizers.adamw()`."""
-    setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)
-    found = {}
-    for file in sorted(SHIPPED_ROOT.rglob("*.gin")):
-        if match := setting.search(file.read_text("utf-8")):
-            found[str(file.relative_to(SHIPPED_ROOT))] = match[1]
-    return found
-
-
-def _is_shipped(path: str) -> bool:
-    return paths.is_local(path) and paths.local(path).resolve().is_relative_to(SHIPPED_ROOT)
-
-
 class Reader:
-    """Reads gin files and command-line bindings into `statements`, importing the modules that they name."""
+    """Reads gin files and command-line bindings into `statements`, and imports the modules that they name."""
 
     def __init__(self, search_paths: Sequence[str] = (), trust: Trust | None = None):
         self.statements = Statements()
         self.trust = trust or Trust()
         self._search_paths = list(search_paths)
-        self._symbols: dict[str, str] = {}  # of all files together, for the command line
+        self._symbols: dict[str, str] = {}  # of all files, for the command line
         self._open: list[str] = []
 
-    def read_file(self, path: str, origin: str | None = None, *, beside: str | None = None) -> None:
-        """Reads a file and what it includes; `origin` is found out unless given."""
-        found, shipped = find(path, self._search_paths, beside)
+    def read_file(self, path: str, origin: str | None = None, *, relative_to: str | None = None) -> None:
+        """Reads a file and its includes. Its origin is `SHIPPED` or `USER` unless `origin` is given."""
+        found, shipped = search.find(path, self._search_paths, relative_to)
         if found in self._open:
             raise ConfigError(f"{found} includes itself: {' → '.join([*self._open, found])}")
         self._open.append(found)
         local = paths.local(found).resolve() if paths.is_local(found) else found
-        shown = f"gin_configs/{local.relative_to(SHIPPED_ROOT)}" if shipped else found
+        shown = f"gin_configs/{local.relative_to(search.SHIPPED_ROOT)}" if shipped else found
         origin = origin or (SHIPPED if shipped else USER)
         file = _File(self, shown, origin)
         for statement in parse(paths.read_text(found), shown):
             if isinstance(statement, config_parser.IncludeStatement):
-                if origin == STORED:  # it is written in one piece; another file's lines would be shown in errors
+                if origin == STORED:  # an include could show lines of any file in an error message
                     raise ConfigError(
-                        f"{shown}:{statement.location.line_num}: a configuration stored with a run includes no file. "
+                        f"{shown}:{statement.location.line_num}: a stored configuration must not include files. "
                         f"Pass it with --gin_file={shown} if you trust it"
                     )
-                folder = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
+                directory = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
                 try:
-                    self.read_file(statement.filename, beside=folder)
+                    self.read_file(statement.filename, relative_to=directory)
                 except ConfigError as error:
                     raise ConfigError(f"{shown}:{statement.location.line_num}: {error}") from error
             elif isinstance(statement, config_parser.ImportStatement):
-                file.take_import(statement)
+                file.read_import(statement)
             elif isinstance(statement, config_parser.BindingStatement):
-                file.take_binding(statement)
+                file.read_binding(statement)
         self._symbols |= file.symbols
         self._open.pop()
 
-    def read_run(self, folder: str) -> None:
-        """Reads what a run has stored; the folder itself becomes MODEL_DIR and CHECKPOINT_PATH."""
-        self.read_file(paths.join(folder, "config.gin"), STORED)
+    def read_run(self, directory: str) -> None:
+        """Reads the stored configuration of a run. MODEL_DIR and CHECKPOINT_PATH become its directory."""
+        self.read_file(paths.join(directory, "config.gin"), STORED)
         for name in ("MODEL_DIR", "CHECKPOINT_PATH"):
-            self.statements.macros[name] = Setting(folder, folder, STORED)
+            self.statements.macros[name] = Setting(directory, directory, STORED)
 
     def read_binding(self, name: str, text: str, origin: str = COMMAND_LINE) -> None:
         """Reads `--gin.NAME=TEXT`."""
@@ -218,16 +160,16 @@ class Reader:
         try:
             (statement,) = parse(f"{name} = None", f"--gin.{name}")
         except (ConfigError, ValueError) as error:
-            raise ConfigError(f"--gin.{name}: this is no name of a macro or parameter") from error
+            raise ConfigError(f"--gin.{name}: {name!r} is not the name of a macro or parameter") from error
         line = _File(self, COMMAND_LINE, origin, self._symbols)
-        line.take_binding(statement._replace(value=value), where=origin)
+        line.read_binding(statement._replace(value=value), where=origin)
 
     def add(self, name: str) -> str:
-        """Makes the function or class with this import path known, and returns its name here."""
+        """Registers the function or class with an import path, and returns its name."""
         return self.register(name, *locate(name))
 
     def register(self, name: str, function: Any, module: str) -> str:
-        """One name for one object, the first it was met by."""
+        """Registers a function or class under the first name that it is used by, and returns that name."""
         for known, other in self.statements.callables.items():
             if other is function:
                 return known
@@ -237,15 +179,15 @@ class Reader:
 
 
 class _File:
-    """One file's imports, and the statements of it that are understood through them."""
+    """Reads the imports of one file, and the bindings whose names these imports resolve."""
 
     def __init__(self, reader: Reader, shown: str, origin: str, symbols: dict[str, str] | None = None):
         self._reader, self._shown, self._origin = reader, shown, origin
         self.symbols: dict[str, str] = dict(symbols or {})  # name in this file -> module
-        # Without dynamic registration, and on the command line, a name may be shortened to its end.
+        # Without dynamic registration, and on the command line, a name may be abbreviated to its last components.
         self._dynamic = False
 
-    def take_import(self, statement: config_parser.ImportStatement) -> None:
+    def read_import(self, statement: config_parser.ImportStatement) -> None:
         where = f"{self._shown}:{statement.location.line_num}"
         if statement.module == "__gin__.dynamic_registration":
             self._dynamic = True
@@ -258,7 +200,7 @@ class _File:
         path = statement.module if statement.is_from or statement.alias else statement.module.partition(".")[0]
         self.symbols[statement.bound_name()] = path
 
-    def take_binding(self, statement: config_parser.BindingStatement, where: str | None = None) -> None:
+    def read_binding(self, statement: config_parser.BindingStatement, where: str | None = None) -> None:
         where = where or f"{self._shown}:{statement.location.line_num}"
         value = replace(statement.value, lambda item: self._resolved(item, where))
         is_default = statement.location.line_content.rstrip().endswith(DEFAULT_MARK)
@@ -266,7 +208,7 @@ class _File:
         statements = self._reader.statements
         if not statement.arg_name:
             name = f"{statement.scope}/{statement.selector}" if statement.scope else statement.selector
-            if self._origin == STORED and name in OF_ONE_COMMAND:
+            if self._origin == STORED and name in PER_COMMAND_MACROS:
                 return
             statements.put(statements.macros, name, name, setting)
             return
@@ -280,7 +222,7 @@ class _File:
         return dataclasses.replace(item, selector=self._resolve(item.selector, where, self._reader.trust.may_refer_to))
 
     def _resolve(self, selector: str, where: str, may_use: Callable[[Any], bool]) -> str:
-        """The name of what a selector means; that of a stored configuration must be one that it `may_use`."""
+        """The full name of a selector. A stored configuration may only use callables that satisfy `may_use`."""
         if selector == "gin.singleton":
             return self._reader.register(selector, gin_config.singleton, "gin")
         if self._origin != STORED:
@@ -301,7 +243,7 @@ class _File:
         first = selector.partition(".")[0]
         if self._dynamic and first not in self.symbols:
             raise ConfigError(
-                f"{where}: {selector}: {first} is not imported in this file; imported are {sorted(self.symbols)}"
+                f"{where}: {selector}: {first} is not imported in this file. Imported names: {sorted(self.symbols)}"
             )
         if not self._dynamic:
             if name := self._by_ending(selector, where) or self._registered(selector):
@@ -318,28 +260,34 @@ class _File:
         known = self._reader.statements.callables
         matches = [name for name in known if f".{name}".endswith(f".{selector}")]
         if len(matches) > 1:
-            raise ConfigError(f"{where}: {selector} can mean {', '.join(sorted(matches))}; give more of the name")
+            raise ConfigError(f"{where}: {selector} is ambiguous: {', '.join(sorted(matches))}. Give more of the name")
         return matches[0] if matches else None
 
     def _registered(self, selector: str) -> str | None:
-        """What a module has registered with gin under `selector`, or a longer name that ends with it."""
+        """The name of the callable that a module registered with gin under `selector`, possibly abbreviated."""
         try:
             function = gin_config.get_configurable(selector)
             return self._reader.add(f"{function.__module__}.{function.__qualname__}")
-        except (ValueError, KeyError):  # nothing, or several
+        except (ValueError, KeyError):  # not registered, or ambiguous
             return None
 
 
 def _endings(names) -> list[str]:
-    """Every way to shorten each name: `a.b.c`, `b.c`, `c`."""
+    """All abbreviations of names: `a.b.c`, `b.c`, `c`."""
     return [name.split(".", cut)[-1] for name in names for cut in range(name.count(".") + 1)]
 
 
 def locate(path: str) -> tuple[Any, str]:
-    """The function or class with an import path, and the module that it is in.
+    """Imports a function or class.
+
+    Args:
+      path: Its import path, such as `t5x_like.train.train`.
+
+    Returns:
+      The function or class, and the name of its module.
 
     Raises:
-      ConfigError: there is none; with the nearest name.
+      ConfigError: It is not found. The message suggests the nearest name.
     """
     first, *rest = path.split(".")
     value, module = _imported(first, path), first
@@ -348,7 +296,7 @@ def locate(path: str) -> tuple[Any, str]:
             _imported(f"{module}.{part}", path, optional=True)
         if not hasattr(value, part):
             public = [name for name in dir(value) if not name.startswith("_")]
-            raise ConfigError(f"{path}: {module} has no {part}{nearest(part, public)}")
+            raise ConfigError(f"{path}: {module} has no attribute {part}{nearest(part, public)}")
         value = getattr(value, part)
         module = f"{module}.{part}" if isinstance(value, types.ModuleType) else module
     if isinstance(value, types.ModuleType) or not callable(value):
@@ -360,18 +308,25 @@ def _imported(module: str, path: str, optional: bool = False) -> types.ModuleTyp
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if getattr(error, "name", None) != module:  # it is there, and imports what is not
+        if getattr(error, "name", None) != module:  # the module exists, and its own import fails
             raise ConfigError(f"{path}: importing {module} fails: {error}") from error
         if optional:
             return None
-        raise ConfigError(f"{path}: there is no module {module!r}") from error
+        raise ConfigError(f"{path}: module {module!r} not found") from error
 
 
 def parse(text: str, shown: str) -> list[Any]:
-    """The statements of a gin text called `shown`.
+    """Parses gin text.
+
+    Args:
+      text: The text.
+      shown: Its name in error messages.
+
+    Returns:
+      Its statements, as `gin.config_parser` defines them.
 
     Raises:
-      ConfigError: it is not gin, with the line.
+      ConfigError: The text is not valid gin. The message has the line.
     """
     source = io.StringIO(text)
     source.name = shown
@@ -382,7 +337,7 @@ def parse(text: str, shown: str) -> list[Any]:
 
 
 def read_text(text: str) -> Statements:
-    """The statements of a stored configuration, names as written; nothing is imported."""
+    """Reads the statements of a stored configuration without importing modules. Names stay as written."""
     statements = Statements()
     for statement in parse(text, "the stored configuration"):
         if not isinstance(statement, config_parser.BindingStatement):

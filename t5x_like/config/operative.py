@@ -1,8 +1,8 @@
-"""The configuration that a command runs with, as text: written so that gin reads it back, and compared.
+"""The operative configuration: the text that a command runs with, and comparisons of such texts.
 
-The text is the canonical form of a configuration. It names everything by its full import path and holds the macros that
-are read, every setting that applies, and every default of the code that gin can write down, marked `# default`. gin
-runs a command from this very text, and the same text is stored in MODEL_DIR, so that what is stored is what ran.
+The text is the canonical form of a configuration. It uses full import paths, and contains the macros in use, every
+setting that applies, and every default of the code that gin syntax can express, marked `# default`. gin configures a
+command from this text, and MODEL_DIR stores the same text.
 """
 
 import fnmatch
@@ -11,25 +11,28 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from t5x_like.config.files import DEFAULT_MARK, Statements, read_text
-from t5x_like.config.values import LINE_LENGTH, is_literal, show
+from t5x_like.config.values import LINE_LENGTH, format_value, is_literal
 from t5x_like.config.walk import Key, Reached, applicable, resolved, signature, walk
 
 _HEADER = """\
-# The configuration of {root}: what was set, and each default of the code.
-# Read it again with --gin_file, and change it with --gin.NAME=VALUE or further files.
+# The configuration of {root}: all settings, and the defaults of the code.
+# Use it again with --gin_file; change it with --gin.NAME=VALUE or further gin files.
 from __gin__ import dynamic_registration
 
 """
 
 
 def render(statements: Statements, reached: Reached, root: str, given: Collection[str] = ()) -> str:
-    """The text of a configuration.
+    """Writes the operative configuration.
 
     Args:
-      statements: what was read.
-      reached: what of it the command reaches.
-      root: the command's function.
-      given: parameters of `root` that its caller gives, and that are no part of the configuration.
+      statements: All statements.
+      reached: The settings that the command reaches.
+      root: Name of the command's function.
+      given: Parameters of `root` that its caller passes. They are not part of the configuration.
+
+    Returns:
+      The text in gin syntax.
     """
     modules = sorted({statements.modules[name] for name in reached.callables} - {"gin"})
     lines = [f"import {module}" for module in modules] + [""]
@@ -44,7 +47,7 @@ def render(statements: Statements, reached: Reached, root: str, given: Collectio
 
 
 def _block(statements, reached, name, scope, skipped):
-    """The lines for one callable in one scope: parameters in the order of its signature, defaults outside of scopes."""
+    """The lines of one callable in one scope, in the order of its signature. Defaults are written without scope."""
     known = signature(statements.callables[name])
     settings = {
         parameter: setting.value
@@ -60,46 +63,49 @@ def _block(statements, reached, name, scope, skipped):
         if parameter in settings:
             same = is_literal(default) and repr(resolved(settings[parameter], statements)) == repr(default)
             lines.append(_assignment(f"    {parameter}", settings[parameter], same and not scope))
-        elif not scope and is_literal(default) and _is_left_open(statements, reached, name, parameter):
+        elif not scope and is_literal(default) and _keeps_default(statements, reached, name, parameter):
             lines.append(_assignment(f"    {parameter}", default, True))
     return lines
 
 
-def _is_left_open(statements: Statements, reached: Reached, name: str, parameter: str) -> bool:
-    """Whether a callable is reached in some scope in which nothing sets `parameter`."""
+def _keeps_default(statements: Statements, reached: Reached, name: str, parameter: str) -> bool:
+    """Whether a callable is reached in a scope in which `parameter` is not set."""
     return any(parameter not in applicable(statements, name, scope) for scope in reached.callables[name])
 
 
 def _assignment(name: str, value: Any, is_default: bool = False) -> str:
     start = f"{name} = "
-    text = start + show(value, start)
+    text = start + format_value(value, start)
     if not is_default:
         return text
     first, *rest = text.split("\n")
     if rest or len(first) + 2 + len(DEFAULT_MARK) > LINE_LENGTH:
-        text = start + repr(value)  # the mark is looked for in the line where a statement starts
+        text = start + repr(value)  # `read_text` looks for the mark in the first line of a statement
     return f"{text}  {DEFAULT_MARK}"
 
 
 def flatten(text: str, *, root: str | None = None, free: Sequence[str] = ()) -> dict[str, str]:
-    """A configuration as `{"scope/callable.parameter": value}`, macros replaced by what they stand for.
+    """Flattens a configuration, with macros replaced by their values.
 
     Args:
-      text: as `render` writes it.
-      root: the command's function; the first one in the text by default.
-      free: parameters of `root`, or patterns such as `t5x_like.partitioning.*`, that are left out together with
-        everything that only they reach.
+      text: A text that `render` wrote.
+      root: Name of the command's function; by default the first one in the text.
+      free: Parameters of `root`, or patterns such as `t5x_like.partitioning.*`, to omit together with all settings that
+        only they reach.
+
+    Returns:
+      `repr` of each value by `scope/callable.parameter`.
     """
     return {name: value for name, (value, _) in _flat(text, root, free).items()}
 
 
 def flat_text(text: str) -> str:
-    """`flatten` as lines `name = value`, sorted: the form that golden files keep of a run's configuration."""
+    """Writes `flatten` as sorted lines `name = value`, the format of golden files."""
     return "".join(f"{name} = {value}\n" for name, value in sorted(flatten(text).items()))
 
 
 def _flat(text, root, free):
-    """`flatten`, and of each value whether it is the default."""
+    """Like `flatten`, with whether each value is the default."""
     statements = read_text(text)
     root = root or next((name for _, name in statements.bindings), "")
     free_keys: set[Key] = set()
@@ -108,7 +114,7 @@ def _flat(text, root, free):
             shown = f"{name}.{parameter}"
             if any(shown == f"{root}.{entry}" or fnmatch.fnmatchcase(shown, entry) for entry in free):
                 free_keys.add((scope, name, parameter))
-    reached = walk(statements, root, leave_out=free_keys)
+    reached = walk(statements, root, excluded=free_keys)
     flat = {}
     for (scope, name, parameter), setting in reached.bindings.items():
         key = f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"
@@ -117,22 +123,25 @@ def _flat(text, root, free):
 
 
 def differences(stored: str, current: str, *, free: Sequence[str] = (), root: str | None = None) -> list[str]:
-    """What differs between two configurations in ways that matter, a line each: `name: stored → current`.
+    """Compares two configurations.
 
-    A parameter that only one of them knows, and that has its default there, is no difference: it came or went with a
-    version of the code.
+    A parameter that occurs in one of them only, with its default value, is not a difference: another version of the
+    code has added or removed it.
 
     Args:
-      stored: the text stored with a run.
-      current: the text of the command to be run.
-      free: what may differ, as for `flatten`.
-      root: the command's function; the first one in each text by default.
+      stored: The text stored with a run.
+      current: The text of the command to run.
+      free: Settings that may differ, as for `flatten`.
+      root: Name of the command's function; by default the first one in each text.
+
+    Returns:
+      One line `name: stored → current` per difference.
     """
     before, after = _flat(stored, root, free), _flat(current, root, free)
     lines = []
     for name in sorted(before.keys() | after.keys()):
         (old, old_is_default), (new, new_is_default) = (flat.get(name, ("not set", True)) for flat in (before, after))
-        came_or_went = (name not in before or name not in after) and old_is_default and new_is_default
-        if old != new and not came_or_went:
+        added_or_removed = (name not in before or name not in after) and old_is_default and new_is_default
+        if old != new and not added_or_removed:
             lines.append(f"{name}: {old} → {new}")
     return lines

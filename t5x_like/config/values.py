@@ -1,4 +1,4 @@
-"""Values as gin writes them: literals, `@references` and `%macros`, and how they are parsed and printed."""
+"""Values in gin syntax: literals, `@references` and `%macros`, with functions to parse and format them."""
 
 import dataclasses
 import difflib
@@ -15,17 +15,17 @@ from t5x_like.errors import UserError
 LINE_LENGTH = 120
 # Spellings of other languages that would otherwise become text.
 _PYTHON_SPELLING = {"true": "True", "false": "False", "none": "None", "null": "None", "nil": "None"}
-# What begins like this was meant as gin, so a mistake in it is an error; anything else that does not parse is text.
-_MEANT_AS_GIN = "@%([{'\""
+# Values that start with these characters must be valid gin. Other values that do not parse are text.
+_GIN_STARTS = "@%([{'\""
 
 
 class ConfigError(UserError):
-    """What was asked for cannot be run; the message says where it was set and what to do."""
+    """The configuration is invalid. The message names the location of the setting and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@scope/selector` (the function itself) or `@scope/selector()` (the result of calling it)."""
+    """A reference: `@scope/selector` (the function) or `@scope/selector()` (its result)."""
 
     selector: str
     scope: str
@@ -37,7 +37,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-    """`%NAME`, which stands for the value of NAME."""
+    """A macro `%NAME`: the value of NAME."""
 
     name: str
 
@@ -59,21 +59,21 @@ class Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-def inner(value: Any) -> Iterator[Reference | Macro]:
-    """The references and macros in a value, however deep."""
+def references_in(value: Any) -> Iterator[Reference | Macro]:
+    """Yields the references and macros in a value, including nested containers."""
     if isinstance(value, Reference | Macro):
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from inner(key)
-            yield from inner(item)
+            yield from references_in(key)
+            yield from references_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from inner(item)
+            yield from references_in(item)
 
 
 def replace(value: Any, function: Callable[[Reference | Macro], Any]) -> Any:
-    """`value` with every reference and macro in it replaced by `function` of it."""
+    """Applies `function` to every reference and macro in `value`, including nested containers."""
     if isinstance(value, Reference | Macro):
         return function(value)
     if isinstance(value, dict):
@@ -84,18 +84,18 @@ def replace(value: Any, function: Callable[[Reference | Macro], Any]) -> Any:
 
 
 def is_literal(value: Any) -> bool:
-    """Whether gin can write `value` down and read it back."""
+    """Whether gin syntax can express `value`."""
     if isinstance(value, dict):
         return all(is_literal(key) and is_literal(item) for key, item in value.items())
     if type(value) in (list, tuple):
         return all(is_literal(item) for item in value)
     if isinstance(value, float):
-        return value - value == 0  # neither NaN nor infinite, for which gin has no spelling
+        return value - value == 0  # gin syntax has no NaN and no infinity
     return value is None or type(value) in (bool, int, str)
 
 
-def show(value: Any, before: str = "") -> str:
-    """`value` in gin's syntax, over several lines where it would not fit on one behind `before`."""
+def format_value(value: Any, before: str = "") -> str:
+    """Formats a value in gin syntax, on several lines if it does not fit after `before` on one line."""
     if len(before) + len(repr(value)) <= LINE_LENGTH:
         return repr(value)
     indent = " " * (len(before) - len(before.lstrip()) + 4)
@@ -103,51 +103,58 @@ def show(value: Any, before: str = "") -> str:
     return ("\n" + indent).join(lines)
 
 
-def misspelt(text: str) -> str | None:
-    """Python's spelling of `text` where that is another language's, such as `true`."""
+def python_spelling(text: str) -> str | None:
+    """The Python spelling of a constant in the spelling of another language, such as `True` for `true`; else None."""
     right = _PYTHON_SPELLING.get(text.strip().lower())
     return None if right is None or right == text.strip() else right
 
 
 def from_command_line(name: str, text: str) -> Any:
-    """The value of `--gin.NAME=TEXT`: what gin parses, or else the text itself, which needs no quotes.
+    """Parses the value of `--gin.NAME=TEXT`. Text that is not valid gin is a string, which needs no quotes.
+
+    Args:
+      name: Name of the macro or parameter.
+      text: The text on the command line.
+
+    Returns:
+      The value; references and macros are `Reference` and `Macro`.
 
     Raises:
-      ConfigError: nothing, a misspelt constant, or a mistake in what was meant as gin.
+      ConfigError: The text is empty, a misspelled constant such as `true`, or starts like gin and is not valid.
     """
     text = text.strip()
     if not text:
-        raise ConfigError(f"--gin.{name}= has no value; give None for nothing and \"''\" for an empty text")
-    if right := misspelt(text):
-        raise ConfigError(f"--gin.{name}={text}: write {right} (or \"'{text}'\" for the text)")
+        raise ConfigError(f"--gin.{name}=: missing value. Give None, or \"''\" for an empty string")
+    if right := python_spelling(text):
+        raise ConfigError(f"--gin.{name}={text}: write {right}, or \"'{text}'\" for the string")
     try:
         parser = config_parser.ConfigParser(text, Delegate())
         value = parser.parse_value()
         if parser.current_token.type not in (tokenize.NEWLINE, tokenize.ENDMARKER):
-            raise SyntaxError(f"{parser.current_token.string!r} is left over")
+            raise SyntaxError(f"unexpected {parser.current_token.string!r}")
         return value
     except (SyntaxError, tokenize.TokenError) as error:
-        if text[0] in _MEANT_AS_GIN:
+        if text[0] in _GIN_STARTS:
             raise ConfigError(f"--gin.{name}={text} is not a gin value: {error.args[0]}") from error
         return text
 
 
 def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
-    """gin's complaint about a line of `file` as an error that says where and what to write."""
+    """Converts a syntax error of gin in `file` to an error with the line and the right spelling."""
     message, location = str(error.args[0]), error.args[1] if len(error.args) > 1 else None
     line = getattr(error, "lineno", None) or (location[0] if isinstance(location, tuple) else None)
     source = (getattr(error, "text", None) or "").strip()
     if token := re.search(r"Failed to parse token '(.*)'", message):
-        if right := misspelt(token[1]):
-            message = f"{token[1]} is spelt {right}"
+        if right := python_spelling(token[1]):
+            message = f"write {right} instead of {token[1]}"
         else:
-            message = f"text needs quotes in a gin file: '{token[1]}…'"
+            message = f"strings need quotes in a gin file: '{token[1]}…'"
     where = f"{file}:{line}" if line else file
     return ConfigError(f"{where}: {message}" + (f"\n    {source}" if source else ""))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known name that is most like `name`, or nothing."""
+    """`; did you mean X?` with the known name that is most similar to `name`, or an empty string."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""

@@ -1,4 +1,4 @@
-"""What a command reaches: from its own function through references and macros, the way gin would call them."""
+"""Finds the settings that a command uses, by following references and macros as gin evaluates them."""
 
 import dataclasses
 import inspect
@@ -7,22 +7,24 @@ from typing import Any, NamedTuple
 
 import gin
 
-from t5x_like.config.files import Setting, Statements, shipped_setters
-from t5x_like.config.values import REQUIRED, Macro, Reference, inner, nearest, replace
+from t5x_like.config.files import Setting, Statements
+from t5x_like.config.search import shipped_setters
+from t5x_like.config.values import REQUIRED, Macro, Reference, nearest, references_in, replace
 
 Key = tuple[str, str, str]  # (scope, name of the callable, parameter)
 
 
 @dataclasses.dataclass
 class Reached:
-    """What a walk met, in the order in which it met it.
+    """The callables, bindings and macros that a command reaches, in the order of the walk.
 
     Attributes:
-      callables: name → the scopes that it is called in.
-      called: names that gin itself calls, with the place that asks for it; others are handed on as functions.
-      bindings: the settings that apply somewhere.
-      macros: the macros that are read.
-      problems: what cannot be run.
+      callables: Name -> scopes in which it is used.
+      called: (Name, scope) of callables that gin calls -> location of the reference. The others are passed as
+        functions.
+      bindings: Settings that apply in some scope.
+      macros: Settings of the macros in use.
+      problems: Error messages.
     """
 
     callables: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -33,43 +35,46 @@ class Reached:
 
 
 def prefixes(scope: str) -> list[str]:
-    """The scopes whose bindings apply in `scope`, from the outermost: `""`, `a`, `a/b`."""
+    """The scopes whose bindings apply in `scope`, outermost first: `""`, `a`, `a/b`."""
     parts = scope.split("/") if scope else []
     return ["/".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
 def applicable(statements: Statements, name: str, scope: str) -> dict[str, Setting]:
-    """The settings of a callable in a scope, an inner scope's before an outer one's."""
+    """The settings of a callable in a scope. Inner scopes take precedence over outer scopes."""
     settings: dict[str, Setting] = {}
     for prefix in prefixes(scope):
         settings |= statements.bindings.get((prefix, name), {})
     return settings
 
 
-def walk(statements: Statements, root: str, *, leave_out: Collection[Key] = ()) -> Reached:
-    """Everything that `root` reaches, as gin would evaluate it.
+def walk(statements: Statements, root: str, *, excluded: Collection[Key] = ()) -> Reached:
+    """Finds everything that `root` reaches, with the scopes in which gin evaluates it.
 
-    A reference without a scope inherits the one it is evaluated in, a reference with one replaces it, and what a macro
-    stands for is evaluated in a scope of the macro's name. Functions that their own module made configurable are called
-    by code, not by references, so their bindings count as reached.
+    A reference without scope inherits the current scope, and a reference with scope replaces it. The value of a macro
+    is evaluated in a scope with the name of the macro. A function that its own module made configurable is called by
+    code and not through references, so its bindings always count as reached.
 
     Args:
-      statements: what was read.
-      root: name of the command's function.
-      leave_out: settings that are not followed.
+      statements: All statements.
+      root: Name of the command's function.
+      excluded: Settings that are not followed.
+
+    Returns:
+      The reached settings.
     """
     reached = Reached()
-    _Walk(statements, reached, set(leave_out)).callable(root, "", f"the command {root}")
+    _Walk(statements, reached, set(excluded)).callable(root, "", f"the command {root}")
     for scope, name in statements.bindings:
         if name in statements.callables and _is_decorated(statements.callables[name]):
-            _Walk(statements, reached, set(leave_out)).callable(name, scope, "")
+            _Walk(statements, reached, set(excluded)).callable(name, scope, "")
     return reached
 
 
 class _Walk:
-    def __init__(self, statements: Statements, reached: Reached, leave_out: set[Key]):
-        self._statements, self._reached, self._leave_out = statements, reached, leave_out
-        self._within: list[str] = []  # the macros being expanded
+    def __init__(self, statements: Statements, reached: Reached, excluded: set[Key]):
+        self._statements, self._reached, self._excluded = statements, reached, excluded
+        self._expanding: list[str] = []  # the macros being expanded
 
     def callable(self, name: str, scope: str, called_by: str) -> None:
         if called_by:
@@ -80,12 +85,12 @@ class _Walk:
         scopes.append(scope)
         for prefix in prefixes(scope):
             for parameter, setting in self._statements.bindings.get((prefix, name), {}).items():
-                if (prefix, name, parameter) not in self._leave_out:
+                if (prefix, name, parameter) not in self._excluded:
                     self._reached.bindings[(prefix, name, parameter)] = setting
         for parameter, setting in self._in_order(name, applicable(self._statements, name, scope)):
-            if not {(prefix, name, parameter) for prefix in prefixes(scope)} & self._leave_out:
+            if not {(prefix, name, parameter) for prefix in prefixes(scope)} & self._excluded:
                 if setting.value == REQUIRED:
-                    self._reached.problems.append(f"{name}.{parameter} is required ({setting.where}): nothing sets it")
+                    self._reached.problems.append(f"{name}.{parameter} is required ({setting.where}) and not set")
                 self.value(setting, scope)
 
     def _in_order(self, name: str, settings: dict[str, Setting]) -> list[tuple[str, Setting]]:
@@ -93,7 +98,7 @@ class _Walk:
         return sorted(settings.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
 
     def value(self, setting: Setting, scope: str) -> None:
-        for item in inner(setting.value):
+        for item in references_in(setting.value):
             if isinstance(item, Reference):
                 called_by = setting.where if item.evaluate else ""
                 self.callable(item.selector, item.scope or scope, called_by)
@@ -105,20 +110,20 @@ class _Walk:
         if setting is None:
             if not _is_constant(name):
                 hint = shipped_setters(name) or nearest(name, self._statements.macros)
-                self._problem(f"{where}: nothing sets %{name}{hint}")
+                self._problem(f"{where}: undefined macro %{name}{hint}")
             return
-        if name in self._within:
-            self._problem(f"{setting.where}: {' → '.join([*self._within, name])} goes round in a circle")
+        if name in self._expanding:
+            self._problem(f"{setting.where}: {' → '.join([*self._expanding, name])} is a circular macro")
             return
         known = name in self._reached.macros
         self._reached.macros.setdefault(name, setting)
         if setting.value == REQUIRED:
             if not known:
-                self._problem(f"{name} is required ({where} reads it): give --gin.{name}=…, or a gin file that sets it")
+                self._problem(f"{name} is required ({where} uses it). Give --gin.{name}=…, or a gin file that sets it")
             return
-        self._within.append(name)
+        self._expanding.append(name)
         self.value(setting, name)
-        self._within.pop()
+        self._expanding.pop()
 
     def _problem(self, text: str) -> None:
         if text not in self._reached.problems:
@@ -126,7 +131,7 @@ class _Walk:
 
 
 def resolved(value: Any, statements: Statements) -> Any:
-    """`value` with every macro replaced by what it stands for."""
+    """Replaces every macro in `value` by its value."""
 
     def expand(item: Reference | Macro) -> Any:
         if isinstance(item, Macro) and item.name in statements.macros:
@@ -137,14 +142,19 @@ def resolved(value: Any, statements: Statements) -> Any:
 
 
 class Signature(NamedTuple):
-    """The parameters of a callable that gin can set by name, and whether it takes others too."""
+    """The signature of a callable.
+
+    Attributes:
+      parameters: Parameters that gin can set by name.
+      takes_any: Whether it accepts other keyword arguments.
+    """
 
     parameters: dict[str, inspect.Parameter]
     takes_any: bool
 
 
 def signature(function: Any) -> Signature:
-    """The signature of a function or class; one that does not tell takes anything."""
+    """The signature of a function or class. Without an available signature, every parameter is accepted."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -157,7 +167,7 @@ def signature(function: Any) -> Signature:
 
 
 def _is_decorated(function) -> bool:
-    """Whether its own module made a function configurable, so that gin gives it parameters whoever calls it."""
+    """Whether its module made a function configurable, so that gin binds its parameters for every caller."""
     try:
         return gin.get_configurable(function) is function
     except ValueError:

@@ -105,8 +105,8 @@ def test_search_paths_hold_gin_files_and_modules(folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["command", "--gin.SZE=3"], "t5x_like command: command line: nothing reads SZE; did you mean SIZE?"),
-        (["command", "--gin_file=toi.gin"], "t5x_like command: there is no gin file toi.gin in the working directory"),
+        (["command", "--gin.SZE=3"], "t5x_like command: command line: SZE is not used; did you mean SIZE?"),
+        (["command", "--gin_file=toi.gin"], "t5x_like command: gin file toi.gin not found in the working directory"),
         (["command", "--gin.SIZE=true"], "t5x_like command: --gin.SIZE=true: write True"),
     ],
 )
@@ -335,4 +335,4 @@ def test_a_command_takes_model_and_task_from_a_run(folder):
     assert '"size": 5, "text": "run"' in result.stdout
     result = subprocess.run([sys.executable, "-c", script, "command"], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 2
-    assert "nothing sets %SIZE" in result.stderr and "give --gin.MODEL_DIR=" in result.stderr
+    assert "undefined macro %SIZE" in result.stderr and "give --gin.MODEL_DIR=" in result.stderr

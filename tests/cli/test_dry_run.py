@@ -66,7 +66,7 @@ def test_train_is_described_and_writes_nothing(empty_folder, capsys):
             "INITIAL_CHECKPOINT_PATH=runs/none: not found. Give a run directory",
         ),
         (["--gin.MODEL_DIR=/dev/null/run"], "MODEL_DIR=/dev/null/run: /dev/null is not a directory"),
-        (["--gin.TRAIN_STEPS=many"], "must be a whole number"),
+        (["--gin.TRAIN_STEPS=many"], "must be an integer"),
         (["--gin_file=models/t5_1_1/tini.gin"], "did you mean models/t5_1_1/tiny.gin"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A toy command in a module of its own, with shipped gin files of its own."""
+"""A toy command in a temporary module, with a temporary directory of shipped gin files."""
 
 import itertools
 import sys
@@ -8,7 +8,7 @@ import gin
 import pytest
 
 from t5x_like import config
-from t5x_like.config import files, trust
+from t5x_like.config import search, trust
 
 _numbers = itertools.count()
 
@@ -32,7 +32,7 @@ class Source:
     def __init__(self, *, task, split="train", seed=0):
         self.task, self.split, self.seed = task, split, seed
 
-def keeper(directory, keep=2):
+def checkpointer(directory, keep=2):
     return (directory, keep)
 
 def anything(**options):
@@ -47,7 +47,7 @@ def train(
     steps: int = 10,
     model_dir: str | None = None,
     mode: Literal["fast", "exact"] = "fast",
-    keeper=keeper,
+    checkpointer=checkpointer,
     extra=None,
     run_config=None,
 ):
@@ -70,7 +70,7 @@ toy.train:
   eval_data = @eval/toy.Source()
   steps = %TRAIN_STEPS
   model_dir = %MODEL_DIR
-  keeper = @toy.keeper
+  checkpointer = @toy.checkpointer
 toy.Model.dim = %DIM
 toy.linear.total_steps = %TRAIN_STEPS
 toy.Source.task = %TASK
@@ -79,11 +79,11 @@ eval/toy.Source.split = 'validation'
 
 
 class Toy:
-    """A fresh module in the working directory, which the shipped `run.gin` trains with; as text, its name."""
+    """A new module in the working directory, and the shipped `run.gin` that configures it. `str` gives its name."""
 
-    def __init__(self, folder, shipped):
-        self.name, self.folder, self.shipped = f"toy_{next(_numbers)}", folder, shipped
-        (folder / f"{self.name}.py").write_text(TOY)
+    def __init__(self, directory, shipped):
+        self.name, self.directory, self.shipped = f"toy_{next(_numbers)}", directory, shipped
+        (directory / f"{self.name}.py").write_text(TOY)
         (shipped / "run.gin").write_text(RUN.replace("{toy}", self.name))
 
     def __str__(self):
@@ -95,7 +95,7 @@ class Toy:
 
     def write(self, name, text, *, shipped=False, imports=True):
         """Writes a gin file that starts, in two lines, by importing the module as `toy`."""
-        path = (self.shipped if shipped else self.folder) / name
+        path = (self.shipped if shipped else self.directory) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         header = f"from __gin__ import dynamic_registration\nimport {self} as toy\n" if imports else ""
         path.write_text(header + textwrap.dedent(text))
@@ -104,8 +104,8 @@ class Toy:
         pairs = [tuple(binding.split("=", 1)) for binding in bindings]
         return config.load(f"{self}.train", files=files, bindings=pairs, given=["run_config"], **options)
 
-    def refused(self, *bindings, **options):
-        """The message with which a configuration is refused, with the module called TOY."""
+    def error_of(self, *bindings, **options):
+        """The error message for a configuration, with the name of the module replaced by TOY."""
         with pytest.raises(config.ConfigError) as caught:
             self.load(*bindings, **options)
         return str(caught.value).replace(self.name, "TOY")
@@ -115,11 +115,11 @@ class Toy:
 def toy(tmp_path, monkeypatch):
     shipped = tmp_path / "package" / "gin_configs"
     shipped.mkdir(parents=True)
-    monkeypatch.setattr(files, "SHIPPED_ROOT", shipped)
+    monkeypatch.setattr(search, "SHIPPED_ROOT", shipped)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    made = Toy(tmp_path, shipped)
-    monkeypatch.setenv(trust.TRUSTED_MODULES, made.name)  # as its user would, for what a run has stored
-    yield made
+    toy_module = Toy(tmp_path, shipped)
+    monkeypatch.setenv(trust.TRUSTED_MODULES, toy_module.name)  # allows stored configurations to use it
+    yield toy_module
     gin.clear_config()
-    sys.modules.pop(made.name, None)
+    sys.modules.pop(toy_module.name, None)

@@ -1,4 +1,4 @@
-"""The configuration that a run from Python stores: what commands on the run read from it."""
+"""The configuration that a run from Python stores, which other commands read."""
 
 import jax.numpy as jnp
 import pytest
@@ -37,7 +37,7 @@ def arguments(**changes):
 
 
 def rebuilt(name, text):
-    """An argument as gin makes it from the text."""
+    """An argument that gin builds from the text."""
     built = {}
     function = config.Resolved(ROOT, text).configured()
     built.update(config.arguments(function, without=("partitioner", "checkpoints")))
@@ -56,7 +56,7 @@ def test_derived_config_rebuilds_every_argument():
     assert rebuilt("total_steps", text) == 3
 
 
-def test_parts_of_an_objective_keep_their_own_settings():
+def test_objectives_of_a_joint_keep_their_settings():
     joint = Joint([MaskedLM(z_loss=0.1), NextSentence()], coefficients={"masked_lm": 2.0})
     text, unknown = derive(ROOT, arguments(model=BertConfig(vocab_size=30), objective=joint))
     assert unknown == []
@@ -75,7 +75,7 @@ def test_inexpressible_arguments_are_named_and_omitted():
 
 
 @pytest.mark.parametrize("source", ["live", "cached"])
-def test_commands_on_the_run_take_it(tmp_path, source, monkeypatch):
+def test_commands_read_the_derived_config(tmp_path, source, monkeypatch):
     monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", "some_tasks")
     changes = {}
     if source == "cached":

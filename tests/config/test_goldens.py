@@ -1,6 +1,6 @@
-"""The resolved configuration of every shipped run, so that a review sees each hyperparameter that changes.
+"""The resolved configuration of every shipped recipe and command, so that a review shows each changed hyperparameter.
 
-`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/config/test_goldens.py` writes them anew.
+`T5X_LIKE_UPDATE_GOLDENS=1 pytest tests/config/test_goldens.py` updates the files.
 """
 
 import os
@@ -59,7 +59,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_resolved_configuration_is_the_reviewed_one(name):
+def test_resolved_configuration_matches_golden(name):
     command, files, bindings = RUNS[name]
     resolved = config.load(
         COMMANDS[command].function,
@@ -76,7 +76,7 @@ def test_the_resolved_configuration_is_the_reviewed_one(name):
     assert text == golden.read_text()
 
 
-def test_every_shipped_run_has_a_golden():
+def test_every_recipe_and_command_has_a_golden():
     shipped = {
         path.stem for folder in ("runs", "commands") for path in (Path(config.SHIPPED_ROOT) / folder).glob("*.gin")
     }

@@ -1,11 +1,11 @@
-"""The text of a configuration: complete, readable again, comparable."""
+"""The operative configuration is complete, can be read again, and can be compared."""
 
 import textwrap
 
 from t5x_like import config
 
 
-def test_the_stored_text_holds_all_that_is_reached_and_nothing_else(toy):
+def test_text_contains_exactly_the_reached_settings(toy):
     text = toy.load("TASK=my_task").text
     body = text.split("dynamic_registration\n", 1)[1].replace(toy.name, "TOY")
     assert body == textwrap.dedent("""
@@ -24,7 +24,7 @@ def test_the_stored_text_holds_all_that_is_reached_and_nothing_else(toy):
             steps = %TRAIN_STEPS
             model_dir = %MODEL_DIR  # default
             mode = 'fast'  # default
-            keeper = @TOY.keeper
+            checkpointer = @TOY.checkpointer
             extra = None  # default
 
         TOY.Model:
@@ -43,12 +43,12 @@ def test_the_stored_text_holds_all_that_is_reached_and_nothing_else(toy):
         eval/TOY.Source:
             split = 'validation'
 
-        TOY.keeper:
+        TOY.checkpointer:
             keep = 2  # default
     """)
 
 
-def test_the_stored_text_reads_back_and_can_be_overridden(toy, tmp_path):
+def test_text_reads_back_and_can_be_overridden(toy, tmp_path):
     first = toy.load("TASK=my_task", "MODEL_DIR=gs://bucket/run")
     (tmp_path / "config.gin").write_text(first.text)
     again = toy.load(files=["config.gin"])
@@ -58,7 +58,7 @@ def test_the_stored_text_reads_back_and_can_be_overridden(toy, tmp_path):
     assert changed.configured()()["model_dir"] == "gs://bucket/run"
 
 
-def test_long_values_are_broken_over_lines_that_read_back(toy, tmp_path):
+def test_long_values_span_lines_and_read_back(toy, tmp_path):
     long = {f"feature_{number}": [number, {"text": "with 'quotes' and a # sign"}] for number in range(9)}
     first = toy.load("TASK=a", f"train.extra={long!r}")
     assert all(len(line) <= 120 for line in first.text.splitlines())
@@ -67,7 +67,7 @@ def test_long_values_are_broken_over_lines_that_read_back(toy, tmp_path):
     assert toy.load(files=["config.gin"]).text == first.text
 
 
-def test_the_flat_form_resolves_macros(toy):
+def test_flatten_resolves_macros(toy):
     flat = config.flatten(toy.load("TASK=my_task").text)
     assert flat[f"{toy}.train.steps"] == "100"
     assert flat[f"{toy}.Source.task"] == "'my_task'"
@@ -78,7 +78,7 @@ def test_the_flat_form_resolves_macros(toy):
     ]
 
 
-def test_differences_are_what_changes_the_run(toy):
+def test_differences_exclude_free_settings(toy):
     def compare(*bindings, free=("steps", "model_dir")):
         return config.differences(toy.load("TASK=a").text, toy.load(*bindings).text, free=free)
 
@@ -90,13 +90,13 @@ def test_differences_are_what_changes_the_run(toy):
     assert compare("TASK=a", "eval/Source.seed=3") == [f"eval/{toy}.Source.seed: not set → 3"]
 
 
-def test_a_length_that_the_schedule_reads_is_a_difference(toy):
+def test_free_setting_that_the_schedule_uses_is_a_difference(toy):
     schedule = "toy.train.schedule=@toy.linear()"
     before, after = (toy.load("TASK=a", schedule, f"TRAIN_STEPS={n}").text for n in (100, 200))
     assert config.differences(before, after, free=("steps",)) == [f"{toy}.linear.total_steps: 100 → 200"]
 
 
-def test_a_default_that_came_with_a_version_is_no_difference(toy):
+def test_default_that_one_version_lacks_is_not_a_difference(toy):
     now = toy.load("TASK=a", "Model.rate=0.5").text
     before = now.replace("    name = None  # default\n", "").replace("    seed = 0  # default\n", "")
     assert before != now

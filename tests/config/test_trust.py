@@ -1,4 +1,4 @@
-"""A configuration stored with a run describes the run and runs no code of its own."""
+"""A stored configuration describes a run and cannot execute other code."""
 
 import sys
 
@@ -6,8 +6,8 @@ import pytest
 
 from t5x_like import config
 from t5x_like.cli.commands import COMMANDS
-from t5x_like.config import files, trust
-from t5x_like.config.values import Reference, inner
+from t5x_like.config import files, search, trust
+from t5x_like.config.values import Reference, references_in
 from t5x_like.config.walk import resolved
 
 HEADER = "from __gin__ import dynamic_registration\n"
@@ -26,7 +26,7 @@ def load(folder, text, *bindings, command="eval"):
 MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"
 
 
-def test_a_run_is_described_by_what_this_package_builds(tmp_path):
+def test_stored_configuration_may_use_models_of_this_package(tmp_path):
     text = load(
         tmp_path, MODEL + "t5.T5Config.num_heads = 2\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}\n"
     ).text
@@ -70,18 +70,18 @@ def test_untrusted_code_error_names_line_and_environment_variable(tmp_path, text
     assert f"set {trust.TRUSTED_MODULES}=" in message
 
 
-def test_modules_named_by_a_stored_configuration_are_not_imported(tmp_path, monkeypatch):
+def test_module_named_by_stored_configuration_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
-    load(tmp_path, "import evil_module\nevil_module.train.rate = 1\n" + MODEL)  # not a part of `eval`
+    load(tmp_path, "import evil_module\nevil_module.train.rate = 1\n" + MODEL)  # `eval` does not use it
     with pytest.raises(config.ConfigError, match="evil_module.Model: "):
         load(tmp_path, "import evil_module\nMODEL = @evil_module.Model()")
     assert "evil_module" not in sys.modules
 
 
-def test_a_stored_configuration_includes_no_file(tmp_path):
+def test_include_in_stored_configuration_raises(tmp_path):
     (tmp_path / "secret.txt").write_text("password: 7")
-    with pytest.raises(config.ConfigError, match="stored with a run includes no file. Pass it with") as refused:
+    with pytest.raises(config.ConfigError, match="must not include files. Pass it with") as refused:
         load(tmp_path, "include 'secret.txt'")
     assert "password" not in str(refused.value)
 
@@ -109,10 +109,10 @@ def test_stored_output_path_is_ignored(tmp_path):
     assert "/etc" not in load(tmp_path, MODEL + "from t5x_like import eval\neval.evaluate.output_dir = '/etc'\n").text
 
 
-def test_shipped_runs_can_be_stored():
-    """What shipped files build, a stored configuration may build too; add what is missing to `trust.BUILDERS`."""
+def test_stored_configuration_may_use_everything_that_shipped_recipes_use():
+    """If this fails, add the new class or function to `trust.BUILDERS`."""
     trusting = trust.Trust()
-    for file in sorted(files.SHIPPED_ROOT.rglob("*.gin")):
+    for file in sorted(search.SHIPPED_ROOT.rglob("*.gin")):
         if file.parent.name == "commands":
             continue
         reader = files.Reader()
@@ -120,6 +120,6 @@ def test_shipped_runs_can_be_stored():
         values = [*reader.statements.macros.values()]
         values += [setting for settings in reader.statements.bindings.values() for setting in settings.values()]
         for setting in values:
-            for item in inner(resolved(setting.value, reader.statements)):
+            for item in references_in(resolved(setting.value, reader.statements)):
                 if isinstance(item, Reference):
                     assert trusting.may_refer_to(reader.statements.callables[item.selector]), (file, item)

@@ -28,7 +28,7 @@ from t5x_like.config import values
         ("@scope/a.b()", values.Reference("a.b", "scope", True)),
     ],
 )
-def test_text_needs_no_quotes_on_the_command_line(text, value):
+def test_string_needs_no_quotes_on_the_command_line(text, value):
     assert values.from_command_line("NAME", text) == value
 
 
@@ -39,12 +39,12 @@ def test_text_needs_no_quotes_on_the_command_line(text, value):
         ("FALSE", "write False"),
         ("null", "write None"),
         ("none", "write None"),
-        ("", "has no value"),
+        ("", "missing value"),
         ("{'inputs': 512", "is not a gin value"),
         ("'open", "is not a gin value"),
         ("@", "is not a gin value"),
     ],
 )
-def test_what_was_meant_otherwise_is_refused(text, message):
+def test_invalid_value_raises(text, message):
     with pytest.raises(config.ConfigError, match=message):
         values.from_command_line("NAME", text)

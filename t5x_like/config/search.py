@@ -1,0 +1,83 @@
+"""Finds gin files: given paths, includes, and shipped files that set a macro."""
+
+import pathlib
+import re
+from collections.abc import Sequence
+
+import t5x_like
+from t5x_like import paths
+from t5x_like.config.values import ConfigError, nearest
+
+# Next to the package, both in a checkout and in an installed wheel.
+SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_configs"
+
+
+def find(path: str, search_paths: Sequence[str], relative_to: str | None = None) -> tuple[str, bool]:
+    """Finds a gin file.
+
+    Args:
+      path: An absolute path, a URL, or a relative path. A relative path is searched in `relative_to`, in the working
+        directory, in `search_paths` and in the shipped `gin_configs`.
+      search_paths: Directories with gin files.
+      relative_to: Directory of the file that includes this one.
+
+    Returns:
+      The path of the file, and whether the file is shipped.
+
+    Raises:
+      ConfigError: The file is not found. The message names the directories and the nearest name.
+    """
+    if not paths.is_local(path) or paths.local(path).is_absolute():
+        if paths.is_file(path):
+            return path, _is_shipped(path)
+        raise ConfigError(f"gin file {path} not found")
+    directories = [*([relative_to] if relative_to else []), "", *search_paths, str(SHIPPED_ROOT)]
+    if relative_to and _is_shipped(relative_to):  # includes of shipped files do not depend on the working directory
+        directories = [str(SHIPPED_ROOT), *directories]
+    for directory in directories:
+        candidate = paths.join(directory, path) if directory else path
+        if paths.is_file(candidate):
+            return candidate, _is_shipped(candidate)
+    searched = ", ".join(["the working directory", *search_paths])
+    raise ConfigError(
+        f"gin file {path} not found in {searched} or the shipped gin_configs{_nearest_file(path, search_paths)}"
+    )
+
+
+def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
+    known = set()
+    for root in (*search_paths, str(SHIPPED_ROOT)):
+        if paths.is_local(root):
+            directory = paths.local(root)
+            known |= {str(file.relative_to(directory)) for file in directory.rglob("*.gin")}
+    same_name = sorted(name for name in known if name.rpartition("/")[2] == path.rpartition("/")[2])
+    return f"; did you mean {same_name[0]}?" if same_name else nearest(path, known)
+
+
+def shipped_setters(macro: str) -> str:
+    """A hint that names a shipped gin file which sets a macro, directly or by an include; or an empty string."""
+    texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
+    includes = {name: set(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE)) for name, text in texts.items()}
+    setting = re.compile(rf"^{re.escape(macro)} *=(?! *%gin.REQUIRED)", re.MULTILINE)
+    setters = {name for name, text in texts.items() if setting.search(text)}
+    while more := {name for name, included in includes.items() if included & setters} - setters:
+        setters |= more
+    whole = setters - set().union(*includes.values())  # files that no other file includes
+    if not setters:
+        return ""
+    names = sorted(whole or setters)
+    return f": give a file that defines it first, such as --gin_file={names[0]} ({len(names)} shipped files do)"
+
+
+def shipped_references(macro: str) -> dict[str, str]:
+    """The shipped gin files that set a macro to a reference, each with the reference such as `@optimizers.adamw()`."""
+    setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)
+    found = {}
+    for file in sorted(SHIPPED_ROOT.rglob("*.gin")):
+        if match := setting.search(file.read_text("utf-8")):
+            found[str(file.relative_to(SHIPPED_ROOT))] = match[1]
+    return found
+
+
+def _is_shipped(path: str) -> bool:
+    return paths.is_local(path) and paths.local(path).resolve().is_relative_to(SHIPPED_ROOT)
