@@ -13,7 +13,7 @@ TRUSTED_MODULES = "T5X_LIKE_TRUSTED_MODULES"
 TASK_MODULE = "MIXTURE_OR_TASK_MODULE"
 MODULE_PARAMETER = "module"
 # Packages that may always be imported: importing them has no side effects.
-OWN_PACKAGES = ("t5x_like", "data_tasks", "optax")
+SAFE_PACKAGES = ("t5x_like", "data_tasks", "optax")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
     "t5x_like.training.checkpoints.Checkpoints",
@@ -42,7 +42,7 @@ class Trust:
 
     def may_import(self, module: str) -> bool:
         """Whether a module may be imported because a stored configuration names it."""
-        return _is_below(module, (*OWN_PACKAGES, *self._modules))
+        return _is_below(module, (*SAFE_PACKAGES, *self._modules))
 
     def may_refer_to(self, function: Any) -> bool:
         """Whether a stored configuration may call a function or class, or pass it as an argument."""
@@ -52,7 +52,7 @@ class Trust:
 
     def may_set(self, function: Any) -> bool:
         """Whether a stored configuration may set parameters of a function or class."""
-        return _is_below(getattr(function, "__module__", None) or "", (*OWN_PACKAGES, *self._modules))
+        return _is_below(getattr(function, "__module__", None) or "", (*SAFE_PACKAGES, *self._modules))
 
 
 def _is_below(name: str, roots: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Every command that README, docs, launch/README.md and the headers of gin files show has a sound configuration."""
+"""Every command in README, docs, launch/README.md and the headers of gin files has a valid configuration."""
 
 import re
 import shlex
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GIN_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
 RUN = "--gin_file=models/t5_1_1/tiny.gin --gin_file=runs/pretrain.gin --gin.TRAIN_STEPS=1 --gin.MIXTURE_OR_TASK_NAME=a"
-# The words before `t5x_like`: of a launcher, or environment variables.
+# Text before `t5x_like`: a launcher or environment variables.
 BEFORE = r"(?:launch/\S+ .*? )?(?:[A-Z][A-Z0-9_]*=\S+ )*"
 COMMAND = re.compile(rf"^ *{BEFORE}(t5x_like (?:{'|'.join(cli.COMMANDS)})\b.*)$")
 
 
 def shown_in(path):
-    """The commands of indented and fenced blocks, continued lines joined, comments dropped."""
+    """The commands in indented and fenced blocks, without line continuations and comments."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".gin":
         text = "\n".join(line[1:] for line in text.splitlines() if line.startswith("#"))
@@ -43,21 +43,21 @@ SHOWN = [
 
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory):
-    """A run that commands with MODEL_DIR or CHECKPOINT_PATH can take their model and task from."""
-    folder = tmp_path_factory.mktemp("run")
+    """A run from which commands with MODEL_DIR or CHECKPOINT_PATH read their model and task."""
+    directory = tmp_path_factory.mktemp("run")
     resolved = execute.resolve(cli.parse(["train", *RUN.split()]), None)
-    (folder / "config.gin").write_text(resolved.text)
-    return str(folder)
+    (directory / "config.gin").write_text(resolved.text)
+    return str(directory)
 
 
-def test_commands_are_found_where_they_are_shown():
+def test_documentation_shows_every_command():
     assert len(SHOWN) > 90
     assert {words.values[0][0] for words in SHOWN} == set(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("words", SHOWN)
-def test_a_command_that_is_shown_resolves(words, run_directory):
-    if "…" in words:  # stands for what makes a run of it
+def test_shown_command_resolves(words, run_directory):
+    if "…" in words:  # stands for the gin files and settings of a run
         words = [word for word in words if word != "…"] + RUN.split()
     arguments = cli.parse(words)
     uses_run = cli.COMMANDS[arguments.command].needs_run and not arguments.gin_files
@@ -65,15 +65,26 @@ def test_a_command_that_is_shown_resolves(words, run_directory):
     assert isinstance(resolved, config.Resolved)
 
 
-def test_no_line_of_a_command_stands_alone():
+def test_continued_lines_end_with_a_backslash():
     for path in GIN_FILES:
         lines = path.read_text(encoding="utf-8").splitlines()
         for before, line in zip(lines, lines[1:], strict=False):
             assert not re.match(r"#\s+--", line) or before.endswith("\\"), (path, line)
 
 
-def test_every_model_shows_its_command():
+def test_header_of_every_model_shows_its_command():
     for path in GIN_FILES:
         if path.parent.parent.name == "models" and path.stem != "family" and path.parent.name != "t5_study":
             (words,) = shown_in(path)
             assert f"--gin_file={path.relative_to(ROOT / 'gin_configs')}" in words, path
+
+
+# These files are only included by other files.
+PARTS = ("hardware/tpu.gin", "runs/study/study.gin", "runs/study/training_small.gin")
+
+
+@pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)
+def test_header_of_every_gin_file_shows_its_command(path):
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    name = str(path.relative_to(ROOT / "gin_configs"))
+    assert name in PARTS or shown_in(path)

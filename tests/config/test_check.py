@@ -18,7 +18,7 @@ import pytest
         ("TRAIN_STEPS=1k", "TRAIN_STEPS = '1k' must be an integer"),
         (
             "MODEL_DIR=2024",
-            "MODEL_DIR = 2024 must be a string or None: write --gin.MODEL_DIR=\"'2024'\" for the string",
+            "MODEL_DIR = 2024 must be a string or None: write --gin.MODEL_DIR=\"'2024'\"",
         ),
         ("train.mode=fats", "TOY.train.mode = 'fats' must be 'fast' or 'exact'"),
         ("train.schedule=true", "write True"),
