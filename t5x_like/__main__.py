@@ -1,4 +1,4 @@
-"""`python -m t5x_like` is the command `t5x_like`."""
+"""Makes `python -m t5x_like` equivalent to the command `t5x_like`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`--dry_run`: checks and describes a command as far as this machine can, without computing or writing anything."""
+"""`--dry_run`: checks and describes a command as far as possible on this machine, without computing or writing."""
 
 import inspect
 import threading
@@ -11,29 +11,29 @@ from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.mesh import DeviceMismatchError
 
-# Timeout after which a store counts as not checked.
+# After this time without an answer, a store is reported as not checked.
 ANSWER_SECONDS = 30.0
-# Arguments with paths that a command writes, and that it reads.
+# Arguments with paths that a command writes and reads.
 WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
 
 
 def dry_run(command: Command, resolved: config.Resolved) -> None:
-    """Prints what a command would do.
+    """Prints a description of a command.
 
     Args:
-      command: the command.
-      resolved: its configuration.
+      command: The command.
+      resolved: Its configuration.
 
     Raises:
-      UserError: the command would fail before its first batch.
+      UserError: The command would fail before its first batch.
     """
     function = resolved.configured()
     if command.function == "t5x_like.ablate.ablate":
         cells = ablate.resolve_cells(**config.filter_kwargs(ablate.resolve_cells, config.arguments(function)))
-        for row, column, folder, cell in cells:
+        for row, column, directory, cell in cells:
             print(f"{row}, {column}:")
-            _print(describe(config.arguments(cell.configured(), without=("partitioner",)) | {"model_dir": folder}))
+            _print(describe(config.arguments(cell.configured(), without=("partitioner",)) | {"model_dir": directory}))
     else:
         _print(describe(config.arguments(function, without=("partitioner",))))
         print(f"  mesh: {_mesh(function)}")
@@ -46,10 +46,16 @@ def _print(lines: Iterator[str]) -> None:
 
 
 def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for the model, each data source and each path among the arguments of a command.
+    """Describes the model, the data sources and the paths of a command.
+
+    Args:
+      arguments: Arguments of the command by name.
+
+    Yields:
+      Lines of text.
 
     Raises:
-      UserError: see `dry_run`.
+      UserError: The command would fail before its first batch.
     """
     model, objective = arguments.get("model"), arguments.get("objective")
     if model is not None:
@@ -66,19 +72,19 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"reads {name}={arguments[name]}{_reachable(arguments[name])}"
     for name in WRITTEN:
         if arguments.get(name):
-            yield f"writes {name}={arguments[name]}{_kept(name, arguments[name])}"
+            yield f"writes {name}={arguments[name]}{_existing(name, arguments[name])}"
 
 
 def _parameters(model: Any, objective: Any) -> str:
     config_here = partitioning.for_platform(model, "cpu")
-    network = jax.eval_shape(config_here.make, jax.random.key(0))
-    heads = jax.eval_shape(objective.init, jax.random.key(0), network) if objective is not None else {}
-    owner = f", heads of {type(objective).__name__} {parameters.count(heads):,}" if objective is not None else ""
-    return f"{parameters.count(network):,} parameters{owner}"
+    model_shapes = jax.eval_shape(config_here.make, jax.random.key(0))
+    head_shapes = jax.eval_shape(objective.init, jax.random.key(0), model_shapes) if objective is not None else {}
+    owner = f", heads of {type(objective).__name__} {parameters.count(head_shapes):,}" if objective is not None else ""
+    return f"{parameters.count(model_shapes):,} parameters{owner}"
 
 
 def _data(source: Any, arguments: Mapping[str, Any]) -> str:
-    """Describes a data source after the checks that need no example."""
+    """Checks a data source without reading examples, and describes it."""
     model, objective = arguments.get("model"), arguments["objective"]
 
     def check() -> str:
@@ -88,11 +94,11 @@ def _data(source: Any, arguments: Mapping[str, Any]) -> str:
             source.check_vocabulary(model.vocab_size)
         return source.describe()[0]
 
-    return _answer(check)
+    return _with_timeout(check)
 
 
-def _answer(check: Callable[[], str]) -> str:
-    """Runs a check and returns its result, or why the check is impossible: an unreachable store is not an error."""
+def _with_timeout(check: Callable[[], str]) -> str:
+    """Runs a check and returns its result, or why it is not possible: an unreachable store is not an error."""
     found: list[Any] = []
 
     def run():
@@ -123,12 +129,12 @@ def _reachable(path: str) -> str:
         return "found"
 
     try:
-        return f" ({_answer(check)})"
+        return f" ({_with_timeout(check)})"
     except (ImportError, OSError) as error:
         return f" (not checked: {error})"
 
 
-def _kept(name: str, path: str) -> str:
+def _existing(name: str, path: str) -> str:
     """Describes the contents of a run directory."""
     if not paths.is_local(path):
         return " (not checked)"
@@ -139,10 +145,10 @@ def _kept(name: str, path: str) -> str:
 
 
 def _mesh(function: Callable) -> str:
-    """The mesh on this machine's devices; that of a slice cannot be made here.
+    """Describes the mesh on the devices of this machine. The mesh of a TPU slice cannot be created here.
 
     Raises:
-      UserError: no machine has such a mesh, as where the rule set is misspelt.
+      UserError: The mesh is invalid on every machine, for example because the rule set is misspelled.
     """
     try:
         partitioner = config.arguments(function, without=_others(function)).get("partitioner")

@@ -18,12 +18,16 @@ from t5x_like.runtime import protocol, stop_signals
 if TYPE_CHECKING:
     from t5x_like import config
 
-# Macros that the command line itself reads: the directory of compiled programs is not part of a run's configuration.
+# Macros of the process. They are not part of the configuration of a run.
 PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
 
 
 def run(arguments: Arguments) -> int:
-    """Configures and calls the function of a command; returns its exit code."""
+    """Configures and calls the function of a command.
+
+    Returns:
+      The exit code, see `runtime.protocol`.
+    """
     command = COMMANDS[arguments.command]
     prepare(arguments)
     check_paths(command.paths, given_macros(arguments))
@@ -34,7 +38,7 @@ def run(arguments: Arguments) -> int:
     run_directory = find_run(arguments) if command.needs_run and not arguments.gin_files else None
     resolved = resolve(arguments, run_directory)
     with stop_signals.watched() as signals:
-        signals.check()  # imports swallow what a signal raises
+        signals.check()  # an import may have swallowed the exception of a signal
     check_paths(command.paths, resolved.macros)
     if arguments.dry_run:
         from t5x_like.cli.dry_run import dry_run
@@ -52,27 +56,30 @@ def is_supervised() -> bool:
 
 
 def _compilation_cache(macros: Mapping[str, Any], run_directory: str | None) -> contextlib.AbstractContextManager:
-    """The persistent compilation cache for a command.
+    """The persistent compilation cache of a command.
 
-    Programs are not read from the directory of a run that the command only reads (`run_directory`): another user may
-    have written it, and a compiled program is code.
+    A command that reads an existing run (`run_directory`) does not load programs from its directory: another user may
+    have written them, and compiled programs are code.
     """
     from t5x_like.runtime import compilation_cache
 
-    folders = () if run_directory else (macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
-    folder = next((folder for folder in folders if isinstance(folder, str) and folder), None)
-    return compilation_cache.persistent(compilation_cache.choose_directory(macros, folder))
+    candidates = () if run_directory else (macros.get("MODEL_DIR"), macros.get("OUTPUT_DIR"))
+    directory = next((path for path in candidates if isinstance(path, str) and path), None)
+    return compilation_cache.persistent(compilation_cache.choose_directory(macros, directory))
 
 
 def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
-    """Reads and checks the configuration of a command, and builds nothing.
+    """Reads and checks the configuration of a command, without building objects.
 
     Args:
-      arguments: the command line.
-      run_directory: the run whose stored configuration gives model and task, if any.
+      arguments: The parsed command line.
+      run_directory: The run whose stored configuration provides model and task, or None.
+
+    Returns:
+      The resolved configuration.
 
     Raises:
-      ConfigError: with every problem found.
+      ConfigError: The configuration is invalid. The message lists all problems.
     """
     from t5x_like import config
 
@@ -94,26 +101,32 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
         )
     except config.ConfigError as error:
         if command.needs_run and run_directory is None:
-            hint = "To take model, task and lengths from a run, give --gin.MODEL_DIR=its directory and no --gin_file."
+            hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no --gin_file."
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
 
 
 def find_run(arguments: Arguments) -> str | None:
-    """Finds the directory of the run that MODEL_DIR or CHECKPOINT_PATH refers to, or None.
+    """Finds the run that MODEL_DIR or CHECKPOINT_PATH refers to.
+
+    Args:
+      arguments: The parsed command line.
+
+    Returns:
+      The directory of the run, or None if neither macro is given or CHECKPOINT_PATH has no stored configuration.
 
     Raises:
-      UserError: MODEL_DIR is a directory without a stored configuration.
+      UserError: MODEL_DIR is not a run directory.
     """
     macros = given_macros(arguments)
     model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
-    folders = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
-    if not folders and isinstance(checkpoint, str):  # a run, its `checkpoints`, or one of them
-        folders = [checkpoint.rstrip("/")]
-        folders += [folders[0].rpartition("/")[0], folders[0].rpartition("/")[0].rpartition("/")[0]]
-    for folder in folders:
-        if folder and paths.is_file(paths.join(folder, "config.gin")):
-            return folder
+    candidates = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
+    if not candidates and isinstance(checkpoint, str):  # the run, its directory `checkpoints`, or a checkpoint in it
+        path = checkpoint.rstrip("/")
+        candidates = [path, path.rpartition("/")[0], path.rpartition("/")[0].rpartition("/")[0]]
+    for directory in candidates:
+        if directory and paths.is_file(paths.join(directory, "config.gin")):
+            return directory
     if model_dir:
         raise UserError(
             f"MODEL_DIR={model_dir} is not a run directory: config.gin not found. Give the directory of an existing run"
@@ -122,14 +135,14 @@ def find_run(arguments: Arguments) -> str | None:
 
 
 def given_macros(arguments: Arguments) -> dict[str, Any]:
-    """The macros and parameters that the command line sets, with their values."""
+    """The values of the macros and parameters that the command line sets."""
     from t5x_like.config.values import from_command_line
 
     return {name: from_command_line(name, text) for name, text in arguments.bindings}
 
 
 def _parameters(command: Command) -> list[str]:
-    """The parameters of a command's function that come from the command line instead of its configuration."""
+    """The parameters of a command's function that the command line passes, apart from the configuration."""
     import inspect
 
     from t5x_like.config.files import locate
@@ -139,7 +152,7 @@ def _parameters(command: Command) -> list[str]:
 
 
 def _given(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
-    """The values of `_parameters`."""
+    """The arguments for `_parameters`."""
     names = _parameters(command)
     given: dict[str, Any] = {"placeholders": resolved.placeholders} if "placeholders" in names else {}
     if "run_config" in names:

@@ -7,7 +7,7 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.training import weight_files
 
-# Paths that must exist; a command writes all its other paths.
+# Macros of paths that must exist. A command writes to all its other paths.
 CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH")
 INPUTS = ("INPUT_PATH",)
 
@@ -16,11 +16,11 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
     """Checks that the local paths of a command exist or can be written. Buckets are checked when they are opened.
 
     Args:
-      names: the macros with the paths of a command; see `Command.paths`.
-      macros: values by name.
+      names: The macros with the paths of a command, see `Command.paths`.
+      macros: Values of macros by name.
 
     Raises:
-      UserError: a path is missing or not writable; the message names its macro.
+      UserError: A path is missing or not writable. The message names its macro.
     """
     given = {name: macros[name] for name in names if isinstance(macros.get(name), str)}
     for name, path in given.items():
@@ -38,18 +38,18 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
 
 
 def _may_resume(model_dir: str | None) -> bool:
-    """Whether a run may have its own checkpoint, so that its initial checkpoint is not read again."""
+    """Whether a run may have checkpoints of its own, so that it does not read its initial checkpoint."""
     return model_dir is not None and (not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints")))
 
 
-def _has_steps(folder: str) -> bool:
-    return any(name.isdigit() for name in paths.listdir(folder))
+def _has_steps(directory: str) -> bool:
+    return any(name.isdigit() for name in paths.listdir(directory))
 
 
 def _check_checkpoint(setting: str, path: str) -> None:
     if not paths.exists(path):
         raise UserError(
-            f"{setting}={path}: not found. Give a run directory, a checkpoint in it or a Hugging Face folder"
+            f"{setting}={path}: not found. Give a run directory, one of its checkpoints, or a Hugging Face directory"
         )
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
     if not (

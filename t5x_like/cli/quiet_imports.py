@@ -36,7 +36,7 @@ def without_startup_lines() -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the packages as usual, and wraps the execution of their top-level module."""
+    """Finds modules as usual, and wraps the execution of the top-level modules in `PACKAGES`."""
 
     def __init__(self):
         self._searching = False

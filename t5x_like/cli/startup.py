@@ -11,7 +11,7 @@ from t5x_like.runtime import console_log
 def prepare(arguments: Arguments) -> None:
     """Sets up devices, imports and logging. Call this before JAX is imported for the first time."""
     if arguments.dry_run:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed, so no accelerator is needed
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a dry run does not need an accelerator
         os.environ.setdefault("NO_GCE_CHECK", "true")  # otherwise TensorFlow searches for a metadata server for minutes
     if arguments.cpu_devices is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -27,9 +27,9 @@ def prepare(arguments: Arguments) -> None:
     if arguments.log_level != "debug":
         quiet_imports.install()
     # Console scripts do not have these paths. Append, so that a directory cannot shadow an installed package.
-    for folder in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    for directory in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
+        if directory not in sys.path:
+            sys.path.append(directory)
     log(arguments.log_level)
 
 
