@@ -1,4 +1,4 @@
-"""`t5x_like eval`: how good a checkpoint is, by its loss and by what it generates."""
+"""`t5x_like eval`: evaluates a checkpoint by its loss and by the task's metrics of its predictions."""
 
 import json
 import os
@@ -35,32 +35,32 @@ def evaluate(
     """Evaluates one checkpoint.
 
     Args:
-      model: the family's configuration.
-      objective: whose loss and metrics are computed with teacher forcing.
-      data: the evaluation source; a task with metric functions is evaluated by SeqIO's Evaluator too.
-      checkpoint_path: a run folder, one of its checkpoints, or a Hugging Face folder.
-      eval_steps: batches of the teacher-forced evaluation; None for all.
-      generate: whether to compute the task's own metrics from greedy predictions and scores; by default, where it has
-        any and one process runs.
-      num_examples: examples of that generative evaluation; None for all.
-      partitioner: mesh and rules; all devices by default.
-      output_dir: where the metrics and every prediction are written as JSON; nowhere by default.
+      model: Configuration of the model.
+      objective: The objective whose loss and metrics are computed with teacher forcing.
+      data: The evaluation data. SeqIO's Evaluator also evaluates tasks with metric functions.
+      checkpoint_path: A run directory, one of its checkpoints, or a Hugging Face directory.
+      eval_steps: Batches of the teacher-forced evaluation; None for all.
+      generate: Whether to compute the task's metrics from greedy predictions and scores. By default, they are computed
+        if the task has any and there is one process.
+      num_examples: Examples to predict; None for all.
+      partitioner: Mesh and rules; all devices by default.
+      output_dir: Directory for metrics and predictions as JSON; by default none are written.
 
     Returns:
-      The metrics by name; the task's own as `<task>/<metric>`.
+      The metrics by name. The task's metrics have names `<task>/<metric>`.
 
     Raises:
-      UserError: predictions are asked for, of several processes or of data without metrics of its own.
-      ProcessLost: another process of the run has gone.
+      UserError: `generate` is True with several processes, or with data that has no metrics.
+      ProcessLost: Another process of the run has exited.
     """
-    alone = jax.process_count() == 1
-    if generate and not alone:
-        raise UserError("generate=True: predictions are collected by one process; several compute the loss alone")
+    single_process = jax.process_count() == 1
+    if generate and not single_process:
+        raise UserError("generate=True: predictions need a single process. Give GENERATE=False, or start one process")
     if generate and not data.has_metrics():
         raise UserError(
-            "generate=True: the data has no metrics of its own to compute from predictions (a cache never has)"
+            "generate=True: the data has no metrics of predictions; a cache never has any. Give GENERATE=False"
         )
-    generates = generate or (generate is None and alone and data.has_metrics())
+    generates = generate or (generate is None and single_process and data.has_metrics())
     if generates:
         _check_decodes(model, objective, data)
     partitioner = partitioner or partitioning.Partitioner()
@@ -70,16 +70,16 @@ def evaluate(
     results: dict[str, float] = dict(Evaluator(objective, data, partitioner, eval_steps, config.vocab_size)(params))
 
     if generates:
-        results |= _generative(params["model"], objective, data, partitioner, num_examples, output_dir)
+        results |= _evaluate_predictions(params["model"], objective, data, partitioner, num_examples, output_dir)
     step = warm_start.find_step(checkpoint_path)
     stored = checkpoint_path if step is None else f"step {step} of {checkpoint_path}"
     logging.info("%s, split %s:", stored, getattr(data, "split", "of the data"))
     for name, value in results.items():
         logging.info("%s = %s", name, value)
     if output_dir and jax.process_index() == 0:
-        folder = epath.Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
+        directory = epath.Path(output_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
 
 
@@ -87,38 +87,38 @@ def _check_decodes(model, objective, data) -> None:
     """Checks that the model can predict if the task has metrics of predictions, which need an encoder-decoder.
 
     Raises:
-      UserError: naming the task, its metrics and the model.
+      UserError: The model cannot predict. The message names the task, its metrics and the model.
     """
     read = {feature.name for feature in objective.features.features}
     encodes, decodes = "encoder_input_tokens" in read, "decoder_input_tokens" in read
     if encodes and decodes:
         return
-    lacking = "encoder for the inputs that predictions answer" if decodes else "decoder that predicts or scores targets"
+    missing = "encoder for the inputs" if decodes else "decoder to predict or score targets"
     for task in data.tasks:
         scored = task.score_metric_fns if decodes else ()
         metrics = [metric.__name__ for metric in task.metric_fns or task.metric_objs if metric not in scored]
         if metrics:
             raise UserError(
                 f"task {task.name}: its metric_fns {', '.join(metrics)} need predictions, but {type(model).__name__} "
-                f"with {type(objective).__name__} has no {lacking}. Give --gin.GENERATE=False to evaluate the "
-                "objective's own loss and metrics alone"
+                f"with {type(objective).__name__} has no {missing}. Give --gin.GENERATE=False to compute "
+                "only the loss and metrics of the objective"
             )
 
 
-def _generative(network, objective, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
-    from t5x_like.data.seqio_feed.evaluation import run_evaluator  # SeqIO is loaded only where it is needed
+def _evaluate_predictions(model, objective, data, partitioner, num_examples, output_dir) -> Mapping[str, float]:
+    from t5x_like.data.seqio_feed.evaluation import run_evaluator  # imports SeqIO
 
     length = data.task_feature_lengths["targets"]
     ids = {"bos_id": objective.features.bos_id, "eos_id": EOS_ID}
     if (eos_id := data.vocabularies()["targets"].eos_id) is not None:
         ids["eos_id"] = eos_id
-    decode = partitioner.jit(lambda network, batch: greedy(network, batch, max_length=length, **ids))
+    decode = partitioner.jit(lambda model, batch: greedy(model, batch, max_length=length, **ids))
     scoring = partitioner.jit(score)
     return run_evaluator(
         data,
         objective.features,
-        predict=lambda batch: jax.device_get(decode(network, partitioner.put_batch(batch))).token_ids(ids["eos_id"]),
-        score=lambda batch: jax.device_get(scoring(network, partitioner.put_batch(batch))),
+        predict=lambda batch: jax.device_get(decode(model, partitioner.put_batch(batch))).token_ids(ids["eos_id"]),
+        score=lambda batch: jax.device_get(scoring(model, partitioner.put_batch(batch))),
         num_examples=num_examples,
         log_dir=os.path.join(output_dir, "inference_eval") if output_dir else None,
     )

@@ -1,4 +1,4 @@
-"""`t5x_like infer`: predict from, or score, the lines of a file."""
+"""`t5x_like infer`: predicts from, or scores, the lines of a file."""
 
 import contextlib
 import dataclasses
@@ -17,12 +17,13 @@ from rich.progress import Progress
 from t5x_like import partitioning, paths
 from t5x_like.data import batches, features
 from t5x_like.decoding.greedy import greedy
+from t5x_like.decoding.part_files import PartFiles
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
 from t5x_like.training import warm_start
 from t5x_like.training.program import check_inputs
 
-_BATCHES_A_PART = 16
+_BATCHES_PER_PART = 16
 
 
 def infer(
@@ -39,35 +40,36 @@ def infer(
     batch_size: int = 32,
     partitioner: partitioning.Partitioner | None = None,
 ) -> str:
-    """Reads text or JSONL, predicts or scores, and writes one JSON object a line.
+    """Reads text or JSONL, predicts or scores, and writes one JSON object per line.
 
-    An input line is plain text (the inputs), or, in a `.jsonl` file, an object with `inputs` and, to score,
-    `targets`. Either is text, for which `data` gives the vocabularies, or a list of token ids, which need none (and
-    no TensorFlow). An encoder-decoder answers the inputs; a decoder goes on with them as its prompt. What was finished
-    before an interruption is not computed again.
+    A line of the input is plain text (the inputs), or, in a `.jsonl` file, an object with `inputs` and, to score,
+    `targets`. Both fields are text, which `data` tokenizes, or lists of token ids, which need neither vocabularies nor
+    TensorFlow. An encoder-decoder generates targets for the inputs; a decoder continues the inputs as its prompt. After
+    an interruption, finished parts of the output are not computed again.
 
     Args:
-      model: the family's configuration.
-      checkpoint_path: a run folder, one of its checkpoints, or a Hugging Face folder.
-      input_path: a `.txt` or `.jsonl` file, local or in a bucket.
-      output_path: the file to write; it appears when complete.
+      model: Configuration of the model.
+      checkpoint_path: A run directory, one of its checkpoints, or a Hugging Face directory.
+      input_path: A `.txt` or `.jsonl` file, local or in a bucket.
+      output_path: The file to write. It appears when it is complete.
       mode: `predict` (greedy) or `score` (log-probability of the targets in nats).
-      objective: what the network was trained on, which says how inputs and targets lie in a row; an encoder-decoder's
-        by default.
-      data: a source with `vocabularies()`, for text; records of token ids alone do not use it.
-      task_feature_lengths: the longest `inputs` and `targets` in tokens; longer ones are cut, and counted in a warning.
-      eos_id: the id that ends a prediction; by default the vocabulary's, or 1 where the records are token ids.
-      batch_size: examples decoded at once.
-      partitioner: mesh and rules; all devices by default.
+      objective: The training objective, which determines the layout of inputs and targets in a row. The default is
+        the layout of an encoder-decoder.
+      data: A source with `vocabularies()` for text. Records of token ids do not need it.
+      task_feature_lengths: Maximum lengths of `inputs` and `targets` in tokens. Longer sequences are truncated, with a
+        warning.
+      eos_id: Token that ends a prediction. The default is that of the vocabulary, or 1 for token ids.
+      batch_size: Examples per batch.
+      partitioner: Mesh and rules; all devices by default.
 
     Returns:
       `output_path`.
 
     Raises:
-      UserError: a line that is not what it should be, with its number; or a half-finished output of another command.
+      UserError: A line is invalid; the message has its number. Or the unfinished output of another command exists.
     """
     if mode not in ("predict", "score"):
-        raise UserError(f"mode={mode!r}: give 'predict' or 'score'")
+        raise UserError(f"mode={mode!r}: must be 'predict' or 'score'")
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     if missing := {"inputs", "targets"} - set(lengths):
         raise UserError(
@@ -76,7 +78,7 @@ def infer(
             "--gin.TASK_FEATURE_LENGTHS=\"{'inputs': 512, 'targets': 128}\""
         )
     if os.path.abspath(input_path) == os.path.abspath(output_path):
-        raise UserError(f"input_path and output_path are both {input_path!r}")
+        raise UserError(f"output_path={output_path!r}: is the same as input_path. Give another file")
     layout = Layout.of(features.ENCODER_DECODER if objective is None else objective.features)
     records = list(read_records(input_path))
     codec = Codec(_vocabularies(data, records), lengths, layout, eos_id)
@@ -88,17 +90,17 @@ def infer(
     batch_size = _round_up(batch_size, partitioner.axis_size("batch"))
     config = partitioning.for_platform(model, partitioner.platform)
     check_inputs(config, objective, layout.shapes(batch_size, lengths))
-    network = warm_start.load_model(checkpoint_path, config, partitioner)
+    loaded = warm_start.load_model(checkpoint_path, config, partitioner)
 
-    def predict(network, batch):
+    def predict(model, batch):
         bos_id = layout.bos[0] if layout.bos else features.BOS_ID
-        return greedy(network, batch, max_length=lengths["targets"], bos_id=bos_id, eos_id=codec.eos_id)
+        return greedy(model, batch, max_length=lengths["targets"], bos_id=bos_id, eos_id=codec.eos_id)
 
     compute = partitioner.jit(predict if mode == "predict" else score)
 
     fingerprint = _fingerprint(records, checkpoint_path, mode, lengths, batch_size)
     parts = PartFiles(output_path, fingerprint)
-    size = batch_size * _BATCHES_A_PART
+    size = batch_size * _BATCHES_PER_PART
     with Progress() as progress:
         bar = progress.add_task(mode, total=len(examples), completed=min(parts.count() * size, len(examples)))
         for part in range(parts.count(), -(-len(examples) // size)):
@@ -106,7 +108,7 @@ def infer(
             for start in range(part * size, min((part + 1) * size, len(examples)), batch_size):
                 chunk = examples[start : start + batch_size]
                 batch = layout.batch(chunk, batch_size, lengths)
-                result = jax.device_get(compute(network, partitioner.put_batch(batch)))
+                result = jax.device_get(compute(loaded, partitioner.put_batch(batch)))
                 decoded = codec.decode(mode, result)
                 for offset, record in enumerate(records[start : start + batch_size]):
                     rows.append({"index": start + offset, **record, **decoded[offset]})
@@ -119,13 +121,13 @@ def infer(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How inputs and targets lie in the rows of a batch.
+    """The layout of inputs and targets in the rows of a batch.
 
     Attributes:
-      encoder: whether inputs go into an encoder of their own; elsewhere the targets follow them.
-      text_to_text: whether inputs end in EOS, as those of text-to-text tasks do; a text that is continued does not.
-      bos: what the decoder reads first.
-      prefix: whether the decoder reads them all at once.
+      encoder: Whether an encoder reads the inputs. Otherwise a decoder reads the inputs and then the targets.
+      text_to_text: Whether inputs end with EOS, as in text-to-text tasks. A prompt to continue does not.
+      bos: The tokens before the inputs or targets of the decoder.
+      prefix: Whether attention over the inputs of the decoder is bidirectional.
     """
 
     encoder: bool = True
@@ -135,16 +137,14 @@ class Layout:
 
     @classmethod
     def of(cls, spec: features.FeatureSpec) -> "Layout":
-        """That of a spec.
+        """The layout for a feature spec.
 
         Raises:
-          UserError: there is no decoder to predict tokens.
+          UserError: The spec has no features of a decoder.
         """
         roles = {feature.name: feature.role for feature in spec.features}
         if "decoder_input_tokens" not in roles:
-            raise UserError(
-                f"the objective reads {', '.join(roles)}: there is no decoder, which infer needs to predict or score"
-            )
+            raise UserError(f"the objective reads {', '.join(roles)}: infer needs a decoder to predict or score")
         return cls(
             encoder="encoder_input_tokens" in roles,
             text_to_text="inputs" in spec.task_features,
@@ -153,18 +153,21 @@ class Layout:
         )
 
     def shapes(self, rows: int, lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Feature -> shape of a batch to predict from; arguments as for `batch`."""
+        """The shapes of the arrays of `batch` for predictions."""
         return {name: array.shape for name, array in self.batch([{"inputs": [1]}], rows, lengths).items()}
 
     def batch(
         self, examples: Sequence[Mapping[str, list[int]]], rows: int, lengths: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
-        """Examples padded to `rows` rows, each array int32 `[rows, length]`.
+        """Pads examples to a batch.
 
         Args:
-          examples: `inputs`, and `targets` where they are to be scored.
-          rows: as many as there are examples, or more.
-          lengths: of `inputs` and `targets`, the longest.
+          examples: Token ids of `inputs`, and of `targets` if they are scored.
+          rows: Number of rows, at least the number of examples.
+          lengths: Maximum lengths of `inputs` and `targets`.
+
+        Returns:
+          Arrays int32[rows, length] by feature.
         """
         if self.encoder:
             sequences = {name: [example.get(name, []) for example in examples] for name in ("inputs", "targets")}
@@ -175,22 +178,22 @@ class Layout:
                 counts={name: [*map(len, given), *[0] * (rows - len(given))] for name, given in sequences.items()},
             )
         prompts = [[*self.bos, *example["inputs"]] for example in examples]
-        room = len(self.bos) + lengths["inputs"]
-        wholes = prompts
+        length = len(self.bos) + lengths["inputs"]
+        sequences = prompts
         if scored := "targets" in examples[0]:
-            wholes = [prompt + example["targets"] for prompt, example in zip(prompts, examples, strict=True)]
-            room += lengths["targets"] - 1
-        read = [whole[:-1] for whole in wholes] if scored else wholes
+            sequences = [prompt + example["targets"] for prompt, example in zip(prompts, examples, strict=True)]
+            length += lengths["targets"] - 1
+        read = [sequence[:-1] for sequence in sequences] if scored else sequences
         columns = {"decoder_input_tokens": read, "decoder_segment_ids": [[1] * len(row) for row in read]}
         if self.prefix:
             columns["decoder_prefix"] = [[1] * len(prompt) for prompt in prompts]
         if scored:
-            columns["decoder_target_tokens"] = [whole[1:] for whole in wholes]
+            columns["decoder_target_tokens"] = [sequence[1:] for sequence in sequences]
             columns["decoder_loss_weights"] = [
-                [int(place + 1 >= len(prompt)) for place in range(len(row))]
+                [int(position + 1 >= len(prompt)) for position in range(len(row))]
                 for prompt, row in zip(prompts, read, strict=True)
             ]
-        return {name: _padded(column, rows, room) for name, column in columns.items()}
+        return {name: _padded(column, rows, length) for name, column in columns.items()}
 
 
 def _padded(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
@@ -201,11 +204,17 @@ def _padded(sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.nd
 
 
 class Codec:
-    """Turns records into token ids and results into what is written.
+    """Encodes records as token ids, and decodes results for the output.
+
+    Args:
+      vocabularies: Vocabulary of `targets`, and of `inputs` if it differs; None if all records are token ids.
+      lengths: Maximum lengths of `inputs` and `targets`.
+      layout: Determines whether inputs end with EOS, and whether they may be empty.
+      eos_id: Token that ends a sequence; by default that of the vocabulary, or 1.
 
     Attributes:
-      eos_id: what ends text.
-      cut: how many sequences were too long.
+      eos_id: Token that ends a sequence.
+      truncated: Number of sequences that were truncated.
     """
 
     def __init__(
@@ -215,50 +224,58 @@ class Codec:
         layout: Layout = Layout(),  # noqa: B008 (frozen)
         eos_id: int | None = None,
     ):
-        """Args:
-        vocabularies: of `targets`, and of `inputs` where they have another one; None for token ids.
-        lengths: of `inputs` and `targets`, the longest.
-        layout: says whether inputs end in EOS, and whether they may be empty.
-        eos_id: None for the vocabulary's, or 1.
-        """
         self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
         if eos_id is None and vocabularies is not None:
             eos_id = vocabularies["targets"].eos_id
-        self.eos_id, self.cut = features.EOS_ID if eos_id is None else eos_id, 0
+        self.eos_id, self.truncated = features.EOS_ID if eos_id is None else eos_id, 0
 
     def encode(self, number: int, record: Mapping[str, Any], *, needs_targets: bool) -> dict[str, list[int]]:
+        """Encodes a record.
+
+        Args:
+          number: Number of the line in the input file.
+          record: `inputs` and possibly `targets`, each text or token ids.
+          needs_targets: Whether to encode the targets too.
+
+        Returns:
+          Token ids by field, truncated to the maximum lengths.
+
+        Raises:
+          UserError: The record is invalid.
+        """
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
         example = {name: self._ids(number, record, name) for name in wanted}
         if not (self._layout.encoder or self._layout.bos or example["inputs"]):
-            raise UserError(f"line {number}: 'inputs' is empty, and this objective has no BOS to go on from")
+            raise UserError(f"line {number}: 'inputs' is empty, and the objective has no BOS. Give a prompt")
         return example
 
     def _ids(self, number, record, name) -> list[int]:
         if name not in record:
-            raise UserError(f"line {number} has no {name!r}, only {sorted(record)}")
+            raise UserError(f"line {number}: missing {name!r}. Fields of this line: {sorted(record)}")
         value, length = record[name], self._lengths[name]
         ended = name == "targets" or self._layout.text_to_text
         if isinstance(value, str):
             if self._vocabularies is None:
                 raise UserError(
-                    f"line {number}: {name!r} is text; give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids"
+                    f"line {number}: {name!r} is text. Give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids"
                 )
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
             value = list(vocabulary.encode(value)) + [self.eos_id] * ended
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
             raise UserError(f"line {number}: {name!r} must be text or a list of token ids, not {value!r:.80}")
         if len(value) > length:
-            self.cut += 1
-            # A text is continued from its end.
+            self.truncated += 1
+            # A prompt keeps its end, from which the model continues.
             value = value[: length - 1] + [self.eos_id] if ended else value[-length:]
         return value
 
     def report(self) -> None:
-        if self.cut:
-            logging.warning("%d sequences were longer than %s and have been cut", self.cut, dict(self._lengths))
+        """Logs a warning if sequences were truncated."""
+        if self.truncated:
+            logging.warning("%d sequences were longer than %s and were truncated", self.truncated, dict(self._lengths))
 
     def decode(self, mode: str, result: Any) -> list[dict[str, Any]]:
-        """What is written of each row of a result, which is on the host."""
+        """The output fields for each row of a result. The result is on the host."""
         if mode == "score":
             return [{"score": float(value)} for value in result]
         decode = self._vocabularies["targets"].decode if self._vocabularies is not None else list
@@ -272,7 +289,7 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
     """Checks that token ids are in the vocabulary: an embedding lookup would return NaN without an error.
 
     Raises:
-      UserError: naming the line, the field and the id.
+      UserError: A token id is out of range. The message names the line, the field and the id.
     """
     for number, example in enumerate(examples, 1):
         for name, ids in example.items():
@@ -284,10 +301,10 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
 
 
 def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The vocabularies for the text in the records; None where they hold nothing but token ids.
+    """The vocabularies for the text in the records; None if all records are token ids.
 
     Raises:
-      UserError: there is text and no task that says how it is tokenized.
+      UserError: Records have text, and no task provides its vocabulary.
     """
     if not any(isinstance(record.get(name), str) for record in records for name in ("inputs", "targets")):
         return None
@@ -300,10 +317,16 @@ def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[st
 
 
 def read_records(path: str) -> Iterator[dict[str, Any]]:
-    """The records of a text or JSONL file.
+    """Reads the records of a text or JSONL file.
+
+    Args:
+      path: The file, local or in a bucket.
+
+    Yields:
+      One object per line. A line of text becomes `{"inputs": line}`.
 
     Raises:
-      UserError: a line of a `.jsonl` file is not a JSON object; an empty file.
+      UserError: A line of a `.jsonl` file is not a JSON object, or the file is empty.
     """
     empty = True
     with _as_text(path), fsspec.open(path, "rt", encoding="utf-8-sig") as lines:
@@ -315,12 +338,12 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise UserError(f"{path}:{number} is not JSON: {error}") from error
+                raise UserError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(record, dict):
-                raise UserError(f"{path}:{number} must be an object with 'inputs', not {line.strip()!r:.80}")
+                raise UserError(f"{path}:{number}: must be an object with 'inputs', not {line.strip()!r:.80}")
             yield record
     if empty:
-        raise UserError(f"{path} is empty")
+        raise UserError(f"INPUT_PATH={path}: the file is empty")
 
 
 @contextlib.contextmanager
@@ -330,47 +353,6 @@ def _as_text(path: str) -> Iterator[None]:
             yield
         except UnicodeDecodeError as error:
             raise UserError(f"INPUT_PATH={path}: not UTF-8 text ({error}). Give a .txt or .jsonl file") from error
-
-
-class PartFiles:
-    """A large output written part by part, each atomically, and joined at the end: `OUTPUT.parts/000000.jsonl`, …"""
-
-    def __init__(self, output_path: str, fingerprint: str):
-        self._filesystem, self._path = fsspec.core.url_to_fs(output_path)
-        self._folder = f"{self._path}.parts"
-        with paths.explain_path_errors("OUTPUT_PATH", output_path):
-            self._filesystem.makedirs(self._folder, exist_ok=True)
-        stamp = f"{self._folder}/command"
-        if not self._filesystem.exists(stamp):
-            self._write(stamp, fingerprint)
-        elif (stored := self._filesystem.cat_file(stamp).decode()) != fingerprint:
-            raise UserError(
-                f"{self._folder} holds the unfinished output of another command: {stored}. This one is {fingerprint}. "
-                "Delete it, or give another output_path."
-            )
-
-    def _part(self, index: int) -> str:
-        return f"{self._folder}/{index:06d}.jsonl"
-
-    def count(self) -> int:
-        """How many parts are complete."""
-        index = 0
-        while self._filesystem.exists(self._part(index)):
-            index += 1
-        return index
-
-    def write(self, index: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._write(self._part(index), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-    def _write(self, path: str, text: str) -> None:
-        self._filesystem.pipe_file(path + ".writing", text.encode())
-        self._filesystem.mv(path + ".writing", path)
-
-    def finish(self) -> None:
-        """Joins the parts into the output and removes them."""
-        joined = b"".join(self._filesystem.cat_file(self._part(index)) for index in range(self.count()))
-        self._write(self._path, joined.decode())
-        self._filesystem.rm(self._folder, recursive=True)
 
 
 def _fingerprint(records, checkpoint_path, mode, lengths, batch_size) -> str:

@@ -139,7 +139,7 @@ def test_scores_prefer_what_was_learnt(checkpoint, tmp_path):
 def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monkeypatch):
     from t5x_like import infer as module
 
-    monkeypatch.setattr(module, "_BATCHES_A_PART", 1)
+    monkeypatch.setattr(module, "_BATCHES_PER_PART", 1)
     written = []
     original = module.PartFiles.write
 

@@ -25,7 +25,7 @@ def test_text_and_jsonl_records(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line, message", [("{", r"b\.jsonl:2 is not JSON"), ("[1]", r"b\.jsonl:2 must be an object with 'inputs'")]
+    "line, message", [("{", r"b\.jsonl:2: not JSON"), ("[1]", r"b\.jsonl:2: must be an object with 'inputs'")]
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
     (tmp_path / "b.jsonl").write_text('{"inputs": "x"}\n' + line + "\n")
@@ -58,14 +58,14 @@ def test_text_gets_eos_and_what_is_too_long_is_cut_and_counted():
         "inputs": [2, 3, 4, 1],
         "targets": [2, 3, 1],
     }
-    assert codec.cut == 1
+    assert codec.truncated == 1
 
 
 @pytest.mark.parametrize(
     "record, message",
     [
-        ({"text": "a"}, r"line 7 has no 'inputs', only \['text'\]"),
-        ({"inputs": "a"}, "line 7: 'inputs' is text; give MIXTURE_OR_TASK_NAME"),
+        ({"text": "a"}, r"line 7: missing 'inputs'. Fields of this line: \['text'\]"),
+        ({"inputs": "a"}, "line 7: 'inputs' is text. Give MIXTURE_OR_TASK_NAME"),
         ({"inputs": [1, "a"]}, "line 7: 'inputs' must be text or a list of token ids"),
         ({"inputs": 3}, "line 7: 'inputs' must be text or a list of token ids"),
     ],
@@ -90,7 +90,7 @@ def test_objectives_say_how_rows_are_laid_out():
     bart = Layout.of(SequenceToSequence(bos_id=2).features)
     assert bart == Layout(bos=(2,)) and bart.encoder and bart.text_to_text
     assert bart.batch([{"inputs": [5], "targets": [7, 8]}], 1, LENGTHS)["decoder_input_tokens"].tolist() == [[2, 7]]
-    with pytest.raises(ValueError, match="reads encoder_input_tokens.*there is no decoder"):
+    with pytest.raises(ValueError, match="reads encoder_input_tokens.*: infer needs a decoder"):
         Layout.of(MASKED_LM)
 
 
@@ -108,7 +108,7 @@ def test_a_text_to_be_continued_has_no_end_and_is_cut_at_its_start():
 
 def test_an_empty_prompt_needs_a_bos():
     assert Codec(None, LENGTHS, CAUSAL).encode(1, {"inputs": []}, needs_targets=False) == {"inputs": []}
-    with pytest.raises(ValueError, match="line 4: 'inputs' is empty, and this objective has no BOS"):
+    with pytest.raises(ValueError, match="line 4: 'inputs' is empty, and the objective has no BOS"):
         Codec(None, LENGTHS, WINDOWS).encode(4, {"inputs": []}, needs_targets=False)
 
 
@@ -237,7 +237,7 @@ def test_parts_are_resumed_and_joined(tmp_path, scheme):
 def test_parts_of_another_command_are_refused(tmp_path):
     PartFiles(str(tmp_path / "out.jsonl"), "predict with x").write(0, [{}])
     with pytest.raises(
-        ValueError, match="unfinished output of another command: predict with x. This one is score with y"
+        ValueError, match="unfinished output of another command .predict with x.. This command is: score with y"
     ):
         PartFiles(str(tmp_path / "out.jsonl"), "score with y")
     assert json.loads((tmp_path / "out.jsonl.parts" / "000000.jsonl").read_text()) == {}
