@@ -1,4 +1,4 @@
-"""`t5x_like ablate`: train a grid of configurations one after the other and compare them in a table and a plot."""
+"""`t5x_like ablate`: trains a grid of configurations one after the other, and compares them in a table and a plot."""
 
 import dataclasses
 import io
@@ -23,14 +23,15 @@ TABLE, PLOT, RESULTS = "table.md", "curves.png", "results.json"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of the grid, finished.
+    """The result of one run of the grid.
 
     Attributes:
-      row, column: its place.
-      parameters: of network and heads.
-      curve: (step, value) of the compared metric on the evaluation data.
-      values: every metric of the last evaluation.
-      seconds_per_step: of the last logged step.
+      row: Name of its row.
+      column: Name of its column.
+      parameters: Number of parameters, heads included.
+      curve: (step, value) pairs of the compared metric on the evaluation data.
+      values: All metrics of the last evaluation.
+      seconds_per_step: Seconds per step in the last logged interval.
     """
 
     row: str
@@ -52,34 +53,35 @@ def ablate(
 ) -> list[Cell]:
     """Trains every cell of a grid, evaluates it, and writes `table.md`, `curves.png` and `results.json`.
 
-    Started again, it goes on where it was: a cell's run resumes, a finished one is only read.
+    Called again, it resumes an interrupted cell and reads the results of finished cells.
 
     Args:
-      grid: row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`.
-      output_dir: local folder or bucket; each cell's MODEL_DIR is a folder in it.
-      gin_files: read after the files of every cell.
-      settings: macros for every cell that reads them, such as `{"TRAIN_STEPS": 1000}`; they win over all files.
-      metric: of the evaluation, the one that is compared and plotted.
-      title: of the table.
+      grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`.
+      output_dir: Local directory or bucket. MODEL_DIR of each cell is a directory in it.
+      gin_files: Gin files to read after those of each cell.
+      settings: Macros for the cells that use them, such as `{"TRAIN_STEPS": 1000}`. They override all files.
+      metric: The evaluation metric to compare and plot.
+      title: Title of the table.
 
     Returns:
       The cells, row by row.
 
     Raises:
-      UserError: the grid is empty, no cell reads a setting, or a run has no evaluation with this metric.
-      ConfigError: a cell's configuration is wrong; nothing has been trained then.
+      UserError: The grid is empty, no cell uses a setting, or a run has no evaluation with this metric.
+      ConfigError: The configuration of a cell is invalid. No cell has been trained.
+      RunFailed: A signal stopped the run of a cell.
     """
     cells = []
     runs = resolve_cells(grid=grid, output_dir=output_dir, gin_files=gin_files, settings=settings)
-    for number, (row, column, folder, run) in enumerate(runs, 1):
+    for number, (row, column, directory, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s", number, len(runs), row, column)
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
             raise RunFailed(
-                f"stopped by {result.stopped_by} in {row}, {column}; the same command goes on from step {result.step}"
+                f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}"
             )
-        cells.append(_read(row, column, folder, parameters.count(result.params), metric))
-        jax.clear_caches()  # the programs of one cell are of no use to the next
+        cells.append(_read(row, column, directory, parameters.count(result.params), metric))
+        jax.clear_caches()  # the next cell does not use these programs
     _write(cells, output_dir, metric, title)
     return cells
 
@@ -87,37 +89,43 @@ def ablate(
 def resolve_cells(
     *, grid: Grid, output_dir: str, gin_files: Sequence[str] = (), settings: Mapping[str, Any] | None = None
 ) -> list[tuple[str, str, str, config.Resolved]]:
-    """The run of every cell: row, column, MODEL_DIR and configuration. An error in the last one costs no training.
+    """Resolves the configurations of all cells, so that an error in any of them is found before training.
 
     Args:
-      grid, output_dir, gin_files, settings: as for `ablate`.
+      grid: See `ablate`.
+      output_dir: See `ablate`.
+      gin_files: See `ablate`.
+      settings: See `ablate`.
+
+    Returns:
+      Row, column, MODEL_DIR and configuration of each cell.
 
     Raises:
-      UserError: the grid is empty, or no cell reads a setting.
-      ConfigError: a cell's configuration is wrong.
+      UserError: The grid is empty, or no cell uses a setting.
+      ConfigError: The configuration of a cell is invalid.
     """
     cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
     if not cells:
-        raise UserError(f"grid={dict(grid)!r} has no cell: give row -> column -> gin files")
+        raise UserError(f"grid={dict(grid)!r}: the grid is empty. Give row -> column -> gin files")
     runs = []
     for row, column, files in cells:
-        folder = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
-        runs.append((row, column, folder, _resolve(files, folder, gin_files, settings or {})))
+        directory = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
+        runs.append((row, column, directory, _resolve(files, directory, gin_files, settings or {})))
     if unused := sorted(frozenset.intersection(*(run.unused_common for *_, run in runs))):
         raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid uses {', '.join(unused)}")
     return runs
 
 
 def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") -> str:
-    """The cells as a markdown table: a line a row of the grid, the best value of each column in bold."""
+    """Formats the cells as a Markdown table with one line per row of the grid and the best value per column in bold."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
-    larger = metric == "accuracy"
+    higher_is_better = metric == "accuracy"
     values = {column: [cell.values[metric] for cell in cells if cell.column == column] for column in columns}
-    best = {column: (max if larger else min)(each) for column, each in values.items() if len(each) > 1}
+    best = {column: (max if higher_is_better else min)(each) for column, each in values.items() if len(each) > 1}
     lines = [
         f"## {title}",
         "",
-        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps; the best of several in a column in bold.",
+        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps; the best value of each column is bold.",
         "",
         "| | parameters | " + " | ".join(columns) + " |",
         "|---|---|" + "---|" * len(columns),
@@ -150,29 +158,29 @@ def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "A
         panel.legend()
     figure.suptitle(title)
     figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=100)
-    paths.write_atomic(path, drawn.getvalue())
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=100)
+    paths.write_atomic(path, image.getvalue())
 
 
-def _resolve(files, folder, gin_files, settings):
+def _resolve(files, directory, gin_files, settings):
     return config.load(
         "t5x_like.train.train",
         files=[*([files] if isinstance(files, str) else files), *gin_files],
-        bindings=[("MODEL_DIR", repr(folder))],
+        bindings=[("MODEL_DIR", repr(directory))],
         common=[(name, repr(value)) for name, value in settings.items()],
         given=("run_config",),
-        process=(compilation_cache.MACRO,),  # the cells share this process and its cache
+        process=(compilation_cache.MACRO,),  # the cells share the compilation cache of this process
     )
 
 
-def _read(row: str, column: str, folder: str, count: int, metric: str) -> Cell:
-    rows = metrics.read_metrics(folder)
+def _read(row: str, column: str, directory: str, count: int, metric: str) -> Cell:
+    rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
     if not evaluations or metric not in evaluations[-1]:
         raise UserError(
-            f"{folder} has no evaluation with the metric {metric!r}: set EVAL_PERIOD, or another metric "
-            f"({', '.join(sorted(evaluations[-1])) if evaluations else 'it was never evaluated'})"
+            f"{directory}: no evaluation with the metric {metric!r}. Set EVAL_PERIOD, or another metric "
+            f"({', '.join(sorted(evaluations[-1])) if evaluations else 'the run was never evaluated'})"
         )
     trained = max((r for r in rows if r["split"] == "train"), key=lambda r: r["step"])
     return Cell(

@@ -1,4 +1,4 @@
-"""`t5x_like convert`: weights from and to Hugging Face folders."""
+"""`t5x_like convert`: converts weights from and to Hugging Face directories."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,27 +17,27 @@ _PARAMS = "params/"
 
 
 def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str:
-    """Writes a checkpoint in the other format: a Hugging Face folder as a run folder, a run as a Hugging Face folder.
+    """Converts a Hugging Face directory to a run directory, or a run to a Hugging Face directory.
 
-    A run folder written here holds one checkpoint, of step 0, with the network and the heads that the Hugging Face
-    folder has, and a config.gin that describes the network. INITIAL_CHECKPOINT_PATH of `train`, and CHECKPOINT_PATH
-    and MODEL_DIR of the commands that read a run, take it. Numbers stay as they are: float32, or what float16 and
-    bfloat16 are in float32.
+    The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
+    config.gin that describes the model. It can be the INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or
+    MODEL_DIR of the commands that read a run. Values are stored in float32, to which float16 and bfloat16 convert
+    exactly.
 
     Args:
-      checkpoint_path: a Hugging Face folder with safetensors, or a run folder or one of its checkpoints.
-      output_path: the folder to write, local or in a bucket.
-      model: the configuration of the network; not needed to read a Hugging Face folder, whose config.json has it.
+      checkpoint_path: A Hugging Face directory with safetensors, a run directory, or one of its checkpoints.
+      output_path: The directory to write, local or in a bucket.
+      model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
 
     Returns:
       `output_path`.
 
     Raises:
-      UserError: the output exists, the network cannot be stored in the other format, or a tensor is missing,
-        superfluous or of the wrong shape, by its name. Nothing has been written then.
+      UserError: The output exists, the other format does not support the model, or a tensor is missing, unexpected or
+        has another shape. Nothing has been written.
     """
     if paths.exists(output_path) and paths.listdir(output_path):
-        raise UserError(f"output_path={output_path!r} exists and is not empty: give a new folder")
+        raise UserError(f"output_path={output_path!r}: exists and is not empty. Give a new directory")
     if weight_files.is_huggingface(checkpoint_path):
         stored = interop.config_from_huggingface(checkpoint_path)
         leaves = interop.read(checkpoint_path, model or stored)
@@ -51,8 +51,8 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
             if warm_start.find_step(checkpoint_path) is None:
                 raise UserError(weight_files.explain_missing(checkpoint_path))
             raise UserError(
-                f"{checkpoint_path}: no model given, and no config.gin read that describes it. Leave out --gin_file "
-                "where the run directory has a config.gin, or give the model with --gin_file=models/…"
+                f"{checkpoint_path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the "
+                "model with --gin_file=models/…"
             )
         leaves = _read_run(checkpoint_path)
         interop.to_huggingface(leaves, model, output_path)
@@ -61,7 +61,7 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
 
 
 def _read_run(path: str) -> dict[str, Any]:
-    """The parameters of a checkpoint by stored name, `model/…` and `objective/…`."""
+    """Reads the parameters of a checkpoint by name, `model/…` and `objective/…`."""
     directory, step = warm_start.locate(path)
     reader = Checkpoints(directory, read_only=True)
     try:
@@ -80,19 +80,26 @@ def _read_run(path: str) -> dict[str, Any]:
 
 
 def _write_run(leaves: Mapping[str, Any], config: Any, source: str, output_path: str) -> None:
-    keeper = Checkpoints(paths.join(output_path, "checkpoints"))
+    checkpoints = Checkpoints(paths.join(output_path, "checkpoints"))
     try:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
-        keeper.save(0, {"params": arrays}, about={"converted_from": source})
-        keeper.wait()
+        checkpoints.save(0, {"params": arrays}, about={"converted_from": source})
+        checkpoints.wait()
     finally:
-        keeper.close()
-    # Last: a folder with a config.gin is whole.
+        checkpoints.close()
+    # config.gin comes last: a directory that has it is complete.
     paths.write_atomic(paths.join(output_path, run_directory.CONFIG), describe(config))
 
 
 def describe(config: Any) -> str:
-    """The configuration of a model as a gin file that sets MODEL; fields may be dataclasses, one of each class."""
+    """Writes the configuration of a model as a gin file.
+
+    Args:
+      config: A dataclass. Fields may be dataclasses too, at most one of each class.
+
+    Returns:
+      Gin text that sets MODEL.
+    """
     parts = [config, *(value for _, value in _fields(config) if dataclasses.is_dataclass(value))]
     imports = sorted({type(part).__module__.rpartition(".")[::2] for part in parts})
     lines = ["from __gin__ import dynamic_registration", ""]
@@ -113,7 +120,7 @@ def _name(part: Any) -> str:
 
 
 def _reference(value: Any) -> str:
-    """A value as gin reads it: a literal, or a call of the class of a dataclass."""
+    """A value in gin syntax: a literal, or a reference that builds a dataclass."""
     return f"@{_name(value)}()" if dataclasses.is_dataclass(value) else repr(value)
 
 
@@ -124,10 +131,10 @@ def _report(leaves, checkpoint_path, output_path):
     }
     heads = sorted({name.split("/")[1] for name in leaves if name.startswith("objective/")})
     logging.info(
-        "%s -> %s: %d tensors, network of %s parameters, %s",
+        "%s -> %s: %d tensors, model with %s parameters, %s",
         checkpoint_path,
         output_path,
         len(leaves),
         f"{counts['model']:,}",
-        f"heads of {counts['objective']:,}: {', '.join(heads)}" if heads else "no heads",
+        f"heads with {counts['objective']:,}: {', '.join(heads)}" if heads else "no heads",
     )

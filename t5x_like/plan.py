@@ -1,4 +1,4 @@
-"""`t5x_like plan`: whether a run fits a TPU slice and how fast it can be, from the compiler, without the slice."""
+"""`t5x_like plan`: compiles the step of a run for a TPU slice, and reports memory and the best possible speed."""
 
 import json
 import math
@@ -26,38 +26,39 @@ def plan(
     search_for: int = 0,
     placeholders: Collection[str] = (),
 ) -> report.Plan:
-    """Compiles the very step that a run would take, for chips that are not here, and prints what it finds.
+    """Compiles the training step of a run for a TPU slice that need not be available, and prints the plan.
 
     Args:
-      loop: the training loop with its arguments, as gin configures it or as a `functools.partial`; its `partitioner` is
-        over `topologies.devices(topology, num_slices)`. It is not called.
-      make_program: makes the loop's program of those of the loop's arguments that it takes.
-      topology: the slice, such as `v5p:8x8x8`.
-      num_slices: slices of that shape.
-      price: of a chip for an hour, in any money.
-      json_path: where to write the plan for machines.
-      search_for: how many combinations of microbatches, remat and mesh to compile, the most promising of all; 0 to plan
-        the run as it is configured.
-      placeholders: macros that nobody has set: of a run without `TRAIN_STEPS`, neither time nor cost is told.
+      loop: The training loop with its arguments, configured by gin or as a `functools.partial`. Its `partitioner` uses
+        `topologies.devices(topology, num_slices)`. It is not called.
+      make_program: Creates the program of the loop from the arguments of the loop that are its parameters.
+      topology: The slice, such as `v5p:8x8x8`.
+      num_slices: Number of slices.
+      price: Price of a chip per hour, in any currency.
+      json_path: A file to write the plan to, as JSON.
+      search_for: Number of combinations of microbatches, remat and mesh to compile, most promising first. 0 plans the
+        run as configured.
+      placeholders: Macros without a value of the user. Without `TRAIN_STEPS`, total time and cost are not reported.
 
     Returns:
-      The `Plan`; of a search the fastest that fits.
+      The `Plan`; after a search, the fastest plan that fits.
 
     Raises:
-      PlanError: the TPU compiler is not installed, or nothing that was searched fits.
-      UserError: the batch or a parameter does not divide by the mesh, there is no such slice, or a negative number.
+      PlanError: The TPU compiler is not installed, or no combination of the search fits.
+      UserError: The batch or a parameter is not divisible by the mesh, the slice does not exist, or a number is
+        negative.
     """
     if search_for < 0:
-        raise UserError(f"--search={search_for}: give how many combinations to compile, at least 1")
+        raise UserError(f"--search={search_for}: must be a positive integer, the number of combinations to compile")
     if price is not None and price < 0:
-        raise UserError(f"--price={price}: the price of a chip for an hour cannot be negative")
-    # ---- the slice, and what the loop would run on it ----------------------------------------------------------------
+        raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour")
+    # ---- the slice and the arguments of the loop ---------------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
-    # A search makes meshes of its own: the one that is configured need not fit the slices.
+    # A search creates its own meshes; the configured mesh need not fit the slices.
     arguments = config.arguments(loop, without=("partitioner",) if search_for else ())
     steps = None if "TRAIN_STEPS" in placeholders else arguments["total_steps"]
 
-    # ---- its step, or the steps it might take, compiled --------------------------------------------------------------
+    # ---- compile the step, or the candidates of a search -------------------------------------------------------------
     if search_for:
         devices = topologies.devices(topology, num_slices)
         plans = _searched(arguments, make_program, slice_, devices, search_for, steps, price)
@@ -65,13 +66,13 @@ def plan(
         logging.info("compiling for %s: this takes minutes for large models", slice_)
         plans = [_compiled(arguments, make_program, slice_, steps, price)]
 
-    # ---- what that means ---------------------------------------------------------------------------------------------
+    # ---- report ------------------------------------------------------------------------------------------------------
     best = plans[0]
     print(report.text(best))
     if search_for:
         print("\n" + report.ranking(plans))
     if json_path:
-        found = report.as_json(best) | ({"searched": [report.as_json(one) for one in plans]} if search_for else {})
+        found = report.as_json(best) | ({"searched": [report.as_json(each) for each in plans]} if search_for else {})
         paths.write_atomic(json_path, json.dumps(found, indent=2) + "\n")
     return best
 
@@ -90,8 +91,8 @@ def _compiled(
     mesh = program.partitioner.mesh
     if (mesh.size, program.partitioner.platform) != (slice_.num_devices, "tpu"):
         raise UserError(
-            f"the loop's mesh has {mesh.size} {program.partitioner.platform} devices, {slice_} has "
-            f"{slice_.num_devices}: give its Partitioner devices=topologies.devices(…) of this topology"
+            f"the mesh has {mesh.size} {program.partitioner.platform} devices, and {slice_} has "
+            f"{slice_.num_devices}. Give the Partitioner devices=topologies.devices(…) of this topology"
         )
     return report.Plan(
         topology=slice_,
@@ -112,12 +113,12 @@ def _compiled(
 def _searched(
     arguments, make_program, slice_: Topology, devices: list[Any], number: int, steps, price
 ) -> list[report.Plan]:
-    """The plans of the most promising candidates that fit, the fastest first."""
-    # Shapes on one device, by which everything divides: the mesh and the microbatches are what is searched.
-    alone = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
-    program = make_program(**config.filter_kwargs(make_program, alone))
+    """Compiles the most promising candidates, and returns the plans that fit, fastest first."""
+    # The search varies mesh and microbatches. Shapes come from one device and one microbatch, which divide every size.
+    single_device = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
+    program = make_program(**config.filter_kwargs(make_program, single_device))
     found = search.candidates(program, arguments["objective"], slice_)
-    logging.info("%d combinations seem to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
+    logging.info("%d combinations are estimated to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
     plans = []
     for candidate in found:
         if len(plans) == number:
@@ -129,10 +130,10 @@ def _searched(
             continue
         logging.info("compiling %s", candidate)
         plans.append(_compiled(changed, make_program, slice_, steps, price))
-    fitting = [one for one in plans if one.compiled.fits]
+    fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
         raise topologies.PlanError(
-            f"nothing that was tried fits {slice_} ({len(found)} combinations seemed to, {len(plans)} were compiled): "
-            "take a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
+            f"no combination fits {slice_} ({len(found)} were estimated to fit, {len(plans)} were compiled). "
+            "Give a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
         )
-    return sorted(fitting, key=lambda one: one.bound.seconds)
+    return sorted(fitting, key=lambda plan: plan.bound.seconds)

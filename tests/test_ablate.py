@@ -96,11 +96,11 @@ def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
 def test_a_setting_that_no_cell_reads_is_refused(tmp_path):
     grid = {"a": {"LM": SHARED_LM}}
     settings = {"TRAIN_STEPS": 1, "HALF_LAYERS": 1}
-    with pytest.raises(ValueError, match="no cell of the grid reads HALF_LAYERS"):
+    with pytest.raises(ValueError, match="no cell of the grid uses HALF_LAYERS"):
         ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings=settings)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_empty_grid_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no cell"):
+    with pytest.raises(ValueError, match="the grid is empty"):
         ablate.ablate(grid={}, output_dir=str(tmp_path))

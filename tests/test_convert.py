@@ -127,7 +127,7 @@ def test_a_run_without_a_description_asks_for_one(tmp_path):
     checkpointer = Checkpoints(str(tmp_path / "run/checkpoints"))
     checkpointer.save(3, {"params": {"model/x": jnp.ones(2)}})
     checkpointer.close()
-    with pytest.raises(ValueError, match="no model given, and no config.gin read that describes it. Leave out"):
+    with pytest.raises(ValueError, match="missing model. Omit --gin_file"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 
 

@@ -165,7 +165,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
 
 
 def test_a_mesh_of_other_devices_is_refused():
-    with pytest.raises(ValueError, match="mesh has 8 cpu devices, v5e:4x4 has 16: give its Partitioner"):
+    with pytest.raises(ValueError, match="mesh has 8 cpu devices, and v5e:4x4 has 16. Give the Partitioner"):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
 
 

@@ -59,6 +59,7 @@ class Setting:
 
     @property
     def set_by_user(self) -> bool:
+        """Whether a file or the command line of the user has set it."""
         return self.origin in (USER, COMMAND_LINE)
 
 

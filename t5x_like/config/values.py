@@ -52,10 +52,12 @@ class Delegate(config_parser.ParserDelegate):
     """Makes gin's parser return references and macros as data."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        """Returns a reference."""
         scope, _, selector = scoped_configurable_name.rpartition("/")
         return Reference(selector, scope, evaluate)
 
     def macro(self, macro_name: str) -> Macro:
+        """Returns a macro."""
         return Macro(macro_name)
 
 
