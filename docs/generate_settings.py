@@ -60,7 +60,7 @@ def _shipped(*patterns: str) -> list[str]:
 
 def _command(name: str, command) -> list[str]:
     """Returns the section of a command: the macros of its gin file, then the parameters without a macro."""
-    file = DEFAULTS.get(name, command.run_file)
+    file = DEFAULTS.get(name, command.default_gin_file)
     found = settings.read([file])
     summary, parameters = settings.describe(command.function)
     lines = [f"### {name}", "", summary, "", f"Macros of `{file}`:", ""]

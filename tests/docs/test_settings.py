@@ -27,13 +27,13 @@ def test_page_has_every_command_and_macro(generator):
     text = generator.page()
     for name, command in COMMANDS.items():
         assert f"\n### {name}\n" in text
-        for macro in settings.read([generator.DEFAULTS.get(name, command.run_file)]).macros:
+        for macro in settings.read([generator.DEFAULTS.get(name, command.default_gin_file)]).macros:
             assert f"| `{macro}` |" in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_macro_of_a_command_has_a_meaning(name, generator):
-    file = generator.DEFAULTS.get(name, COMMANDS[name].run_file)
+    file = generator.DEFAULTS.get(name, COMMANDS[name].default_gin_file)
     found = settings.read([file])
     undocumented = [
         macro.name for macro in found.macros.values() if not settings.meaning(macro, found, COMMANDS[name].function)[1]
