@@ -1,4 +1,4 @@
-"""A grid of runs: trained, read again when they are finished, and compared."""
+"""A grid of runs is trained, resumed and compared."""
 
 import json
 import textwrap
@@ -17,7 +17,7 @@ def cell(row, column, loss, parameters=10):
 CELLS = [cell("a", "left", 2.0), cell("a", "right", 4.0), cell("b", "left", 2.5, 20), cell("b", "right", 3.0, 20)]
 
 
-def test_the_best_of_each_column_is_in_bold():
+def test_best_value_of_each_column_is_bold():
     lines = table(CELLS, title="Some grid").splitlines()
     assert lines[0] == "## Some grid" and "loss after 20 steps" in lines[2]
     assert lines[4:] == [
@@ -29,12 +29,12 @@ def test_the_best_of_each_column_is_in_bold():
     assert "| a | 10 | **0.500** | 0.250 |" in table(CELLS, "accuracy")
 
 
-def test_a_grid_may_have_holes():
+def test_table_of_incomplete_grid_has_empty_cells():
     lines = table([CELLS[0], CELLS[1], CELLS[3]]).splitlines()
     assert "| a | 10 | 2.000 | 4.000 |" in lines and "| b | 20 |  | **3.000** |" in lines
 
 
-def test_a_plot_is_a_picture(tmp_path):
+def test_plot_is_a_png(tmp_path):
     ablate.plot(CELLS, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -59,7 +59,7 @@ TINY = {
 SHARED_LM = ("models/t5_study/shared.gin", "runs/study/encoder_decoder_lm.gin")
 
 
-def test_runs_of_the_study_are_trained_and_compared(tmp_path):
+def test_ablation_trains_and_compares_cells_and_resumes(tmp_path):
     grid = {
         "language model": {"LM": ("models/t5_study/decoder.gin", "runs/study/language_model_lm.gin")},
         "half the layers": {"LM": ("models/t5_study/six_layers.gin", "runs/study/encoder_decoder_lm.gin")},
@@ -79,7 +79,7 @@ def test_runs_of_the_study_are_trained_and_compared(tmp_path):
     assert [entry["row"] for entry in results] == ["language model", "half the layers"]
 
 
-def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
+def test_error_in_any_cell_raises_before_training(tmp_path):
     (tmp_path / "wrong.gin").write_text(
         textwrap.dedent("""
             include 'models/t5_study/shared.gin'
@@ -93,7 +93,7 @@ def test_a_mistake_in_the_last_cell_costs_no_training(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_setting_that_no_cell_reads_is_refused(tmp_path):
+def test_setting_that_no_cell_uses_raises(tmp_path):
     grid = {"a": {"LM": SHARED_LM}}
     settings = {"TRAIN_STEPS": 1, "HALF_LAYERS": 1}
     with pytest.raises(ValueError, match="no cell of the grid uses HALF_LAYERS"):
@@ -101,6 +101,6 @@ def test_a_setting_that_no_cell_reads_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_grid_is_refused(tmp_path):
+def test_empty_grid_raises(tmp_path):
     with pytest.raises(ValueError, match="the grid is empty"):
         ablate.ablate(grid={}, output_dir=str(tmp_path))

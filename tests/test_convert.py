@@ -1,4 +1,4 @@
-"""Weights from and to Hugging Face folders by the command."""
+"""Converting weights from and to Hugging Face directories."""
 
 import json
 
@@ -26,8 +26,8 @@ BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A BERT with its heads as transformers stores it."""
+def directory(tmp_path):
+    """A Hugging Face directory with a BERT and its heads."""
     model = BERT.make(jax.random.key(0))
     heads = Joint([MaskedLM(), NextSentence()]).init(jax.random.key(1), model)
     path = tmp_path / "there"
@@ -35,35 +35,35 @@ def folder(tmp_path):
     return path
 
 
-def tensors(folder):
-    return dict(safetensors_files.Tensors(str(folder)))
+def tensors(directory):
+    return dict(safetensors_files.Tensors(str(directory)))
 
 
-def test_there_and_back(folder, tmp_path):
+def test_round_trip_keeps_all_tensors(directory, tmp_path):
     run, back = str(tmp_path / "run"), str(tmp_path / "back")
-    assert convert(checkpoint_path=str(folder), output_path=run) == run
+    assert convert(checkpoint_path=str(directory), output_path=run) == run
     convert(checkpoint_path=run, output_path=back, model=BERT)
-    original, returned = tensors(folder), tensors(back)
+    original, returned = tensors(directory), tensors(back)
     assert returned.keys() == original.keys()
     for name in original:
         np.testing.assert_array_equal(returned[name], original[name], err_msg=name)
-    for described in (folder, tmp_path / "back"):
+    for described in (directory, tmp_path / "back"):
         assert json.loads((described / "config.json").read_text())["model_type"] == "bert"
 
 
-def test_a_converted_folder_is_read_as_a_run(folder, tmp_path):
+def test_converted_directory_can_be_read_as_a_run(directory, tmp_path):
     run = str(tmp_path / "run")
-    convert(checkpoint_path=str(folder), output_path=run)
+    convert(checkpoint_path=str(directory), output_path=run)
     objective = MaskedLM()
     params = warm_start.load_params(run, BERT, objective, Partitioner(rules="dp"))
-    expected = interop.read(str(folder), BERT)
+    expected = interop.read(str(directory), BERT)
     for name, leaf in parameters.stack(parameters.named_leaves(params)).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
-def test_what_is_written_describes_the_network(folder, tmp_path):
+def test_stored_config_describes_the_model(directory, tmp_path):
     run = tmp_path / "run"
-    convert(checkpoint_path=str(folder), output_path=str(run))
+    convert(checkpoint_path=str(directory), output_path=str(run))
     bindings = [("CHECKPOINT_PATH", "x"), ("OUTPUT_PATH", "y")]
     read = config.load(
         "t5x_like.convert.convert", files=["commands/convert.gin"], bindings=bindings, run_directory=str(run)
@@ -71,7 +71,7 @@ def test_what_is_written_describes_the_network(folder, tmp_path):
     assert "max_length = 16" in read and "vocab_size = 31" in read
 
 
-def test_scaled_rotations_and_special_tokens_survive_a_run(tmp_path):
+def test_round_trip_keeps_rope_scaling_and_special_tokens(tmp_path):
     there, run, back = (tmp_path / name for name in ("there", "run", "back"))
     tokens = SpecialTokens({"bos_token_id": 128000, "eos_token_id": [128001, 128009]}, {"eos_token_id": 128009})
     llama = LlamaConfig(
@@ -99,23 +99,23 @@ def test_scaled_rotations_and_special_tokens_survive_a_run(tmp_path):
     assert interop.config_from_huggingface(str(back)) == llama
 
 
-def test_the_output_is_never_overwritten(folder, tmp_path):
+def test_existing_output_raises(directory, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/precious").write_text("data")
     with pytest.raises(ValueError, match="exists and is not empty"):
-        convert(checkpoint_path=str(folder), output_path=str(tmp_path / "full"))
+        convert(checkpoint_path=str(directory), output_path=str(tmp_path / "full"))
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
-def test_a_truncated_file_writes_nothing(folder, tmp_path):
-    file = folder / "model.safetensors"
+def test_truncated_file_raises_and_writes_nothing(directory, tmp_path):
+    file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match="is truncated: tensor"):
-        convert(checkpoint_path=str(folder), output_path=str(tmp_path / "run"))
+        convert(checkpoint_path=str(directory), output_path=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_pickles_are_never_read(tmp_path):
+def test_pickled_weights_raise(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "there/pytorch_model.bin").write_bytes(b"pickled")
@@ -123,7 +123,7 @@ def test_pickles_are_never_read(tmp_path):
         convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
 
 
-def test_a_run_without_a_description_asks_for_one(tmp_path):
+def test_run_without_config_raises(tmp_path):
     checkpointer = Checkpoints(str(tmp_path / "run/checkpoints"))
     checkpointer.save(3, {"params": {"model/x": jnp.ones(2)}})
     checkpointer.close()
@@ -131,7 +131,7 @@ def test_a_run_without_a_description_asks_for_one(tmp_path):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 
 
-def test_a_description_holds_every_field():
+def test_description_has_every_field():
     text = describe(T5Config(embed_dim=12, activations=("relu",)))
     assert "from t5x_like.models import t5" in text and "MODEL = @t5.T5Config()" in text
     assert "  embed_dim = 12\n" in text and "  activations = ('relu',)\n" in text

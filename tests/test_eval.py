@@ -1,4 +1,4 @@
-"""Evaluation and inference of a checkpoint: loss, a task's own metrics, predictions, scores, interruptions."""
+"""Evaluation and inference with a checkpoint: loss, metrics of the task, predictions, scores, interruptions."""
 
 import json
 from types import SimpleNamespace
@@ -66,24 +66,24 @@ def partitioner():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, task):
-    """A model that has learnt to say what it reads: one of four letters."""
-    folder = tmp_path_factory.mktemp("echo")
+    """A model that has learned to copy its input, one of four letters."""
+    directory = tmp_path_factory.mktemp("echo")
     result = train(
         model=CONFIG,
         objective=SequenceToSequence(),
         optimizer=optimizers.adamw(learning_rate=3e-3),
         data=source("train"),
         total_steps=60,
-        model_dir=str(folder / "run"),
+        model_dir=str(directory / "run"),
         partitioner=partitioner(),
         log_period=30,
         save_period=60,
     )
     assert result.step == 60
-    return str(folder / "run")
+    return str(directory / "run")
 
 
-def test_the_loss_and_the_tasks_own_metrics(checkpoint, tmp_path):
+def test_eval_computes_loss_and_task_metrics(checkpoint, tmp_path):
     results = evaluate(
         model=CONFIG,
         objective=SequenceToSequence(),
@@ -94,7 +94,7 @@ def test_the_loss_and_the_tasks_own_metrics(checkpoint, tmp_path):
     )
     assert results["accuracy"] == 1.0 and results["loss"] < 0.2
     assert results[f"{TASK}/exact"] == 1.0
-    # Two target tokens an example: the letter and EOS.
+    # Each example has two target tokens: the letter and EOS.
     np.testing.assert_allclose(results[f"{TASK}/mean_score"], -2 * results["loss"], rtol=1e-4)
     assert json.loads((tmp_path / "metrics.json").read_text()) == results
     written = [path for path in (tmp_path / "inference_eval").rglob("*.jsonl") if TASK in path.name]
@@ -115,7 +115,7 @@ def infer_lines(checkpoint, tmp_path, lines, suffix="txt", **changes):
     return [json.loads(line) for line in open(output)]
 
 
-def test_predictions_of_text(checkpoint, tmp_path):
+def test_infer_predicts_text(checkpoint, tmp_path):
     rows = infer_lines(checkpoint, tmp_path, ["a", "d", "c", "b", "a"])
     assert [(row["index"], row["inputs"], row["prediction"]) for row in rows] == [
         *((0, "a", "a"), (1, "d", "d"), (2, "c", "c"), (3, "b", "b"), (4, "a", "a"))
@@ -130,13 +130,13 @@ def test_token_ids_need_no_vocabulary(checkpoint, tmp_path):
     assert [row["prediction"] for row in rows] == [[a], [a + 1], [a + 2]]
 
 
-def test_scores_prefer_what_was_learnt(checkpoint, tmp_path):
+def test_scores_of_learned_targets_are_higher(checkpoint, tmp_path):
     lines = [json.dumps({"inputs": "b", "targets": target}) for target in ("b", "c")]
     right, wrong = infer_lines(checkpoint, tmp_path, lines, "jsonl", mode="score")
     assert wrong["score"] < -3 < right["score"] < 0
 
 
-def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monkeypatch):
+def test_interrupted_infer_resumes_after_finished_parts(checkpoint, tmp_path, monkeypatch):
     from t5x_like import infer as module
 
     monkeypatch.setattr(module, "_BATCHES_PER_PART", 1)
@@ -162,12 +162,12 @@ def test_what_was_done_before_an_interruption_is_kept(checkpoint, tmp_path, monk
     assert [row["prediction"] for row in rows] == lines
 
 
-def test_a_folder_without_checkpoint_is_refused(tmp_path):
+def test_directory_without_checkpoint_raises(tmp_path):
     with pytest.raises(ValueError, match="no checkpoint found"):
         infer_lines(str(tmp_path / "nothing"), tmp_path, ["a"])
 
 
-def test_metrics_of_predictions_need_a_network_that_predicts():
+def test_metrics_of_predictions_with_an_encoder_raise():
     encoder = SimpleNamespace(features=SimpleNamespace(features=[SimpleNamespace(name="encoder_input_tokens")]))
     message = f"task {TASK}: its metric_fns exact, likelihood need predictions, but T5Config .* no decoder .*GENERATE="
     with pytest.raises(UserError, match=message):
@@ -177,7 +177,7 @@ def test_metrics_of_predictions_need_a_network_that_predicts():
         evaluate(model=CONFIG, objective=decoder, data=source("validation"), checkpoint_path="none")
 
 
-def test_an_evaluation_names_its_step_and_split(checkpoint, caplog):
+def test_log_names_step_and_split(checkpoint, caplog):
     with caplog.at_level("INFO", logger="absl"):
         evaluate(
             model=CONFIG,
@@ -190,8 +190,8 @@ def test_an_evaluation_names_its_step_and_split(checkpoint, caplog):
     assert f"step 60 of {checkpoint}, split validation:" in caplog.text
 
 
-def test_inputs_that_are_token_ids_are_answered_with_token_ids(checkpoint, tmp_path):
-    """No vocabulary is loaded, whether or not a task is named."""
+def test_token_ids_as_inputs_give_token_ids(checkpoint, tmp_path):
+    """No vocabulary is loaded, even if a task is given."""
     for data in (source("validation"), source("validation", mixture_or_task_name=None)):
         (row,) = infer_lines(checkpoint, tmp_path, ['{"inputs": [100, 1]}'], "jsonl", data=data)
         assert row["prediction"] == [100]
@@ -200,7 +200,7 @@ def test_inputs_that_are_token_ids_are_answered_with_token_ids(checkpoint, tmp_p
         infer_lines(checkpoint, tmp_path, ["a"], data=source("validation", mixture_or_task_name=None))
 
 
-def test_infer_on_another_kind_of_model_says_what_to_give(checkpoint, tmp_path):
+def test_infer_with_unsupported_model_raises(checkpoint, tmp_path):
     decoder = GPTConfig(vocab_size=384, embed_dim=64, mlp_dim=64, num_heads=4, head_dim=16, num_layers=1, max_length=32)
     path = tmp_path / "input.jsonl"
     path.write_text('{"inputs": [100, 1]}')

@@ -1,4 +1,4 @@
-"""Imports run downhill only, and nothing heavy is imported where it is not needed (docs/architecture.md, "Layout")."""
+"""Imports follow the levels of the packages, and heavy packages are imported lazily (docs/architecture.md)."""
 
 import ast
 import json
@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# From low to high: a module may import modules of its own level and below. Modules that are not listed here are
-# commands: they may import everything, and only commands may import them.
+# From low to high. A module may import modules of its own and lower levels. All other modules are commands: they may
+# import everything, and only commands may import them.
 LEVELS = (
     {"errors", "mesh", "parameters", "partitioning", "paths", "runtime"},
     {"data", "optimizers", "metrics"},
@@ -26,13 +26,13 @@ LEVELS = (
     {"training"},
 )
 COMMANDS = len(LEVELS)
-# These handle any model and any objective. They may import only the interfaces of both.
+# These modules work with any model and objective. They may import the interfaces of both only.
 GENERIC = ("t5x_like.train", "t5x_like.training", "t5x_like.optimizers", "t5x_like.metrics")
 
-# These import TensorFlow at their top, so others import them inside functions alone, once a task is to be read.
+# These packages import TensorFlow at module level. Other modules import them inside functions only.
 TENSORFLOW_PACKAGES = ("t5x_like.data.seqio_feed", "t5x_like.data.cached.writer", "data_tasks")
 TENSORFLOW = {"seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"}
-# The commands that may call SeqIO themselves (its Evaluator, its task registry), from inside a function.
+# The commands that may use SeqIO (its Evaluator, its task registry), inside functions only.
 SEQIO_COMMANDS = {"t5x_like.eval", "t5x_like.infer", "t5x_like.inspect_task"}
 
 
@@ -43,8 +43,8 @@ class Import(NamedTuple):
     where: str
 
 
-def python_files(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+def python_files(*directories: str) -> list[Path]:
+    return sorted(path for directory in directories for path in (ROOT / directory).rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
@@ -60,7 +60,7 @@ def is_module(name: str) -> bool:
 
 
 def imports_of(name: str, source: str, path: str, *, is_package: bool = False) -> Iterator[Import]:
-    """Every import statement of a module, those inside functions marked lazy; `if TYPE_CHECKING:` blocks left out."""
+    """The imports of a module without `if TYPE_CHECKING:` blocks. Imports inside functions are lazy."""
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -92,7 +92,7 @@ def all_imports() -> list[Import]:
 
 
 def level_of(name: str) -> int:
-    """The level of a module of t5x_like; the bare package holds nothing but its version and lies below everything."""
+    """The level of a module of t5x_like. The package itself only has the version, and is below all levels."""
     parts = name.split(".")
     if parts[0] == "data_tasks":
         return COMMANDS
@@ -105,19 +105,19 @@ def under(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
-def uphill(imports: list[Import]) -> list[str]:
+def violations(imports: list[Import]) -> list[str]:
     """Describes imports from a higher level. The shipped tasks in data_tasks are at the level of commands."""
     return [
-        f"{found.where}: {found.importer} imports {found.imported}, which lies above it"
+        f"{found.where}: {found.importer} imports {found.imported}, a higher level"
         for found in imports
         if found.importer.startswith("t5x_like.") and found.imported.split(".")[0] in ("t5x_like", "data_tasks")
         if level_of(found.imported) > level_of(found.importer)
     ]
 
 
-def test_imports_run_downhill():
-    assert len(MODULES) > 20, "the walk found too little to mean anything"
-    assert uphill(all_imports()) == []
+def test_no_module_imports_a_higher_level():
+    assert len(MODULES) > 20, "too few modules found"
+    assert violations(all_imports()) == []
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_imports_run_downhill():
         ("t5x_like.models.t5", "if TYPE_CHECKING:\n  from t5x_like import train", True),
     ],
 )
-def test_the_rule_catches_what_it_should(importer, statement, allowed):
-    assert (uphill(list(imports_of(importer, statement, "example.py"))) == []) == allowed
+def test_level_check_finds_violations(importer, statement, allowed):
+    assert (violations(list(imports_of(importer, statement, "example.py"))) == []) == allowed
 
 
-def test_loops_import_no_model_and_no_objective():
+def test_loops_import_only_interfaces_of_models_and_objectives():
     specific = ("t5x_like.models", "t5x_like.objectives")
     found = [f for f in all_imports() if under(f.importer, GENERIC) and under(f.imported, specific)]
     assert {f.imported for f in found} <= {"t5x_like.models.base", "t5x_like.objectives.base"}
 
 
-def test_only_the_mesh_names_mesh_axes():
+def test_models_and_layers_do_not_name_mesh_axes():
     packages = [f"t5x_like/{package}" for package in ("models", "layers", "kernels", "objectives", "decoding")]
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
@@ -158,7 +158,7 @@ def test_only_the_mesh_names_mesh_axes():
     assert found == []
 
 
-def test_tensorflow_is_imported_only_where_tasks_are_read():
+def test_tensorflow_is_imported_lazily():
     wrong = []
     for found in all_imports():
         heavy = found.imported.split(".")[0] in TENSORFLOW
@@ -172,7 +172,7 @@ def test_tensorflow_is_imported_only_where_tasks_are_read():
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level modules a fresh interpreter holds after a statement."""
+    """The top-level modules that a new interpreter has loaded after a statement."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(json.loads(result.stdout.splitlines()[-1]))
@@ -183,12 +183,12 @@ HEAVY = TENSORFLOW | {"flax", "gin", "jax", "jaxlib", "optax", "orbax", "torch"}
 
 @pytest.mark.notf
 @pytest.mark.parametrize("module", ["t5x_like", "t5x_like.cli", "t5x_like.data.features", "t5x_like.data.span_lengths"])
-def test_light_modules_stay_light(module):
+def test_light_modules_do_not_import_heavy_packages(module):
     assert loaded_by(f"import {module}") & HEAVY == set()
 
 
 @pytest.mark.notf
-def test_the_loop_needs_no_tensorflow_to_be_imported():
+def test_importing_the_commands_does_not_import_tensorflow():
     names = "train, eval, infer, plan, inspect_task, cache, config, metrics, partitioning, optimizers"
     loaded = loaded_by(f"from t5x_like import {names}; from t5x_like.data import cached")
     assert "jax" in loaded
@@ -210,6 +210,6 @@ def test_help_answers_within_a_second():
 
 
 def test_no_module_shadows_the_standard_library():
-    # A script's folder comes first on sys.path: an inspect.py beside it would be imported in place of the real one.
+    # The directory of a script comes first on sys.path: an inspect.py next to it would replace the standard module.
     names = [path for path in python_files("t5x_like", "data_tasks", "tests") if path.stem in sys.stdlib_module_names]
     assert names == []

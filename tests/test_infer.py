@@ -1,4 +1,4 @@
-"""Reading records, encoding them, and an output that survives an interruption."""
+"""Reading and encoding records, decoder prompts, and output in parts."""
 
 import json
 
@@ -17,7 +17,7 @@ from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 
-def test_text_and_jsonl_records(tmp_path):
+def test_reads_text_and_jsonl_records(tmp_path):
     (tmp_path / "a.txt").write_text("one\n two \n", encoding="utf-8")
     assert list(read_records(str(tmp_path / "a.txt"))) == [{"inputs": "one"}, {"inputs": " two "}]
     (tmp_path / "b.jsonl").write_text('{"inputs": [5, 6], "targets": "x"}\n')
@@ -27,13 +27,13 @@ def test_text_and_jsonl_records(tmp_path):
 @pytest.mark.parametrize(
     "line, message", [("{", r"b\.jsonl:2: not JSON"), ("[1]", r"b\.jsonl:2: must be an object with 'inputs'")]
 )
-def test_a_bad_line_is_named(tmp_path, line, message):
+def test_invalid_line_raises(tmp_path, line, message):
     (tmp_path / "b.jsonl").write_text('{"inputs": "x"}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
         list(read_records(str(tmp_path / "b.jsonl")))
 
 
-def test_an_empty_file_is_refused(tmp_path):
+def test_empty_file_raises(tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ValueError, match="is empty"):
         list(read_records(str(tmp_path / "a.txt")))
@@ -51,7 +51,7 @@ class Words:
         return "".join(chr(token + 95) for token in ids)
 
 
-def test_text_gets_eos_and_what_is_too_long_is_cut_and_counted():
+def test_text_gets_eos_and_long_sequences_are_truncated():
     codec = Codec({"inputs": Words(), "targets": Words()}, {"inputs": 4, "targets": 3})
     assert codec.encode(1, {"inputs": "abc"}, needs_targets=False) == {"inputs": [2, 3, 4, 1]}
     assert codec.encode(2, {"inputs": "abcd", "targets": "ab"}, needs_targets=True) == {
@@ -70,7 +70,7 @@ def test_text_gets_eos_and_what_is_too_long_is_cut_and_counted():
         ({"inputs": 3}, "line 7: 'inputs' must be text or a list of token ids"),
     ],
 )
-def test_records_that_cannot_be_encoded_are_named(record, message):
+def test_invalid_record_raises(record, message):
     with pytest.raises(ValueError, match=message):
         Codec(None, {"inputs": 4, "targets": 4}).encode(7, record, needs_targets=False)
 
@@ -83,7 +83,7 @@ PREFIX = Layout.of(PrefixLM().features)
 LENGTHS = {"inputs": 3, "targets": 2}
 
 
-def test_objectives_say_how_rows_are_laid_out():
+def test_layout_depends_on_the_objective():
     assert Layout.of(PrefixLM(bos_id=7, causal_inputs=True).features) == Layout(encoder=False, bos=(7,))
     assert PREFIX.prefix and PREFIX.text_to_text and not CAUSAL.text_to_text
     assert (CAUSAL.bos, WINDOWS.bos) == ((9,), ())
@@ -94,7 +94,7 @@ def test_objectives_say_how_rows_are_laid_out():
         Layout.of(MASKED_LM)
 
 
-def test_a_text_to_be_continued_has_no_end_and_is_cut_at_its_start():
+def test_prompt_has_no_eos_and_is_truncated_at_its_start():
     codec = Codec({"targets": Words()}, LENGTHS, CAUSAL)
     assert codec.encode(1, {"inputs": "ab"}, needs_targets=False) == {"inputs": [2, 3]}
     assert codec.encode(1, {"inputs": "abcde", "targets": "f"}, needs_targets=True) == {
@@ -106,7 +106,7 @@ def test_a_text_to_be_continued_has_no_end_and_is_cut_at_its_start():
     }
 
 
-def test_an_empty_prompt_needs_a_bos():
+def test_empty_prompt_without_bos_raises():
     assert Codec(None, LENGTHS, CAUSAL).encode(1, {"inputs": []}, needs_targets=False) == {"inputs": []}
     with pytest.raises(ValueError, match="line 4: 'inputs' is empty, and the objective has no BOS"):
         Codec(None, LENGTHS, WINDOWS).encode(4, {"inputs": []}, needs_targets=False)
@@ -121,7 +121,7 @@ def test_an_empty_prompt_needs_a_bos():
     ],
     ids=["causal", "windows", "prefix"],
 )
-def test_prompts_are_rows_that_segment_ids_end(layout, prompts, prefix):
+def test_segment_ids_mark_the_length_of_prompts(layout, prompts, prefix):
     batch = layout.batch([{"inputs": [5]}, {"inputs": [5, 6]}], 3, LENGTHS)
     np.testing.assert_array_equal(batch["decoder_input_tokens"], prompts)
     front = len(layout.bos)
@@ -140,20 +140,20 @@ def test_prompts_are_rows_that_segment_ids_end(layout, prompts, prefix):
     ],
     ids=["causal", "windows"],
 )
-def test_only_targets_are_scored_and_a_token_0_is_a_token(layout, read, predicted, weights):
+def test_only_targets_are_scored_including_token_id_0(layout, read, predicted, weights):
     batch = layout.batch([{"inputs": [5, 0], "targets": [7, 1]}], 1, LENGTHS)
     np.testing.assert_array_equal(batch["decoder_input_tokens"], [read])
     np.testing.assert_array_equal(batch["decoder_target_tokens"], [predicted])
     np.testing.assert_array_equal(batch["decoder_loss_weights"], [weights])
 
 
-def test_an_id_0_at_the_end_of_inputs_and_targets_is_a_token():
+def test_trailing_token_id_0_is_kept():
     batch = Layout().batch([{"inputs": [5, 0], "targets": [7, 0]}], 2, LENGTHS)
     np.testing.assert_array_equal(batch["encoder_segment_ids"], [[1, 1, 0], [0, 0, 0]])
     np.testing.assert_array_equal(batch["decoder_loss_weights"], [[1, 1], [0, 0]])
 
 
-def test_predictions_end_before_eos_and_keep_an_id_0():
+def test_predictions_end_before_eos_and_keep_token_id_0():
     result = Generated(
         tokens=np.array([[5, 0, 0], [5, 1, 0], [0, 0, 7]]), lengths=np.array([2, 2, 3]), log_probability=np.zeros(3)
     )
@@ -163,13 +163,13 @@ def test_predictions_end_before_eos_and_keep_an_id_0():
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory):
-    """A folder with a small GPT-2, and the network."""
+    """A directory with a small GPT-2, and the model."""
     config = GPTConfig(vocab_size=23, embed_dim=16, mlp_dim=64, num_heads=2, head_dim=8, num_layers=2, max_length=12)
     model = config.make(jax.random.key(0))
     model = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), model)
-    folder = str(tmp_path_factory.mktemp("gpt"))
-    interop.to_huggingface({"model": model}, config, folder)
-    return folder, model
+    directory = str(tmp_path_factory.mktemp("gpt"))
+    interop.to_huggingface({"model": model}, config, directory)
+    return directory, model
 
 
 def run(gpt, tmp_path, lines, **options):
@@ -184,7 +184,7 @@ def run(gpt, tmp_path, lines, **options):
     return list(read_records(output))
 
 
-def test_a_decoder_goes_on_with_prompts_and_scores_what_follows_them(gpt, tmp_path):
+def test_decoder_continues_prompts_and_scores_targets(gpt, tmp_path):
     prompts, new = [[3, 4, 5], [6], [7, 8]], 4
     options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": new}, eos_id=22)
     rows = run(gpt, tmp_path, [{"inputs": prompt} for prompt in prompts], **options)
@@ -210,7 +210,7 @@ def test_a_decoder_goes_on_with_prompts_and_scores_what_follows_them(gpt, tmp_pa
 @pytest.mark.parametrize(
     ("mode", "record"), [("predict", {"inputs": [3, 23]}), ("score", {"inputs": [3], "targets": [23]})]
 )
-def test_a_token_id_that_the_model_does_not_have_is_named(gpt, tmp_path, mode, record):
+def test_token_id_outside_the_vocabulary_raises(gpt, tmp_path, mode, record):
     options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": 4}, eos_id=22)
     with pytest.raises(UserError, match="line 2: token id 23 in '(inp|targ).*: the model only has the ids 0 … 22"):
         run(gpt, tmp_path, [{"inputs": [1], "targets": [2]}, record], mode=mode, **options)
@@ -234,7 +234,7 @@ def test_parts_are_resumed_and_joined(tmp_path, scheme):
     assert PartFiles(path, "predict with x").count() == 0
 
 
-def test_parts_of_another_command_are_refused(tmp_path):
+def test_parts_of_another_command_raise(tmp_path):
     PartFiles(str(tmp_path / "out.jsonl"), "predict with x").write(0, [{}])
     with pytest.raises(
         ValueError, match="unfinished output of another command .predict with x.. This command is: score with y"

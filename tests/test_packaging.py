@@ -1,4 +1,4 @@
-"""What is in the wheel, and what must not be in the tree."""
+"""The contents of the wheel, and the dependencies of the package."""
 
 import ast
 import os
@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("t5x_like", "data_tasks", "gin_configs")
-# Left out when the tree is copied or walked: what tools write, and the environments.
+# Not copied and not searched: generated files and environments.
 BYPRODUCTS = re.compile(r"__pycache__|\.egg-info$|^build$|^dist$|^runs$|^\.git$|^\.venv|^\.\w+_cache$|^\.ci-")
 
 
-def files_under(*folders: str) -> list[Path]:
-    """Files below folders of the repository, relative to it, without what tools write."""
+def files_under(*directories: str) -> list[Path]:
+    """Relative paths of the files in directories of the repository, without generated files."""
     found = []
-    for folder in folders:
-        for where, inner, names in os.walk(ROOT / folder):
+    for directory in directories:
+        for where, inner, names in os.walk(ROOT / directory):
             inner[:] = [name for name in inner if not BYPRODUCTS.search(name)]
             found += [Path(where, name).relative_to(ROOT) for name in names]
     return sorted(found)
@@ -29,7 +29,7 @@ def files_under(*folders: str) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    # Built from a copy: setuptools leaves a build folder behind and would pack what an older one still holds.
+    # Built from a copy, because setuptools leaves a build directory behind and would package its old files.
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for path in [*files_under(*PACKAGES), Path("setup.py"), Path("pyproject.toml"), Path("LICENSE")]:
         (source / path.parent).mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,14 @@ def metadata(wheel: zipfile.ZipFile, name: str) -> str:
     return wheel.read(member).decode()
 
 
-def test_wheel_holds_three_packages_and_nothing_else(wheel):
+def test_wheel_contains_only_the_three_packages(wheel):
     top = {name.split("/")[0] for name in wheel.namelist()}
     (information,) = [name for name in top if name.endswith(".dist-info")]
     assert top - {information} == set(PACKAGES)
 
 
-def test_wheel_holds_every_file_of_its_packages(wheel):
-    """Modules, gin files, vocabularies and lists: one that is missing is noticed by a user, far from here."""
+def test_wheel_contains_every_file_of_its_packages(wheel):
+    """Modules, gin files, vocabularies and lists; only users would notice a missing file."""
     kept = {".py", ".gin", ".model", ".vocab", ".txt"}
     packed = {Path(name) for name in wheel.namelist() if name.split("/")[0] in PACKAGES}
     files = files_under(*PACKAGES)
@@ -64,7 +64,7 @@ def test_wheel_holds_every_file_of_its_packages(wheel):
     assert packed == set(files)
 
 
-def test_wheel_declares_its_command_and_its_pythons(wheel):
+def test_wheel_declares_entry_point_and_python_versions(wheel):
     assert "t5x_like = t5x_like.cli.main:main" in metadata(wheel, "entry_points.txt")
     declared = metadata(wheel, "METADATA")
     (pythons,) = re.findall(r"^Requires-Python: (.*)$", declared, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_wheel_declares_its_command_and_its_pythons(wheel):
 
 
 def assigned(name: str):
-    """A literal of setup.py, read without running it."""
+    """A literal in setup.py, parsed without executing the file."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == name:
             return ast.literal_eval(node.value)
@@ -94,7 +94,7 @@ def constrained(name: str) -> dict[str, list[str]]:
     return lines
 
 
-def test_bounds_are_lower_ones_except_the_reference_implementations():
+def test_only_reference_implementations_have_exact_versions():
     extras = assigned("EXTRAS")
     lines = [
         *assigned("CORE"),
@@ -106,12 +106,12 @@ def test_bounds_are_lower_ones_except_the_reference_implementations():
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "constraints-notf.txt"])
-def test_constraints_are_names_versions_and_markers(name):
+def test_constraints_have_names_versions_and_markers(name):
     for line in (line for lines in constrained(name).values() for line in lines):
         assert re.fullmatch(r"[a-z0-9.-]+==[0-9][\w.]*( ; [\w<>=!'\". ()]+)?", line), line
 
 
-def test_every_dependency_is_constrained_with_and_without_tensorflow():
+def test_every_dependency_has_a_constraint():
     core, seqio, extras = assigned("CORE"), assigned("SEQIO"), assigned("EXTRAS")
     everything, without = constrained("constraints.txt"), constrained("constraints-notf.txt")
     needed = project_names([*core, *seqio, *(line for lines in extras.values() for line in lines)])
@@ -121,8 +121,8 @@ def test_every_dependency_is_constrained_with_and_without_tensorflow():
     assert {name: lines for name, lines in without.items() if everything[name] != lines} == {}
 
 
-def test_no_package_index_is_named_anywhere():
-    """A checkout must install through whatever index its user has configured."""
+def test_no_file_names_a_package_index():
+    """A checkout must install from the package index that the user has configured."""
     host = re.compile(r"(pypi\.org|pythonhosted|pkg\.dev|index-url|find-links|/" + r"simple/|download\.pytorch)", re.I)
     named = []
     for path in files_under("."):

@@ -1,4 +1,4 @@
-"""`t5x_like plan` as a user calls it; what compiles is skipped where the extra `plan` is not installed."""
+"""`t5x_like plan`. Tests that compile are skipped if the extra `plan` is not installed."""
 
 import functools
 import importlib.util
@@ -30,7 +30,7 @@ TINY = T5Config(
 
 
 class Shapes:
-    """A source of batches that knows their shapes alone."""
+    """A data source that only has the shapes of its batches."""
 
     def __init__(self, batch_size):
         self.batch_size = batch_size
@@ -55,7 +55,7 @@ def loop(partitioner, batch_size=16, **settings):
 
 @needs_compiler
 @pytest.mark.notf
-def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
+def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
     found = plan.plan(
         loop=loop(partitioner),
@@ -67,11 +67,11 @@ def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["fits"] and 0 < written["hbm_bytes_per_chip"] < written["hbm_capacity_bytes"]
     assert written["parameters"] == found.parameters == 919_168
-    # Nothing is computed again; the position biases are a product that the model's count leaves out.
+    # No activation is recomputed. The model's FLOPs exclude the product for position biases.
     assert 1.0 <= written["executed_flops"] / written["model_flops"] < 1.01
     sent = written["collective_bytes"]
     assert {axis for axes in sent.values() for axis in axes} == {"fsdp"}
-    # A fully sharded step gathers each kernel in bfloat16, forward and backward, and adds up its gradient.
+    # A fully sharded step gathers each kernel in bfloat16, forward and backward, and reduces its gradient.
     total = sum(bytes_ for axes in sent.values() for bytes_ in axes.values())
     assert total > 2 * 2 * found.parameters * 7 / 8 / 2
     assert written["loops_of_unknown_length"] == []
@@ -81,7 +81,7 @@ def test_a_small_model_is_compiled_for_a_v5e_slice(tmp_path, capsys):
 
 @needs_compiler
 @pytest.mark.notf
-def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, capsys):
+def test_search_compiles_the_best_candidates_and_prints_the_settings(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     best = plan.plan(
         loop=loop(partitioner, batch_size=2),  # that mesh has four parts; those that are searched have fewer
@@ -98,7 +98,7 @@ def test_a_search_compiles_the_best_and_says_how_to_run_the_first(tmp_path, caps
     assert f"remat='{best.remat}'" in printed and printed.count("--gin.MICROBATCHES=") == 2
 
 
-def test_a_search_skips_what_cannot_be_built(monkeypatch):
+def test_search_skips_invalid_candidates(monkeypatch):
     def mesh(tensor):
         return {"data": 8 // tensor, "fsdp": 1, "sequence": 1, "tensor": tensor}
 
@@ -123,8 +123,8 @@ def test_a_search_skips_what_cannot_be_built(monkeypatch):
     assert [one.bound.seconds for one in plans] == [1.0, 4.0], "two that can be built, the fastest first"
 
 
-def test_a_search_does_not_build_the_configured_mesh(monkeypatch):
-    """On two slices the mesh of a run that says nothing of DCN is refused, and a search has meshes of its own."""
+def test_search_does_not_create_the_configured_mesh(monkeypatch):
+    """On two slices, a mesh without DCN is invalid. A search creates its own meshes."""
     seen = {}
 
     def searched(arguments, make_program, slice_, devices, *others):
@@ -142,7 +142,7 @@ def test_a_search_does_not_build_the_configured_mesh(monkeypatch):
 
 @needs_compiler
 @pytest.mark.notf
-def test_dtype_and_scan_follow_the_chips_that_are_planned_for():
+def test_dtype_and_scan_depend_on_the_planned_chips():
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
     made = program.make_program(
         model=TINY,
@@ -155,7 +155,7 @@ def test_dtype_and_scan_follow_the_chips_that_are_planned_for():
     assert (made.config.dtype, made.config.scan_layers) == ("bfloat16", True)
 
 
-def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+def test_indivisible_batch_raises():
     with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: .*8 shards, times 2 microba"):
         plan.plan(
             loop=loop(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
@@ -164,13 +164,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
         )
 
 
-def test_a_mesh_of_other_devices_is_refused():
+def test_mesh_of_other_devices_raises():
     with pytest.raises(ValueError, match="mesh has 8 cpu devices, and v5e:4x4 has 16. Give the Partitioner"):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
 
 
 @pytest.mark.parametrize(("given", "message"), [({"search_for": -2}, "--search=-2"), ({"price": -3.0}, "--price=-3.0")])
-def test_negative_numbers_are_refused(given, message):
+def test_negative_number_raises(given, message):
     with pytest.raises(ValueError, match=message):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:2x4", **given)
 
@@ -185,14 +185,14 @@ def command(*arguments, cwd, **environment):
     )
 
 
-def test_a_slice_that_is_none_is_a_mistake_of_the_users(tmp_path):
+def test_invalid_topology_is_a_user_error(tmp_path):
     result = command("--topology=v5e-8", cwd=tmp_path)
     assert result.returncode == 2
     assert "t5x_like plan: --topology='v5e-8' is not a topology. Give a chip and the sides" in result.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
-def test_without_the_compiler_the_command_names_the_extra(tmp_path):
+def test_missing_compiler_error_names_the_extra(tmp_path):
     result = command("--topology=v5e:2x4", cwd=tmp_path)
     assert result.returncode == 2
     assert "pip install 't5x_like[plan]'" in result.stderr

@@ -1,4 +1,4 @@
-"""The command line understands what is meant, and says what is wrong without a traceback."""
+"""The command line: parsing, errors, exit codes and help."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ SIZE = 2
 toy_commands.command.size = %SIZE
 """
 
-# Stands for the console script: its folder, not the working directory, comes first on sys.path.
+# Like the console script, it has its own directory and not the working directory at the start of sys.path.
 SCRIPT = """
 import dataclasses, sys
 sys.path = [path for path in sys.path if path not in ("", {cwd!r})]
@@ -68,36 +68,36 @@ sys.exit(cli.main())
 
 
 @pytest.fixture
-def folder(tmp_path):
+def directory(tmp_path):
     (tmp_path / "toy_commands.py").write_text(TOY)
     (tmp_path / "toy.gin").write_text(TOY_GIN)
     (tmp_path / "empty.gin").write_text("")
     return tmp_path
 
 
-def call(folder, *arguments, **environment):
-    script = SCRIPT.format(cwd=str(folder), root=str(ROOT))
+def call(directory, *arguments, **environment):
+    script = SCRIPT.format(cwd=str(directory), root=str(ROOT))
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", *protocol.SUPERVISORS)}
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        cwd=folder,
+        cwd=directory,
         env=clean | environment,
         capture_output=True,
         text=True,
     )
 
 
-def test_a_command_runs_with_the_modules_of_the_working_directory(folder):
-    result = call(folder, "command", "--gin.SIZE=7", "--gin.command.text", "gs://bucket/x", "--cpu_devices=3")
+def test_command_imports_modules_of_the_working_directory(directory):
+    result = call(directory, "command", "--gin.SIZE=7", "--gin.command.text", "gs://bucket/x", "--cpu_devices=3")
     assert result.returncode == 0, result.stderr
     assert result.stdout == (
         '{"size": 7, "text": "gs://bucket/x", "devices": 3, "platform": "cpu", "config": 1, "override": false}\n'
     )
 
 
-def test_search_paths_hold_gin_files_and_modules(folder, tmp_path_factory):
+def test_search_paths_are_used_for_gin_files_and_modules(directory, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    result = call(elsewhere, "command", f"--gin_search_paths={folder}", "--override_config")
+    result = call(elsewhere, "command", f"--gin_search_paths={directory}", "--override_config")
     assert result.returncode == 0, result.stderr
     assert '"size": 2' in result.stdout and '"override": true' in result.stdout
 
@@ -110,25 +110,25 @@ def test_search_paths_hold_gin_files_and_modules(folder, tmp_path_factory):
         (["command", "--gin.SIZE=true"], "t5x_like command: --gin.SIZE=true: write True"),
     ],
 )
-def test_mistakes_are_one_message_without_a_traceback(folder, arguments, message):
-    result = call(folder, *arguments)
+def test_user_error_is_reported_without_traceback(directory, arguments, message):
+    result = call(directory, *arguments)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(message) and "Traceback" not in result.stderr
 
 
-def test_debug_shows_the_traceback_of_a_mistake(folder):
-    assert "Traceback" in call(folder, "command", "--gin.SZE=3", "--log_level=debug").stderr
+def test_debug_log_level_shows_traceback_of_user_error(directory):
+    assert "Traceback" in call(directory, "command", "--gin.SZE=3", "--log_level=debug").stderr
 
 
-def test_an_error_of_a_users_module_keeps_its_traceback(folder):
-    result = call(folder, "fail", "--gin_file=empty.gin")
+def test_error_in_a_module_of_the_user_keeps_its_traceback(directory):
+    result = call(directory, "fail", "--gin_file=empty.gin")
     assert result.returncode == 1
     assert "Traceback" in result.stderr and "ValueError: of a user's module" in result.stderr
 
 
-def test_preemption_asks_a_supervisor_to_start_again(folder):
-    assert call(folder, "preempted", "--gin_file=empty.gin").returncode == 0
-    assert call(folder, "preempted", "--gin_file=empty.gin", SLURM_JOB_ID="7").returncode == 75
+def test_preemption_under_a_supervisor_exits_with_75(directory):
+    assert call(directory, "preempted", "--gin_file=empty.gin").returncode == 0
+    assert call(directory, "preempted", "--gin_file=empty.gin", SLURM_JOB_ID="7").returncode == 75
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_preemption_asks_a_supervisor_to_start_again(folder):
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_exit_code_follows_from_the_kind_of_error(monkeypatch, capsys, error, code):
+def test_exit_code_depends_on_the_type_of_the_error(monkeypatch, capsys, error, code):
     def fail(arguments):
         raise error
 
@@ -157,11 +157,11 @@ def test_other_errors_keep_their_traceback(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(execute, "run", fail)
-    with pytest.raises(type(error)):  # the interpreter prints it and exits with 1, which a supervisor restarts
+    with pytest.raises(type(error)):  # the interpreter prints it and exits with 1
         cli.main(["train"])
 
 
-def test_the_trail_of_calls_that_gin_adds_is_not_printed(monkeypatch, capsys):
+def test_call_stack_that_gin_appends_is_not_printed(monkeypatch, capsys):
     @gin.configurable
     def failing_command():
         raise UserError("BATCH_SIZE=3: does not divide by 2 devices")
@@ -171,10 +171,10 @@ def test_the_trail_of_calls_that_gin_adds_is_not_printed(monkeypatch, capsys):
     assert capsys.readouterr().err == "t5x_like train: BATCH_SIZE=3: does not divide by 2 devices\n"
 
 
-# ---- taking the command line apart ----
+# ---- parsing ----
 
 
-def test_flags_take_values_with_and_without_an_equals_sign():
+def test_flags_accept_values_with_and_without_equals_sign():
     arguments = cli.parse(
         [
             "train",
@@ -202,7 +202,7 @@ def test_flags_take_values_with_and_without_an_equals_sign():
     )
 
 
-def test_the_argument_of_inspect_is_the_task():
+def test_argument_of_inspect_is_the_task():
     assert cli.parse(["inspect", "my_task", "--gin.X=1"]).bindings == [("MIXTURE_OR_TASK_NAME", "my_task"), ("X", "1")]
 
 
@@ -223,14 +223,14 @@ def test_flags_of_a_command_set_macros(monkeypatch):
     assert "--words VALUE" in help_text("toy") and "sets WORDS" in help_text("toy")
 
 
-def test_a_flag_may_stand_alone(monkeypatch):
+def test_flag_with_default_needs_no_value(monkeypatch):
     command = cli.Command("a.b", "a toy", "a.gin", flags={"many": ("MANY", "how many")}, flag_defaults={"many": "4"})
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     assert cli.parse(["toy", "--many", "--gin.X=1"]).bindings == [("MANY", "4"), ("X", "1")]
     assert cli.parse(["toy", "--many=8"]).bindings == [("MANY", "8")]
 
 
-def test_run_files_set_what_flags_and_arguments_stand_for():
+def test_gin_files_define_the_macros_of_flags_and_arguments():
     for name, command in cli.COMMANDS.items():
         text = (ROOT / "gin_configs" / (command.base_gin_file or command.default_gin_file)).read_text()
         macros = [macro for macro, _ in command.flags.values()] + (
@@ -269,12 +269,12 @@ def test_common_settings_are_macros_of_the_command(name):
         ("eval --restore=previous", "eval: unknown flag --restore."),
     ],
 )
-def test_what_is_not_understood_is_named_with_the_nearest(line, message, capsys):
+def test_invalid_command_line_is_reported_with_suggestion(line, message, capsys):
     assert cli.main(line.split()) == 2
     assert message in capsys.readouterr().err
 
 
-def test_help(capsys):
+def test_help_lists_commands_and_gin_files(capsys):
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in cli.COMMANDS)
@@ -286,17 +286,17 @@ def test_help(capsys):
     assert cli.main([]) == 2
 
 
-def test_help_of_a_command_imports_nothing_heavy():
+def test_help_does_not_import_heavy_packages():
     code = "import sys; from t5x_like.cli import main; main(['train', '--help']); print(sorted(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     modules = {name.strip("'[] ").split(".")[0] for name in shown.splitlines()[-1].split(",")}
     assert not modules & {"jax", "flax", "gin", "tensorflow", "seqio", "absl", "numpy", "rich", "fsspec"}
 
 
-# ---- the run that a command works on ----
+# ---- commands that read a run ----
 
 
-def test_a_run_is_found_through_its_folder_or_its_checkpoint(tmp_path):
+def test_run_is_found_by_its_directory_or_a_checkpoint(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints" / "7").mkdir(parents=True)
     (run / "config.gin").write_text("")
@@ -314,9 +314,9 @@ def test_a_run_is_found_through_its_folder_or_its_checkpoint(tmp_path):
         cli.find_run(cli.parse(["eval", f"--gin.MODEL_DIR={tmp_path}"]))
 
 
-def test_a_command_takes_model_and_task_from_a_run(folder):
-    (folder / "run").mkdir()
-    (folder / "run" / "config.gin").write_text(
+def test_command_reads_configuration_of_a_run(directory):
+    (directory / "run").mkdir()
+    (directory / "run" / "config.gin").write_text(
         textwrap.dedent("""
         from __gin__ import dynamic_registration
         import toy_commands
@@ -324,15 +324,15 @@ def test_a_command_takes_model_and_task_from_a_run(folder):
         UNUSED = 1
         """)
     )
-    script = SCRIPT.replace('"toy.gin",', '"toy.gin", needs_run=True,').format(cwd=str(folder), root=str(ROOT))
-    (folder / "toy.gin").write_text(
+    script = SCRIPT.replace('"toy.gin",', '"toy.gin", needs_run=True,').format(cwd=str(directory), root=str(ROOT))
+    (directory / "toy.gin").write_text(
         TOY_GIN.replace("SIZE = 2\n", "") + "toy_commands.command.text = %CHECKPOINT_PATH\n"
     )
     command = [sys.executable, "-c", script, "command", "--gin.MODEL_DIR=run"]
     trusting = os.environ | {"T5X_LIKE_TRUSTED_MODULES": "toy_commands"}
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=trusting)
+    result = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=trusting)
     assert result.returncode == 0, result.stderr
     assert '"size": 5, "text": "run"' in result.stdout
-    result = subprocess.run([sys.executable, "-c", script, "command"], cwd=folder, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", script, "command"], cwd=directory, capture_output=True, text=True)
     assert result.returncode == 2
     assert "undefined macro %SIZE" in result.stderr and "give --gin.MODEL_DIR=" in result.stderr

@@ -1,4 +1,4 @@
-"""`--dry_run` checks and describes a command, computes nothing and writes nothing."""
+"""`--dry_run` checks and describes a command without computing or writing anything."""
 
 import pytest
 import seqio
@@ -33,22 +33,22 @@ def task():
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
+def empty_directory(tmp_path, monkeypatch):
     for name in ("JAX_PLATFORMS", "NO_GCE_CHECK"):
         monkeypatch.setenv(name, "cpu")  # so that what the command sets is taken back
-    monkeypatch.setattr("t5x_like.cli.execute.prepare", lambda arguments: None)  # logging and import paths stay
+    monkeypatch.setattr("t5x_like.cli.execute.prepare", lambda arguments: None)  # keeps logging and import paths
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_train_is_described_and_writes_nothing(empty_folder, capsys):
+def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=runs/new"]) == 0
     shown = capsys.readouterr().out
     assert "model: T5Config, 518,240 parameters" in shown and "steps: 7" in shown
     assert f"data: {TASK}, split train" in shown and f"eval_data: {TASK}, split validation" in shown
     assert "encoder_input_tokens [2, 8] int32" in shown and "decoder_target_tokens [2, 4] int32" in shown
     assert "writes model_dir=runs/new" in shown and "nothing was computed or written" in shown
-    assert list(empty_folder.iterdir()) == []
+    assert list(empty_directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_invalid_settings_are_reported(capsys, changes, message):
     assert message in capsys.readouterr().err
 
 
-def test_buckets_that_cannot_be_reached_are_not_checked(capsys):
+def test_unreachable_buckets_are_reported_as_not_checked(capsys):
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=gs://bucket/run"]
     assert cli.main([*line, "--gin.INITIAL_CHECKPOINT_PATH=memory://bucket/none"]) == 0
     shown = capsys.readouterr().out
@@ -83,18 +83,18 @@ def test_buckets_that_cannot_be_reached_are_not_checked(capsys):
     assert "reads initial_checkpoint_path=memory://bucket/none (not checked: memory://bucket/none not found" in shown
 
 
-def test_a_mesh_of_another_machine_is_not_checked(capsys):
+def test_mesh_for_another_machine_is_reported_as_not_checked(capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]) == 0
     assert "mesh: not checked on the " in capsys.readouterr().out
 
 
-def test_a_rule_set_that_does_not_exist_is_refused(capsys):
+def test_unknown_rule_set_raises(capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.PARTITIONING=fdsp"]) == 2
     assert "rule set 'fdsp' is unknown" in capsys.readouterr().err
 
 
-def test_every_cell_of_an_ablation_is_described(capsys, empty_folder):
-    (empty_folder / "cell.gin").write_text(
+def test_dry_run_describes_every_cell_of_an_ablation(capsys, empty_directory):
+    (empty_directory / "cell.gin").write_text(
         "include 'models/t5_1_1/tiny.gin'\ninclude 'runs/pretrain.gin'\n"
         f"MIXTURE_OR_TASK_NAME = '{TASK}'\nTRAIN_STEPS = 1\n"
     )
@@ -104,12 +104,12 @@ def test_every_cell_of_an_ablation_is_described(capsys, empty_folder):
     assert "T5, one:" in shown and "T5, two:" in shown and shown.count("model: T5Config, 518,240 parameters") == 2
 
 
-def test_cache_infer_and_eval_are_described(capsys, empty_folder):
+def test_dry_run_describes_cache_infer_and_eval(capsys, empty_directory):
     task = f"--gin.MIXTURE_OR_TASK_NAME={TASK}"
     assert cli.main(["cache", "--dry_run", "--gin_file=runs/pretrain.gin", task, LENGTHS, "--cache_dir=cache"]) == 0
     assert "writes cache_dir=cache" in capsys.readouterr().out
-    (empty_folder / "weights" / "checkpoints" / "3").mkdir(parents=True)
-    (empty_folder / "in.txt").write_text("text\n")
+    (empty_directory / "weights" / "checkpoints" / "3").mkdir(parents=True)
+    (empty_directory / "in.txt").write_text("text\n")
     checkpoint = "--gin.CHECKPOINT_PATH=weights"
     files = [TINY, "--gin_file=commands/infer.gin"]
     assert cli.main(["infer", "--dry_run", *files, task, checkpoint, "--input=in.txt", "--output=out.jsonl"]) == 0
@@ -117,9 +117,9 @@ def test_cache_infer_and_eval_are_described(capsys, empty_folder):
     assert "reads checkpoint_path=weights" in shown and "writes output_path=out.jsonl" in shown
     assert cli.main(["eval", "--dry_run", TINY, "--gin_file=commands/eval.gin", task, checkpoint]) == 0
     assert "data: tests_dry_run, split validation" in capsys.readouterr().out
-    assert not (empty_folder / "cache").exists() and not (empty_folder / "out.jsonl").exists()
+    assert not (empty_directory / "cache").exists() and not (empty_directory / "out.jsonl").exists()
 
 
-def test_commands_without_a_dry_run_say_so(capsys):
+def test_dry_run_of_unsupported_command_raises(capsys):
     assert cli.main(["plan", "--dry_run"]) == 2
     assert "unknown flag --dry_run" in capsys.readouterr().err

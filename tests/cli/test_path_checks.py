@@ -30,11 +30,11 @@ def test_resumed_run_does_not_need_initial_checkpoint(tmp_path):
     check_paths(TRAIN, {"INITIAL_CHECKPOINT_PATH": f"{tmp_path}/gone", "MODEL_DIR": str(tmp_path)})
 
 
-def test_only_the_paths_of_the_command_are_checked():
+def test_paths_of_other_commands_are_not_checked():
     check_paths(("CACHE_DIR",), {"INITIAL_CHECKPOINT_PATH": "/none"})
 
 
-def test_inputs_and_outputs(tmp_path):
+def test_missing_input_or_unusable_output_raises(tmp_path):
     with pytest.raises(UserError, match="INPUT_PATH=.*: file not found"):
         check_paths(("INPUT_PATH",), {"INPUT_PATH": str(tmp_path)})
     (tmp_path / "file").write_text("")
@@ -56,7 +56,7 @@ def test_inputs_and_outputs(tmp_path):
         ("a\udcff", "not valid UTF-8"),
     ],
 )
-def test_a_run_directory_that_cannot_hold_checkpoints_is_refused(tmp_path, name, message):
+def test_run_directory_unusable_for_checkpoints_raises(tmp_path, name, message):
     with pytest.raises(UserError, match=f"MODEL_DIR=.*{message}"):
         check_paths(TRAIN, {"MODEL_DIR": f"{tmp_path}/{name}"})
 

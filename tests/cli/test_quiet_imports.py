@@ -1,4 +1,4 @@
-"""TensorFlow is imported without its start-up lines; anything else that it writes is kept."""
+"""Importing TensorFlow prints no start-up lines, and keeps other output."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ VALUE = 7
 """
 
 
-def test_only_start_up_lines_are_dropped(tmp_path, monkeypatch, capfd):
+def test_only_start_up_lines_are_suppressed(tmp_path, monkeypatch, capfd):
     (tmp_path / "loud_library.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(quiet_imports, "PACKAGES", ("loud_library",))

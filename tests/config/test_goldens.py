@@ -78,6 +78,8 @@ def test_resolved_configuration_matches_golden(name):
 
 def test_every_recipe_and_command_has_a_golden():
     shipped = {
-        path.stem for folder in ("runs", "commands") for path in (Path(config.SHIPPED_ROOT) / folder).glob("*.gin")
+        path.stem
+        for directory in ("runs", "commands")
+        for path in (Path(config.SHIPPED_ROOT) / directory).glob("*.gin")
     }
     assert shipped <= set(RUNS)

@@ -13,14 +13,14 @@ from t5x_like.config.walk import resolved
 HEADER = "from __gin__ import dynamic_registration\n"
 
 
-def load(folder, text, *bindings, command="eval"):
+def load(directory, text, *bindings, command="eval"):
     """Loads the configuration of `eval` on a run whose config.gin is `text`."""
-    (folder / "config.gin").write_text(HEADER + text)
+    (directory / "config.gin").write_text(HEADER + text)
     pairs = [("MIXTURE_OR_TASK_NAME", "a_task"), *(tuple(binding.split("=", 1)) for binding in bindings)]
     if command == "infer":
         pairs.append(("INPUT_PATH", "in.txt"))
     known = COMMANDS[command]
-    return config.load(known.function, files=[known.default_gin_file], bindings=pairs, run_directory=str(folder))
+    return config.load(known.function, files=[known.default_gin_file], bindings=pairs, run_directory=str(directory))
 
 
 MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"
