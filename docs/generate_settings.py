@@ -21,7 +21,7 @@ MAX_VALUE = 60
 # Import paths in the tables are relative to this package.
 PACKAGE = "t5x_like."
 # `train` alone runs the quickstart, whose file includes this one.
-DEFAULTS = {"train": "runs/pretrain.gin", "cache": "commands/cache.gin", "plan": "commands/plan.gin"}
+PRETRAINING = "runs/pretrain.gin"
 
 HEAD = """# Settings
 
@@ -40,9 +40,9 @@ def page() -> str:
     lines = ["## Commands", ""]
     for name, command in COMMANDS.items():
         lines += _command(name, command)
-    runs = [file for file in _shipped("runs/*.gin") if file != DEFAULTS["train"]]
+    runs = [file for file in _shipped("runs/*.gin") if file != PRETRAINING]
     lines += ["## Run files", "", "Each run file, with its macros that differ from those of `runs/pretrain.gin`.", ""]
-    lines += _files(runs, without=settings.read([DEFAULTS["train"]]).macros)
+    lines += _files(runs, without=settings.read([PRETRAINING]).macros)
     lines += ["## Objectives, optimizers and data", ""]
     lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "data/*.gin"))
     lines += ["## Model families", "", "The files of the sizes include these files.", ""]
@@ -53,6 +53,12 @@ def page() -> str:
     return HEAD + "\n".join(lines).rstrip() + "\n"
 
 
+def gin_file(name: str) -> str:
+    """Returns the gin file with the defaults of a command."""
+    command = COMMANDS[name]
+    return PRETRAINING if name == "train" else command.base_gin_file or command.default_gin_file
+
+
 def _shipped(*patterns: str) -> list[str]:
     files = [path for pattern in patterns for path in sorted(settings.GIN_ROOT.glob(pattern))]
     return [path.relative_to(settings.GIN_ROOT).as_posix() for path in files]
@@ -60,7 +66,7 @@ def _shipped(*patterns: str) -> list[str]:
 
 def _command(name: str, command) -> list[str]:
     """Returns the section of a command: the macros of its gin file, then the parameters without a macro."""
-    file = DEFAULTS.get(name, command.default_gin_file)
+    file = gin_file(name)
     found = settings.read([file])
     summary, parameters = settings.describe(command.function)
     lines = [f"### {name}", "", summary, "", f"Macros of `{file}`:", ""]

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from t5x_like.cli import settings
 from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.errors import UserError
 
@@ -129,15 +130,23 @@ def help_text(name: str) -> str:
     if command.settings:
         group = parser.add_argument_group("common settings, given as --gin.NAME=VALUE")
         for macro, text in command.settings.items():
-            group.add_argument(macro, help=text)
+            group.add_argument(macro, help=f"{text}{_default(macro, text, command)}".replace("%", "%%"))
     return parser.format_help()
+
+
+def _default(macro: str, text: str, command: Command) -> str:
+    """The default of a macro in the gin file that the command reads by default, unless its help states one."""
+    found = settings.read([command.base_gin_file or command.default_gin_file]).macros.get(macro)
+    if found is None or "(default" in text or found.default in ("None", settings.REQUIRED):
+        return ""
+    return f" (default: {found.default})"
 
 
 class _Bind(argparse.Action):
     """Appends a macro or parameter and the text of its value to the bindings."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, macro: str, **settings: Any):
-        super().__init__(option_strings, "bindings", **settings)
+    def __init__(self, option_strings: Sequence[str], dest: str, *, macro: str, **options: Any):
+        super().__init__(option_strings, "bindings", **options)
         self._macro = macro
 
     def __call__(self, parser, namespace, values, option_string=None):
@@ -160,8 +169,8 @@ def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[
     )
     flags: dict[str, str | None] = {}
 
-    def add(group, flag: str, help: str, *, alone: str | None = None, **settings: Any) -> None:
-        group.add_argument(flag, help=help, **settings)
+    def add(group, flag: str, help: str, *, alone: str | None = None, **options: Any) -> None:
+        group.add_argument(flag, help=help, **options)
         flags[flag] = alone
 
     def add_switch(group, flag: str, help: str) -> None:

@@ -1,11 +1,13 @@
 """docs/settings.md, and the reader of gin files and docstrings that it is generated with."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
 from t5x_like.cli import settings
+from t5x_like.cli.arguments import help_text
 from t5x_like.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,20 +27,30 @@ def test_page_is_up_to_date(generator):
 
 def test_page_has_every_command_and_macro(generator):
     text = generator.page()
-    for name, command in COMMANDS.items():
+    for name in COMMANDS:
         assert f"\n### {name}\n" in text
-        for macro in settings.read([generator.DEFAULTS.get(name, command.default_gin_file)]).macros:
+        for macro in settings.read([generator.gin_file(name)]).macros:
             assert f"| `{macro}` |" in text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_macro_of_a_command_has_a_meaning(name, generator):
-    file = generator.DEFAULTS.get(name, COMMANDS[name].default_gin_file)
-    found = settings.read([file])
+    found = settings.read([generator.gin_file(name)])
     undocumented = [
         macro.name for macro in found.macros.values() if not settings.meaning(macro, found, COMMANDS[name].function)[1]
     ]
     assert set(undocumented) <= {"KEEP_CHECKPOINTS"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_macros_of_the_command(name, generator):
+    text = help_text(name)
+    for macro in COMMANDS[name].settings:
+        assert f"| `{macro}` |" in generator.page() and f"  {macro} " in text
+
+
+def test_help_has_the_defaults_of_gin_files():
+    assert re.search(r"BATCH_SIZE .*\(default: 32\)", help_text("eval"))
 
 
 def test_gin_files_are_read_with_includes_comments_and_scopes(tmp_path, monkeypatch):
