@@ -3,16 +3,16 @@
 Nothing here imports JAX or TensorFlow, so tests of plain Python start at once.
 """
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from t5x_like.runtime import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU_DEVICES = 8
@@ -32,13 +32,9 @@ LONG = ("test_journeys", "test_resume", "test_distributed", "test_cache", "test_
 
 
 def _compilation_cache() -> Path:
-    """A folder outside the checkout, so that a fresh clone starts warm; one per kind of CPU, whose code it holds."""
-    cpuinfo = Path("/proc/cpuinfo")
-    described = cpuinfo.read_text().split("\n\n")[0] if cpuinfo.exists() else platform.processor()
-    features = re.findall(r"^(?:model name|flags|Features)\s*:.*$", described, re.MULTILINE) or [described]
-    kind = hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
+    """Returns a directory outside the checkout, so that tests of a fresh clone find programs that are compiled."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "t5x_like" / "tests" / f"{platform.machine()}-{kind}"
+    return home / "t5x_like" / "tests" / cpu.fingerprint()
 
 
 # Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.

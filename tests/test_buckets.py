@@ -18,7 +18,7 @@ from absl import logging
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from t5x_like import paths
-from t5x_like.runtime import compilation_cache
+from t5x_like.runtime import compilation_cache, cpu
 
 pytestmark = [
     pytest.mark.notf,
@@ -149,5 +149,5 @@ def test_compilation_cache_in_the_bucket_is_used(bucket, monkeypatch):
         jax_cache.reset_cache()
     assert directory == f"{bucket}/compiled/compilation_cache"
     assert "0 programs found" in lines[0] and lines[1].endswith(" programs found, 0 compiled")
-    stored = paths.listdir(paths.join(directory, compilation_cache.cpu_fingerprint()))
+    stored = paths.listdir(paths.join(directory, cpu.fingerprint()))
     assert stored and not [name for name in stored if "probe" in name]

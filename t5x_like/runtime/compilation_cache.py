@@ -5,10 +5,7 @@ The cached executable is byte-identical to the compiled one, so a resumed run co
 
 import contextlib
 import dataclasses
-import hashlib
 import os
-import pathlib
-import platform
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.runtime import cpu
 
 # The macro with the directory of the cache; None disables the cache.
 MACRO = "COMPILATION_CACHE_DIR"
@@ -84,7 +82,7 @@ def persistent(directory: str | None) -> Iterator[None]:
     folder = jax.config.jax_compilation_cache_dir
     with contextlib.ExitStack() as settings:
         if directory and not folder:
-            folder = paths.join(directory, cpu_fingerprint())
+            folder = paths.join(directory, cpu.fingerprint())
             try:
                 _prepare(folder)
             except Exception as error:  # file systems raise errors of many types, and a run works without a cache
@@ -116,18 +114,6 @@ def log_use() -> None:
         return
     _active.logged = (_active.found, _active.stored)
     logging.info("compilation cache %s: %d programs found, %d compiled", _active.folder, *_active.logged)
-
-
-def cpu_fingerprint() -> str:
-    """Names the kind of CPU: machines that share a home directory may not be able to run each other's programs."""
-    described = {"machine": platform.machine(), "processor": platform.processor()}
-    with contextlib.suppress(OSError):
-        first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        for line in first.splitlines():
-            name, _, value = (part.strip() for part in line.partition(":"))
-            if name in ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part"):
-                described[name] = " ".join(sorted(value.split()))
-    return "cpu-" + hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:12]
 
 
 def _prepare(folder: str) -> None:

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from t5x_like import cli, paths
 from t5x_like.errors import UserError
-from t5x_like.runtime import compilation_cache
+from t5x_like.runtime import compilation_cache, cpu
 
 pytestmark = pytest.mark.notf
 
@@ -59,8 +59,8 @@ def start(directory):
 def test_a_second_start_finds_its_programs_and_computes_the_same_bits(tmp_path, lines):
     first, second = start(str(tmp_path)), start(str(tmp_path))
     assert first.tobytes() == second.tobytes()
-    folder = paths.join(tmp_path, compilation_cache.cpu_fingerprint())
-    stored = len(list((tmp_path / compilation_cache.cpu_fingerprint()).glob("*-cache")))
+    folder = paths.join(tmp_path, cpu.fingerprint())
+    stored = len(list((tmp_path / cpu.fingerprint()).glob("*-cache")))
     assert stored > 0
     assert lines == [
         f"compilation cache {folder}: 0 programs found, {stored} compiled",
@@ -99,7 +99,7 @@ def test_environment_variable_takes_precedence(tmp_path, lines):
 
 def test_incomplete_programs_are_removed(tmp_path):
     start(str(tmp_path))
-    folder = tmp_path / compilation_cache.cpu_fingerprint()
+    folder = tmp_path / cpu.fingerprint()
     whole = len(list(folder.glob("*-cache")))
     (folder / "half-cache").write_bytes(b"half")
     start(str(tmp_path))
@@ -108,7 +108,7 @@ def test_incomplete_programs_are_removed(tmp_path):
 
 def test_an_executable_that_cannot_be_read_is_compiled_again(tmp_path):
     expected = start(str(tmp_path))
-    for path in (tmp_path / compilation_cache.cpu_fingerprint()).glob("*-cache"):
+    for path in (tmp_path / cpu.fingerprint()).glob("*-cache"):
         path.write_bytes(path.read_bytes()[:10])
     with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
         np.testing.assert_array_equal(start(str(tmp_path)), expected)
