@@ -7,13 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5x_like import paths
 from t5x_like.cli.arguments import Arguments
 from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
-from t5x_like.errors import UserError
-from t5x_like.runtime import protocol, stop_signals
+from t5x_like.runtime import protocol, run_files, stop_signals
 
 if TYPE_CHECKING:
     from t5x_like import config
@@ -125,12 +123,10 @@ def find_run(arguments: Arguments) -> str | None:
         path = checkpoint.rstrip("/")
         candidates = [path, path.rpartition("/")[0], path.rpartition("/")[0].rpartition("/")[0]]
     for directory in candidates:
-        if directory and paths.is_file(paths.join(directory, "config.gin")):
+        if directory and run_files.is_run(directory):
             return directory
     if model_dir:
-        raise UserError(
-            f"MODEL_DIR={model_dir} is not a run directory: config.gin not found. Give the directory of an existing run"
-        )
+        raise run_files.not_a_run("MODEL_DIR", model_dir)
     return None
 
 

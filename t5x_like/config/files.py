@@ -25,6 +25,7 @@ from t5x_like.config.values import (
     nearest,
     replace,
 )
+from t5x_like.runtime import run_files
 
 # Origins of a setting. An unused setting is an error if it comes from the user; otherwise it is ignored.
 SHIPPED, STORED, USER, COMMAND_LINE = "shipped", "stored", "user", "command line"
@@ -151,7 +152,7 @@ class Reader:
 
     def read_run(self, directory: str) -> None:
         """Reads the stored configuration of a run. MODEL_DIR and CHECKPOINT_PATH become its directory."""
-        self.read_file(paths.join(directory, "config.gin"), STORED)
+        self.read_file(paths.join(directory, run_files.CONFIG), STORED)
         for name in ("MODEL_DIR", "CHECKPOINT_PATH"):
             self.statements.macros[name] = Setting(directory, directory, STORED)
 

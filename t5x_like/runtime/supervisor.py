@@ -15,6 +15,7 @@ from absl import logging
 
 from t5x_like import paths
 from t5x_like.runtime.protocol import PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
+from t5x_like.runtime.run_files import STATUS
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The pause before a restart: doubled with each crash, as the machine or the store may need time.
@@ -136,7 +137,7 @@ def _is_heeded(number: int) -> bool:
 
 def _status(model_dir: str) -> Mapping[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(paths.read_text(paths.join(model_dir, "status.json")))
+        return json.loads(paths.read_text(paths.join(model_dir, STATUS)))
     return {}
 
 

@@ -27,6 +27,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import parameters, paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime.run_files import COMMITTED
 from t5x_like.training import checkpoint_items as items
 from t5x_like.training import checksums
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
@@ -353,7 +354,7 @@ class _Mirror:
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._root, detail=False)]
 
     def _steps(self) -> set[int]:
-        return {int(name.removesuffix(".committed")) for name in self._names() if name.endswith(".committed")}
+        return {int(name.removesuffix(COMMITTED)) for name in self._names() if name.endswith(COMMITTED)}
 
     def upload(self) -> None:
         """Makes the store hold what the local folder holds."""
@@ -362,9 +363,9 @@ class _Mirror:
         for step in sorted(local - stored):
             self._filesystem.makedirs(f"{self._root}/{step}", exist_ok=True)
             self._filesystem.put(f"{self.local}/{step}/", f"{self._root}/{step}/", recursive=True)
-            self._filesystem.pipe_file(f"{self._root}/{step}.committed", b"complete\n")
+            self._filesystem.pipe_file(f"{self._root}/{step}{COMMITTED}", b"complete\n")
         for step in sorted(stored - local):
-            self._filesystem.rm_file(f"{self._root}/{step}.committed")
+            self._filesystem.rm_file(f"{self._root}/{step}{COMMITTED}")
         for name in self._names():  # without their marker: deleted here, or half-written by a run that was killed
             if name.isdigit() and int(name) not in local:
                 self._filesystem.rm(f"{self._root}/{name}", recursive=True)

@@ -18,11 +18,9 @@ from absl import logging
 import t5x_like
 from t5x_like import parameters, paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints
 
 RUNS = "runs"
-CONFIG = "config.gin"
-MODEL_INFO = "model_info.txt"
-STATUS = "status.json"
 # Messages of operating system errors on an unwritable file system, in errors of any library.
 _UNWRITABLE = {
     os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -108,7 +106,7 @@ def check_config(model_dir: str, run_config: RunConfig | None) -> None:
       UserError: the stored configuration differs, with the differences; not with `run_config.override`.
     """
     stored = paths.join(model_dir, CONFIG)
-    if run_config is None or not _has_checkpoints(model_dir) or not paths.exists(stored):
+    if run_config is None or not has_checkpoints(model_dir) or not paths.exists(stored):
         return
     from t5x_like import config  # gin is needed only where a configuration is given
 
@@ -154,12 +152,6 @@ def _not_a_run(model_dir: str) -> UserError:
     )
 
 
-def _has_checkpoints(model_dir: str) -> bool:
-    return any(
-        name.removesuffix(".committed").isdigit() for name in paths.listdir(paths.join(model_dir, "checkpoints"))
-    )
-
-
 def model_info(tree: Any, partitioner: Any) -> str:
     """A line for each parameter: name, shape, logical axes, and how the mesh splits it; the last line counts them.
 
@@ -198,7 +190,7 @@ def write_description(
     stored = paths.join(model_dir, CONFIG)
     if run_config is not None:
         paths.write_atomic(stored, run_config.text)
-    elif arguments is not None and not (_has_checkpoints(model_dir) and paths.exists(stored)):
+    elif arguments is not None and not (has_checkpoints(model_dir) and paths.exists(stored)):
         from t5x_like.config.derived import derive
 
         text, unknown = derive("t5x_like.train.train", arguments)

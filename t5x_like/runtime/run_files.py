@@ -1,0 +1,38 @@
+"""The files of a run directory and how to recognize one. Imports no JAX."""
+
+from t5x_like import paths
+from t5x_like.errors import UserError
+
+# The resolved configuration of the run.
+CONFIG = "config.gin"
+# Name, shape, logical axes and sharding of each parameter.
+MODEL_INFO = "model_info.txt"
+# Whether the run is running, finished, preempted or failed.
+STATUS = "status.json"
+# The directory with a subdirectory per saved step.
+CHECKPOINTS = "checkpoints"
+# Suffix of the object that marks an uploaded checkpoint as complete, in stores that Orbax cannot write to.
+COMMITTED = ".committed"
+
+
+def is_run(directory: str) -> bool:
+    """Whether `directory` is a run directory, which stores its configuration."""
+    return paths.is_file(paths.join(directory, CONFIG))
+
+
+def not_a_run(setting: str, directory: str) -> UserError:
+    """Returns the error for a directory that is not a run directory.
+
+    Args:
+      setting: what the user set, such as `MODEL_DIR`.
+      directory: its value.
+    """
+    return UserError(
+        f"{setting}={directory} is not a run directory: {CONFIG} not found. Give the directory of an existing run"
+    )
+
+
+def has_checkpoints(directory: str) -> bool:
+    """Whether the run in `directory` has a complete checkpoint."""
+    names = paths.listdir(paths.join(directory, CHECKPOINTS))
+    return any(name.removesuffix(COMMITTED).isdigit() for name in names)
