@@ -1,4 +1,4 @@
-"""Orbax handlers for the items of a checkpoint, which store checksums of their files before the checkpoint commits."""
+"""Orbax handlers for the items of a checkpoint. They store checksums of their files before the checkpoint commits."""
 
 import dataclasses
 
@@ -10,9 +10,13 @@ from t5x_like.training import checksums
 
 
 class _Checksummed:
-    """Stores checksums in `finalize`, which Orbax calls in one process after all have written, before the commit."""
+    """Stores checksums in `finalize`.
+
+    Orbax calls `finalize` in one process, after all processes have written their files and before the commit.
+    """
 
     def finalize(self, directory: epath.Path) -> None:
+        """Stores the checksums of all files that have none yet."""
         super().finalize(directory)
         checksums.write(directory)
 
@@ -21,7 +25,7 @@ class StateHandler(_Checksummed, ocp.PyTreeCheckpointHandler):
     """Stores the arrays; each process computes the checksums of its own files."""
 
     async def async_save(self, directory: epath.Path, *args, **kwargs):
-        """Starts writing; the returned futures complete once this process has written arrays and checksums."""
+        """Starts to write. The returned futures complete once this process has written arrays and checksums."""
         written = await super().async_save(directory, *args, **kwargs) or []
         process = jax.process_index()
         # If another version of Orbax writes to other directories, `finalize` covers the files instead.
@@ -34,12 +38,12 @@ class StateHandler(_Checksummed, ocp.PyTreeCheckpointHandler):
 
 @ocp.args.register_with_handler(StateHandler, for_save=True)
 class StateSave(ocp.args.PyTreeSave):
-    pass
+    """The arrays to save."""
 
 
 @ocp.args.register_with_handler(StateHandler, for_restore=True)
 class StateRestore(ocp.args.PyTreeRestore):
-    pass
+    """The arrays to restore, with their shapes and shardings."""
 
 
 class AboutHandler(_Checksummed, ocp.JsonCheckpointHandler):
@@ -48,12 +52,12 @@ class AboutHandler(_Checksummed, ocp.JsonCheckpointHandler):
 
 @ocp.args.register_with_handler(AboutHandler, for_save=True)
 class AboutSave(ocp.args.JsonSave):
-    pass
+    """The dictionary to save."""
 
 
 @ocp.args.register_with_handler(AboutHandler, for_restore=True)
 class AboutRestore(ocp.args.JsonRestore):
-    pass
+    """Requests the dictionary."""
 
 
 class _FeedFiles(ocp.CheckpointHandler):
@@ -61,14 +65,14 @@ class _FeedFiles(ocp.CheckpointHandler):
         (directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin").write_bytes(args.position)
 
     def restore(self, directory: epath.Path, args: "FeedRestore | None" = None) -> bytes:
-        """Returns the position of this process, or of process 0 if another number of processes wrote it.
+        """Returns the position of this process, or that of process 0 if the number of processes has changed.
 
-        Sources with one global order, such as caches, can resume from any process's position. A live feed detects the
-        mismatch and raises.
+        A source with one global order, such as a cache, resumes from the position of any process. A live feed detects
+        the mismatch and raises an error.
         """
         path = directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin"
         if not path.exists():
-            # Not `directory.glob`: it reads brackets in the whole path as a pattern.
+            # `directory.glob` would interpret brackets in the whole path as a pattern.
             first = (entry for entry in directory.iterdir() if entry.name.startswith("process_0_of_"))
             path = min(first, default=path)
         return path.read_bytes()
@@ -87,10 +91,12 @@ class FeedHandler(_Checksummed, _FeedFiles):
 @ocp.args.register_with_handler(FeedHandler, for_save=True)
 @dataclasses.dataclass
 class FeedSave(ocp.args.CheckpointArgs):
+    """The data position of this process, as opaque bytes."""
+
     position: bytes
 
 
 @ocp.args.register_with_handler(FeedHandler, for_restore=True)
 @dataclasses.dataclass
 class FeedRestore(ocp.args.CheckpointArgs):
-    pass
+    """Requests the data position."""

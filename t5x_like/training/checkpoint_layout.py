@@ -1,4 +1,4 @@
-"""Converts a checkpoint's stacked arrays to the layout of a run with little additional memory."""
+"""Converts the stacked arrays of a checkpoint to the layout of a run, with little additional memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict
     """Converts stacked arrays to the layout of `shardings`, with at most one additional stack in memory.
 
     Args:
-      stacked: arrays by stored name. Emptied: each stack is freed once it is unrolled.
+      stacked: arrays by stored name. The function empties it, which frees each stack once it is unrolled.
       shardings: shardings by name, in either layout.
 
     Returns:
@@ -29,14 +29,14 @@ def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict
             continue
         names.sort(key=lambda name: parameters.stored_name(name)[1])
         wanted = [shardings[name] for name in names]
-        # The second placement is for runs with jit disabled, which ignore out_shardings.
+        # `unroll_program` ignores out_shardings while jit is disabled, so the layers are placed explicitly.
         layers = jax.block_until_ready(jax.device_put(unroll_program(wanted)(leaf), wanted))
         placed |= dict(zip(names, layers, strict=True))
     return placed
 
 
 def unroll_program(shardings: list[Any]) -> Any:
-    """Returns a jitted function that splits a stack `[layers, …]` into its layers; it can be lowered from a shape.
+    """Returns a jitted function that splits a stack `[layers, …]` into its layers.
 
     Args:
       shardings: one sharding per layer.

@@ -1,21 +1,23 @@
-"""Checkpoints: one Orbax step directory that holds model, optimizer, data position and dropout key.
+"""Saves and restores checkpoints: one Orbax step directory with model, optimizer, data position and dropout key.
 
-On disk every stack of layers is one `[layers, …]` array, whatever the layout at run time (see `parameters.stack`), so a
-checkpoint written by an unrolled CPU run restores into a scanned TPU run, on another mesh too.
+On disk every stack of layers is one `[layers, …]` array, whatever the layout at run time (see `parameters.stack`). A
+checkpoint of an unrolled run on CPU therefore restores into a scanned run on TPU, also on another mesh.
 
-A step directory holds the items `state` (arrays by nested name), `feed` (the data position, one file a process) and
-`about` (JSON: what was written, by which versions), each with the checksums of its files (see `checkpoint_items`). It
-appears under its final name only when complete.
+A step directory has three items, each with checksums of its files (see `checkpoint_items`):
+
+- `state`: the arrays by nested name.
+- `feed`: the data position, one file per process.
+- `about`: the environment that wrote the checkpoint, as JSON.
+
+The directory appears under its final name only when it is complete.
 """
 
 import concurrent.futures
 import functools
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,10 +29,10 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import parameters, paths
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime.run_files import COMMITTED
 from t5x_like.training import checkpoint_items as items
 from t5x_like.training import checksums
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.training.checkpoint_mirror import CheckpointMirror
 
 _NATIVE_SCHEMES = ("", "file", "gs")
 ITEMS = ("state", "feed", "about")
@@ -41,7 +43,7 @@ class DamagedCheckpoint(UserError):
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a/b": 1}` as `{"a": {"b": 1}}`: the tree that Orbax writes."""
+    """Converts `{"a/b": 1}` to the tree that Orbax writes, `{"a": {"b": 1}}`."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *parents, last = name.split("/")
@@ -57,10 +59,27 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `directory`.
+    """The checkpoints of one run.
 
-    Saves are asynchronous. What is kept: the latest `keep_latest`, every `keep_every`-th step, and the `keep_best`
-    best by `best_metric`; a checkpoint that is none of these is deleted, and the newest never is.
+    Saves are asynchronous. A checkpoint is kept if it is among the latest `keep_latest`, if its step is a multiple of
+    `keep_every`, or if it is among the `keep_best` best by `best_metric`. All others are deleted. The latest checkpoint
+    is always kept.
+
+    Args:
+      directory: a local path, `gs://…`, or another URL that fsspec opens. The last kind is mirrored in a local
+        directory.
+      keep_latest: number of latest checkpoints to keep; positive.
+      keep_every: keep the checkpoints whose step is a multiple of it; None for no such rule.
+      keep_best: number of best checkpoints to keep.
+      best_metric: name of the evaluation metric that decides which checkpoints are best.
+      best_is_larger: whether larger values of `best_metric` are better.
+      read_only: whether to only read; the directory is then neither created nor cleaned up.
+
+    Raises:
+      UserError: Orbax cannot write to a path like `directory`, or `keep_latest` is not positive.
+
+    Attributes:
+      directory: the directory that Orbax reads and writes; the local mirror if there is one.
     """
 
     def __init__(
@@ -74,17 +93,12 @@ class Checkpoints:
         best_is_larger: bool = False,
         read_only: bool = False,
     ):
-        """Opens `directory`, a local path, `gs://…`, or any fsspec URL (mirrored in a local folder).
-
-        Raises:
-          UserError: Orbax cannot write below a path like `directory`, or `keep_latest` is not positive.
-        """
         if not read_only:
             paths.check_checkpoint_directory("directory", directory)
         if keep_latest < 1:
-            raise UserError(f"keep_latest={keep_latest}: at least the newest checkpoint is kept")
+            raise UserError(f"keep_latest={keep_latest} is not positive. Give a positive integer")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
-        self._mirror = None if scheme in _NATIVE_SCHEMES else _Mirror(directory)
+        self._mirror = None if scheme in _NATIVE_SCHEMES else CheckpointMirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._uploading: concurrent.futures.Future | None = None
         self._verified: set[tuple[int, str]] = set()
@@ -104,7 +118,7 @@ class Checkpoints:
             )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve),
-            # Orbax's own `read_only` logs a warning per directory; without these two, reading writes nothing either.
+            # With both off, reading writes nothing. Orbax's own `read_only` logs a warning per directory.
             create=not read_only,
             cleanup_tmp_directories=not read_only,
         )
@@ -116,11 +130,11 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(root, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
-        """The steps of complete checkpoints, oldest first."""
+        """Returns the steps of the complete checkpoints in ascending order."""
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint's step, or None."""
+        """Returns the step of the latest complete checkpoint, or None if there is none."""
         return max(self.steps(), default=None)
 
     def save(
@@ -132,14 +146,20 @@ class Checkpoints:
         about: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts saving `tree` as checkpoint `step`; the caller may donate or change its arrays right after.
+        """Starts to save `tree` as checkpoint `step`.
+
+        The caller may donate or change the arrays as soon as the method returns. The first call waits for the
+        checkpoint and reads it back.
 
         Args:
-          step: a step later than every earlier checkpoint's.
-          tree: any pytree, such as a `TrainState`; stored by name, stacks of layers as one array each.
-          feed: the data position after the last batch that `tree` has seen.
-          about: JSON-able facts stored beside it.
+          step: a step after those of all earlier checkpoints.
+          tree: any pytree, such as a `TrainState`. Its leaves are stored by name, each stack of layers as one array.
+          feed: the data position after the last batch that `tree` was updated with.
+          about: properties of the run to store, as JSON values.
           metrics: evaluation results by name, for `best_metric`.
+
+        Raises:
+          RunFailed: the first checkpoint was written but cannot be read.
         """
         self.wait()
         leaves = _detached(parameters.named_leaves(tree))
@@ -163,7 +183,7 @@ class Checkpoints:
             self._uploading = self._uploader.submit(self._upload)
 
     def _read_back(self, step, leaves):
-        """Verifies the first checkpoint and reads its smallest array, to detect an unreliable storage early."""
+        """Verifies the first checkpoint and reads its smallest array, to detect unreliable storage early."""
         name = min(leaves, key=lambda name: leaves[name].size)
         leaf = leaves[name]
         try:
@@ -180,22 +200,30 @@ class Checkpoints:
         self._mirror.upload()
 
     def restore(self, step: int, like: Any, partitioner: Any) -> Any:
-        """The tree saved at `step`, laid out and sharded like `like`.
+        """Restores the tree saved at `step`, in the layout of `like`.
 
         Args:
           step: one of `steps()`.
-          like: a pytree of arrays or shapes with the names that were saved, in either layout.
-          partitioner: where the arrays go.
+          like: a pytree of arrays or shapes with the names that were saved, scanned or unrolled.
+          partitioner: the mesh and rules that place the arrays.
+
+        Returns:
+          A pytree of the structure of `like`.
 
         Raises:
           DamagedCheckpoint: a file does not match its checksum.
-          UserError: a tensor of `like` is missing in the checkpoint, or has another shape there.
+          UserError: a tensor of `like` is missing in the checkpoint or has another shape there.
         """
         stacked = self.read(step, stacked_shapes(like, partitioner))
         return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
 
     def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Reads arrays of checkpoint `step` by stored name with the given shapes and shardings, see `restore`."""
+        """Reads arrays of checkpoint `step`, by stored name and with the given shapes and shardings.
+
+        Raises:
+          DamagedCheckpoint: a file does not match its checksum.
+          UserError: an array is missing in the checkpoint or has another shape there.
+        """
         self._check(step, shapes)
         return self._read(step, shapes)
 
@@ -208,14 +236,14 @@ class Checkpoints:
         return _flatten(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"])
 
     def verify(self, step: int, *names: str) -> None:
-        """Compares the files of checkpoint `step` with their checksums; several processes divide the work.
+        """Compares the files of checkpoint `step` with their checksums. Several processes divide the work.
 
         Args:
           step: one of `steps()`.
-          *names: the items to verify; default all.
+          *names: the items to verify; all by default.
 
         Raises:
-          DamagedCheckpoint: raised in every process; only the process that found the damage names the file.
+          DamagedCheckpoint: raised in every process. Only the process that found the damage names the file.
         """
         self._require(step)
         for name in names or ITEMS:
@@ -224,12 +252,12 @@ class Checkpoints:
                 self._verified.add((step, name))
 
     def _verify(self, step, name):
-        damage, count, folder = "", jax.process_count(), self.directory / str(step) / name
+        damage, count, directory = "", jax.process_count(), self.directory / str(step) / name
         try:
-            if not folder.is_dir():
-                raise checksums.DamagedFile(f"{folder} is missing")
-            if not checksums.verify(folder, jax.process_index(), count) and name == "state":
-                logging.info("checkpoint %s/%d has no checksums: its files are not verified", self.directory, step)
+            if not directory.is_dir():
+                raise checksums.DamagedFile(f"{directory} is missing")
+            if not checksums.verify(directory, jax.process_index(), count) and name == "state":
+                logging.info("checkpoint %s/%d is not verified, because it has no checksums", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
         if count > 1:
@@ -239,15 +267,15 @@ class Checkpoints:
         if damage:
             raise DamagedCheckpoint(
                 f"checkpoint {self.directory}/{step} is damaged: {damage}. Restore the file from a copy, or use an "
-                f"earlier checkpoint (there are {self.steps()}); `t5x_like train --restore=previous` resumes from the "
+                f"earlier checkpoint (available: {self.steps()}); `t5x_like train --restore=previous` resumes from the "
                 "newest intact one"
             )
 
     def delete_damaged(self) -> None:
-        """Deletes the newest checkpoints if they are damaged, down to the newest intact one.
+        """Deletes the damaged checkpoints that are newer than the newest intact one.
 
         Raises:
-          DamagedCheckpoint: every checkpoint is damaged; nothing has been deleted.
+          DamagedCheckpoint: every checkpoint is damaged. None is deleted.
         """
         damaged: list[int] = []
         for step in reversed(self.steps()):
@@ -261,29 +289,29 @@ class Checkpoints:
             if damaged:
                 raise DamagedCheckpoint(
                     f"{self.directory}: every checkpoint is damaged ({damaged}), and none was deleted. Restore the "
-                    "files from a copy, or start again in another MODEL_DIR"
+                    "files from a copy, or start a new run in another MODEL_DIR"
                 )
         for step in damaged:
             self.delete(step)
 
     def delete(self, step: int) -> None:
-        """Deletes checkpoint `step`; called by all processes of a run."""
+        """Deletes checkpoint `step`. All processes of a run must call it."""
         logging.warning("deleting checkpoint %s/%d", self.directory, step)
         self.wait()
         self._manager.delete(step)
 
     def restore_feed(self, step: int) -> bytes:
-        """The data position of this process at `step`."""
+        """Returns the data position of this process at `step`."""
         self.verify(step, "feed")
         return self._manager.restore(step, args=ocp.args.Composite(feed=items.FeedRestore()))["feed"]
 
     def about(self, step: int) -> dict[str, Any]:
-        """What `save` was told about this checkpoint."""
+        """Returns the properties that `save` stored with checkpoint `step`."""
         self.verify(step, "about")
         return self._manager.restore(step, args=ocp.args.Composite(about=items.AboutRestore()))["about"]
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """The shape of every stored tensor by (stacked) name."""
+        """Returns the shape of every tensor of checkpoint `step` by stored name."""
         self.verify(step, "state")
         metadata = self._manager.item_metadata(step)["state"]
         tree = getattr(metadata, "tree", metadata)
@@ -294,18 +322,19 @@ class Checkpoints:
         missing = sorted(set(wanted) - set(stored))
         if missing:
             raise UserError(
-                f"checkpoint {self.directory}/{step} has no tensor {missing[0]!r} ({len(missing)} of {len(wanted)} are "
-                "missing): it was written by another model or optimizer"
+                f"checkpoint {self.directory}/{step}: tensor {missing[0]!r} not found ({len(missing)} of {len(wanted)} "
+                "tensors are missing). Give the model and optimizer that wrote the checkpoint, or another MODEL_DIR"
             )
         for name, leaf in wanted.items():
             if stored[name] != tuple(leaf.shape):
                 raise UserError(
-                    f"checkpoint {self.directory}/{step}: {name} has shape {stored[name]}, this run's has {leaf.shape}"
+                    f"checkpoint {self.directory}/{step}: {name} has shape {stored[name]} instead of {leaf.shape}. "
+                    "Give the configuration that wrote the checkpoint, or another MODEL_DIR"
                 )
 
     def _require(self, step):
         if step not in self.steps():
-            raise UserError(f"there is no complete checkpoint {step} in {self.directory}; there are {self.steps()}")
+            raise UserError(f"{self.directory}: checkpoint {step} not found. Give one of {self.steps()}")
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""
@@ -314,7 +343,7 @@ class Checkpoints:
             self._uploading.result()
 
     def close(self) -> None:
-        """Waits for the save in progress and releases what was opened."""
+        """Waits for the save in progress and releases all resources."""
         self.wait()
         self._manager.close()
         if self._mirror:
@@ -322,53 +351,9 @@ class Checkpoints:
 
 
 def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Stacked leaves that share no buffer with `leaves` where a background writer could see a donated one change."""
+    """Returns the stacked leaves. Copies them if a later donation could change an array that is still being written."""
     unrolled = any(parameters.stored_name(name)[1] is not None for name in leaves)
     on_cpu = next(iter(next(iter(leaves.values())).devices())).platform == "cpu"
-    if not (unrolled or on_cpu):  # Orbax copies an accelerator's arrays to the host before it returns.
+    if not (unrolled or on_cpu):  # Orbax copies arrays of an accelerator to the host before `save` returns.
         return leaves
     return jax.jit(lambda arrays: parameters.stack({name: jnp.copy(leaf) for name, leaf in arrays.items()}))(leaves)
-
-
-class _Mirror:
-    """Checkpoints in a store that Orbax cannot write: through a local folder, committed by a marker object.
-
-    `<url>/<step>/…` holds the files and `<url>/<step>.committed` says that all are there.
-    """
-
-    def __init__(self, url: str):
-        if jax.process_count() > 1:
-            raise UserError(f"MODEL_DIR={url}: several processes can write local paths and gs:// only")
-        self._filesystem, root = fsspec.core.url_to_fs(url)
-        self._root = root.rstrip("/")
-        self._folder = tempfile.TemporaryDirectory(prefix="t5x_like_checkpoints_")
-        self.local = self._folder.name
-        for step in self._steps():
-            self._filesystem.get(f"{self._root}/{step}/", f"{self.local}/{step}/", recursive=True)
-            logging.info("copied checkpoint %d from %s", step, url)
-
-    def _names(self) -> list[str]:
-        self._filesystem.invalidate_cache()
-        if not self._filesystem.exists(self._root):
-            return []
-        return [path.rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._root, detail=False)]
-
-    def _steps(self) -> set[int]:
-        return {int(name.removesuffix(COMMITTED)) for name in self._names() if name.endswith(COMMITTED)}
-
-    def upload(self) -> None:
-        """Makes the store hold what the local folder holds."""
-        local = {int(entry.name) for entry in epath.Path(self.local).iterdir() if entry.name.isdigit()}
-        stored = self._steps()
-        for step in sorted(local - stored):
-            self._filesystem.makedirs(f"{self._root}/{step}", exist_ok=True)
-            self._filesystem.put(f"{self.local}/{step}/", f"{self._root}/{step}/", recursive=True)
-            self._filesystem.pipe_file(f"{self._root}/{step}{COMMITTED}", b"complete\n")
-        for step in sorted(stored - local):
-            self._filesystem.rm_file(f"{self._root}/{step}{COMMITTED}")
-        for name in self._names():  # without their marker: deleted here, or half-written by a run that was killed
-            if name.isdigit() and int(name) not in local:
-                self._filesystem.rm(f"{self._root}/{name}", recursive=True)
-
-    def close(self) -> None:
-        self._folder.cleanup()

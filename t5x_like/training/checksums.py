@@ -17,49 +17,52 @@ _THREADS = 4
 
 
 class DamagedFile(Exception):
-    """A file is missing or does not match its checksum; the message names the file."""
+    """A file is missing or does not match its checksum. The message names the file."""
 
 
-def write_part(folder: epath.Path, below: str, process: int) -> None:
-    """Stores the checksums of the files in `folder/below`, which process `process` has written."""
-    if (folder / below).is_dir():
-        _store(folder, _PART.format(process), (f"{below}/{name}" for name in _files(folder / below)))
+def write_part(directory: epath.Path, below: str, process: int) -> None:
+    """Stores the checksums of the files that process `process` has written to `directory/below`."""
+    if (directory / below).is_dir():
+        _store(directory, _PART.format(process), (f"{below}/{name}" for name in _files(directory / below)))
 
 
-def write(folder: epath.Path) -> None:
-    """Stores the checksums of all files in `folder` that `write_part` has not covered in any process."""
+def write(directory: epath.Path) -> None:
+    """Stores the checksums of all files in `directory` that `write_part` has not covered in any process."""
     covered = {MANIFEST}
-    for name in _parts(folder):
-        covered |= _read(folder, name).keys()
-    _store(folder, MANIFEST, (name for name in _files(folder) if name not in covered))
+    for name in _parts(directory):
+        covered |= _read(directory, name).keys()
+    _store(directory, MANIFEST, (name for name in _files(directory) if name not in covered))
 
 
-def verify(folder: epath.Path, share: int = 0, shares: int = 1) -> bool:
-    """Compares the files in `folder` with their checksums.
+def verify(directory: epath.Path, process_index: int = 0, process_count: int = 1) -> bool:
+    """Compares the files in `directory` with their checksums.
+
+    Several processes can divide the work: each one checks the existence and size of all files, and the checksums of
+    its share.
 
     Args:
-      folder: the directory that `write` was called on.
-      share: index of this process's share of the files, if several processes divide the work.
-      shares: number of shares. Each process checks existence and size of all files.
+      directory: the directory that `write` was called on.
+      process_index: index of this process.
+      process_count: number of processes.
 
     Returns:
       Whether the directory has checksums.
 
     Raises:
-      DamagedFile: a file does not match its checksum.
+      DamagedFile: a file is missing or does not match its checksum.
     """
-    if not (folder / MANIFEST).exists():
+    if not (directory / MANIFEST).exists():
         return False
-    expected = _read(folder, MANIFEST)
+    expected = _read(directory, MANIFEST)
     for name in filter(_is_part, list(expected)):
-        _check_size(folder / name, expected[name])
-        _compare(folder, name, expected[name])
-        expected |= _read(folder, name)
+        _check_size(directory / name, expected[name])
+        _compare(directory, name, expected[name])
+        expected |= _read(directory, name)
     for name, entry in sorted(expected.items()):
-        _check_size(folder / name, entry)
-    mine = sorted(expected)[share::shares]
+        _check_size(directory / name, entry)
+    mine = sorted(expected)[process_index::process_count]
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(lambda name: _compare(folder, name, expected[name]), mine):
+        for _ in pool.map(lambda name: _compare(directory, name, expected[name]), mine):
             pass
     return True
 
@@ -71,43 +74,43 @@ def _check_size(path: epath.Path, entry: Mapping) -> None:
         raise DamagedFile(f"{path} has {size} bytes instead of {entry['bytes']}")
 
 
-def _compare(folder: epath.Path, name: str, entry: Mapping) -> None:
-    if _checksum(folder / name) != entry[ALGORITHM]:
-        raise DamagedFile(f"{folder / name} does not match its checksum")
+def _compare(directory: epath.Path, name: str, entry: Mapping) -> None:
+    if _checksum(directory / name) != entry[ALGORITHM]:
+        raise DamagedFile(f"{directory / name} does not match its checksum")
 
 
 def _is_part(name: str) -> bool:
     return name.startswith(_PART_PREFIX)
 
 
-def _parts(folder: epath.Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir() if _is_part(entry.name)]
+def _parts(directory: epath.Path) -> list[str]:
+    return [entry.name for entry in directory.iterdir() if _is_part(entry.name)]
 
 
-def _files(folder: epath.Path, prefix: str = "") -> Iterator[str]:
-    for entry in folder.iterdir():
+def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:
+    for entry in directory.iterdir():
         if entry.is_dir():
             yield from _files(entry, f"{prefix}{entry.name}/")
         else:
             yield prefix + entry.name
 
 
-def _read(folder: epath.Path, name: str) -> dict[str, dict]:
+def _read(directory: epath.Path, name: str) -> dict[str, dict]:
     try:
-        return dict(json.loads((folder / name).read_text()))
+        return dict(json.loads((directory / name).read_text()))
     except ValueError as error:
-        raise DamagedFile(f"{folder / name} is not valid JSON") from error
+        raise DamagedFile(f"{directory / name} is not valid JSON") from error
 
 
-def _store(folder: epath.Path, name: str, files: Iterable[str]) -> None:
+def _store(directory: epath.Path, name: str, files: Iterable[str]) -> None:
     files = sorted(files)
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        sums = list(pool.map(lambda file: _checksum(folder / file), files))
+        sums = list(pool.map(lambda file: _checksum(directory / file), files))
     entries = {
-        file: {"bytes": (folder / file).stat().length, ALGORITHM: value}
+        file: {"bytes": (directory / file).stat().length, ALGORITHM: value}
         for file, value in zip(files, sums, strict=True)
     }
-    (folder / name).write_text(json.dumps(entries, indent=1) + "\n")
+    (directory / name).write_text(json.dumps(entries, indent=1) + "\n")
 
 
 def _checksum(path: epath.Path) -> str:

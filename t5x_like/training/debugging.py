@@ -1,4 +1,4 @@
-"""Looking closer at a run: the first batch, a trace of some steps, and what took the memory when it ran out."""
+"""Debugging of a run: prints the first batch, traces some steps, and explains errors of exhausted memory."""
 
 import contextlib
 import math
@@ -20,91 +20,92 @@ from t5x_like.training.program import Program
 PROFILE = "profile"
 _GIB = 2**30
 _LISTED = 8
-# "  1. Size: 2.00G\n     Operator: …\n     Shape: f32[…]", as XLA lists what it wanted to allocate on TPU and GPU.
+# XLA lists the largest allocations on TPU and GPU as "  1. Size: 2.00G\n     Operator: …\n     Shape: f32[…]".
 _XLA_BUFFER = re.compile(r"Size: (?P<size>[\d.]+\w?)\n(?:\s*Operator: (?P<operator>.*)\n)?\s*Shape: (?P<shape>\S+)")
 
 
 class OutOfMemory(RunFailed):
-    """The devices' memory does not hold the run; the message says what takes it and what to change."""
+    """A device is out of memory. The message lists the largest arrays and the settings that save memory."""
 
 
-def log_first_batch(batch: Mapping[str, jax.Array], first: bool) -> None:
-    """Prints a batch where it is the first one and JAX has been told to run without `jit` (`--debug`)."""
-    if first and jax.config.jax_disable_jit:
-        logging.info("the first batch:\n%s", describe_batch(batch))
+def log_first_batch(batch: Mapping[str, jax.Array], is_first: bool) -> None:
+    """Logs a batch if it is the first one of the run and `jit` is disabled, as by `--debug`."""
+    if is_first and jax.config.jax_disable_jit:
+        logging.info("first batch:\n%s", describe_batch(batch))
 
 
 def describe_batch(batch: Mapping[str, jax.Array]) -> str:
-    """Name, shape, dtype, layout and first row of every feature, a line each.
+    """Describes each feature by name, shape, dtype, sharding and first row, one line per feature.
 
     Args:
-      batch: global arrays; of each the row is shown that this process holds first.
+      batch: global arrays. The row shown is the first one that this process holds.
     """
     lines = []
     for name, array in batch.items():
         row = np.asarray(array.addressable_shards[0].data)[0]
         shown = np.array2string(row, max_line_width=10**6, threshold=10**6, separator=" ")
-        lines.append(f"  {name} {list(array.shape)} {array.dtype}, split {array.sharding.spec}: {shown}")
+        lines.append(f"  {name} {list(array.shape)} {array.dtype}, sharding {array.sharding.spec}: {shown}")
     return "\n".join(lines)
 
 
 class Profile:
-    """Traces some steps of a run for TensorBoard and xprof, into `MODEL_DIR/profile`; use it as a context manager."""
+    """Traces some steps of a run into `MODEL_DIR/profile`, for TensorBoard and xprof. Use it as a context manager.
+
+    Args:
+      model_dir: the run directory, local or in a bucket.
+      steps: the first and the last step to trace; None for no trace.
+    """
 
     def __init__(self, model_dir: str, steps: tuple[int, int] | None):
-        """Traces nothing yet.
-
-        Args:
-          model_dir: the run's folder, local or in a bucket.
-          steps: the first and the last step to trace; None for none.
-        """
-        self._target, self._steps, self._folder = paths.join(model_dir, PROFILE), steps, None
+        self._target, self._steps, self._directory = paths.join(model_dir, PROFILE), steps, None
 
     def __enter__(self) -> "Profile":
         return self
 
     def __exit__(self, *exception) -> None:
-        if self._folder is not None:
+        if self._directory is not None:
             self._stop()
         elif self._steps:
-            logging.warning("no step from %d to %d was run: there is no trace", *self._steps)
+            logging.warning("no trace was written, because the run had no step from %d to %d", *self._steps)
 
     def before_step(self, step: int) -> None:
-        """To be called before a step is started; steps are counted from 1 as in the metrics."""
-        if self._steps and self._folder is None and self._steps[0] <= step <= self._steps[1]:
+        """Starts the trace if `step` is one of the steps. Call it before each step; steps are counted from 1."""
+        if self._steps and self._directory is None and self._steps[0] <= step <= self._steps[1]:
             is_local = paths.is_local(self._target)
-            self._folder = str(paths.local(self._target)) if is_local else tempfile.mkdtemp(prefix="t5x_like_profile_")
-            jax.profiler.start_trace(self._folder)
+            self._directory = (
+                str(paths.local(self._target)) if is_local else tempfile.mkdtemp(prefix="t5x_like_profile_")
+            )
+            jax.profiler.start_trace(self._directory)
 
     def after_step(self, step: int, results: Any) -> None:
-        """To be called after a step was started, with what it returns."""
-        if self._folder is not None and step >= self._steps[1]:
+        """Stops the trace after its last step. Call it after each step was started, with the results of the step."""
+        if self._directory is not None and step >= self._steps[1]:
             jax.block_until_ready(results)
             self._stop()
 
     def _stop(self) -> None:
         jax.profiler.stop_trace()
         if not paths.is_local(self._target):
-            for folder, _, names in os.walk(self._folder):
+            for directory, _, names in os.walk(self._directory):
                 for name in names:
-                    with open(os.path.join(folder, name), "rb") as file:
-                        inner = os.path.relpath(os.path.join(folder, name), self._folder)
+                    with open(os.path.join(directory, name), "rb") as file:
+                        inner = os.path.relpath(os.path.join(directory, name), self._directory)
                         paths.write_atomic(paths.join(self._target, *inner.split(os.sep)), file.read())
-            shutil.rmtree(self._folder, ignore_errors=True)
-        logging.info("traced the steps %d to %d: tensorboard --logdir %s", *self._steps, self._target)
-        self._folder = self._steps = None
+            shutil.rmtree(self._directory, ignore_errors=True)
+        logging.info("traced steps %d to %d; show them with tensorboard --logdir %s", *self._steps, self._target)
+        self._directory = self._steps = None
 
 
 @contextlib.contextmanager
 def explain_out_of_memory(program: Program, microbatches: int) -> Iterator[None]:
-    """Turns the error of a device that is out of memory into one that says what takes it.
+    """Converts JAX's error about exhausted device memory into one that explains it.
 
     Args:
-      program: what was running.
-      microbatches: into how many parts it splits its batches.
+      program: the program that runs inside of the context.
+      microbatches: number of microbatches per batch.
 
     Raises:
-      OutOfMemory: in the place of JAX's error.
+      OutOfMemory: instead of JAX's error.
     """
     try:
         yield
@@ -115,12 +116,12 @@ def explain_out_of_memory(program: Program, microbatches: int) -> Iterator[None]
 
 
 def describe_memory(program: Program, microbatches: int, error: str) -> str:
-    """What fills a device's memory, the biggest arrays first, and the settings that make them smaller.
+    """Describes the contents of a device's memory, largest arrays first, and the settings that save memory.
 
     Args:
-      program: what was running.
-      microbatches: into how many parts it splits its batches.
-      error: what JAX says.
+      program: the program that ran out of memory.
+      microbatches: number of microbatches per batch.
+      error: JAX's error message.
     """
     state, frozen = program.shapes
     shardings = program.shardings
@@ -134,25 +135,24 @@ def describe_memory(program: Program, microbatches: int, error: str) -> str:
     lines = [
         f"a device is out of memory: {error.splitlines()[0][:300]}",
         *_limit(program.partitioner.mesh),
-        f"On each device: parameters {_gib(sum(kept.values()))}, gradients as much as the trained ones "
-        f"({_gib(gradients)}), optimizer state {_gib(sum(optimizer.values()))}; what is left goes to activations. The "
-        "biggest arrays that stay:",
+        f"Per device: parameters {_gib(sum(kept.values()))}, gradients {_gib(gradients)} (the size of the trained "
+        f"parameters), optimizer state {_gib(sum(optimizer.values()))}; activations use the rest. Largest arrays:",
         *(f"  {_gib(size)}  {name}" for name, size in biggest),
-        *(["The biggest that XLA wanted beside them:", *wanted[:_LISTED]] if wanted else []),
-        "What makes it smaller:",
+        *(["Largest allocations of XLA:", *wanted[:_LISTED]] if wanted else []),
+        "Settings that save memory:",
         *(f"  {line}" for line in _settings(program, microbatches)),
     ]
     return "\n".join(lines)
 
 
 def _bytes_of(prefix: str, shapes: Any, shardings: Any) -> dict[str, int]:
-    """Bytes on one device by name, shape and logical layout."""
+    """Returns the bytes of each array on one device, by a description of the array."""
     layouts = parameters.named_leaves(shardings)
     found = {}
     for name, leaf in parameters.named_leaves(shapes).items():
-        share = layouts[name].shard_shape(leaf.shape)
-        found[f"{prefix}/{name} {list(leaf.shape)} {leaf.dtype}, of which {list(share)} here"] = (
-            math.prod(share) * leaf.dtype.itemsize
+        shard = layouts[name].shard_shape(leaf.shape)
+        found[f"{prefix}/{name} {list(leaf.shape)} {leaf.dtype}, shard {list(shard)}"] = (
+            math.prod(shard) * leaf.dtype.itemsize
         )
     return found
 
@@ -169,20 +169,20 @@ def _limit(mesh: jax.sharding.Mesh) -> list[str]:
 def _settings(program: Program, microbatches: int) -> Iterator[str]:
     name, config = type(program.config).__name__, program.config
     mesh, rows = program.partitioner.mesh, next(iter(program.batch_shapes.values()))[0]
-    parts = program.partitioner.axis_size("batch")
-    more = next((count for count in range(microbatches + 1, rows + 1) if rows % (parts * count) == 0), None)
+    shards = program.partitioner.axis_size("batch")
+    more = next((count for count in range(microbatches + 1, rows + 1) if rows % (shards * count) == 0), None)
     if more:
-        yield f"--gin.MICROBATCHES={more} (now {microbatches}): fewer activations at a time, the same result"
+        yield f"--gin.MICROBATCHES={more} (now {microbatches}): fewer activations at a time, with the same result"
     if hasattr(config, "remat") and config.remat != "full":
-        yield f"--gin.{name}.remat=full (now {config.remat}): activations are computed twice rather than kept"
+        yield f"--gin.{name}.remat=full (now {config.remat}): activations are recomputed instead of stored"
     if mesh.size > 1 and mesh.shape["fsdp"] < mesh.size:
         yield f"--gin.PARTITIONING=fsdp --gin.ICI=\"{{'fsdp': -1}}\" (now {program.partitioner.rules_name}, "
-        yield f"  {dict(mesh.shape)}): parameters, gradients and optimizer state are split over all devices"
+        yield f"  {dict(mesh.shape)}): parameters, gradients and optimizer state are sharded over all devices"
     elif mesh.size == 1:
-        yield "more devices: with PARTITIONING=fsdp parameters, gradients and optimizer state are split over them"
-    yield "--gin_file=optimizers/adafactor.gin: nearly no optimizer state, where another optimizer is used"
-    yield f"--gin.BATCH_SIZE=… (now {rows}) or shorter --gin.TASK_FEATURE_LENGTHS=…: these change the training"
-    yield "`t5x_like plan --search` with the same gin files tries microbatches, remat and meshes out beforehand"
+        yield "more devices: PARTITIONING=fsdp shards parameters, gradients and optimizer state over them"
+    yield "--gin_file=optimizers/adafactor.gin: an optimizer with a small state"
+    yield f"--gin.BATCH_SIZE=… (now {rows}) or shorter --gin.TASK_FEATURE_LENGTHS=…: both change the training"
+    yield "`t5x_like plan --search` with the same gin files finds microbatches, remat and meshes that fit"
 
 
 def _gib(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints: round trips across layouts and meshes, what is kept, torn writes, stores that Orbax cannot write."""
+"""Checkpoints: round trips across layouts and meshes, retention, damage, and stores that Orbax cannot write to."""
 
 import logging
 import re
@@ -49,7 +49,7 @@ def partitioner():
     return Partitioner(rules="fsdp", ici={"fsdp": -1})
 
 
-def test_the_options_of_a_reader_contradict_nothing(tmp_path, caplog):
+def test_reading_logs_no_warning_about_options(tmp_path, caplog):
     with caplog.at_level("WARNING", logger="absl"):
         Checkpoints(str(tmp_path), read_only=True).close()
     assert not [line for line in caplog.messages if "CheckpointManagerOptions" in line]
@@ -57,7 +57,7 @@ def test_the_options_of_a_reader_contradict_nothing(tmp_path, caplog):
 
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("read", [False, True])
-def test_restores_into_either_layout_and_another_mesh(tmp_path, partitioner, written, read):
+def test_restore_into_either_layout_and_another_mesh(tmp_path, partitioner, written, read):
     checkpoints = Checkpoints(str(tmp_path / "c"))
     checkpoints.save(7, tree(written), feed=b"position", about={"versions": {"jax": jax.__version__}})
     checkpoints.close()
@@ -73,7 +73,7 @@ def test_restores_into_either_layout_and_another_mesh(tmp_path, partitioner, wri
     np.testing.assert_array_equal(reader.read(7, scale)["params/model/scale"], np.arange(8.0))
 
 
-def test_saved_arrays_may_be_donated_at_once(tmp_path, partitioner):
+def test_saved_arrays_may_be_donated_immediately(tmp_path, partitioner):
     checkpoints = Checkpoints(str(tmp_path))
     state = tree(False)
     expected = jax.tree.map(np.array, state)
@@ -85,16 +85,16 @@ def test_saved_arrays_may_be_donated_at_once(tmp_path, partitioner):
     assert_equal(checkpoints.restore(1, jax.eval_shape(lambda: tree(False)), partitioner), expected)
 
 
-def test_keeps_latest_every_and_best_and_never_loses_the_newest(tmp_path):
+def test_retention_keeps_latest_every_nth_and_best(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep_latest=1, keep_every=4, keep_best=1)
     for step, loss in enumerate([5.0, 1.0, 2.0, 3.0, 4.0, 6.0], start=1):
         checkpoints.save(step, tree(True), metrics={"loss": loss})
         checkpoints.wait()
-    assert checkpoints.steps() == [2, 4, 6]  # best, every fourth, newest though it is the worst
+    assert checkpoints.steps() == [2, 4, 6]  # the best, each multiple of four, and the latest although it is the worst
     checkpoints.close()
 
 
-def test_a_torn_checkpoint_is_never_chosen(tmp_path):
+def test_incomplete_checkpoint_is_ignored_and_removed(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, tree(True))
     checkpoints.close()
@@ -102,24 +102,24 @@ def test_a_torn_checkpoint_is_never_chosen(tmp_path):
     (torn / "state").mkdir(parents=True)
     assert Checkpoints(str(tmp_path)).latest() == 1
     deadline = time.monotonic() + 30
-    while torn.exists() and time.monotonic() < deadline:  # it is removed in the background
+    while torn.exists() and time.monotonic() < deadline:  # Orbax removes it in the background
         time.sleep(0.05)
     assert not torn.exists()
 
 
-def test_refuses_other_shapes_and_missing_tensors_by_name(tmp_path, partitioner):
+def test_other_shapes_and_missing_tensors_raise(tmp_path, partitioner):
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(1, {"w": jnp.zeros((2, 3))})
     checkpoints.wait()
-    with pytest.raises(ValueError, match=r"w has shape \(2, 3\), this run's has \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"w has shape \(2, 3\) instead of \(2, 4\)"):
         checkpoints.restore(1, {"w": jax.ShapeDtypeStruct((2, 4), jnp.float32)}, partitioner)
-    with pytest.raises(ValueError, match="no tensor 'v'"):
+    with pytest.raises(ValueError, match="tensor 'v' not found"):
         checkpoints.restore(1, {"v": jax.ShapeDtypeStruct((2, 4), jnp.float32)}, partitioner)
-    with pytest.raises(ValueError, match=r"no complete checkpoint 9 .* there are \[1\]"):
+    with pytest.raises(ValueError, match=r"checkpoint 9 not found\. Give one of \[1\]"):
         checkpoints.about(9)
 
 
-def test_a_store_that_orbax_cannot_write(partitioner):
+def test_checkpoints_in_a_store_that_orbax_cannot_write_to(partitioner):
     url = "memory://bucket/run/checkpoints"
     checkpoints = Checkpoints(url, keep_latest=1)
     for step in (1, 2):
@@ -136,17 +136,17 @@ def test_a_store_that_orbax_cannot_write(partitioner):
     assert not reopened._mirror._filesystem.exists("/bucket/run/checkpoints/3")
 
 
-def damage(step_folder, pattern="ocdbt.process_0/d/*"):
-    """Flips a bit in the middle of the largest file; returns its path."""
-    file = max((step_folder / "state").glob(pattern), key=lambda file: file.stat().st_size)
+def damage(step_directory, pattern="ocdbt.process_0/d/*"):
+    """Flips a bit in the middle of the largest file and returns its path."""
+    file = max((step_directory / "state").glob(pattern), key=lambda file: file.stat().st_size)
     contents = bytearray(file.read_bytes())
     contents[len(contents) // 2] ^= 1
     file.write_bytes(contents)
     return file
 
 
-def save(folder, *steps, value=None):
-    checkpoints = Checkpoints(str(folder))
+def save(directory, *steps, value=None):
+    checkpoints = Checkpoints(str(directory))
     for step in steps:
         checkpoints.save(step, value or {"w": jnp.arange(1000.0)}, feed=b"position")
         checkpoints.wait()
@@ -156,7 +156,7 @@ def save(folder, *steps, value=None):
 WANTED = {"w": jax.ShapeDtypeStruct((1000,), jnp.float32)}
 
 
-def test_a_flipped_bit_is_found_and_its_file_named(tmp_path, partitioner):
+def test_flipped_bit_raises_and_names_the_file(tmp_path, partitioner):
     save(tmp_path, 1).close()
     file = damage(tmp_path / "1")
     reader = Checkpoints(str(tmp_path), read_only=True)
@@ -167,7 +167,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path, partitioner):
 
 @pytest.mark.parametrize("name", ["state/checksums_process_0.json", "state/_METADATA", "feed/process_0_of_1.bin"])
 @pytest.mark.parametrize("contents", [None, b"", b"x"])
-def test_a_missing_or_truncated_file_is_named(tmp_path, name, contents):
+def test_missing_or_truncated_file_raises_and_is_named(tmp_path, name, contents):
     checkpoints = save(tmp_path, 1)
     file = tmp_path / "1" / name
     file.unlink() if contents is None else file.write_bytes(contents)
@@ -176,7 +176,7 @@ def test_a_missing_or_truncated_file_is_named(tmp_path, name, contents):
     checkpoints.close()
 
 
-def test_drops_damaged_checkpoints_down_to_the_newest_intact_one(tmp_path, partitioner, caplog):
+def test_delete_damaged_keeps_the_newest_intact_checkpoint(tmp_path, partitioner, caplog):
     save(tmp_path, 1, 2).close()
     damage(tmp_path / "2")
     checkpoints = Checkpoints(str(tmp_path))
@@ -188,7 +188,7 @@ def test_drops_damaged_checkpoints_down_to_the_newest_intact_one(tmp_path, parti
     assert Checkpoints(str(tmp_path)).steps() == [1, 2]
 
 
-def test_deletes_nothing_if_every_checkpoint_is_damaged(tmp_path):
+def test_delete_damaged_raises_if_every_checkpoint_is_damaged(tmp_path):
     save(tmp_path, 1, 2).close()
     damage(tmp_path / "1")
     damage(tmp_path / "2")
@@ -199,7 +199,7 @@ def test_deletes_nothing_if_every_checkpoint_is_damaged(tmp_path):
 
 
 @pytest.mark.parametrize("item", ["state", "feed", "about"])
-def test_a_checkpoint_that_lacks_an_item_is_damaged(tmp_path, partitioner, item):
+def test_checkpoint_without_an_item_is_damaged(tmp_path, partitioner, item):
     save(tmp_path, 1, 2).close()
     shutil.rmtree(tmp_path / "2" / item)
     checkpoints = Checkpoints(str(tmp_path))
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_lacks_an_item_is_damaged(tmp_path, partitioner, item)
     checkpoints.close()
 
 
-def test_a_checkpoint_without_checksums_loads_with_a_log_line(tmp_path, partitioner, caplog):
+def test_checkpoint_without_checksums_loads_and_is_logged(tmp_path, partitioner, caplog):
     save(tmp_path, 1).close()
     for file in (tmp_path / "1").glob("*/checksums*"):
         file.unlink()
@@ -221,16 +221,16 @@ def test_a_checkpoint_without_checksums_loads_with_a_log_line(tmp_path, partitio
     assert len([line for line in caplog.messages if "has no checksums" in line]) == 1
 
 
-def test_checksums_are_part_of_the_commit(tmp_path, monkeypatch):
+def test_checksums_are_written_before_the_commit(tmp_path, monkeypatch):
     written = []
     write = checksums.write
-    monkeypatch.setattr(checksums, "write", lambda folder: written.append(str(folder)) or write(folder))
+    monkeypatch.setattr(checksums, "write", lambda directory: written.append(str(directory)) or write(directory))
     save(tmp_path, 1).close()
-    assert written and all("tmp" in folder for folder in written)
+    assert written and all("tmp" in directory for directory in written)
 
 
 @pytest.mark.parametrize("name", ["run[1]", "a*b", "a?b", "a\\b", "\udcff"])
-def test_a_path_that_orbax_cannot_write_is_refused(tmp_path, name):
+def test_path_that_orbax_cannot_write_to_raises(tmp_path, name):
     with pytest.raises(UserError, match="directory"):
         Checkpoints(f"{tmp_path}/{name}/checkpoints")
     assert not list(tmp_path.iterdir())
@@ -243,21 +243,21 @@ def test_unusual_paths_work(tmp_path, partitioner, name):
     np.testing.assert_array_equal(restored["w"], np.arange(1000.0))
 
 
-def test_the_first_checkpoint_is_read_back(tmp_path, monkeypatch):
-    """As when Orbax does not merge what the processes have written, and only logs a warning."""
+def test_unreadable_first_checkpoint_raises(tmp_path, monkeypatch):
+    """Orbax may fail to merge the files of the processes and only log a warning."""
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "finalize", lambda self, directory: None)
     with pytest.raises(RunFailed, match="was written but cannot be read"):
         Checkpoints(str(tmp_path)).save(1, {"w": jnp.zeros(8)})
 
 
-def test_reading_warns_of_nothing(tmp_path, caplog):
+def test_reading_logs_no_warning(tmp_path, caplog):
     save(tmp_path, 1).close()
     caplog.clear()
     Checkpoints(str(tmp_path), read_only=True).about(1)
     assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_restoring_a_stored_layout_copies_nothing(partitioner):
+def test_restoring_the_stored_layout_copies_no_array(partitioner):
     shapes = jax.eval_shape(lambda: tree(True))
     shardings = parameters.named_leaves(partitioner.shardings(shapes))
     stacked = {
@@ -269,12 +269,12 @@ def test_restoring_a_stored_layout_copies_nothing(partitioner):
     assert {n: leaf.addressable_shards[0].data.unsafe_buffer_pointer() for n, leaf in placed.items()} == pointers
 
 
-def test_unrolling_needs_the_memory_of_one_stack_at_a_time(partitioner):
+def test_unrolling_needs_one_additional_stack_in_memory(partitioner):
     shapes = jax.eval_shape(lambda: tree(False))
     kernel = stacked_shapes(shapes, partitioner)["params/model/layers/kernel"]
     shardings = parameters.named_leaves(partitioner.shardings(shapes))
     layers = [shardings[f"params/model/layers/{index}/kernel"] for index in range(3)]
     memory = unroll_program(layers).lower(kernel).compile().memory_analysis()
     assert memory.argument_size_in_bytes == 3 * 8 * 4 * 4 // 8
-    assert memory.output_size_in_bytes <= memory.argument_size_in_bytes + 3 * 8  # and a table of pointers
+    assert memory.output_size_in_bytes <= memory.argument_size_in_bytes + 3 * 8  # plus a table of pointers
     assert memory.temp_size_in_bytes == 0

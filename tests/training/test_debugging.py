@@ -1,4 +1,4 @@
-"""The first batch, NaNs, traces, and what is said when memory runs out."""
+"""The log of the first batch, NaN checks, traces, and explanations of exhausted memory."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from t5x_like.training import debugging, program
 pytestmark = pytest.mark.notf
 
 MADE_UP = Path(__file__).resolve().parents[1] / "processes"
-# As XLA's TPU and GPU allocators write it.
+# The message of XLA's allocator on TPU and GPU.
 EXHAUSTED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in hbm. Used 17.20G of 15.48G.
 
 Largest program allocations in hbm:
@@ -54,59 +54,59 @@ def make(partitioner):
     )
 
 
-def test_an_exhausted_memory_is_explained():
+def test_out_of_memory_error_lists_arrays_and_settings():
     made = make(Partitioner(rules="dp", ici={"data": 8}))
     with pytest.raises(debugging.OutOfMemory) as raised, debugging.explain_out_of_memory(made, microbatches=1):
         raise jax.errors.JaxRuntimeError(EXHAUSTED)
     lines = str(raised.value).splitlines()
     assert "Used 17.20G of 15.48G" in lines[0]
-    # The embeddings are 4096 x 64 numbers of 4 bytes on every device, with two moments each.
+    # Each device has 4096 x 64 embedding parameters of 4 bytes, and two moments per parameter.
     biggest = [line for line in lines if "token_embedder" in line]
     assert len(biggest) == 3 and all(line.startswith("  1.00 MiB  ") for line in biggest)
     assert any("opt_state" in line for line in biggest) and any("params/model" in line for line in biggest)
     assert "  6.00G  bf16[128,512,49152]{2,1,0:T(8,128)(2,1)}  op_name=" in "\n".join(lines)
-    advice = "\n".join(lines[lines.index("What makes it smaller:") :])
+    advice = "\n".join(lines[lines.index("Settings that save memory:") :])
     assert "--gin.MICROBATCHES=2 (now 1)" in advice
     assert "--gin.T5Config.remat=full (now none)" in advice
     assert "--gin.PARTITIONING=fsdp" in advice
     assert "--gin.BATCH_SIZE=… (now 16)" in advice
 
 
-def test_the_bytes_are_those_of_one_device():
+def test_memory_is_counted_per_device():
     whole = debugging.describe_memory(make(Partitioner(rules="dp", ici={"data": 8})), 1, "RESOURCE_EXHAUSTED: none")
     split = debugging.describe_memory(make(Partitioner(rules="fsdp", ici={"fsdp": 8})), 1, "RESOURCE_EXHAUSTED: none")
-    assert "1.00 MiB  params/model/token_embedder/embedding [4096, 64] float32, of which [4096, 64] here" in whole
-    assert "0.12 MiB  params/model/token_embedder/embedding [4096, 64] float32, of which [4096, 8] here" in split
-    assert "--gin.PARTITIONING" not in split  # it is split over all devices already
+    assert "1.00 MiB  params/model/token_embedder/embedding [4096, 64] float32, shard [4096, 64]" in whole
+    assert "0.12 MiB  params/model/token_embedder/embedding [4096, 64] float32, shard [4096, 8]" in split
+    assert "--gin.PARTITIONING" not in split  # already sharded over all devices
 
 
-def test_another_error_stays_what_it_is():
+def test_other_errors_are_not_converted():
     made = make(Partitioner(devices=jax.devices()[:1]))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), debugging.explain_out_of_memory(made, 1):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
-def test_a_batch_is_described_by_its_first_row():
+def test_describe_batch_shows_the_first_row():
     batch = Partitioner(rules="fsdp", ici={"fsdp": 8}).put_batch(
         {"tokens": np.arange(16, dtype=np.int32).reshape(8, 2)}
     )
-    split = batch["tokens"].sharding.spec
-    assert debugging.describe_batch(batch) == f"  tokens [8, 2] int32, split {split}: [0 1]"
+    spec = batch["tokens"].sharding.spec
+    assert debugging.describe_batch(batch) == f"  tokens [8, 2] int32, sharding {spec}: [0 1]"
 
 
-def test_only_the_first_batch_of_a_run_without_compilation_is_shown(caplog):
+def test_first_batch_is_logged_only_without_jit(caplog):
     batch = Partitioner(devices=jax.devices()[:1]).put_batch({"tokens": np.zeros((2, 2), np.int32)})
     with caplog.at_level("INFO", logger="absl"):
-        debugging.log_first_batch(batch, first=True)
+        debugging.log_first_batch(batch, is_first=True)
         with jax.disable_jit():
-            debugging.log_first_batch(batch, first=False)
+            debugging.log_first_batch(batch, is_first=False)
         assert not caplog.messages
         with jax.disable_jit():
-            debugging.log_first_batch(batch, first=True)
+            debugging.log_first_batch(batch, is_first=True)
     assert "tokens [2, 2] int32" in caplog.text
 
 
-def test_without_compilation_results_still_go_where_they_belong():
+def test_results_are_sharded_without_jit():
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": 8})
     rows = NamedSharding(partitioner.mesh, PartitionSpec("fsdp"))
     function = partitioner.jit(lambda x: ({"x": 2 * x}, x.sum()), out_shardings=({"x": rows}, None))
@@ -115,7 +115,7 @@ def test_without_compilation_results_still_go_where_they_belong():
     assert tree["x"].sharding.is_equivalent_to(rows, 1) and float(total) == 28
 
 
-def test_the_flag_turns_compilation_off_and_looks_for_nans(monkeypatch):
+def test_debug_flag_disables_jit_and_checks_for_nans(monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(startup, "log", lambda level: None)
     monkeypatch.setattr(startup.quiet_imports, "install", lambda: None)
@@ -132,7 +132,7 @@ def test_the_flag_turns_compilation_off_and_looks_for_nans(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_without_compilation_shows_its_first_batch_and_leaves_a_trace(tmp_path):
+def test_debug_run_logs_its_first_batch_and_writes_a_trace(tmp_path):
     command = [*(sys.executable, "-m", "t5x_like", "train", "--debug", "--cpu_devices=1", "--profile_steps=1:1")]
     command += ["--gin_file=made_up.gin", f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={tmp_path}/run"]
     environment = os.environ | {
@@ -144,19 +144,19 @@ def test_a_run_without_compilation_shows_its_first_batch_and_leaves_a_trace(tmp_
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stderr.count("encoder_input_tokens [8, 8] int32") == 1
     assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
-    assert "traced the steps 1 to 1" in result.stderr
+    assert "traced steps 1 to 1" in result.stderr
 
 
-def test_a_trace_reaches_a_store(monkeypatch):
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: Path(folder, "plugins").mkdir())
+def test_trace_is_copied_to_a_store(monkeypatch):
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda directory: Path(directory, "plugins").mkdir())
     traced = []
     with debugging.Profile("memory://bucket/run", (3, 4)) as profile:
         for step in range(1, 7):
             profile.before_step(step)
-            if profile._folder and not traced:
-                Path(profile._folder, "plugins", "host.xplane.pb").write_bytes(b"trace")
+            if profile._directory and not traced:
+                Path(profile._directory, "plugins", "host.xplane.pb").write_bytes(b"trace")
                 monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
-            traced += [step] if profile._folder else []
+            traced += [step] if profile._directory else []
             profile.after_step(step, ())
     assert traced == [3, 4]
     from t5x_like import paths
