@@ -247,7 +247,9 @@ def test_starts_from_another_run_with_fresh_optimizer_and_step(tmp_path):
 def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path):
     run(tmp_path / "first", total_steps=1)
     wider = dataclasses.replace(CONFIG, mlp_dim=48)
-    with pytest.raises(ValueError, match=r"mlp/.* has shape \(2, 16, 32\), this model's .* has \(2, 16, 48\)"):
+    with pytest.raises(
+        ValueError, match=r"mlp/.* has shape \(2, 16, 32\), but .* of this model has shape \(2, 16, 48\)"
+    ):
         run(tmp_path / "second", model=wider, initial_checkpoint_path=str(tmp_path / "first"))
 
 
@@ -260,7 +262,7 @@ def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, c
             initial_mapping=[("^decoder/.*", "")],
             total_steps=1,
         )
-    fresh = next(record.getMessage() for record in caplog.records if "freshly initialised" in record.getMessage())
+    fresh = next(record.getMessage() for record in caplog.records if "freshly initialized" in record.getMessage())
     assert "decoder/" in fresh and "encoder/" not in fresh
 
 

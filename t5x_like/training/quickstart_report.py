@@ -26,13 +26,13 @@ def span_corruption(
     without context can have on them.
 
     Args:
-      params: what was trained, `{"model": …, "objective": …}`.
-      objective: the objective it was trained with.
-      partitioner: mesh and rules.
+      params: the trained parameters, `{"model": …, "objective": …}`.
+      objective: the objective of the training.
+      partitioner: the mesh and its rules.
       data: a source of held-out span-corrupted text.
       model_dir: the run directory. Its metrics are plotted.
-      batches: batches to evaluate at most.
-      samples: blanks to show.
+      batches: maximum number of batches to evaluate.
+      samples: number of rows whose blanks are filled in.
 
     Returns:
       `held_out_loss` and `unigram_entropy`.
@@ -54,15 +54,15 @@ def span_corruption(
         loss_curve.plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")
         console.print(f"\nplot of the losses: {plot}")
     console.print(
-        f"\nheld-out loss {loss:.3f} nats a token, unigram entropy {entropy:.3f}: {entropy - loss:.3f} nats below "
+        f"\nheld-out loss {loss:.3f} nats per token, unigram entropy {entropy:.3f}: {entropy - loss:.3f} nats below "
         "(target tokens that are neither sentinel nor EOS)"
     )
-    _fill_in(console, params["model"], partitioner, data, objective.features, vocabulary, samples)
+    _print_predictions(console, params["model"], partitioner, data, objective.features, vocabulary, samples)
     return {"held_out_loss": loss, "unigram_entropy": entropy}
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
-    """The entropy, in nats, of the empirical distribution of `tokens`."""
+    """Returns the entropy, in nats, of the empirical distribution of `tokens`."""
     counts = np.unique(tokens, return_counts=True)[1]
     shares = counts / counts.sum()
     return float(-np.sum(shares * np.log(shares)))
@@ -70,7 +70,7 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 @dataclasses.dataclass
 class _WordsOnly:
-    """Evaluation batches whose sentinels and EOS weigh nothing."""
+    """Evaluation batches in which sentinels and EOS have no loss weight."""
 
     data: Any
     first_sentinel: int
@@ -86,10 +86,10 @@ class _WordsOnly:
             yield {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * is_word}
 
 
-def _fill_in(console, model, partitioner, data, features, vocabulary, samples):
-    """Prints held-out text with its blanks, what stood there, and what the model puts there."""
+def _print_predictions(console, model, partitioner, data, features, vocabulary, samples):
+    """Prints held-out text with numbered blanks, and the predicted and the true text of each blank."""
     batch = next(iter(data.eval_batches(features, 1)))
-    first = batch["encoder_segment_ids"] == 1  # of a packed row, its first example
+    first = batch["encoder_segment_ids"] == 1  # the first example of each packed row
     alone = {name: rows * first for name, rows in batch.items() if name.startswith("encoder")}
     length = batch["decoder_target_tokens"].shape[1]
     decode = partitioner.jit(lambda model, batch: greedy(model, batch, max_length=length).tokens)
@@ -106,7 +106,7 @@ def _fill_in(console, model, partitioner, data, features, vocabulary, samples):
 
 
 def _spans(vocabulary, tokens, first_sentinel) -> list[str]:
-    """The text after each sentinel, up to EOS."""
+    """Returns the text after each sentinel, up to EOS."""
     ids = [int(token) for token in itertools.takewhile(lambda token: token not in (0, EOS_ID), tokens)]
     spans: list[list[int]] = []
     for token in ids:
@@ -118,7 +118,7 @@ def _spans(vocabulary, tokens, first_sentinel) -> list[str]:
 
 
 def _with_blanks(vocabulary, tokens, first_sentinel) -> str:
-    """Corrupted text with each sentinel as a numbered blank."""
+    """Returns corrupted text with a numbered blank for each sentinel."""
     pieces, run, blank = [], [], 0
     for token in [int(token) for token in itertools.takewhile(lambda token: token not in (0, EOS_ID), tokens)]:
         if token >= first_sentinel:

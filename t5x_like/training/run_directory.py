@@ -1,4 +1,4 @@
-"""MODEL_DIR: which folder a run writes to, the description that it keeps there, and its status."""
+"""The run directory MODEL_DIR: its location, stored configuration, parameter table and status."""
 
 import contextlib
 import dataclasses
@@ -21,16 +21,15 @@ from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints
 
 RUNS = "runs"
-# Messages of operating system errors on an unwritable file system, in errors of any library.
+# Error messages of an unwritable file system; libraries include them in messages of their own.
 _UNWRITABLE = {
     os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 }
-# Limit of the reason in a status, so that the file fits into one disk block.
+# Maximum length of the reason in a status, so that the file fits into one disk block.
 _REASON_CHARACTERS = 2000
 
-# What may change when a run is resumed, arguments of the training loop above all: where and how long it runs, what it
-# prints and keeps, and on what hardware. A schedule that reads TRAIN_STEPS has it as an argument of its own, which may
-# not change.
+# Parameters that may change when a run is resumed, mostly of `train`: directory, length, reports, checkpoints and
+# hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
 FREE_TO_CHANGE = (
     "model_dir",
     "total_steps",
@@ -46,20 +45,20 @@ FREE_TO_CHANGE = (
     "stop_after_skipped",
     "compiler_options",
     "on_finish",
-    # Where a cache lies and how it is read: that it is the same one is part of the position in it.
+    # How a cache is found and read. The stored data position identifies the cache itself.
     *(f"t5x_like.data.cached.CachedSource.{name}" for name in ("cache_dir", "threads", "verify_checksums")),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """The resolved configuration of a run, and what its command line says of this start of it.
+    """The resolved configuration of a run and the flags of this start.
 
     Attributes:
-      text: as gin reads it again; written to `MODEL_DIR/config.gin`.
-      override: whether a run whose stored configuration differs is continued all the same.
+      text: the configuration as gin text; written to `MODEL_DIR/config.gin`.
+      override: whether to resume a run whose stored configuration differs.
       profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
-      restore: `"latest"`, or `"previous"` to delete damaged checkpoints newer than the newest intact one first.
+      restore: `"latest"`, or `"previous"` to first delete damaged checkpoints newer than the newest intact one.
     """
 
     text: str
@@ -69,13 +68,17 @@ class RunConfig:
 
 
 def resolve(model_dir: str | None) -> str:
-    """The folder of a run: `model_dir` as an absolute path or URL, or a new `./runs/<number>`.
+    """Returns the run directory as an absolute path or URL.
+
+    Args:
+      model_dir: the directory; None creates a new `./runs/<number>`.
 
     Raises:
-      UserError: the folder is not writable, or none is named and several processes would have to agree on one.
+      UserError: the directory is not writable, or it is None and the run has several processes, which cannot agree on
+        a new one.
     """
     if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-        raise UserError(f"MODEL_DIR={model_dir!r} is a {type(model_dir).__name__}; give a path or URL as text")
+        raise UserError(f"MODEL_DIR={model_dir!r} has type {type(model_dir).__name__}. Give a path or URL as text")
     if model_dir:
         if not paths.is_local(model_dir):
             return os.fspath(model_dir).rstrip("/")
@@ -88,22 +91,26 @@ def resolve(model_dir: str | None) -> str:
     root.mkdir(exist_ok=True)
     number = max((int(entry.name) for entry in root.iterdir() if entry.name.isdigit()), default=0) + 1
     while True:
-        folder = root / str(number)
+        directory = root / str(number)
         try:
-            folder.mkdir()
-        except FileExistsError:  # another run has just started here
+            directory.mkdir()
+        except FileExistsError:  # another run has just created it
             number += 1
         else:
-            return str(folder)
+            return str(directory)
 
 
 def check_config(model_dir: str, run_config: RunConfig | None) -> None:
-    """Refuses to go on with a run that was started with another model or another training.
+    """Checks that the stored configuration of a run to resume agrees with the given one.
 
-    A folder without checkpoints has nothing to disagree with. Free to change is what `FREE_TO_CHANGE` names.
+    Parameters in `FREE_TO_CHANGE` may differ. A run without checkpoints is not resumed, so all parameters may differ.
+
+    Args:
+      model_dir: the run directory.
+      run_config: the given configuration; None for a run started from Python, which is not checked.
 
     Raises:
-      UserError: the stored configuration differs, with the differences; not with `run_config.override`.
+      UserError: the configurations differ and `run_config.override` is False. The message lists the differences.
     """
     stored = paths.join(model_dir, CONFIG)
     if run_config is None or not has_checkpoints(model_dir) or not paths.exists(stored):
@@ -111,27 +118,27 @@ def check_config(model_dir: str, run_config: RunConfig | None) -> None:
     from t5x_like import config  # gin is needed only where a configuration is given
 
     text = paths.read_text(stored)
-    if "train.train" not in text:  # it describes a model alone
-        raise _not_a_run(model_dir)
+    if "train.train" not in text:  # a converted checkpoint: the file only describes the model
+        raise _not_resumable(model_dir)
     differences = config.differences(text, run_config.text, free=FREE_TO_CHANGE)
     if differences and not run_config.override:
         raise UserError(
-            f"{model_dir} was trained with another configuration (stored → now):\n"
+            f"MODEL_DIR={model_dir} was trained with another configuration (stored → given):\n"
             + "\n".join(f"  {line}" for line in differences)
-            + "\nGive another MODEL_DIR, or the stored values, or accept the difference with --override_config."
+            + "\nGive another MODEL_DIR or the stored values, or accept the differences with --override_config."
         )
 
 
 def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None) -> int:
-    """The step to resume from; 0 for a new run.
+    """Returns the step to resume from; 0 for a new run.
 
     Args:
       checkpointer: the `Checkpoints` of the run.
-      model_dir: the run's folder, for the message.
-      run_config: whether damaged checkpoints may be deleted.
+      model_dir: the run directory, for error messages.
+      run_config: its `restore` decides whether damaged checkpoints are deleted first.
 
     Raises:
-      UserError: the newest checkpoint is damaged, or holds parameters alone, as `t5x_like convert` writes them.
+      UserError: the latest checkpoint is damaged, or has only parameters, as `t5x_like convert` writes it.
     """
     if run_config is not None and run_config.restore == "previous":
         checkpointer.delete_damaged()
@@ -140,20 +147,20 @@ def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None)
         return 0
     checkpointer.verify(newest)
     if "step" not in checkpointer.shapes(newest):
-        raise _not_a_run(model_dir)
+        raise _not_resumable(model_dir)
     return newest
 
 
-def _not_a_run(model_dir: str) -> UserError:
+def _not_resumable(model_dir: str) -> UserError:
     return UserError(
-        f"MODEL_DIR={model_dir} is not a run that can be resumed: its checkpoint has parameters, but no optimizer "
-        "state or data position (as `t5x_like convert` writes). Give a new MODEL_DIR, and start from these parameters "
-        f"with --gin.INITIAL_CHECKPOINT_PATH={model_dir}"
+        f"MODEL_DIR={model_dir} cannot be resumed: its checkpoint has parameters, but no optimizer state or data "
+        "position, as `t5x_like convert` writes it. Give a new MODEL_DIR, and start from these parameters with "
+        f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}"
     )
 
 
 def model_info(tree: Any, partitioner: Any) -> str:
-    """A line for each parameter: name, shape, logical axes, and how the mesh splits it; the last line counts them.
+    """Returns a table of the parameters: name, shape, logical axes and sharding. The last line has their number.
 
     Args:
       tree: parameters or their shapes.
@@ -181,10 +188,11 @@ def write_description(
     """Writes `model_info.txt` and `config.gin`.
 
     Args:
-      model_dir: the run's folder.
+      model_dir: the run directory.
       info: the text of `model_info.txt`.
       run_config: the resolved configuration; None for a run started from Python.
-      arguments: the arguments of `train` in a run started from Python. The file of a run with checkpoints is kept.
+      arguments: the arguments of `train` in a run started from Python, to derive `config.gin` from. If the run has
+        checkpoints, its existing file is kept.
     """
     paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
     stored = paths.join(model_dir, CONFIG)
@@ -196,22 +204,28 @@ def write_description(
         text, unknown = derive("t5x_like.train.train", arguments)
         if unknown:
             logging.info(
-                "%s: omits %s, which gin cannot express. If eval, infer or convert need them, pass them by --gin_file",
+                "%s omits %s, which gin cannot express. If eval, infer or convert need them, give them in a --gin_file",
                 *(stored, ", ".join(unknown)),
             )
         paths.write_atomic(stored, text)
 
 
 def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
-    """Describes what is saved of a run stopped after `step` with the newest checkpoint `newest`, and how to resume."""
+    """Describes what a run stopped after `step` has saved and how to resume it.
+
+    Args:
+      model_dir: the run directory.
+      newest: the step of the latest checkpoint, or None.
+      step: the last step of the run.
+    """
     if newest is None:
-        return f"step {step} is not saved, because SAVE_PERIOD=None. The same command starts from the beginning"
-    saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the newest checkpoint is {newest}"
+        return f"step {step} is not saved, because SAVE_PERIOD=None. The same command starts from step 0"
+    saved = f"saved step {step}" if newest == step else f"step {step} is not saved, the latest checkpoint is {newest}"
     return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
 
 
 def environment(partitioner: Any) -> dict[str, Any]:
-    """The properties, besides the arrays, that bit-exact resumption depends on."""
+    """Returns the properties of the environment that bit-exact resumption depends on, as JSON values."""
     return {
         "t5x_like": t5x_like.__version__,
         "jax": jax.__version__,
@@ -224,7 +238,12 @@ def environment(partitioner: Any) -> dict[str, Any]:
 
 
 def warn_if_environment_changed(about: Mapping[str, Any], partitioner: Any) -> None:
-    """Warns if the checkpoint described by `about` was written in another environment."""
+    """Logs a warning for each property of the environment that has changed since a checkpoint was written.
+
+    Args:
+      about: the result of `environment` that is stored with the checkpoint.
+      partitioner: the mesh and its rules.
+    """
     for name, now in environment(partitioner).items():
         if about.get(name) != now:
             logging.warning(
@@ -237,21 +256,21 @@ def warn_if_environment_changed(about: Mapping[str, Any], partitioner: Any) -> N
 
 @contextlib.contextmanager
 def closing(thing: Any) -> Iterator[Any]:
-    """As `contextlib.closing`, but if the body has failed, errors in closing are logged instead of raised."""
+    """Like `contextlib.closing`, but after an error in the body, an error in closing is logged instead of raised."""
     try:
         yield thing
     except BaseException:
         try:
             thing.close()
         except Exception as error:
-            logging.warning("%s was not closed properly: %s", type(thing).__name__, str(error).split("\n", 1)[0])
+            logging.warning("closing %s failed: %s", type(thing).__name__, str(error).split("\n", 1)[0])
         raise
     thing.close()
 
 
 @contextlib.contextmanager
 def explain_storage_errors(model_dir: str) -> Iterator[None]:
-    """Converts errors about an unwritable MODEL_DIR into `RunFailed`.
+    """Converts errors about an unwritable MODEL_DIR to `RunFailed`.
 
     Raises:
       RunFailed: instead of an error of the operating system or of a library that writes checkpoints.
@@ -261,7 +280,7 @@ def explain_storage_errors(model_dir: str) -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except Exception as error:
-        # A library's message may be long and name the reason last, so only the reason is shown.
+        # A library's message may be long and end with the reason, so only the reason is shown.
         reason = next((reason for reason in _UNWRITABLE if reason in str(error)), None)
         if reason is None and getattr(error, "errno", None) not in _UNWRITABLE.values():
             raise
@@ -277,6 +296,10 @@ class Status:
     As a context manager it writes `failed` with the reason on an error, and `preempted` on a signal. A start that ends
     before it has written `running` keeps the status of a finished run.
 
+    Args:
+      model_dir: the run directory.
+      enabled: whether to write; True only in process 0.
+
     Attributes:
       step: number of updates so far.
     """
@@ -284,7 +307,6 @@ class Status:
     STATES = ("running", "finished", "preempted", "failed")
 
     def __init__(self, model_dir: str, *, enabled: bool = True):
-        """Initializes without writing; never writes unless `enabled`."""
         self._model_dir, self._path, self._enabled = model_dir, paths.join(model_dir, STATUS), enabled
         self._has_run = False
         self.step = 0
@@ -306,15 +328,18 @@ class Status:
         return False
 
     def write(self, state: str, *, step: int, reason: str | None = None) -> None:
-        """Replaces the status. A status that cannot be written is warned about and ends nothing.
+        """Replaces the status. If it cannot be written, a warning is logged and the run continues.
 
         Args:
           state: one of `STATES`.
-          step: updates done so far.
-          reason: why, for `failed`.
+          step: number of updates so far.
+          reason: the reason for `failed` or `preempted`.
+
+        Raises:
+          ValueError: `state` is unknown.
         """
         if state not in self.STATES:
-            raise ValueError(f"state={state!r} is none of {self.STATES}")
+            raise ValueError(f"state={state!r}: unknown state. Give one of {self.STATES}")
         self._has_run = True
         if not self._enabled:
             return
@@ -328,11 +353,11 @@ class Status:
         }
         try:
             paths.write_despite_full_disk(self._path, json.dumps(status, indent=2) + "\n")
-        except Exception as error:  # stores raise errors of their own
+        except Exception as error:  # each store raises its own errors
             logging.warning("%s cannot be written: %s", self._path, error)
 
 
 def read_status(model_dir: str) -> Mapping[str, Any] | None:
-    """The status that a run wrote last, or None. A `running` whose process is gone was killed."""
+    """Returns the last status of a run, or None. A run with the state `running` may have been killed since."""
     path = paths.join(model_dir, STATUS)
     return json.loads(paths.read_text(path)) if paths.exists(path) else None

@@ -1,4 +1,4 @@
-"""MODEL_DIR/lock.json: at most one run at a time writes to a folder.
+"""The lock MODEL_DIR/lock.json, which ensures that only one run at a time writes to a run directory.
 
 The lock names its holder and a counter that the holder increments every `HEARTBEAT_SECONDS`. A second start fails while
 the holder is alive. It takes the lock over if the holder is dead (known for processes of this machine) or sends no
@@ -47,7 +47,7 @@ class _Holder:
       host, process: host name and process id.
       machine: boot id and process namespace, within which `process` is unique.
       process_start: start time of the process, which distinguishes it from a later process with the same id.
-      since: when the lock was taken, in seconds since 1970.
+      since: time at which the lock was taken, in seconds since 1970.
       beats: number of heartbeats sent.
       heartbeat: time of the last heartbeat, in seconds since 1970.
     """
@@ -89,24 +89,23 @@ class _Holder:
 
 
 class RunLock:
-    """The lock of a run directory, held while used as a context manager."""
+    """The lock of a run directory, held while used as a context manager.
+
+    Args:
+      model_dir: the run directory, local or in a store.
+      enabled: whether to take the lock; True only in process 0, which holds it for the whole run.
+      stale_seconds: a holder without a heartbeat for this long is considered dead.
+    """
 
     def __init__(self, model_dir: str, *, enabled: bool = True, stale_seconds: float = STALE_SECONDS):
-        """Initializes the lock without taking it.
-
-        Args:
-          model_dir: the run directory, local or in a store.
-          enabled: whether to take the lock; True only in process 0, which holds it for the whole run.
-          stale_seconds: a holder without a heartbeat for this long is considered dead.
-        """
         self._model_dir, self._path = model_dir, paths.join(model_dir, LOCK)
         self._enabled, self._stale = enabled, stale_seconds
         self._mine: _Holder | None = None
         self._lost: str | None = None
         self._confirmed = time.monotonic()
         self._ended = threading.Event()
-        self._beating = threading.Lock()
-        self._thread = threading.Thread(target=self._beat_until_closed, name="run lock", daemon=True)
+        self._heartbeat_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._send_heartbeats, name="run lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
         """Takes the lock; waits at most `stale_seconds` for a heartbeat of a holder on another machine.
@@ -139,27 +138,27 @@ class RunLock:
           RunInUse: the lock was lost; the message names the new holder.
         """
         if self._mine is not None and time.monotonic() - self._confirmed > self._stale / 2:
-            self._beat()
+            self._send_heartbeat()
         if self._lost:
             raise RunInUse(
                 f"MODEL_DIR={self._model_dir} was taken over by {self._lost}: this process sent no heartbeat for "
-                f"{self._stale:.0f} s. It stops without writing anything else"
+                f"{self._stale:.0f} s. It stops without further writes"
             )
 
     def _take_over(self, mine: _Holder) -> None:
-        holder, told = self._read(), False
+        holder, is_logged = self._read(), False
         started = time.monotonic()
         while not (why := self._why_free(holder, time.monotonic() - started)):
-            if not told:
+            if not is_logged:
                 logging.info(
                     "%s is held by %s: waiting at most %.0f s for its next heartbeat",
                     *(self._path, holder or "an unknown process", self._stale),
                 )
-                told = True
+                is_logged = True
             time.sleep(_POLL_SECONDS)
             now = self._read()
             if now is None and not paths.exists(self._path):
-                why = "its holder has just ended"
+                why = "its holder has just exited"
                 break
             if now is not None and holder is not None and (now.token, now.beats) != (holder.token, holder.beats):
                 raise self._in_use(now)
@@ -172,7 +171,7 @@ class RunLock:
             raise self._in_use(now)
 
     def _why_free(self, holder: _Holder | None, watched: float) -> str | None:
-        """The reason why a lock can be taken over, or None.
+        """Returns the reason why a lock can be taken over, or None.
 
         Raises:
           RunInUse: the holder is a running process of this machine.
@@ -193,12 +192,12 @@ class RunLock:
             f"{self._stale / 60:g} minutes, or at once after `rm {self._path}`"
         )
 
-    def _beat_until_closed(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS) and not self._lost:
-            self._beat()
+            self._send_heartbeat()
 
-    def _beat(self) -> None:
-        with self._beating:
+    def _send_heartbeat(self) -> None:
+        with self._heartbeat_lock:
             try:
                 holder = self._read()
                 if holder is not None and holder.token != self._mine.token:
@@ -207,7 +206,7 @@ class RunLock:
                 self._mine = dataclasses.replace(self._mine, beats=self._mine.beats + 1, heartbeat=time.time())
                 paths.write_despite_full_disk(self._path, _text(self._mine))
                 self._confirmed = time.monotonic()
-            except Exception as error:  # stores raise errors of their own; the next heartbeat may get through
+            except Exception as error:  # each store raises its own errors; the next heartbeat may succeed
                 logging.warning("%s: the heartbeat was not written: %s", self._path, error)
 
     def _read(self) -> _Holder | None:
@@ -222,7 +221,10 @@ def _text(holder: _Holder) -> str:
 
 
 def _machine() -> str:
-    """The boot id and the process namespace, which differs between containers; the host name without /proc."""
+    """Returns the boot id and the process namespace, which differs between containers.
+
+    Returns the host name on systems without /proc.
+    """
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -231,8 +233,8 @@ def _machine() -> str:
 
 
 def _process_start(process: int) -> str:
-    """The start time of a process of this machine in clock ticks since boot; empty if it does not run."""
-    if not os.path.exists("/proc/self/stat"):  # on macOS, only whether it runs is known
+    """Returns the start time of a process of this machine in clock ticks since boot, or "" if it does not run."""
+    if not os.path.exists("/proc/self/stat"):  # macOS has no /proc, so only whether the process runs is known
         try:
             os.kill(process, 0)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Starting from somebody else's parameters: INITIAL_CHECKPOINT_PATH."""
+"""Initializes a run from pretrained weights, given by INITIAL_CHECKPOINT_PATH."""
 
 import contextlib
 import re
@@ -11,6 +11,7 @@ from absl import logging
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.errors import UserError
+from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.checkpoints import Checkpoints
@@ -26,23 +27,28 @@ def restore(
     partitioner: Any,
     mapping: Sequence[tuple[str, str]] = (),
 ) -> tuple[Any, Any]:
-    """`(state, frozen)` with the parameters found at `path`; step, optimizer and data position stay fresh.
+    """Restores pretrained parameters. Step, optimizer and data position stay fresh.
 
-    The heads of the objective are restored too, where name and shape agree. A head of another shape, such as a
-    classifier of another task, stays freshly initialised, and so do parameters that `path` lacks; both are logged.
+    The heads of the objective are also restored if their names and shapes agree. A head of another shape, such as the
+    classifier of another task, stays freshly initialized, and so does a parameter that `path` does not have. Both are
+    logged.
 
     Args:
-      path: a run folder, its `checkpoints` folder, one step's folder in it, or a Hugging Face folder with safetensors.
-      state: a `TrainState` with freshly initialised parameters.
-      frozen: the frozen part of the parameters.
-      config: the model's configuration, which a Hugging Face folder must agree with.
-      partitioner: where the arrays go.
-      mapping: (regex, replacement) pairs, applied in order to each tensor name of this model and its heads (without
-        the leading `model/` or `objective/`) to give the checkpoint's; a name replaced by the empty string stays
-        freshly initialised.
+      path: a run directory, its `checkpoints` directory, one checkpoint in it, or a Hugging Face directory with
+        safetensors.
+      state: a `TrainState` with freshly initialized parameters.
+      frozen: the frozen parameters.
+      config: the configuration of the model; a Hugging Face directory must agree with it.
+      partitioner: the mesh and rules that place the arrays.
+      mapping: (regex, replacement) pairs that convert a tensor name of this model or its heads, without the leading
+        `model/` or `objective/`, to the name in the checkpoint. They are applied in order. A tensor whose name becomes
+        empty stays freshly initialized.
+
+    Returns:
+      `(state, frozen)` with the restored parameters.
 
     Raises:
-      UserError: a tensor of the model is there in another shape, or nothing of the model matches.
+      UserError: a tensor of the model has another shape at `path`, or no tensor of the model was found.
     """
     params = optimizers.merge(state.params, frozen)
     shapes = stacked_shapes(params, partitioner)
@@ -50,9 +56,12 @@ def restore(
     with _open(path, config, partitioner) as (stored, read):
         same = {name: other for name, other in wanted.items() if stored.get(other) == shapes[name].shape}
         other_shape = [name for name, other in wanted.items() if other in stored and name not in same]
-        _refuse(path, shapes, wanted, stored, [name for name in other_shape if name.startswith(MODEL)])
+        _check_shapes(path, shapes, wanted, stored, [name for name in other_shape if name.startswith(MODEL)])
         if not any(name.startswith(MODEL) for name in same):
-            raise UserError(f"{path} holds none of this model's tensors, such as {next(iter(wanted.values()))!r}")
+            raise UserError(
+                f"{path}: none of this model's tensors found, such as {next(iter(wanted.values()))!r}. Give a "
+                "checkpoint of this model, or map the names with `initial_mapping`"
+            )
         leaves = read({other: shapes[name] for name, other in same.items()})
         found = {name: leaves[other] for name, other in same.items()}
     _report(path, shapes, same, stored, other_shape)
@@ -63,30 +72,38 @@ def restore(
 
 
 def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dict[str, Any]:
-    """The parameters stored at `path`, `{"model": …, "objective": …}`, every tensor of them.
-
-    Args:
-      path, config, partitioner: as in `load_model`.
-      objective: whose heads are read too.
-
-    Raises:
-      UserError: a tensor is missing there, or has another shape.
-    """
-    network = partitioner.eval_shape(config.make, jax.random.key(0))
-    heads = partitioner.eval_shape(objective.init, jax.random.key(0), network)
-    return _load(path, {"model": network, "objective": heads}, config, partitioner)
-
-
-def load_model(path: str, config: Any, partitioner: Any) -> Any:
-    """The model stored at `path`, every tensor of it.
+    """Loads all parameters of a model and of the heads of an objective.
 
     Args:
       path: as in `restore`.
-      config: the model's configuration with nothing left open (see `partitioning.for_platform`).
-      partitioner: where the arrays go.
+      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      objective: the objective that owns the heads.
+      partitioner: the mesh and rules that place the arrays.
+
+    Returns:
+      `{"model": …, "objective": …}`.
 
     Raises:
-      UserError: a tensor is missing there, or has another shape.
+      UserError: a tensor is missing at `path` or has another shape there.
+    """
+    model = partitioner.eval_shape(config.make, jax.random.key(0))
+    heads = partitioner.eval_shape(objective.init, jax.random.key(0), model)
+    return _load(path, {"model": model, "objective": heads}, config, partitioner)
+
+
+def load_model(path: str, config: Any, partitioner: Any) -> Any:
+    """Loads all parameters of a model.
+
+    Args:
+      path: as in `restore`.
+      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      partitioner: the mesh and rules that place the arrays.
+
+    Returns:
+      The model.
+
+    Raises:
+      UserError: a tensor is missing at `path` or has another shape there.
     """
     return _load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
 
@@ -98,10 +115,11 @@ def _load(path, like, config, partitioner):
             own = [name for name in shapes if name.startswith(f"{root}/")]
             if missing := sorted(set(own) - set(stored)):
                 raise UserError(
-                    f"{path} lacks {len(missing)} of the {len(own)} tensors of this {root}, such as {missing[0]!r}"
+                    f"{path}: {len(missing)} of the {len(own)} tensors of this {root} not found, such as "
+                    f"{missing[0]!r}. Give a checkpoint of this {root}"
                 )
         other_shape = [name for name in shapes if stored[name] != shapes[name].shape]
-        _refuse(path, shapes, dict(zip(shapes, shapes, strict=True)), stored, other_shape)
+        _check_shapes(path, shapes, dict(zip(shapes, shapes, strict=True)), stored, other_shape)
         leaves = read(shapes)
     return parameters.rebuild(like, lay_out(leaves, parameters.named_leaves(partitioner.shardings(like))))
 
@@ -120,7 +138,7 @@ def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
-    """The shapes of the parameters at `path` by stored name, and a function that reads those of given shapes."""
+    """Yields the shapes of the parameters at `path` by stored name, and a function that reads the wanted ones."""
     if weight_files.is_huggingface(path):
         leaves = interop.read(path, config)
         yield (
@@ -152,29 +170,31 @@ def _below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
 
 
-def _refuse(path, shapes, wanted, stored, other_shape):
+def _check_shapes(path, shapes, wanted, stored, other_shape):
     for name in other_shape:
         raise UserError(
-            f"{path}: {wanted[name]} has shape {stored[wanted[name]]}, this model's {name} has {shapes[name].shape}"
+            f"{path}: {wanted[name]} has shape {stored[wanted[name]]}, but {name} of this model has shape "
+            f"{shapes[name].shape}. Give a checkpoint of this model, or change the configuration"
         )
 
 
 def locate(path: str) -> tuple[str, int | None]:
-    """The checkpoints folder that `path` means, and the step where it names one.
+    """Returns the `checkpoints` directory that `path` refers to, and the step if `path` names one.
 
-    `path` is a run folder, its `checkpoints` folder, or one step's folder in that.
+    Args:
+      path: a run directory, its `checkpoints` directory, or one checkpoint in it.
     """
-    folder = path.rstrip("/")
-    parent, _, last = folder.rpartition("/")
-    if last.isdigit() and parent.endswith("checkpoints"):
+    directory = path.rstrip("/")
+    parent, _, last = directory.rpartition("/")
+    if last.isdigit() and parent.endswith(CHECKPOINTS):
         return parent, int(last)
-    if last == "checkpoints":
-        return folder, None
-    return f"{folder}/checkpoints", None
+    if last == CHECKPOINTS:
+        return directory, None
+    return f"{directory}/{CHECKPOINTS}", None
 
 
 def find_step(path: str) -> int | None:
-    """The step of the checkpoint that `path` means, or None for a Hugging Face folder."""
+    """Returns the step of the checkpoint at `path`, or None for a Hugging Face directory."""
     if weight_files.is_huggingface(path):
         return None
     directory, step = locate(path)
@@ -194,7 +214,7 @@ def _report(path, shapes, present, stored, other_shape):
         )
     for label, names in (
         ("restored", present),
-        ("freshly initialised", set(shapes) - set(present)),
+        ("freshly initialized", set(shapes) - set(present)),
         ("ignored", set(stored) - set(present.values())),
     ):
         logging.info("%s: %s %d tensors: %s", path, label, len(names), ", ".join(sorted(names)) or "none")

@@ -1,4 +1,4 @@
-"""Directories with weights: detects their format, and explains why one cannot be read."""
+"""Detects the format of a directory with weights, and explains why one cannot be read."""
 
 import json
 
@@ -9,13 +9,13 @@ _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".index", "
 
 
 def is_huggingface(path: str) -> bool:
-    """Whether `path` is a Hugging Face folder with safetensors, as `save_pretrained` writes it."""
+    """Whether `path` is a Hugging Face directory with safetensors, as `save_pretrained` writes it."""
     names = paths.listdir(path)
     return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
 
 
 def explain_missing(path: str) -> str:
-    """Explains why `path`, neither a run nor a Hugging Face folder, has no readable weights, and what to do."""
+    """Explains why no weights can be read from `path`, which is not a run or Hugging Face directory, and what to do."""
     names = sorted(paths.listdir(path)) if paths.exists(path) else []
     others = [name for name in names if name.endswith(_OTHER_FORMATS)]
     if others:
@@ -27,9 +27,11 @@ def explain_missing(path: str) -> str:
         )
     if any(name.endswith(".safetensors") for name in names):
         lacking = "config.json" if "config.json" not in names else "model.safetensors"
-        return f"{path}: {lacking} not found next to {', '.join(names[:3])}. Give the folder that save_pretrained wrote"
+        return (
+            f"{path}: {lacking} not found next to {', '.join(names[:3])}. Give the directory that save_pretrained wrote"
+        )
     return (
-        f"{path}: no checkpoint found. Give a run directory, one of its checkpoints, or a Hugging Face folder with "
+        f"{path}: no checkpoint found. Give a run directory, one of its checkpoints, or a Hugging Face directory with "
         "config.json and model.safetensors"
     )
 

@@ -1,4 +1,4 @@
-"""The folder of a run: where it is, what describes it, and when a configuration no longer fits it."""
+"""The run directory: location, stored configuration, resumption, and status."""
 
 import json
 import uuid
@@ -42,7 +42,7 @@ def model_dir(request, tmp_path):
     return str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4().hex}/run"
 
 
-def test_new_folders_are_numbered(tmp_path, monkeypatch):
+def test_new_run_directories_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_directory.resolve(None) == str(tmp_path / "runs" / "1")
     assert run_directory.resolve(None) == str(tmp_path / "runs" / "2")
@@ -51,13 +51,13 @@ def test_new_folders_are_numbered(tmp_path, monkeypatch):
     assert run_directory.resolve(None) == str(tmp_path / "runs" / "11")
 
 
-def test_given_folders_become_absolute(tmp_path, monkeypatch):
+def test_given_directory_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     assert run_directory.resolve("mine") == str(tmp_path / "mine")
     assert run_directory.resolve("~/mine") == "/home/someone/mine"
     assert run_directory.resolve("gs://bucket/mine/") == "gs://bucket/mine"
-    with pytest.raises(ValueError, match="MODEL_DIR=3 is a int"):
+    with pytest.raises(ValueError, match="MODEL_DIR=3 has type int"):
         run_directory.resolve(3)
 
 
@@ -66,7 +66,7 @@ def start(model_dir, config):
     paths.write_atomic(paths.join(model_dir, "checkpoints", "5", "data"), b"")
 
 
-def test_another_model_is_refused_with_what_differs(model_dir):
+def test_changed_model_raises_and_lists_the_differences(model_dir):
     start(model_dir, run_config())
     run_directory.check_config(model_dir, run_config())
     with pytest.raises(ValueError, match=r"toy.Model.dim: 8 → 16\nGive another MODEL_DIR, .* --override_config"):
@@ -74,14 +74,14 @@ def test_another_model_is_refused_with_what_differs(model_dir):
     run_directory.check_config(model_dir, run_config(dim=16, override=True))
 
 
-def test_length_and_place_are_free_to_change(model_dir):
+def test_training_length_and_directories_may_change(model_dir):
     start(model_dir, run_config())
     run_directory.check_config(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
     with pytest.raises(ValueError, match="CachedSource.seed: 0 → 1"):
         run_directory.check_config(model_dir, run_config(seed=1))
 
 
-def test_a_run_without_checkpoints_or_without_configuration_has_nothing_to_disagree_with(model_dir):
+def test_configuration_is_not_checked_without_checkpoints_or_stored_configuration(model_dir):
     run_directory.check_config(model_dir, run_config())
     run_directory.write_description(model_dir, "info\n", run_config())
     run_directory.check_config(model_dir, run_config(dim=16))
@@ -89,7 +89,7 @@ def test_a_run_without_checkpoints_or_without_configuration_has_nothing_to_disag
     run_directory.check_config(model_dir, None)
 
 
-def test_status_tells_the_state_and_why(model_dir):
+def test_status_has_state_and_reason(model_dir):
     assert run_directory.read_status(model_dir) is None
     status = run_directory.Status(model_dir)
     status.write("running", step=3)
@@ -97,24 +97,24 @@ def test_status_tells_the_state_and_why(model_dir):
     status.write("failed", step=4, reason="ValueError: no")
     read = json.loads(paths.read_text(paths.join(model_dir, "status.json")))
     assert (read["state"], read["step"], read["reason"]) == ("failed", 4, "ValueError: no")
-    with pytest.raises(ValueError, match="state='done' is none of"):
+    with pytest.raises(ValueError, match="state='done': unknown state"):
         status.write("done", step=4)
     assert paths.listdir(model_dir) == ["status.json"]
 
 
-def test_a_disabled_status_writes_nothing(tmp_path):
+def test_disabled_status_writes_no_file(tmp_path):
     run_directory.Status(str(tmp_path), enabled=False).write("running", step=0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_model_info_lists_names_shapes_axes_and_sharding():
-    class Network(nnx.Module):
+    class Model(nnx.Module):
         def __init__(self):
             self.kernel = nnx.Param(jnp.zeros((16, 4)), axes=("embed", "mlp"))
             self.scale = nnx.Param(jnp.zeros(4), axes=("mlp",))
 
     partitioner = partitioning.Partitioner(rules="fsdp", ici={"fsdp": 8})
-    lines = run_directory.model_info({"model": Network()}, partitioner).splitlines()
+    lines = run_directory.model_info({"model": Model()}, partitioner).splitlines()
     assert [" ".join(line.split()) for line in lines[:3]] == [
         "parameter shape logical axes mesh sharding",
         "model/kernel [16 4] [embed mlp] [fsdp -]",
@@ -123,8 +123,8 @@ def test_model_info_lists_names_shapes_axes_and_sharding():
     assert lines[-1] == "68 parameters in 2 arrays"
 
 
-def save(folder, step, tree):
-    checkpointer = Checkpoints(f"{folder}/checkpoints")
+def save(directory, step, tree):
+    checkpointer = Checkpoints(f"{directory}/checkpoints")
     checkpointer.save(step, tree)
     checkpointer.wait()
     return checkpointer
@@ -138,7 +138,7 @@ def test_resumes_from_the_newest_checkpoint(tmp_path):
     assert run_directory.resume_step(checkpointer, str(tmp_path), None) == 3
 
 
-def test_a_damaged_checkpoint_is_passed_over_only_on_request(tmp_path):
+def test_damaged_checkpoint_is_skipped_only_on_request(tmp_path):
     for step in (3, 6):
         save(tmp_path, step, {"step": jnp.ones((), jnp.int32)}).close()
     (tmp_path / "checkpoints/6/feed/process_0_of_1.bin").write_bytes(b"damage")
@@ -149,14 +149,14 @@ def test_a_damaged_checkpoint_is_passed_over_only_on_request(tmp_path):
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_a_folder_of_parameters_is_not_a_run(tmp_path, step):
+def test_checkpoint_with_only_parameters_cannot_be_resumed(tmp_path, step):
     checkpointer = save(tmp_path, step, {"params": {"model": jnp.ones(2)}})
     with pytest.raises(UserError, match="--gin.INITIAL_CHECKPOINT_PATH="):
         run_directory.resume_step(checkpointer, str(tmp_path), None)
 
 
-def test_a_converted_folder_is_refused_before_its_configuration_is_compared(tmp_path):
+def test_converted_checkpoint_raises_before_its_configuration_is_compared(tmp_path):
     save(tmp_path, 0, {"params": {"model": jnp.ones(2)}}).close()
     (tmp_path / "config.gin").write_text("MODEL = @t5.T5Config()\n")
-    with pytest.raises(UserError, match="is not a run that can be resumed"):
+    with pytest.raises(UserError, match="cannot be resumed: its checkpoint has parameters"):
         run_directory.check_config(str(tmp_path), run_directory.RunConfig("TRAIN_STEPS = 1\n"))

@@ -1,4 +1,4 @@
-"""At most one run writes to a folder; who holds it is named, and what a dead process holds is taken over."""
+"""The lock of a run directory: a live holder is named in the error, and the lock of a dead one is taken over."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ def lock_path(model_dir):
 
 
 def leave_lock(model_dir, **changes):
-    """A lock as another process leaves it."""
+    """Writes a lock as another process would leave it."""
     holder = dataclasses.replace(run_lock._Holder.me(), **changes)
     paths.write_atomic(lock_path(model_dir), run_lock._text(holder))
     return holder
@@ -56,7 +56,7 @@ def test_second_start_raises_and_names_the_holder(model_dir):
         pass
 
 
-def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, caplog):
+def test_lock_of_a_killed_process_is_taken_over_immediately(tmp_path, caplog):
     code = (
         "import os, signal, sys; from t5x_like.training.run_lock import RunLock\n"
         "with RunLock(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
@@ -77,7 +77,7 @@ def test_reused_process_id_is_not_the_holder(model_dir):
         pass
 
 
-def test_another_machine_without_a_heartbeat_is_waited_for_and_then_replaced(model_dir, caplog):
+def test_lock_of_another_machine_without_heartbeat_is_taken_over_after_a_wait(model_dir, caplog):
     leave_lock(model_dir, machine="elsewhere", host="gone")
     started = time.monotonic()
     with RunLock(model_dir, stale_seconds=0.3):
@@ -85,13 +85,13 @@ def test_another_machine_without_a_heartbeat_is_waited_for_and_then_replaced(mod
     assert "it has sent no heartbeat for 0 s" in caplog.text and "host gone" in caplog.text
 
 
-def test_another_machine_that_sends_heartbeats_keeps_the_folder(model_dir):
+def test_lock_of_another_machine_with_heartbeats_is_kept(model_dir):
     holder = leave_lock(model_dir, machine="elsewhere", host="busy")
-    beat = threading.Timer(0.1, lambda: leave_lock(model_dir, **dataclasses.asdict(holder) | {"beats": 1}))
-    beat.start()
+    heartbeat = threading.Timer(0.1, lambda: leave_lock(model_dir, **dataclasses.asdict(holder) | {"beats": 1}))
+    heartbeat.start()
     with pytest.raises(RunInUse, match="host busy"), RunLock(model_dir, stale_seconds=30):
         pass
-    beat.join()
+    heartbeat.join()
     assert holder_of(model_dir).host == "busy"
 
 
@@ -101,7 +101,7 @@ def test_lock_over_an_hour_old_is_taken_over_immediately(model_dir):
         pass
 
 
-def test_a_lock_that_ends_while_it_is_watched_is_free(model_dir):
+def test_lock_released_during_the_wait_is_taken(model_dir):
     leave_lock(model_dir, machine="elsewhere")
     threading.Timer(0.1, lambda: paths.remove(lock_path(model_dir))).start()
     with RunLock(model_dir, stale_seconds=30):
@@ -117,7 +117,7 @@ def test_heartbeat_increments_the_counter(model_dir):
         lock.check()
 
 
-def test_a_holder_that_was_replaced_stops_and_leaves_the_new_lock(model_dir):
+def test_replaced_holder_raises_and_keeps_the_new_lock(model_dir):
     with RunLock(model_dir, stale_seconds=0.0) as lock:
         leave_lock(model_dir, token="another", host="newer")
         with pytest.raises(RunInUse, match="taken over by .* host newer"):
@@ -125,6 +125,6 @@ def test_a_holder_that_was_replaced_stops_and_leaves_the_new_lock(model_dir):
     assert holder_of(model_dir).host == "newer"
 
 
-def test_only_process_0_takes_the_lock(tmp_path):
+def test_disabled_lock_takes_no_lock(tmp_path):
     with RunLock(str(tmp_path)), RunLock(str(tmp_path), enabled=False) as other:
         other.check()

@@ -1,4 +1,4 @@
-"""INITIAL_CHECKPOINT_PATH: the model and its heads, from runs and from Hugging Face folders."""
+"""Pretrained weights of the model and its heads, from runs and from Hugging Face directories."""
 
 import dataclasses
 
@@ -28,13 +28,13 @@ def stored():
     return params_of(BERT, 0)
 
 
-@pytest.fixture(scope="module", params=["Hugging Face folder", "run"])
+@pytest.fixture(scope="module", params=["Hugging Face", "run"])
 def path(request, stored, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stored")
-    interop.to_huggingface(stored, BERT, str(folder / "there"))
+    directory = tmp_path_factory.mktemp("stored")
+    interop.to_huggingface(stored, BERT, str(directory / "huggingface"))
     if request.param == "run":
-        return convert(checkpoint_path=str(folder / "there"), output_path=str(folder / "run"))
-    return str(folder / "there")
+        return convert(checkpoint_path=str(directory / "huggingface"), output_path=str(directory / "run"))
+    return str(directory / "huggingface")
 
 
 def restored(path, params, mapping=()):
@@ -55,7 +55,7 @@ def test_heads_are_restored_with_the_model(path, stored, scan_layers):
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
-def test_a_head_of_another_shape_stays_fresh_and_is_named(path, caplog):
+def test_head_of_another_shape_stays_fresh_and_is_logged(path, caplog):
     params = params_of(BERT, 5)
     params["objective"]["next_sentence"].classifier.kernel.set_value(jax.numpy.full((8, 3), 7.0))
     with caplog.at_level("INFO", logger="absl"):
@@ -63,11 +63,11 @@ def test_a_head_of_another_shape_stays_fresh_and_is_named(path, caplog):
     name = "objective/next_sentence/classifier/kernel"
     np.testing.assert_array_equal(leaves[name], np.full((8, 3), 7.0))
     assert f"{name} is freshly initialized, because the stored shape differs from (8, 3)" in caplog.text
-    assert f"freshly initialised 1 tensors: {name}" in caplog.text
+    assert f"freshly initialized 1 tensors: {name}" in caplog.text
     assert f"ignored 1 tensors: {name}" in caplog.text
 
 
-def test_heads_that_the_objective_lacks_are_ignored(path, caplog):
+def test_stored_heads_without_a_counterpart_are_ignored(path, caplog):
     params = params_of(BERT, 5)
     with caplog.at_level("INFO", logger="absl"):
         leaves = restored(path, {"model": params["model"], "objective": {}})

@@ -1,4 +1,4 @@
-"""What is said of folders that hold no weights that can be read."""
+"""The format of directories with weights, and explanations of unreadable ones."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from t5x_like.training import weight_files
 
 
-def folder(tmp_path, *names, config=None):
+def directory(tmp_path, *names, config=None):
     for name in names:
         (tmp_path / name).touch()
     if config is not None:
@@ -16,12 +16,12 @@ def folder(tmp_path, *names, config=None):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_config_and_safetensors_are_a_hugging_face_folder(tmp_path, name):
-    assert weight_files.is_huggingface(folder(tmp_path, name, config={}))
+def test_config_and_safetensors_are_a_hugging_face_directory(tmp_path, name):
+    assert weight_files.is_huggingface(directory(tmp_path, name, config={}))
 
 
 def test_pickle_error_gives_conversion_command(tmp_path):
-    path = folder(tmp_path, "pytorch_model.bin", config={"architectures": ["T5ForConditionalGeneration"]})
+    path = directory(tmp_path, "pytorch_model.bin", config={"architectures": ["T5ForConditionalGeneration"]})
     assert not weight_files.is_huggingface(path)
     message = weight_files.explain_missing(path)
     assert "unsupported format of pytorch_model.bin, only safetensors" in message
@@ -32,7 +32,7 @@ def test_pickle_error_gives_conversion_command(tmp_path):
 
 def test_missing_file_next_to_safetensors_is_named(tmp_path):
     assert "config.json not found next to model.safetensors" in weight_files.explain_missing(
-        folder(tmp_path, "model.safetensors")
+        directory(tmp_path, "model.safetensors")
     )
 
 
