@@ -1,8 +1,8 @@
-"""What is measured, and where it goes: a JSONL file, TensorBoard, and the terminal.
+"""Metrics of a run, written to a JSONL file, TensorBoard and the terminal.
 
-A logged step of training has `loss` (that step's own, in nats a real target token), `accuracy`, `z_loss`,
-`learning_rate` (the one applied), `grad_norm` (before clipping), `param_norm`, and over the steps since the last row
-`tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and where they are known `mfu` and `peak_memory_bytes`.
+A row of a training step has `loss` (of that step alone, in nats per real target token), `accuracy`, `z_loss`,
+`learning_rate` (as applied), `grad_norm` (before clipping) and `param_norm`. It also has rates over the steps since the
+last row: `tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and if known `mfu` and `peak_memory_bytes`.
 """
 
 from t5x_like.metrics.progress import Progress

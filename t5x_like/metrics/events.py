@@ -1,7 +1,7 @@
 """Writes scalars to TensorBoard event files.
 
-tensorboardX would import torch if it is installed, which takes seconds at every start, and its writer thread dies on a
-full disk; TensorFlow is not always installed. A scalar only needs five fields of two messages:
+No library is used: tensorboardX imports torch if it is installed, which takes seconds at each start, and its writer
+thread dies on a full disk. TensorFlow is not always installed. A scalar only needs five fields of two messages:
 https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto and summary.proto, in
 records as https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details describes them.
 """
@@ -72,12 +72,14 @@ class EventFiles:
     bucket, the file is written locally and copied on each flush.
 
     If the files cannot be written, one warning is logged and training continues without them.
+
+    Args:
+      model_dir: the run directory, local or in a bucket.
     """
 
     def __init__(self, model_dir: str):
-        """Initializes without opening a file."""
         self._target = paths.join(model_dir, "tensorboard")
-        self._folder = str(paths.local(self._target)) if paths.is_local(model_dir) else None
+        self._directory = str(paths.local(self._target)) if paths.is_local(model_dir) else None
         self._temporary: str | None = None
         self._file = None
 
@@ -85,13 +87,13 @@ class EventFiles:
         """Starts a file whose events replace those after `step`."""
         self.close()
         try:
-            if self._folder is None:
+            if self._directory is None:
                 self._temporary = tempfile.mkdtemp(prefix="t5x_like_tensorboard_")
-            folder = self._folder or self._temporary
-            os.makedirs(folder, exist_ok=True)
+            directory = self._directory or self._temporary
+            os.makedirs(directory, exist_ok=True)
             # TensorBoard reads files in the order of their names, so starts within a second need different names.
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-            self._file = open(os.path.join(folder, name), "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self._file = open(os.path.join(directory, name), "ab", buffering=0)  # noqa: SIM115 (closed by close)
         except OSError as error:
             self._give_up(error)
         self._write(_event(0, _field(3, _BYTES, b"brain.Event:2")))
@@ -108,7 +110,7 @@ class EventFiles:
         try:
             with open(self._file.name, "rb") as file:
                 paths.write_atomic(paths.join(self._target, os.path.basename(self._file.name)), file.read())
-        except Exception as error:  # stores raise errors of their own
+        except Exception as error:  # each store raises its own errors
             self._give_up(error)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is, on the terminal: a bar where there is one, plain lines elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `m:ss` or `h:mm:ss`."""
+    """Formats seconds as `m:ss` or `h:mm:ss`."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
@@ -23,7 +23,7 @@ def duration(seconds: float) -> str:
 
 
 def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
-    """The numbers of a row that are worth watching, such as `loss 5.43  tokens/s 9,123  lr 0.01  eta 1:23`."""
+    """Formats the main metrics of a row, such as `loss 5.43  tokens/s 9,123  lr 0.01  eta 1:23`."""
     parts = []
     if "loss" in row:
         parts.append(f"loss {row['loss']:.3f}")
@@ -38,11 +38,14 @@ def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
     return "  ".join(parts)
 
 
-class _Reporting:
-    """A text stream that never raises: on the first failed write, it logs a warning and drops all further output."""
+class _SafeStream:
+    """A text stream that never raises. After the first failed write it logs a warning and drops all further output.
+
+    Args:
+      stream: the stream to write to. None, Python's value for a closed standard output, drops all output.
+    """
 
     def __init__(self, stream: TextIO | None):
-        """Wraps `stream`; None, Python's value for a closed standard output, drops all output."""
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
@@ -63,7 +66,7 @@ class _Reporting:
             return
         try:
             getattr(self._stream, method)(*arguments)
-        except (OSError, ValueError) as error:  # full, a pipe that nobody reads, closed
+        except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, or a closed stream
             stream, self._stream = self._stream, None
             logging.warning("standard output cannot be written: %s. Training continues without progress output", error)
             _drain(stream)
@@ -78,19 +81,18 @@ def _drain(stream: TextIO) -> None:
 
 
 class Progress:
-    """Shows the steps of a run; use it as a context manager around the loop."""
+    """Shows the steps of a run. Use it as a context manager around the loop.
+
+    Args:
+      total_steps: the step at which the run ends.
+      start: the step at which it starts.
+      enabled: whether to show anything; True only in one process.
+      console: the console to write to; standard output by default.
+    """
 
     def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
-        """Shows nothing yet.
-
-        Args:
-          total_steps: the step at which the run ends.
-          start: the step it starts from.
-          enabled: False shows nothing at all, as on all processes but one.
-          console: where to; standard output by default.
-        """
         self._total, self._start, self._enabled = total_steps, start, enabled
-        self._console = console or Console(file=_Reporting(sys.stdout), highlight=False)
+        self._console = console or Console(file=_SafeStream(sys.stdout), highlight=False)
         self._bar: Bar | None = None
         self._task = None
 
@@ -108,7 +110,12 @@ class Progress:
             self._bar = None
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
-        """Shows that `step` updates are done, the last of them with the metrics `row`."""
+        """Shows the current step.
+
+        Args:
+          step: number of updates so far.
+          row: metrics of the last update.
+        """
         shown = describe(row, self._total - step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=shown)
@@ -122,6 +129,6 @@ class Progress:
 
     def _print(self, line: str) -> None:
         if self._enabled:
-            # Not folded at the console's width: a log is read by programs too.
+            # Lines are not wrapped, so that programs can parse a log.
             self._console.print(line, soft_wrap=True, markup=False)
             self._console.file.flush()

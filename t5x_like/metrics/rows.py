@@ -1,10 +1,10 @@
-"""Rows of metrics on disk: `MODEL_DIR/metrics.jsonl` and TensorBoard.
+"""Writes and reads rows of metrics: `MODEL_DIR/metrics.jsonl` and TensorBoard.
 
-A row is one JSON object: `step`, `split`, then the scalars at full precision. JSON has no NaN and no infinity, so a
-value that is not finite is written as `null` and read back as NaN.
+A row is a JSON object with `step`, `split` and the scalars at full precision. JSON cannot represent NaN or infinity, so
+non-finite values are written as `null` and read as NaN.
 
-The rows of a run that was killed and resumed are those of one that was not: rows up to step s are durable before the
-checkpoint of step s commits (`flush`), and a run that restores step s first removes every row past s (`rewind`).
+A killed and resumed run has the same rows as an uninterrupted run: rows up to step s are durable before the checkpoint
+of step s commits (`flush`), and a run that restores step s first removes all later rows (`rewind`).
 """
 
 import contextlib
@@ -23,38 +23,38 @@ from t5x_like.metrics.events import EventFiles
 Scalars = Mapping[str, float | int | None]
 
 _FILE = "metrics.jsonl"
-_FOLDER = "metrics"
+_DIRECTORY = "metrics"
 _OBJECT = re.compile(r"^(?P<incarnation>\d{5})-after-(?P<step>\d+)\.jsonl$")
-# A store's object is written anew as a whole, so not for each row; a run is at most this many seconds ahead of it.
+# An object in a store can only be replaced as a whole, so rows are uploaded at most this often.
 _UPLOAD_SECONDS = 60.0
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """The rows of a run in the order they were written, each (step, split) once.
+    """Reads the rows of a run in the order of writing, with each (step, split) once.
 
     Args:
-      model_dir: the run's folder, local, in a bucket, or a local copy of one that was in a bucket.
+      model_dir: the run directory: a local path, a URL of a bucket, or a local copy of a directory from a bucket.
 
     Returns:
-      A dictionary a row; what was not finite is NaN. A torn last line, which a killed run may leave, is left out.
+      A dictionary per row. Non-finite values are NaN. An incomplete last line of a killed run is ignored.
 
     Raises:
-      UserError: a line is not a row, naming file and line.
+      UserError: a line is not a row. The message names file and line.
     """
     file = paths.join(model_dir, _FILE)
     if paths.is_local(model_dir) and paths.exists(file):
         return _unique(_parse(file))
-    folder = paths.join(model_dir, _FOLDER)
+    directory = paths.join(model_dir, _DIRECTORY)
     rows: list[dict[str, Any]] = []
-    for name in paths.listdir(folder):
+    for name in paths.listdir(directory):
         if match := _OBJECT.match(name):
             rows = [row for row in rows if row["step"] <= int(match["step"])]
-            rows += _parse(paths.join(folder, name))
+            rows += _parse(paths.join(directory, name))
     return _unique(rows)
 
 
 def _parse(file: str) -> list[dict[str, Any]]:
-    *lines, _ = paths.read_text(file).split("\n")  # the last one is empty or torn
+    *lines, _ = paths.read_text(file).split("\n")  # the last line is empty or incomplete
     rows = []
     for number, line in enumerate(lines, 1):
         if not line:
@@ -66,7 +66,7 @@ def _parse(file: str) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or not {"step", "split"} <= row.keys():
             raise _not_a_row(file, number, "not an object with `step` and `split`")
         if not isinstance(row["step"], int) or not isinstance(row["split"], str):
-            raise _not_a_row(file, number, f"step={row['step']!r}, split={row['split']!r} are not a number and a name")
+            raise _not_a_row(file, number, f"step={row['step']!r}, split={row['split']!r}: not an integer and a name")
         rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
 
@@ -76,7 +76,7 @@ def _not_a_row(file: str, number: int, problem: str) -> UserError:
 
 
 def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each (step, split): the last one, in the place of the first."""
+    """Keeps one row per (step, split): the last one, at the position of the first."""
     return list({(row["step"], row["split"]): row for row in rows}.values())
 
 
@@ -88,30 +88,29 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 class MetricsWriter:
-    """Writes the rows of one run. Call `rewind` once before the first `write`."""
+    """Writes the rows of one run. Call `rewind` once before the first `write`.
+
+    Args:
+      model_dir: the run directory, local or in a bucket.
+      enabled: whether to write; True only in one process. If False, all methods do nothing.
+      tensorboard: whether to also write TensorBoard event files to `model_dir/tensorboard`.
+    """
 
     def __init__(self, model_dir: str, *, enabled: bool = True, tensorboard: bool = True):
-        """Opens nothing yet.
-
-        Args:
-          model_dir: the run's folder, local or in a bucket.
-          enabled: False on all processes but one: then every method does nothing.
-          tensorboard: whether the same scalars go to TensorBoard event files in `model_dir/tensorboard`.
-        """
         self._model_dir, self._enabled = model_dir, enabled
         self._rows = (_AppendedFile if paths.is_local(model_dir) else _StoredObjects)(model_dir)
         self._events = EventFiles(model_dir) if tensorboard else None
-        self._last: dict[str, int] | None = None  # the last step of each split, once it is known
+        self._last: dict[str, int] | None = None  # the last step of each split; None before `rewind`
 
     def rewind(self, step: int) -> None:
-        """Makes the record that of a run that has just finished `step`: later rows and torn lines are removed.
+        """Removes rows after `step` and incomplete lines.
 
         Args:
-          step: the step that was restored; 0 for a fresh start.
+          step: the restored step; 0 for a new run.
 
         Raises:
-          UserError: a line of the record is not a row.
-          RunFailed: the record cannot be written.
+          UserError: a line of the file is not a row.
+          RunFailed: the file cannot be written.
         """
         if not self._enabled:
             return
@@ -119,60 +118,64 @@ class MetricsWriter:
         self._last = {}
         for row in kept:
             self._last[row["split"]] = max(row["step"], self._last.get(row["split"], -1))
-        with _explained(self._model_dir):
+        with _explain_write_errors(self._model_dir):
             self._rows.rewind(step, kept)
         if self._events:
             self._events.rewind(step)
 
     def write(self, step: int, split: str, scalars: Scalars) -> None:
-        """Records the scalars of a step.
+        """Writes the scalars of a step.
 
         Args:
-          step: the number of updates done; larger than that of every earlier row of this split.
-          split: `train`, `validation`, …
-          scalars: by name; those that are None are not known here and left out.
+          step: number of updates so far; larger than in all earlier rows of the split.
+          split: `train` or `validation`, for example.
+          scalars: values by name. Values that are None are omitted.
 
         Raises:
           ValueError: the split has a row for this step or a later one, or `rewind` has not been called.
-          RunFailed: the row cannot be written, as where the disk is full.
+          RunFailed: the row cannot be written, for example because the disk is full.
         """
         if not self._enabled:
             return
         if self._last is None:
-            raise ValueError("call rewind(step) before the first write: it says which rows of an earlier start stay")
+            raise ValueError("call rewind(step) before the first write, to remove later rows of an earlier start")
         if step <= self._last.get(split, -1):
-            raise ValueError(f"metrics of step {step}, split {split!r}, come after those of step {self._last[split]}")
+            raise ValueError(f"step {step}, split {split!r}: not after the last written step {self._last[split]}")
         self._last[split] = step
         known = {name: value for name, value in scalars.items() if value is not None}
-        with _explained(self._model_dir):
+        with _explain_write_errors(self._model_dir):
             self._rows.append(_line({"step": step, "split": split, **known}))
         if self._events:
             self._events.append(step, split, known)
 
     def flush(self) -> None:
-        """Returns when every row written so far is durable.
+        """Blocks until all rows written so far are durable.
 
         Raises:
-          RunFailed: the rows cannot be written, as where the disk is full.
+          RunFailed: the rows cannot be written, for example because the disk is full.
         """
         if self._enabled:
-            with _explained(self._model_dir):
+            with _explain_write_errors(self._model_dir):
                 self._rows.flush()
             if self._events:
                 self._events.flush()
 
     def close(self) -> None:
-        """Flushes and closes the files; raises as `flush`."""
+        """Flushes and closes the files.
+
+        Raises:
+          RunFailed: the rows cannot be written.
+        """
         if self._enabled:
             if self._events:
                 self._events.close()
-            with _explained(self._model_dir):
+            with _explain_write_errors(self._model_dir):
                 self._rows.close()
 
 
 @contextlib.contextmanager
-def _explained(model_dir: str) -> Iterator[None]:
-    """Converts an error on writing the record, which ends the run; other outputs only warn."""
+def _explain_write_errors(model_dir: str) -> Iterator[None]:
+    """Converts an error on writing rows to `RunFailed`, which ends the run. Other outputs only log a warning."""
     try:
         yield
     except OSError as error:
@@ -183,7 +186,7 @@ def _explained(model_dir: str) -> Iterator[None]:
 
 
 class _AppendedFile:
-    """Rows in one local file that grows; whoever follows it sees each row at once."""
+    """Rows in one local file. Each row is visible to readers immediately."""
 
     def __init__(self, model_dir: str):
         self._path = paths.join(model_dir, _FILE)
@@ -213,20 +216,22 @@ class _AppendedFile:
 
 
 class _StoredObjects:
-    """Rows in a store that cannot append: one object for each start of the run, `metrics/<n>-after-<step>.jsonl`.
+    """Rows in a store that cannot append: one object per start of the run, `metrics/<n>-after-<step>.jsonl`.
 
-    The name says after which step its rows begin, so the reader knows which rows of earlier objects it replaces.
+    The name has the step after which the rows begin, so the reader knows which rows of earlier objects they replace.
     """
 
     def __init__(self, model_dir: str):
-        self._folder = paths.join(model_dir, _FOLDER)
+        self._directory = paths.join(model_dir, _DIRECTORY)
         self._path: str | None = None
         self._lines: list[str] = []
         self._uploaded = time.monotonic()
 
     def rewind(self, step: int, kept: list[dict[str, Any]]) -> None:
-        earlier = [int(match["incarnation"]) for name in paths.listdir(self._folder) if (match := _OBJECT.match(name))]
-        self._path = paths.join(self._folder, f"{max(earlier, default=-1) + 1:05d}-after-{step}.jsonl")
+        earlier = [
+            int(match["incarnation"]) for name in paths.listdir(self._directory) if (match := _OBJECT.match(name))
+        ]
+        self._path = paths.join(self._directory, f"{max(earlier, default=-1) + 1:05d}-after-{step}.jsonl")
         self._lines = []
         self.flush()
 

@@ -1,18 +1,19 @@
-"""How fast a run is: tokens a second, model FLOPs utilisation, and what the devices' memory held."""
+"""Measures the speed of a run: tokens per second, model FLOPs utilization and peak device memory."""
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
-# Dense bfloat16 peak, FLOP/s for one JAX device, by the beginning of its `device_kind`; the longest match counts. A v2,
-# v3 or TPU7x chip is two JAX devices, so its peak is halved. Sources: cloud.google.com/tpu/docs (a page a version, its
-# "peak compute per chip") and NVIDIA's data sheets (tensor core figures without sparsity).
+# Dense bfloat16 peak in FLOP/s per JAX device, by a prefix of its `device_kind`; the longest match counts. A v2, v3 or
+# TPU7x chip is two JAX devices, so its peak is halved. Sources: cloud.google.com/tpu/docs ("peak compute per chip" on
+# the page of each version) and NVIDIA's data sheets (tensor cores without sparsity).
 PEAK_FLOPS = {
     "TPU v2": 45e12 / 2,
     "TPU v3": 123e12 / 2,
     "TPU v4": 275e12,
     "TPU v4 lite": 138e12,
-    "TPU v5": 459e12,  # what a v5p calls itself
+    "TPU v5": 459e12,  # the `device_kind` of a v5p
     "TPU v5p": 459e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
@@ -34,38 +35,40 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The bfloat16 peak of one device in FLOP/s, or None where it is not known, as for CPUs."""
+    """Returns the bfloat16 peak of one device in FLOP/s, or None if it is unknown, as for CPUs."""
     known = [kind for kind in PEAK_FLOPS if re.match(re.escape(kind) + r"(?![a-zA-Z0-9])", device_kind)]
     return PEAK_FLOPS[max(known, key=len)] if known else None
 
 
 def mfu(model_flops_per_step: float, seconds: float, device_kind: str, num_devices: int) -> float | None:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B): what the model needs over what the devices could do.
+    """Computes the model FLOPs utilization (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 
-        mfu = model_flops_per_step / (seconds · num_devices · peak bfloat16 FLOP/s of a device)
+        mfu = model_flops_per_step / (seconds · num_devices · peak bfloat16 FLOP/s per device)
 
     Args:
-      model_flops_per_step: of one update, forward and backward, a multiply-add as two; without what rematerialisation
-        computes again, whatever the precision.
-      seconds: a step takes.
-      device_kind: as JAX names it.
-      num_devices: that share a step.
+      model_flops_per_step: FLOPs of the forward and backward pass of one update, at any precision. A multiply-add
+        counts as two. Recomputation by rematerialization does not count.
+      seconds: duration of a step.
+      device_kind: the device kind as JAX names it.
+      num_devices: number of devices.
 
     Returns:
-      A number between 0 and 1, or None where the peak is not known.
+      A number between 0 and 1, or None if the peak is unknown.
     """
     peak = peak_flops(device_kind)
     return None if peak is None or seconds <= 0 else model_flops_per_step / (seconds * num_devices * peak)
 
 
 class Throughput:
-    """Tokens and seconds since the last reading, without the time that evaluations and checkpoints take."""
+    """Measures tokens and seconds per step, without the time of evaluations and checkpoints.
 
-    def __init__(self, flops_per_step: float | None, devices: Any, *, now=time.monotonic):
-        """Measures steps of `flops_per_step` model FLOPs (None where unknown) on an array or list of JAX devices.
+    Args:
+      flops_per_step: model FLOPs per step, see `mfu`; None if unknown.
+      devices: an array or list of the JAX devices of the run.
+      now: the clock, in seconds.
+    """
 
-        `now` is the clock, in seconds.
-        """
+    def __init__(self, flops_per_step: float | None, devices: Any, *, now: Callable[[], float] = time.monotonic):
         self._flops, self._now = flops_per_step, now
         self._devices = list(getattr(devices, "flat", devices))
         self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
@@ -73,7 +76,11 @@ class Throughput:
         self._wait_seen = 0.0
 
     def start(self, wait_seconds: float) -> None:
-        """Starts the clock; `wait_seconds` is what the feed has waited for data altogether so far."""
+        """Starts the clock.
+
+        Args:
+          wait_seconds: total time that the feed has waited for data so far.
+        """
         self._since, self._wait_seen = self._now(), wait_seconds
 
     resume = start
@@ -85,19 +92,24 @@ class Throughput:
             self._since = None
 
     def count(self, tokens: float, wait_seconds: float) -> None:
-        """One more step is done, of `tokens` real tokens; the feed has waited `wait_seconds` altogether."""
+        """Counts a finished step.
+
+        Args:
+          tokens: number of real tokens of the step.
+          wait_seconds: total time that the feed has waited for data so far.
+        """
         self._steps += 1
         self._tokens += tokens
         self._waited += wait_seconds - self._wait_seen
         self._wait_seen = wait_seconds
 
     def rates(self) -> dict[str, float | None]:
-        """What was measured since the last call; starts the next window.
+        """Returns the rates since the last call and starts the next window.
 
         Returns:
-          `tokens_per_second`, `seconds_per_step`, `data_wait_fraction` (the part of the time spent waiting for data),
-          and, None where it is not known, `mfu` and `peak_memory_bytes` (the fullest of this process's devices). All
-          rates are None where no step was counted.
+          `tokens_per_second`, `seconds_per_step`, `data_wait_fraction` (fraction of the time spent waiting for data),
+          `mfu`, and `peak_memory_bytes` (maximum over the devices of this process). `mfu` and `peak_memory_bytes` are
+          None if unknown. The other values are None if no step was counted.
         """
         paused = self._since is None
         self.pause()

@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, on by default: the next start reads its programs instead of compiling them.
+"""JAX's persistent compilation cache. It is on by default: the next start reads programs instead of compiling them.
 
 The cached executable is byte-identical to the compiled one, so a resumed run computes the same bits.
 """
@@ -19,9 +19,9 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.runtime import cpu
 
-# The macro with the directory of the cache; None disables the cache.
+# The macro that sets the directory of the cache; None disables the cache.
 MACRO = "COMPILATION_CACHE_DIR"
-FOLDER = "compilation_cache"
+SUBDIRECTORY = "compilation_cache"
 # Limit of a local cache: the programs of dozens of configurations. JAX removes the least recently used ones.
 MAX_BYTES = 4 * 2**30
 _HIT, _STORED = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
@@ -29,9 +29,9 @@ _HIT, _STORED = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cac
 
 @dataclasses.dataclass
 class _Use:
-    """Numbers of programs that were read and stored since `persistent` was entered, and the numbers last logged."""
+    """Counts the programs read and stored since `persistent` was entered, and keeps the counts last logged."""
 
-    folder: str
+    directory: str
     found: int = 0
     stored: int = 0
     logged: tuple[int, int] = (0, 0)
@@ -48,14 +48,14 @@ def choose_directory(macros: Mapping[str, Any], run_directory: str | None) -> st
     """Chooses the cache directory: `COMPILATION_CACHE_DIR`, else the run's bucket, else the user's cache directory.
 
     Args:
-      macros: of the configuration.
-      run_directory: the folder of the run, if it has one.
+      macros: the macros of the configuration.
+      run_directory: the run directory, or None.
 
     Returns:
       A local path or URL, or None for no cache.
 
     Raises:
-      UserError: `COMPILATION_CACHE_DIR` is neither text nor None.
+      UserError: `COMPILATION_CACHE_DIR` is not text or None.
     """
     if MACRO in macros:
         value = macros[MACRO]
@@ -63,9 +63,9 @@ def choose_directory(macros: Mapping[str, Any], run_directory: str | None) -> st
             raise UserError(f"{MACRO}={value!r}: not a path. Give a path or URL as text, or None for no cache.")
         return str(paths.local(value).absolute()) if value and paths.is_local(value) else value
     if run_directory and not paths.is_local(run_directory):
-        return paths.join(run_directory, FOLDER)
+        return paths.join(run_directory, SUBDIRECTORY)
     caches = os.environ.get("XDG_CACHE_HOME") or paths.join(os.path.expanduser("~"), ".cache")
-    return paths.join(caches, "t5x_like", FOLDER)
+    return paths.join(caches, "t5x_like", SUBDIRECTORY)
 
 
 @contextlib.contextmanager
@@ -76,28 +76,28 @@ def persistent(directory: str | None) -> Iterator[None]:
     logged and nothing is cached.
 
     Args:
-      directory: a local path or URL, see `choose_directory`; it gets a subdirectory per kind of CPU.
+      directory: a local path or URL, see `choose_directory`. It gets a subdirectory per kind of CPU.
     """
     global _active
-    folder = jax.config.jax_compilation_cache_dir
+    cache_dir = jax.config.jax_compilation_cache_dir
     with contextlib.ExitStack() as settings:
-        if directory and not folder:
-            folder = paths.join(directory, cpu.fingerprint())
+        if directory and not cache_dir:
+            cache_dir = paths.join(directory, cpu.fingerprint())
             try:
-                _prepare(folder)
+                _prepare(cache_dir)
             except Exception as error:  # file systems raise errors of many types, and a run works without a cache
                 logging.warning(
                     "compilation cache %s: not writable (%s: %s). Programs are compiled at every start. Set another "
                     "directory with --gin.%s=…, or None for no cache.",
-                    *(folder, type(error).__name__, error, MACRO),
+                    *(cache_dir, type(error).__name__, error, MACRO),
                 )
-                folder = None
+                cache_dir = None
             else:
-                _configure(folder, settings)
-        if not folder or not jax.config.jax_enable_compilation_cache:
+                _configure(cache_dir, settings)
+        if not cache_dir or not jax.config.jax_enable_compilation_cache:
             yield
             return
-        outer, use = _active, _Use(folder)
+        outer, use = _active, _Use(cache_dir)
         _active = use
         jax.monitoring.register_event_listener(use.count)
         try:
@@ -113,17 +113,17 @@ def log_use() -> None:
     if _active is None or (_active.found, _active.stored) == _active.logged:
         return
     _active.logged = (_active.found, _active.stored)
-    logging.info("compilation cache %s: %d programs found, %d compiled", _active.folder, *_active.logged)
+    logging.info("compilation cache %s: %d programs found, %d compiled", _active.directory, *_active.logged)
 
 
-def _prepare(folder: str) -> None:
+def _prepare(cache_dir: str) -> None:
     """Creates the directory, checks that it is writable, and removes incomplete entries of killed processes."""
-    if not paths.is_local(folder):
-        probe = paths.join(folder, f"probe-{uuid.uuid4().hex}")
+    if not paths.is_local(cache_dir):
+        probe = paths.join(cache_dir, f"probe-{uuid.uuid4().hex}")
         paths.write_atomic(probe, "")
         paths.remove(probe)
         return
-    local = paths.local(folder)
+    local = paths.local(cache_dir)
     local.mkdir(parents=True, exist_ok=True)
     probe = local / f"probe-{uuid.uuid4().hex}"
     probe.touch()
@@ -135,10 +135,10 @@ def _prepare(folder: str) -> None:
                 program.unlink()
 
 
-def _configure(folder: str, settings: contextlib.ExitStack) -> None:
-    """Configures JAX to use the directory until `settings` is closed."""
-    values = {"jax_compilation_cache_dir": folder}
-    if not paths.is_local(folder):
+def _configure(cache_dir: str, settings: contextlib.ExitStack) -> None:
+    """Configures JAX to use the cache directory until `settings` is closed."""
+    values = {"jax_compilation_cache_dir": cache_dir}
+    if not paths.is_local(cache_dir):
         # Neither XLA's own caches nor the lock file that a size limit needs work in a bucket.
         values["jax_persistent_cache_enable_xla_caches"] = "none"
     elif jax.config.jax_compilation_cache_max_size == -1:

@@ -1,4 +1,4 @@
-"""Format and filter of log lines, for commands and for runs started from Python. Imports no heavy modules."""
+"""Formats and filters log lines, for commands and for runs started from Python. Imports no heavy modules."""
 
 import contextlib
 import logging
@@ -17,10 +17,10 @@ class _Handler(logging.StreamHandler):
 
 
 def handler(*, everything: bool = False) -> logging.Handler:
-    """Creates a handler that shows log lines of this project and the user's modules, and warnings of other packages.
+    """Creates a handler for log lines of this project and the user's modules, and for warnings of other packages.
 
     Args:
-      everything: whether to show all lines of other packages, too.
+      everything: whether to also show all other lines of other packages.
     """
     here = os.path.dirname(os.path.abspath(t5x_like.__file__))
     own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
@@ -39,7 +39,7 @@ def handler(*, everything: bool = False) -> logging.Handler:
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Shows log lines of level info while the context is active, unless the application has configured logging.
+    """Shows log lines from level info on while the context is active, unless the application has configured logging.
 
     The previous state is restored on exit, so that an application can configure logging later.
     """

@@ -1,4 +1,4 @@
-"""Being asked to stop, by a signal or the cloud, and agreeing on it where there are several processes."""
+"""Requests to stop a run, by a signal or a preemption notice, on which all processes agree."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.runtime import stop_signals
 
-# Where Google's machines learn what is about to happen to them, and what a machine answers that is about to go.
+# Keys of the metadata server of Google Cloud machines, and the values that announce the end of the machine.
 # https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 METADATA_HOST = "GCE_METADATA_HOST"
 _NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
@@ -23,20 +23,20 @@ _POLL_SECONDS = 5.0
 
 
 class StopRequest:
-    """Turns a request to stop into something that the loop can ask for, so that it can save and leave.
+    """Records requests to stop, so that the training loop can save and exit after a step.
 
-    Use it as a context manager around the start-up and the loop. Until `defer` is called a signal raises
-    `stop_signals.Stopped`, as there is nothing to save. Then, in each step
+    Use it as a context manager around the setup and the loop. Until `defer` is called, a signal raises
+    `stop_signals.Stopped`, because there is nothing to save. Afterwards call in each step
 
-        vote = stop.vote()               # before the step is started
+        vote = stop.vote()               # before the step starts
         …
-        reason = stop.agreed(vote)       # after an earlier step is known to be done
+        reason = stop.agreed(vote)       # with the vote of an earlier step
 
-    One process agrees with itself at once. Of several, each puts into a step's vote whether it has been asked, and
-    all read the same result, so all stop after the same step whichever of them were asked.
+    In a run of several processes, each process votes in each step whether it was asked to stop. All processes read the
+    same result of the vote, so all stop after the same step.
 
-    A second Ctrl-C ends the process at once. Outside the main thread, where signals cannot be caught, only the cloud's
-    notice counts.
+    A second Ctrl-C ends the process immediately. Outside the main thread signals cannot be handled, and only preemption
+    notices count.
     """
 
     def __init__(self):
@@ -68,11 +68,15 @@ class StopRequest:
         self._signals.defer()
 
     def vote(self) -> jax.Array | None:
-        """This process's vote on a step, on its way to the others; None where there are none."""
+        """Starts the vote of a step. Returns its pending result, or None in a run of one process."""
         return self._votes.start(self.requested is not None) if self._votes else None
 
     def agreed(self, vote: jax.Array | None) -> str | None:
-        """Why to stop now, or None: what all processes say to a vote, or this one alone says where it has none."""
+        """Returns the reason to stop now, or None.
+
+        Args:
+          vote: the result of `vote` in an earlier step. A run of one process does not need it.
+        """
         if self._votes is None:
             return self.requested
         if vote is None or not int(vote):
@@ -84,7 +88,7 @@ class StopRequest:
 
 
 class _Votes:
-    """A collective over all devices that is true where any process says so. It is started and not waited for."""
+    """A collective over all devices, whose result is nonzero if any process votes to stop. It does not block."""
 
     def __init__(self):
         devices = np.array(jax.devices())
@@ -98,36 +102,40 @@ class _Votes:
 
 
 class _CloudNotice:
-    """A thread that asks the machine's metadata server whether the machine is about to be taken.
+    """A thread that polls the metadata server for a preemption or maintenance notice.
 
-    A notice counts once, when it comes. One that stands already at the first look has been obeyed by an earlier start
-    of the run: a machine says an hour ahead that it is to be maintained, and until it goes a run can work on it.
+    Only a new notice requests a stop. A notice that is present at the first poll has already stopped an earlier start
+    of the run: maintenance is announced an hour ahead, and the machine can be used until then.
     """
 
     def __init__(self, request_stop: Callable[[str], None]):
         self._request_stop, self._seconds, self._ended = request_stop, _POLL_SECONDS, threading.Event()
         self._failed = False
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a proxy is another machine
+        self._open = urllib.request.build_opener(
+            urllib.request.ProxyHandler({})
+        ).open  # no proxy, which would run on another machine
         threading.Thread(target=self._run, name="cloud notice", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the thread with its next look."""
+        """Ends the thread after the current poll."""
         self._ended.set()
 
     def _run(self) -> None:
         last: dict[str, str] = {}
         while not self._ended.is_set():
-            for key, bad in _NOTICES.items():
+            for key, notice in _NOTICES.items():
                 value = self._read(key)
-                if value == bad and last.get(key, bad) != bad:
-                    logging.warning("the cloud is about to take this machine (%s is %s): saving", key, bad)
-                    self._request_stop(f"{key}={bad}")
-                    return
-                if value == bad and key not in last:
+                if value == notice and last.get(key, notice) != notice:
                     logging.warning(
-                        "the cloud said before this start already that it will take this machine (%s is %s): the run "
-                        "goes on until it is asked again, or SIGTERM comes",
-                        *(key, bad),
+                        "this machine is about to be preempted or maintained (%s is %s): saving", key, notice
+                    )
+                    self._request_stop(f"{key}={notice}")
+                    return
+                if value == notice and key not in last:
+                    logging.warning(
+                        "the preemption or maintenance of this machine was announced before this start (%s is %s): the "
+                        "run continues until a new notice or SIGTERM",
+                        *(key, notice),
                     )
                 if value is not None:
                     last[key] = value
@@ -142,8 +150,8 @@ class _CloudNotice:
             with self._open(request, timeout=self._seconds) as answer:
                 return answer.read().decode().strip()
         except OSError as error:
-            if not self._failed:  # a machine that cannot ask still gets SIGTERM
-                logging.warning("the metadata server does not say whether this machine is about to go: %s", error)
+            if not self._failed:  # the machine still receives SIGTERM
+                logging.warning("the metadata server cannot be read, preemption notices are not seen: %s", error)
             self._failed = True
             return None
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How long a command may take to end by itself when nothing has to be saved.
+# How long a command may take to exit after a signal when there is nothing to save.
 GRACE_SECONDS = 5.0
 
 
@@ -33,24 +33,26 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """The signals received so far; see `watched`.
+    """Handles signals after `install` and records the first one. Use `watched` to create it.
+
+    Args:
+      exit_code: see `watched`.
 
     Attributes:
       requested: name of the first signal, or None.
     """
 
     def __init__(self, exit_code: int | None = None):
-        """See `watched`; catches nothing before `install`."""
         self._exit_code = exit_code
         self.requested: str | None = None
-        self._seen: str | None = None  # as `requested`, set by the thread
+        self._seen: str | None = None  # like `requested`, but set by the thread
         self._deferred = False
         self._previous: dict[int, object] = {}
         self._pipe: tuple[int, int] | None = None
         self._timer: threading.Timer | None = None
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal was received whose exception a library has swallowed."""
+        """Raises `Stopped` if a library has suppressed the exception of a received signal."""
         if self.requested is not None and not self._deferred:
             raise Stopped(signal.Signals[self.requested])
 
@@ -89,7 +91,7 @@ class StopSignals:
             self.requested = signal.Signals(number).name
             if self._deferred:
                 return
-            if _is_importing(frame):  # nothing to clean up, and an exception would abort C++ modules
+            if _is_importing(frame):  # an exception during an import can abort C++ modules
                 _end(self._exit_code or 128 + number, f"stopped by {self.requested}")
             raise Stopped(number)
 
@@ -105,7 +107,7 @@ class StopSignals:
         if self._seen is None:
             self._seen = name
             if self._deferred:
-                _say(f"{name}: training stops after this step and saves; Ctrl-C (once more) ends it without saving")
+                _print(f"{name}: training saves and stops after this step; Ctrl-C (once more) stops without saving")
             else:
                 self._timer = threading.Timer(
                     GRACE_SECONDS, _end, (self._exit_code or 128 + number, f"stopped by {name}")
@@ -113,7 +115,7 @@ class StopSignals:
                 self._timer.daemon = True
                 self._timer.start()
         elif number == signal.SIGINT:
-            _end(128 + number, f"ended by SIGINT after {self._seen}: nothing was saved")
+            _end(128 + number, f"stopped by SIGINT after {self._seen}: nothing was saved")
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -156,17 +158,17 @@ def _is_importing(frame: types.FrameType | None) -> bool:
     return False
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"\nt5x_like: {line}\n".encode())
 
 
 def _end(exit_code: int, line: str) -> None:
-    _say(line)
+    _print(line)
     os._exit(exit_code)
 
 
-def _forget() -> None:
+def _restore_in_child() -> None:
     """Restores the previous handlers in a forked child, which handles its own signals."""
     global _active
     if _active is not None:
@@ -174,4 +176,4 @@ def _forget() -> None:
         _active = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_restore_in_child)

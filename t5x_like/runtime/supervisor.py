@@ -1,4 +1,4 @@
-"""`--max_restarts=N`: the command as a child that is started again after a crash. Imports no JAX."""
+"""Runs a command as a child process and restarts it after crashes, for `--max_restarts=N`. Imports no JAX."""
 
 import contextlib
 import json
@@ -17,33 +17,40 @@ from t5x_like import paths
 from t5x_like.runtime.protocol import PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
 from t5x_like.runtime.run_files import STATUS
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The pause before a restart: doubled with each crash, as the machine or the store may need time.
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The pause before a restart doubles with each crash, because the machine or the store may need time to recover.
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 300.0
-# A run that was stopped before it has lasted so long is likely to be stopped for the same reason when it starts again.
+# A run preempted before this time is likely to be preempted for the same reason after a restart.
 SHORT_RUN_SECONDS = 300.0
-# A run that has lasted so long has shown that it works: crashes are counted from there anew.
+# A run of at least this time works, so the count of crashes starts again at 0.
 GOOD_RUN_SECONDS = 3600.0
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as `subprocess` gives it, in words."""
+    """Describes an exit code of `subprocess` in words."""
     if code < 0:
         hints = {
-            signal.SIGKILL: ", often for want of memory",
-            signal.SIGABRT: ", as JAX does where another process of the run is lost",
+            signal.SIGKILL: ", often because of exhausted memory",
+            signal.SIGABRT: ", as JAX does if another process of the run is lost",
         }
         return f"it was ended by {signal.Signals(-code).name}{hints.get(-code, '')}"
     return "it was preempted" if code == PREEMPTED else f"it ended with exit code {code}"
 
 
 class Supervisor:
-    """Runs a command until it is done, was stopped, or has crashed too often.
+    """Runs a command until it succeeds, is stopped, or has crashed too often.
 
-    Exit codes 0 (done) and 2 (a mistake of the user's, which another start would repeat) end it. 75 (preempted, though
-    this machine was not) starts the command again, as often as it comes, after a pause that grows while the runs are
-    short: each writes a checkpoint, which would soon have pushed out the good ones. Anything else is a crash.
+    The exit codes 0 (success) and 2 (a user error, which a restart would repeat) end the supervision. After 75
+    (preempted, while this machine continues to run) the command is restarted without a limit. The pause before the
+    restart grows while runs are short, because each run writes a checkpoint, which would soon displace older ones. Any
+    other code is a crash.
+
+    Args:
+      command: the program and its arguments.
+      max_restarts: maximum number of restarts after consecutive crashes.
+      model_dir: the run directory; its status gives the reason of a failure.
+      first_pause: seconds before the first restart. Later pauses are 2, 4, … times as long.
     """
 
     def __init__(
@@ -54,25 +61,22 @@ class Supervisor:
         model_dir: str | None = None,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ):
-        """Starts nothing yet.
-
-        Args:
-          command: the program and its arguments.
-          max_restarts: how many crashes in a row to start again after.
-          model_dir: the run's folder, whose status says why the run has failed.
-          first_pause: seconds before the first restart; later pauses are 2, 4, … times as long.
-        """
-        self._command, self._most, self._model_dir, self._first_pause = command, max_restarts, model_dir, first_pause
+        self._command, self._max_restarts, self._model_dir, self._first_pause = (
+            command,
+            max_restarts,
+            model_dir,
+            first_pause,
+        )
         self._child: subprocess.Popen | None = None
-        self._asked = threading.Event()
+        self._stop_requested = threading.Event()
 
     def run(self) -> int:
-        """Runs the command as often as it takes.
+        """Runs the command and restarts it as needed.
 
         Returns:
-          The last child's exit code; one that was ended by signal n counts as 128 + n.
+          The exit code of the last child process; 128 + n if signal n ended it.
         """
-        previous = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON if _is_heeded(number)}
+        previous = {number: signal.signal(number, self._forward) for number in _FORWARDED if _is_handled(number)}
         try:
             code = self._run()
         finally:
@@ -86,7 +90,7 @@ class Supervisor:
         while True:
             started = time.monotonic()
             code = self._run_once()
-            if self._asked.is_set() or code in (SUCCESS, USER_ERROR):
+            if self._stop_requested.is_set() or code in (SUCCESS, USER_ERROR):
                 return code
             seconds = time.monotonic() - started
             why = f"{describe_exit(code)} after {seconds:.0f} s{self._reason()}"
@@ -94,33 +98,33 @@ class Supervisor:
                 if seconds >= SHORT_RUN_SECONDS:
                     preempted_pause = self._first_pause
                 logging.warning(
-                    "%s; starting again in %.0f s (twice as long each time that it is stopped within %.0f s)",
+                    "%s; restarting in %.0f s (the pause doubles after each run shorter than %.0f s)",
                     *(why, preempted_pause, SHORT_RUN_SECONDS),
                 )
-                self._asked.wait(preempted_pause)
+                self._stop_requested.wait(preempted_pause)
                 preempted_pause = min(2 * preempted_pause, LONGEST_PAUSE_SECONDS)
             else:
                 if seconds >= GOOD_RUN_SECONDS:
                     crashes, pause = 0, self._first_pause
                 crashes += 1
-                if crashes > self._most:
-                    logging.error("%s; giving up after %d restarts", why, self._most)
+                if crashes > self._max_restarts:
+                    logging.error("%s; giving up after %d restarts", why, self._max_restarts)
                     return code
-                logging.warning("%s; restart %d of %d in %.0f s", why, crashes, self._most, pause)
-                self._asked.wait(pause)
+                logging.warning("%s; restart %d of %d in %.0f s", why, crashes, self._max_restarts, pause)
+                self._stop_requested.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            if self._asked.is_set():
+            if self._stop_requested.is_set():
                 return code
 
     def _run_once(self) -> int:
-        # A session of its own: Ctrl-C reaches it through here alone, once, and stays a request to save and leave.
+        # In a new session Ctrl-C reaches the child only through `_forward`, once, as a request to save and exit.
         self._child = subprocess.Popen(self._command, env={**os.environ, SUPERVISED: "1"}, start_new_session=True)
-        if self._asked.is_set():  # between two children, when there was none to pass it on to
+        if self._stop_requested.is_set():  # the request came between two child processes
             self._child.terminate()
         return self._child.wait()
 
-    def _pass_on(self, number, frame) -> None:
-        self._asked.set()
+    def _forward(self, number, frame) -> None:
+        self._stop_requested.set()
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(number)
@@ -130,8 +134,8 @@ class Supervisor:
         return f" ({status['reason']})" if status.get("state") == "failed" and status.get("reason") else ""
 
 
-def _is_heeded(number: int) -> bool:
-    """Whether a signal is not ignored, as SIGHUP is under nohup."""
+def _is_handled(number: int) -> bool:
+    """Whether a signal is not ignored, as nohup ignores SIGHUP."""
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
@@ -142,11 +146,14 @@ def _status(model_dir: str) -> Mapping[str, Any]:
 
 
 def run_with_restarts(argv: Sequence[str], max_restarts: int, model_dir: str) -> int:
-    """This command line without its supervisor, under one.
+    """Runs a command line under a supervisor.
 
     Args:
       argv: the command and its flags, without `--max_restarts`.
-      max_restarts: how many crashes in a row to start again after.
-      model_dir: the run's folder.
+      max_restarts: maximum number of restarts after consecutive crashes.
+      model_dir: the run directory.
+
+    Returns:
+      The exit code, see `Supervisor.run`.
     """
     return Supervisor([sys.executable, "-m", "t5x_like", *argv], max_restarts, model_dir=model_dir).run()

@@ -1,4 +1,4 @@
-"""Rows of metrics survive kills and restarts, and what is computed from them is right."""
+"""Metrics: rows survive kills and restarts, TensorBoard files, rates, and progress output."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def test_rows_keep_full_precision_and_order(model_dir):
     ]
 
 
-def test_what_is_not_finite_stays_strict_json(tmp_path):
+def test_non_finite_values_are_written_as_null(tmp_path):
     writer = started(str(tmp_path))
     writer.write(1, "train", {"loss": math.nan, "grad_norm": math.inf, "mfu": None})
     writer.close()
@@ -56,7 +56,7 @@ def test_what_is_not_finite_stays_strict_json(tmp_path):
     assert math.isnan(metrics.read_metrics(str(tmp_path))[0]["loss"])
 
 
-def test_a_resumed_run_replaces_the_rows_after_its_checkpoint(model_dir):
+def test_resumed_run_replaces_rows_after_its_checkpoint(model_dir):
     writer = started(model_dir)
     for step in range(1, 6):
         writer.write(step, "train", {"loss": float(step)})
@@ -71,11 +71,11 @@ def test_a_resumed_run_replaces_the_rows_after_its_checkpoint(model_dir):
     writer.close()
     assert [row["loss"] for row in metrics.read_metrics(model_dir)] == [1.0, 2.0, 3.0, 40.0, 50.0, 60.0, 70.0]
 
-    started(model_dir, after=0).close()  # its checkpoints are gone: a fresh start has no rows
+    started(model_dir, after=0).close()  # a new start without checkpoints has no rows
     assert metrics.read_metrics(model_dir) == []
 
 
-def test_three_incarnations_in_a_store_merge_into_one_record(tmp_path):
+def test_rows_of_three_starts_in_a_store_are_merged(tmp_path):
     model_dir = f"memory://{uuid.uuid4().hex}/run"
     for after, last in ((0, 5), (4, 9), (2, 6)):
         writer = started(model_dir, after)
@@ -88,10 +88,10 @@ def test_three_incarnations_in_a_store_merge_into_one_record(tmp_path):
     assert len(paths.listdir(f"{model_dir}/metrics")) == 3
     for name in paths.listdir(f"{model_dir}/metrics"):
         paths.write_atomic(tmp_path / "metrics" / name, paths.read_text(f"{model_dir}/metrics/{name}"))
-    assert metrics.read_metrics(str(tmp_path)) == metrics.read_metrics(model_dir), "a copy on a disk reads the same"
+    assert metrics.read_metrics(str(tmp_path)) == metrics.read_metrics(model_dir), "a local copy has the same rows"
 
 
-def test_a_torn_line_and_repeated_rows_are_dropped(tmp_path):
+def test_incomplete_line_and_repeated_rows_are_dropped(tmp_path):
     file = tmp_path / "metrics.jsonl"
     rows = [{"step": 1, "split": "train", "loss": 1.0}, {"step": 2, "split": "train", "loss": 2.0}]
     text = "".join(json.dumps(row) + "\n" for row in [*rows, rows[1]])
@@ -104,23 +104,23 @@ def test_a_torn_line_and_repeated_rows_are_dropped(tmp_path):
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_a_step_is_written_once(tmp_path):
+def test_repeated_step_raises(tmp_path):
     writer = started(str(tmp_path))
     writer.write(5, "train", {"loss": 1.0})
     writer.write(5, "validation", {"loss": 1.0})
     with pytest.raises(ValueError, match="step 5, split 'train'"):
         writer.write(5, "train", {"loss": 1.0})
     writer.close()
-    with pytest.raises(ValueError, match="come after those of step 5"):
+    with pytest.raises(ValueError, match="not after the last written step 5"):
         started(str(tmp_path), after=5).write(4, "train", {"loss": 1.0})
 
 
-def test_writing_needs_to_know_where_the_run_stands(tmp_path):
+def test_write_before_rewind_raises(tmp_path):
     with pytest.raises(ValueError, match="call rewind"):
         metrics.MetricsWriter(str(tmp_path)).write(1, "train", {"loss": 1.0})
 
 
-def test_a_disabled_writer_touches_nothing(tmp_path):
+def test_disabled_writer_writes_no_file(tmp_path):
     writer = metrics.MetricsWriter(str(tmp_path), enabled=False)
     writer.rewind(0)
     writer.write(1, "train", {"loss": 1.0})
@@ -129,7 +129,7 @@ def test_a_disabled_writer_touches_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_of_a_killed_process_are_all_there(tmp_path):
+def test_killed_process_loses_no_flushed_row(tmp_path):
     code = f"""
 from t5x_like import metrics
 writer = metrics.MetricsWriter({str(tmp_path)!r}, tensorboard=False)
@@ -155,7 +155,7 @@ while True:
     assert [json.loads(line)["loss"] for line in lines] == [1 / step for step in range(1, 51)]
 
 
-def test_a_kill_during_the_rewrite_leaves_the_old_file_or_the_new(tmp_path, monkeypatch):
+def test_kill_during_rewind_leaves_the_old_or_the_new_file(tmp_path, monkeypatch):
     writer = started(str(tmp_path))
     for step in (1, 2, 3):
         writer.write(step, "train", {})
@@ -170,12 +170,12 @@ def test_a_kill_during_the_rewrite_leaves_the_old_file_or_the_new(tmp_path, monk
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
-def events(folder):
-    """Every (tag, step, value), and the steps of session starts, over all event files in order."""
+def events(directory):
+    """Returns all (tag, step, value) and the steps of session starts, over all event files in order."""
     from tensorboardX.proto import event_pb2
 
     scalars, starts = [], []
-    for file in sorted(folder.iterdir()):
+    for file in sorted(directory.iterdir()):
         data = file.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")
@@ -187,7 +187,7 @@ def events(folder):
     return scalars, starts
 
 
-def test_tensorboard_has_the_same_scalars_and_purges_what_was_rewound(tmp_path):
+def test_tensorboard_has_the_same_scalars_and_replaces_rewound_ones(tmp_path):
     writer = metrics.MetricsWriter(str(tmp_path))
     writer.rewind(0)
     writer.write(1, "train", {"loss": 2.0})
@@ -202,7 +202,7 @@ def test_tensorboard_has_the_same_scalars_and_purges_what_was_rewound(tmp_path):
     assert starts == [1, 2]
 
 
-def test_tensorboard_files_reach_a_store(tmp_path):
+def test_tensorboard_files_are_copied_to_a_store(tmp_path):
     model_dir = f"memory://{uuid.uuid4().hex}/run"
     writer = metrics.MetricsWriter(model_dir)
     writer.rewind(0)
@@ -224,7 +224,7 @@ def test_values_beyond_float32_become_infinity(tmp_path):
     assert shown["train/loss"] == math.inf and math.isnan(shown["train/grad_norm"]) and shown["train/skipped"] == 3
 
 
-def test_records_of_tensorboard_have_the_checksums_of_their_format(tmp_path):
+def test_tensorboard_records_have_valid_checksums(tmp_path):
     from tensorboardX.record_writer import masked_crc32c
 
     writer = metrics.MetricsWriter(str(tmp_path))
@@ -265,19 +265,19 @@ def test_unwritable_tensorboard_files_only_warn(tmp_path, caplog):
         (b"\xff\n", r"line 2: not valid UTF-8 \(byte 0xff\)"),
         (b"{\n", "line 2: not valid JSON"),
         (b'["step", "split"]\n', "line 2: not an object with `step` and `split`"),
-        (b'{"step": "one", "split": "train"}\n', "line 2: step='one', split='train' are not a number and a name"),
+        (b'{"step": "one", "split": "train"}\n', "line 2: step='one', split='train': not an integer and a name"),
         (b'{"step": null, "split": 3}\n', "line 2: step=None, split=3"),
     ],
 )
-def test_a_damaged_row_is_named_by_file_and_line(tmp_path, line, problem):
+def test_damaged_row_raises_and_names_file_and_line(tmp_path, line, problem):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1, "split": "train"}\n' + line)
     with pytest.raises(UserError, match=f"metrics.jsonl, {problem}"):
         started(str(tmp_path), after=1)
 
 
-def test_mfu_is_needed_over_possible():
-    # 4 chips of 275 TFLOP/s for 2 s could do 2.2e15; a step that needs 1.1e15 uses half of that.
+def test_mfu_is_model_flops_over_peak_flops():
+    # The peak of 4 chips of 275 TFLOP/s in 2 s is 2.2e15 FLOP. A step of 1.1e15 FLOP uses half of it.
     assert metrics.mfu(1.1e15, 2.0, "TPU v4", 4) == pytest.approx(0.5)
     assert metrics.mfu(1.0, 1.0, "cpu", 1) is None
 
@@ -294,11 +294,11 @@ def test_mfu_is_needed_over_possible():
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L40", None),  # a prefix of another name is no match
+        ("NVIDIA L40", None),  # a prefix of another name does not match
         ("cpu", None),
     ],
 )
-def test_peaks_by_device_kind(kind, teraflops):
+def test_peak_flops_by_device_kind(kind, teraflops):
     peak = metrics.peak_flops(kind)
     assert peak == (None if teraflops is None else teraflops * 1e12)
 
@@ -317,7 +317,7 @@ def device(peak=None):
     return types.SimpleNamespace(device_kind="TPU v4", process_index=0, client=client, memory_stats=lambda: stats)
 
 
-def test_throughput_counts_windows_without_pauses():
+def test_throughput_excludes_pauses():
     clock = Clock()
     throughput = metrics.Throughput(275e12, [device(peak=10), device(peak=30)], now=clock)
     throughput.start(wait_seconds=5.0)
@@ -325,10 +325,10 @@ def test_throughput_counts_windows_without_pauses():
     throughput.count(tokens=600, wait_seconds=5.5)
     throughput.pause()
     clock.time += 1000.0  # an evaluation
-    throughput.resume(wait_seconds=7.0)  # which waited for data of its own
+    throughput.resume(wait_seconds=7.0)  # the evaluation also waited for data
     clock.time += 1.0
     throughput.count(tokens=200, wait_seconds=7.5)
-    # 2 steps and 800 tokens in 4 s, of which 1 s waiting; 2 chips could do 4 steps' work in a second.
+    # 2 steps and 800 tokens in 4 s, 1 s of it waiting. The peak of 2 chips is 2 steps per second.
     assert throughput.rates() == {
         "tokens_per_second": 200.0,
         "seconds_per_step": 2.0,
@@ -342,11 +342,11 @@ def test_throughput_counts_windows_without_pauses():
     assert (second["tokens_per_second"], second["seconds_per_step"], second["data_wait_fraction"]) == (200.0, 0.5, 0.0)
 
 
-def test_what_is_not_known_is_none():
+def test_unknown_rates_are_none():
     throughput = metrics.Throughput(None, [device()], now=Clock())
     throughput.start(0.0)
     rates = throughput.rates()
-    assert set(rates.values()) == {None}  # not even a step
+    assert set(rates.values()) == {None}  # without any step
     throughput.count(10, 0.0)
     assert throughput.rates()["mfu"] is None
 
@@ -382,7 +382,7 @@ def test_closed_stdout_warns_and_continues(broken, monkeypatch, caplog):
     warnings = [line for line in caplog.messages if "standard output cannot be written" in line]
     assert len(warnings) == (0 if broken == "missing" else 1)
     if stream is not None:
-        stream.close()  # as at the end of a process: what could not be written is gone
+        stream.close()  # as at the end of a process, which must not raise
 
 
 def test_progress_draws_a_bar_on_a_terminal(tmp_path):

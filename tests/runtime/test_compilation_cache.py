@@ -1,4 +1,4 @@
-"""The persistent compilation cache: a second start finds its programs, and nothing about it stops a run."""
+"""The persistent compilation cache: a second start finds its programs, and a broken cache does not stop a run."""
 
 import dataclasses
 import os
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.notf
 
 
 @pytest.fixture(autouse=True)
-def a_process_without_a_cache(monkeypatch):
-    """As a user's process starts; every program is stored, however fast it compiles."""
+def no_cache(monkeypatch):
+    """Disables the cache of the tests, and stores programs however fast they compile."""
     wanted = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0}
     before = {name: getattr(jax.config, name) for name in wanted}
     configure(wanted)
@@ -31,7 +31,7 @@ def a_process_without_a_cache(monkeypatch):
 
 @pytest.fixture
 def lines(monkeypatch):
-    """What is logged."""
+    """Returns the log lines."""
     found = []
     for level in ("info", "warning"):
         monkeypatch.setattr(logging, level, lambda text, *values: found.append(text % values))
@@ -50,25 +50,25 @@ def program(x):
 
 
 def start(directory):
-    """What a process does with the cache, in short: it compiles a program, or finds it."""
+    """Compiles a program or finds it in the cache, and returns its result."""
     jax.clear_caches()
     with compilation_cache.persistent(directory):
         return np.asarray(program(jnp.linspace(-1, 1, 64).reshape(8, 8)))
 
 
-def test_a_second_start_finds_its_programs_and_computes_the_same_bits(tmp_path, lines):
+def test_second_start_finds_its_programs_and_computes_the_same_bits(tmp_path, lines):
     first, second = start(str(tmp_path)), start(str(tmp_path))
     assert first.tobytes() == second.tobytes()
-    folder = paths.join(tmp_path, cpu.fingerprint())
+    directory = paths.join(tmp_path, cpu.fingerprint())
     stored = len(list((tmp_path / cpu.fingerprint()).glob("*-cache")))
     assert stored > 0
     assert lines == [
-        f"compilation cache {folder}: 0 programs found, {stored} compiled",
-        f"compilation cache {folder}: {stored} programs found, 0 compiled",
+        f"compilation cache {directory}: 0 programs found, {stored} compiled",
+        f"compilation cache {directory}: {stored} programs found, 0 compiled",
     ]
 
 
-def test_the_cache_is_bounded_and_ends_with_its_context(tmp_path):
+def test_cache_size_is_limited_within_the_context(tmp_path):
     with compilation_cache.persistent(str(tmp_path)):
         assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_BYTES
     assert (jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size) == (None, -1)
@@ -99,14 +99,14 @@ def test_environment_variable_takes_precedence(tmp_path, lines):
 
 def test_incomplete_programs_are_removed(tmp_path):
     start(str(tmp_path))
-    folder = tmp_path / cpu.fingerprint()
-    whole = len(list(folder.glob("*-cache")))
-    (folder / "half-cache").write_bytes(b"half")
+    directory = tmp_path / cpu.fingerprint()
+    whole = len(list(directory.glob("*-cache")))
+    (directory / "half-cache").write_bytes(b"half")
     start(str(tmp_path))
-    assert not (folder / "half-cache").exists() and len(list(folder.glob("*-cache"))) == whole
+    assert not (directory / "half-cache").exists() and len(list(directory.glob("*-cache"))) == whole
 
 
-def test_an_executable_that_cannot_be_read_is_compiled_again(tmp_path):
+def test_unreadable_program_is_recompiled(tmp_path):
     expected = start(str(tmp_path))
     for path in (tmp_path / cpu.fingerprint()).glob("*-cache"):
         path.write_bytes(path.read_bytes()[:10])
@@ -144,7 +144,7 @@ def test_invalid_directory_raises(value):
         compilation_cache.choose_directory({"COMPILATION_CACHE_DIR": value}, None)
 
 
-def test_commands_that_compile_take_the_macro_and_do_not_store_it(tmp_path, monkeypatch, lines):
+def test_commands_that_compile_read_the_macro_and_do_not_store_it(tmp_path, monkeypatch, lines):
     (tmp_path / "mine.py").write_text(
         "import jax\ndef command(run_config=None):\n    assert 'COMPILATION' not in run_config.text\n"
         "    jax.clear_caches()\n    jax.jit(lambda x: x * 3)(jax.numpy.ones(3))\n"
@@ -166,7 +166,7 @@ def test_commands_that_compile_take_the_macro_and_do_not_store_it(tmp_path, monk
 
 
 def test_processes_share_a_cache(tmp_path, recwarn):
-    """A real process beside this one, since it is their lock that is tested: both store and read the same programs."""
+    """Two real processes store and read the same programs, to test the lock between them."""
     code = (
         "import sys, jax\nfrom t5x_like.runtime import compilation_cache\n"
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n"
@@ -177,7 +177,7 @@ def test_processes_share_a_cache(tmp_path, recwarn):
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()  # it begins now
+        process.stdout.readline()  # the process has started
         with compilation_cache.persistent(str(tmp_path)):
             for n in range(1, 9):
                 jax.jit(lambda x, n=n: x @ x.T + n)(jnp.ones((n, n)))

@@ -1,4 +1,4 @@
-"""Log lines of runs made from Python: shown as a command shows them, and only where nobody else has a say."""
+"""Log lines of runs started from Python: formatted as those of a command, unless logging is already configured."""
 
 import subprocess
 import sys
@@ -19,30 +19,30 @@ absl_logging.info("outside")
 """
 
 
-def said(before="", handlers="[]"):
+def logged(before="", handlers="[]"):
     code = CODE.format(before=before, handlers=handlers)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return result.stderr
 
 
 def test_log_format_matches_commands_and_is_restored():
-    (line,) = said().splitlines()
+    (line,) = logged().splitlines()
     assert line.endswith(" I inside") and line[2] == line[5] == ":"
 
 
 def test_default_absl_handler_does_not_count_as_configuration():
     before = "absl_logging.info('nobody sees this'); handlers = list(logging.getLogger().handlers); assert handlers"
-    (line,) = said(before, "handlers").splitlines()
+    (line,) = logged(before, "handlers").splitlines()
     assert line.endswith(" I inside")
 
 
-def test_an_application_that_has_configured_logging_keeps_it():
+def test_configured_logging_is_unchanged():
     before = "logging.basicConfig(level='WARNING', format='%(message)s'); handlers = list(logging.getLogger().handlers)"
-    assert said(before, "handlers") == ""
+    assert logged(before, "handlers") == ""
 
 
-def test_under_a_command_nothing_is_shown_twice():
+def test_lines_are_not_repeated_under_a_command():
     assert (
-        said("from t5x_like.cli import startup; startup.log('info')", "logging.getLogger().handlers").count("inside")
+        logged("from t5x_like.cli import startup; startup.log('info')", "logging.getLogger().handlers").count("inside")
         == 1
     )

@@ -1,4 +1,4 @@
-"""Several processes as one run, for real: two of them on this machine, each with two pretended devices."""
+"""Runs of several processes: two real processes on this machine, each with two fake CPU devices."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ from t5x_like.training.run_directory import read_status
 pytestmark = pytest.mark.notf
 
 HERE = Path(__file__).resolve().parents[1]
-MADE_UP = HERE / "processes"
+CONFIGS = HERE / "processes"
 HEARTBEAT_SECONDS = 10
 LENGTHS = {"inputs": 8, "targets": 8}
 
@@ -40,10 +40,10 @@ def free_port():
         return opened.getsockname()[1]
 
 
-def start(folder, *flags, gin_file="made_up.gin", count=2, devices=2, **environment):
-    """Starts a run of `count` processes that share MODEL_DIR; their output goes to files beside it."""
+def start(directory, *flags, gin_file="made_up.gin", count=2, devices=2, **environment):
+    """Starts a run of `count` processes that share MODEL_DIR. Their output goes to files next to it."""
     command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
-    command += [f"--gin_search_paths={MADE_UP}", f"--gin.MODEL_DIR={folder}", *flags]
+    command += [f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={directory}", *flags]
     joined = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
@@ -52,10 +52,10 @@ def start(folder, *flags, gin_file="made_up.gin", count=2, devices=2, **environm
     }
     processes = []
     for index in range(count):
-        with open(f"{folder}.{index}.log", "w") as log:
+        with open(f"{directory}.{index}.log", "w") as log:
             settings = os.environ | joined | {distributed.PROCESS_ID: str(index)} | environment
             processes.append(
-                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings, cwd=folder.parent)
+                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings, cwd=directory.parent)
             )
     return processes
 
@@ -68,72 +68,74 @@ def finish(processes, seconds=120):
             process.kill()
 
 
-def output(folder, index):
-    return Path(f"{folder}.{index}.log").read_text()
+def output(directory, index):
+    return Path(f"{directory}.{index}.log").read_text()
 
 
-def wait_for_rows(folder, number, processes, seconds=120):
+def wait_for_rows(directory, number, processes, seconds=120):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        if (folder / "metrics.jsonl").exists() and len(read_metrics(str(folder))) >= number:
+        if (directory / "metrics.jsonl").exists() and len(read_metrics(str(directory))) >= number:
             return
         time.sleep(0.05)
-    pytest.fail(f"no {number} rows after {seconds} s:\n{output(folder, 0)[-2000:]}\n{output(folder, 1)[-2000:]}")
+    pytest.fail(f"no {number} rows after {seconds} s:\n{output(directory, 0)[-2000:]}\n{output(directory, 1)[-2000:]}")
 
 
-def losses(folder):
-    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(folder))}
+def losses(directory):
+    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(directory))}
 
 
 @pytest.fixture(scope="module")
 def cache_dir(tmp_path_factory, write_cache):
-    folder = tmp_path_factory.mktemp("cache")
+    directory = tmp_path_factory.mktemp("cache")
     lengths = {"inputs": 6, "targets": 4}
-    write_cache(folder / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13)))  # of 64 rows read, 18 come again
-    write_cache(folder / "validation", lengths=lengths, shards=((0, 12),))
-    return folder
+    write_cache(
+        directory / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13))
+    )  # 64 rows are read, 18 of them twice
+    write_cache(directory / "validation", lengths=lengths, shards=((0, 12),))
+    return directory
 
 
-def start_cached(folder, cache_dir, *flags, **settings):
-    return start(folder, f"--gin.CACHE_DIR={cache_dir}", *flags, gin_file="cached.gin", **settings)
+def start_cached(directory, cache_dir, *flags, **settings):
+    return start(directory, f"--gin.CACHE_DIR={cache_dir}", *flags, gin_file="cached.gin", **settings)
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory, cache_dir):
-    """What one process with four devices makes of a cache, saved at steps 4 and 8."""
-    folder = tmp_path_factory.mktemp("one") / "run"
-    codes = finish(start_cached(folder, cache_dir, count=1, devices=4))
-    assert codes == [0], output(folder, 0)[-3000:]
-    return folder
+    """The run of one process with four devices, saved at steps 4 and 8."""
+    directory = tmp_path_factory.mktemp("one") / "run"
+    codes = finish(start_cached(directory, cache_dir, count=1, devices=4))
+    assert codes == [0], output(directory, 0)[-3000:]
+    return directory
 
 
-# Each process reads its half of every batch; or all of it, where the mesh splits tensors and no rows.
+# Each process reads half of every batch, or the whole batch if the mesh shards tensors instead of rows.
 @pytest.mark.parametrize(
     "mesh", [(), ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")], ids=["rows", "tensors"]
 )
-def test_two_processes_do_what_one_does_and_go_on_from_its_checkpoint(one_process, cache_dir, tmp_path, mesh):
-    folder = tmp_path / "run"
-    shutil.copytree(one_process, folder)
-    shutil.rmtree(folder / "checkpoints" / "8")
-    codes = finish(start_cached(folder, cache_dir, *mesh))
-    assert codes == [0, 0], output(folder, 1)[-3000:]
-    assert "restored step 4" in output(folder, 0) and "process 1 of 2" in output(folder, 1)
-    expected, found = losses(one_process), losses(folder)
-    assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations, each once
+def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cache_dir, tmp_path, mesh):
+    directory = tmp_path / "run"
+    shutil.copytree(one_process, directory)
+    shutil.rmtree(directory / "checkpoints" / "8")
+    codes = finish(start_cached(directory, cache_dir, *mesh))
+    assert codes == [0, 0], output(directory, 1)[-3000:]
+    assert "restored step 4" in output(directory, 0) and "process 1 of 2" in output(directory, 1)
+    expected, found = losses(one_process), losses(directory)
+    assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
-    assert read_status(str(folder))["state"] == "finished"
-    # Both have written: the position of each, and arrays that a process of another mesh reads.
-    assert {entry.name for entry in (folder / "checkpoints" / "8" / "feed").iterdir()} >= {
+    assert read_status(str(directory))["state"] == "finished"
+    # Each process has written its position, and a process with another mesh can read the arrays.
+    assert {entry.name for entry in (directory / "checkpoints" / "8" / "feed").iterdir()} >= {
         "process_0_of_2.bin",
         "process_1_of_2.bin",
     }
-    here = restored_norm(folder, Partitioner(rules="fsdp", ici={"fsdp": 8}))
-    assert here == pytest.approx(restored_norm(folder, Partitioner(devices=jax.devices()[:1])), rel=1e-6)
+    here = restored_norm(directory, Partitioner(rules="fsdp", ici={"fsdp": 8}))
+    assert here == pytest.approx(restored_norm(directory, Partitioner(devices=jax.devices()[:1])), rel=1e-6)
 
 
-def restored_norm(folder, partitioner):
-    """The norm over all parameters of the last checkpoint, read in this process onto any mesh."""
-    reader = Checkpoints(str(folder / "checkpoints"), read_only=True)
+def restored_norm(directory, partitioner):
+    """Returns the norm of all parameters of the last checkpoint, restored in this process."""
+    reader = Checkpoints(str(directory / "checkpoints"), read_only=True)
     shapes = {name: shape for name, shape in reader.shapes(8).items() if name.startswith("params/")}
     like = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     restored = reader.restore(8, like, partitioner)
@@ -142,34 +144,34 @@ def restored_norm(folder, partitioner):
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf))) for leaf in restored.values())))
 
 
-def test_asked_by_one_all_save_after_the_same_step(tmp_path):
-    folder = tmp_path / "run"
-    mesh = ["--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}"]  # of two machines, one process each
-    processes = start(folder, *mesh, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
-    wait_for_rows(folder, 3, processes)
+def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+    directory = tmp_path / "run"
+    mesh = ["--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}"]  # two machines with one process each
+    processes = start(directory, *mesh, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
+    wait_for_rows(directory, 3, processes)
     processes[1].send_signal(signal.SIGTERM)
-    assert finish(processes) == [75, 75], output(folder, 0)[-3000:]
-    status = read_status(str(folder))
+    assert finish(processes) == [75, 75], output(directory, 0)[-3000:]
+    status = read_status(str(directory))
     assert status["state"] == "preempted"
-    assert Checkpoints(str(folder / "checkpoints"), read_only=True).steps() == [status["step"]]
-    assert max(step for step, _ in losses(folder)) == status["step"]
-    assert "mesh data=2, fsdp=2" in output(folder, 1)
+    assert Checkpoints(str(directory / "checkpoints"), read_only=True).steps() == [status["step"]]
+    assert max(step for step, _ in losses(directory)) == status["step"]
+    assert "mesh data=2, fsdp=2" in output(directory, 1)
 
 
-def test_where_one_is_killed_the_other_leaves_and_says_why(tmp_path):
-    folder = tmp_path / "run"
-    processes = start(folder, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000")
-    wait_for_rows(folder, 3, processes)
+def test_killed_process_ends_the_other_with_an_explanation(tmp_path):
+    directory = tmp_path / "run"
+    processes = start(directory, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000")
+    wait_for_rows(directory, 3, processes)
     killed = time.monotonic()
     processes[1].kill()
     codes = finish(processes, seconds=3 * HEARTBEAT_SECONDS)
     assert time.monotonic() - killed < 2 * HEARTBEAT_SECONDS
     assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2)
-    assert "has lost another one" in output(folder, 0) or "another task died" in output(folder, 0)
+    assert "has lost another process" in output(directory, 0) or "another task died" in output(directory, 0)
 
 
-def test_where_one_is_stopped_the_other_leaves_and_says_why():
-    """In a loop of collectives alone, which starts faster than training: what ends it is the same."""
+def test_suspended_process_ends_the_other_with_an_explanation():
+    """Runs a loop of collectives, which starts faster than training and ends for the same reason."""
     code = (
         "import numpy as np; from jax.experimental import multihost_utils; from t5x_like.runtime import distributed\n"
         "distributed.join()\n"
@@ -196,26 +198,29 @@ def test_where_one_is_stopped_the_other_leaves_and_says_why():
         assert any(line == "together\n" for line in processes[0].stdout)
         processes[1].send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
-        said = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
+        log = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
         assert time.monotonic() - stopped < 2 * HEARTBEAT_SECONDS
     finally:
         for process in processes:
-            process.kill()  # also ends one that is stopped
+            process.kill()  # also ends a suspended process
             process.wait()
             process.stdout.close()
     assert processes[0].returncode not in (0, 2)
-    assert "has lost another one" in said or "another task died" in said, said[-2000:]
+    assert "has lost another process" in log or "another task died" in log, log[-2000:]
 
 
-def test_processes_that_were_told_different_things_refuse(tmp_path):
-    folder = tmp_path / "run"
+def test_processes_with_different_configurations_or_directories_raise(tmp_path):
+    directory = tmp_path / "run"
     code = (
         "import sys; from t5x_like.runtime import distributed; distributed.join();"
         "import jax; index = str(jax.process_index());"
-        "distributed.check_agreement(sys.argv[1] + (index if sys.argv[2] == 'folder' else ''),"
+        "distributed.check_agreement(sys.argv[1] + (index if sys.argv[2] == 'directory' else ''),"
         "index if sys.argv[2] == 'text' else '')"
     )
-    for what, message in (("text", "processes [1] of 2 have another configuration"), ("folder", "do not see what")):
+    for what, message in (
+        ("text", "processes [1] of 2 have another configuration"),
+        ("directory", "do not see the files of process 0"),
+    ):
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(sys.path),
             distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
@@ -223,7 +228,7 @@ def test_processes_that_were_told_different_things_refuse(tmp_path):
         }
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", code, str(folder), what],
+                [sys.executable, "-c", code, str(directory), what],
                 env=environment | {distributed.PROCESS_ID: str(index)},
                 stderr=subprocess.PIPE,
                 text=True,
@@ -239,14 +244,14 @@ def test_processes_that_were_told_different_things_refuse(tmp_path):
 @pytest.mark.parametrize(
     "given, environment, message",
     [
-        (("10.0.0.1:1", 2, None), {}, "missing --process_id"),
-        ((None, None, None), {distributed.NUM_PROCESSES: "2"}, "missing --coordinator_address, --process_id"),
-        (("10.0.0.1", 2, 0), {}, "no host:port"),
-        (("10.0.0.1:1", 2, 2), {}, "--process_id=2 is not one of 0 to 1"),
-        ((None, None, None), {distributed.PROCESS_ID: "one"}, "T5X_LIKE_PROCESS_ID=one is no number"),
+        (("10.0.0.1:1", 2, None), {}, "--process_id: missing"),
+        ((None, None, None), {distributed.NUM_PROCESSES: "2"}, "--coordinator_address, --process_id: missing"),
+        (("10.0.0.1", 2, 0), {}, "not HOST:PORT"),
+        (("10.0.0.1:1", 2, 2), {}, "--process_id=2: out of range. Give 0 to 1"),
+        ((None, None, None), {distributed.PROCESS_ID: "one"}, "T5X_LIKE_PROCESS_ID=one: not an integer"),
     ],
 )
-def test_what_does_not_name_the_processes_is_refused(given, environment, message, monkeypatch):
+def test_invalid_process_flags_raise(given, environment, message, monkeypatch):
     for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -255,14 +260,14 @@ def test_what_does_not_name_the_processes_is_refused(given, environment, message
         distributed.join(*given)
 
 
-def test_on_the_cpu_a_process_that_was_told_nothing_stays_alone(monkeypatch):
+def test_cpu_process_without_flags_runs_alone(monkeypatch):
     for name in (distributed.COORDINATOR, distributed.NUM_PROCESSES, distributed.PROCESS_ID):
         monkeypatch.delenv(name, raising=False)
     assert distributed.join() == 1
     assert not jax.distributed.is_initialized()
 
 
-def test_a_process_that_waits_for_too_long_leaves_and_shows_where_it_stands():
+def test_watchdog_exits_and_prints_the_stack():
     code = (
         "import time; from t5x_like.runtime import distributed\n"
         "with distributed.Watchdog(1, enabled=True) as watchdog:\n"
@@ -273,18 +278,18 @@ def test_a_process_that_waits_for_too_long_leaves_and_shows_where_it_stands():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode == 1 and time.monotonic() - started < 50
-    assert "for step 3: another process hangs" in result.stderr
+    assert "for step 3: this process, another one or the data hangs" in result.stderr
     assert 'File "<string>", line 4' in result.stderr
 
 
-# As gloo says that another process does not come to set a collective up.
+# The message of gloo if another process does not join a collective.
 NO_PARTNER = (
     "INTERNAL: Gloo context initialization failed: DEADLINE_EXCEEDED: Getting store key timed out after 30000ms"
 )
 
 
-def made_up_run():
-    """What `train` and `evaluate` take, of a network that is never computed."""
+def dummy_run():
+    """Arguments of `train` and `evaluate`, for a model that is never run."""
     config = T5Config(
         vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
     )
@@ -296,24 +301,26 @@ def made_up_run():
     return {"model": config, "objective": SequenceToSequence(), "data": data}
 
 
-def break_off(monkeypatch, module, name):
-    """Puts a collective that breaks off for want of another process in the place of a function."""
+def fail_collective(monkeypatch, module, name):
+    """Replaces a function by a collective that fails because another process is missing."""
     watched = []
 
-    def breaks_off(*_):
+    def fails(*_):
         watched.extend(distributed._watching)
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         raise jax.errors.JaxRuntimeError(NO_PARTNER)
 
-    monkeypatch.setattr(module, name, breaks_off)
+    monkeypatch.setattr(module, name, fails)
     return watched
 
 
-def test_training_is_bounded_before_the_processes_agree(monkeypatch, tmp_path):
-    watched = break_off(monkeypatch, distributed, "check_agreement")
+def test_watchdog_covers_training_before_the_processes_agree(monkeypatch, tmp_path):
+    watched = fail_collective(monkeypatch, distributed, "check_agreement")
     optimizer = optimizers.adamw(learning_rate=schedules.constant(0.1))
-    with pytest.raises(distributed.ProcessLost, match="has lost another one, which has left, hangs.*Gloo context init"):
-        train.train(**made_up_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
+    with pytest.raises(
+        distributed.ProcessLost, match="has lost another process, which has exited, hangs.*Gloo context init"
+    ):
+        train.train(**dummy_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
     assert len(watched) == 1 and not distributed._watching
 
 
@@ -339,17 +346,17 @@ def raises(error):
     [raises(jax.errors.JaxRuntimeError(GLOO)), raises(ValueError(f"Error while saving.\n{GLOO}")), chained],
     ids=["a step", "a save", "a cause"],
 )
-def test_a_lost_process_is_explained_wherever_it_surfaces(fail, monkeypatch):
+def test_lost_process_is_explained_in_steps_saves_and_causes(fail, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(distributed.ProcessLost, match="has lost another one.*Gloo AllGather failed"):
+    with pytest.raises(distributed.ProcessLost, match="has lost another process.*Gloo AllGather failed"):
         with distributed.explain_lost_process():
             fail()
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("503 Service Unavailable"), errors.UserError("gloo is no file"), errors.RunFailed("gloo")]
+    "error", [ValueError("503 Service Unavailable"), errors.UserError("gloo not found"), errors.RunFailed("gloo")]
 )
-def test_other_errors_of_several_processes_stay_as_they_are(error, monkeypatch):
+def test_other_errors_are_not_converted(error, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(type(error), match=str(error)), distributed.explain_lost_process():
         raise error
@@ -360,46 +367,46 @@ def test_single_process_errors_are_not_reported_as_lost_processes():
         raise ValueError(GLOO)
 
 
-def test_an_evaluation_is_bounded_while_it_restores(monkeypatch):
-    watched = break_off(monkeypatch, warm_start, "load_params")
-    with pytest.raises(distributed.ProcessLost, match="has lost another one"):
-        eval_command.evaluate(**made_up_run(), checkpoint_path="anywhere")
+def test_watchdog_covers_restoring_for_evaluation(monkeypatch):
+    watched = fail_collective(monkeypatch, warm_start, "load_params")
+    with pytest.raises(distributed.ProcessLost, match="has lost another process"):
+        eval_command.evaluate(**dummy_run(), checkpoint_path="anywhere")
     assert len(watched) == 1 and not distributed._watching
 
 
-def test_each_batch_of_an_evaluation_counts_as_progress(monkeypatch):
-    beats = []
-    monkeypatch.setattr(distributed.Watchdog, "heartbeat", lambda watchdog, doing: beats.append(doing))
+def test_each_evaluation_batch_sends_a_heartbeat(monkeypatch):
+    heartbeats = []
+    monkeypatch.setattr(distributed.Watchdog, "heartbeat", lambda watchdog, activity: heartbeats.append(activity))
     partitioner = types.SimpleNamespace(
         jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_shard=(0, 1)
     )
     data = types.SimpleNamespace(name="data", eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
     evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
     evaluate(None)
-    assert not beats  # nobody watches
+    assert not heartbeats  # no watchdog is active
     with distributed.with_watchdog():
         assert evaluate(None) == {"loss": 3.0}
-    assert beats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
+    assert heartbeats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
 
 
 @pytest.mark.parametrize(
     "rows_of, shares",
     [
         ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
-        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # the order is that of the rows, not of the processes
-        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # two processes share the rows that they hold
+        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # ordered by rows, not by processes
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # pairs of processes hold the same rows
         ({0: {0}, 1: {0}}, [(0,)]),
     ],
 )
-def test_processes_that_hold_the_same_rows_read_the_same_part(rows_of, shares):
+def test_processes_with_the_same_rows_read_the_same_shard(rows_of, shares):
     assert partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
 
 
-def test_rows_that_overlap_or_interleave_are_refused():
+def test_overlapping_or_interleaved_rows_raise():
     for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
         with pytest.raises(ValueError, match="unevenly over 2 processes"):
             partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values())))
 
 
-def test_alone_a_process_reads_all_rows():
+def test_single_process_reads_all_rows():
     assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_shard == (0, 1)

@@ -1,4 +1,4 @@
-"""Requests to stop: signals, and the notice of a cloud that is played by a server here."""
+"""Requests to stop: signals, and preemption notices of a fake metadata server."""
 
 import contextlib
 import http.server
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.notf
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """A metadata server whose answers a test sets, by the last part of the address."""
+    """Starts a fake metadata server and returns its answers by key; a test may change them."""
     answers = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def wait_for(condition, seconds=20):
 
 
 @pytest.mark.parametrize("number", stop_signals.SIGNALS)
-def test_a_signal_is_a_request_and_the_handlers_come_back(number):
+def test_signal_requests_a_stop_and_handlers_are_restored(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         stop.defer()
@@ -58,13 +58,13 @@ def test_a_signal_is_a_request_and_the_handlers_come_back(number):
 
 
 @pytest.mark.parametrize("number", stop_signals.SIGNALS)
-def test_before_there_is_anything_to_save_a_signal_raises(number):
+def test_signal_before_defer_raises(number):
     with pytest.raises(stop_signals.Stopped, match=f"stopped by {signal.Signals(number).name}"), StopRequest():
         os.kill(os.getpid(), number)
         time.sleep(5)
 
 
-def test_a_signal_that_a_library_swallows_still_counts():
+def test_suppressed_signal_still_requests_a_stop():
     with StopRequest() as stop:
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -73,7 +73,7 @@ def test_a_signal_that_a_library_swallows_still_counts():
         assert stop.agreed(stop.vote()) == "SIGINT"
 
 
-def test_a_signal_that_an_import_swallows_stops_the_start():
+def test_signal_suppressed_by_an_import_raises_at_the_start():
     with stop_signals.watched():
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -89,7 +89,7 @@ def test_a_signal_that_an_import_swallows_stops_the_start():
         ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"),
     ],
 )
-def test_the_notice_of_the_cloud_is_a_request(metadata, key, harmless, notice):
+def test_preemption_notice_requests_a_stop(metadata, key, harmless, notice):
     metadata[key] = harmless
     with StopRequest() as stop:
         assert not wait_for(lambda: stop.requested, seconds=0.3)
@@ -97,17 +97,17 @@ def test_the_notice_of_the_cloud_is_a_request(metadata, key, harmless, notice):
         assert wait_for(lambda: stop.requested) == f"{key}={notice}"
 
 
-def test_a_notice_that_stands_already_is_no_new_request(metadata, caplog):
+def test_notice_from_before_the_start_requests_no_stop(metadata, caplog):
     metadata["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     with caplog.at_level("WARNING", logger="absl"), StopRequest() as stop:
-        assert wait_for(lambda: "the run goes on until" in caplog.text)
+        assert wait_for(lambda: "run continues until" in caplog.text)
         assert not wait_for(lambda: stop.requested, seconds=0.3)
-        assert caplog.text.count("the run goes on until") == 1
+        assert caplog.text.count("run continues until") == 1
         metadata["preempted"] = "TRUE"  # another notice counts
         assert wait_for(lambda: stop.requested) == "preempted=TRUE"
 
 
-def test_a_notice_that_comes_anew_is_a_request(metadata):
+def test_repeated_notice_requests_a_stop(metadata):
     metadata["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     with StopRequest() as stop:
         assert not wait_for(lambda: stop.requested, seconds=0.3)
@@ -117,10 +117,10 @@ def test_a_notice_that_comes_anew_is_a_request(metadata):
         assert wait_for(lambda: stop.requested) == "maintenance-event=TERMINATE_ON_HOST_MAINTENANCE"
 
 
-def test_a_machine_that_cannot_be_asked_is_told_of_once(monkeypatch, caplog):
+def test_unreachable_metadata_server_is_logged_once(monkeypatch, caplog):
     monkeypatch.setenv(preemption.METADATA_HOST, "127.0.0.1:1")
     monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.05)
     with caplog.at_level("WARNING", logger="absl"), StopRequest() as stop:
         assert wait_for(lambda: caplog.messages)
         assert not wait_for(lambda: stop.requested, seconds=0.3)
-    assert len([line for line in caplog.messages if "metadata server does not say" in line]) == 1
+    assert len([line for line in caplog.messages if "metadata server cannot be read" in line]) == 1

@@ -1,4 +1,4 @@
-"""Signals that end a process: what is said, and when a process ends whatever its main thread does."""
+"""Signals that end a process, also if its main thread hangs or suppresses exceptions."""
 
 import os
 import signal
@@ -11,15 +11,15 @@ from t5x_like.runtime import stop_signals
 
 pytestmark = pytest.mark.notf
 
-# Says that it is ready, and then waits in C for a lock of its own, where no handler of Python runs.
+# Prints "ready" and then blocks in C, where Python runs no signal handler.
 STUCK = (
     "import ctypes; lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = ctypes.create_string_buffer(64);"
     "lock(mutex); print('ready', flush=True); lock(mutex)"
 )
 
 
-# Says that it is ready, and swallows whatever a signal raises.
-SWALLOWING = """
+# Prints "ready" and suppresses every exception that a signal raises.
+SUPPRESSING = """
     import time
     while True:
         try:
@@ -39,25 +39,25 @@ def start(code):
     return process
 
 
-def test_a_second_ctrl_c_ends_a_process_that_is_stuck():
+def test_second_ctrl_c_ends_a_blocked_process():
     process = start(
         "from t5x_like.runtime import stop_signals\n"
         f"with stop_signals.watched() as signals:\n    signals.defer(); {STUCK}"
     )
     process.send_signal(signal.SIGTERM)
     assert process.stderr.readline() == "\n"
-    assert "SIGTERM: training stops after this step and saves; Ctrl-C" in process.stderr.readline()
-    process.send_signal(signal.SIGTERM)  # some send it twice: no reason to lose the save
+    assert "SIGTERM: training saves and stops after this step; Ctrl-C" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)  # a repeated SIGTERM does not cancel the save
     process.send_signal(signal.SIGINT)
-    assert "ended by SIGINT after SIGTERM: nothing was saved" in process.communicate(timeout=20)[1]
+    assert "stopped by SIGINT after SIGTERM: nothing was saved" in process.communicate(timeout=20)[1]
     assert process.returncode == 130
 
 
 @pytest.mark.parametrize("number", stop_signals.SIGNALS)
-def test_during_start_up_a_process_that_swallows_it_ends_after_the_grace(number):
+def test_process_that_suppresses_signals_ends_after_the_grace_period(number):
     process = start(
         "from t5x_like.runtime import stop_signals; stop_signals.GRACE_SECONDS = 0.2\n"
-        f"with stop_signals.watched():{SWALLOWING}"
+        f"with stop_signals.watched():{SUPPRESSING}"
     )
     process.send_signal(number)
     assert f"stopped by {number.name}" in process.communicate(timeout=20)[1]
@@ -65,7 +65,7 @@ def test_during_start_up_a_process_that_swallows_it_ends_after_the_grace(number)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 143), (75, 75)])
-def test_a_signal_during_an_import_raises_nothing_in_the_module(tmp_path, given, expected):
+def test_signal_during_an_import_raises_no_exception_in_the_module(tmp_path, given, expected):
     (tmp_path / "slow.py").write_text(
         "import time\ntry:\n    print('ready', flush=True); time.sleep(60)\n"
         "except BaseException:\n    print('raised')\n"

@@ -1,4 +1,4 @@
-"""`--max_restarts`: what is started again, how often, after which pause, and what is said of it."""
+"""The supervisor of `--max_restarts`: restarts, their number, pauses, and log lines."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from t5x_like.runtime import supervisor
 
 pytestmark = pytest.mark.notf
 
-# Ends each start with the next of the codes in a file; a negative one is a signal to itself.
+# Each start exits with the next code in a file; a negative code is a signal that the process sends to itself.
 CHILD = """
 import os, pathlib, signal, sys, time
 plan = pathlib.Path(sys.argv[1])
@@ -26,7 +26,7 @@ with open(sys.argv[1] + '.times', 'a') as times:
 code = int(codes[0])
 if code < 0:
     os.kill(os.getpid(), -code)
-if code == 1000:  # saves and leaves when it is asked
+if code == 1000:  # saves and exits on SIGTERM
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     pathlib.Path(sys.argv[1] + '.ready').write_text('')
     time.sleep(60)
@@ -35,12 +35,12 @@ sys.exit(code)
 PAUSE = 0.1
 
 
-def supervise(folder, codes, most=3, **options):
-    plan = folder / "plan"
+def supervise(directory, codes, max_restarts=3, **options):
+    plan = directory / "plan"
     plan.write_text(codes)
     command = [sys.executable, "-c", CHILD, str(plan)]
-    code = supervisor.Supervisor(command, most, first_pause=PAUSE, **options).run()
-    starts = [line.split() for line in (folder / "plan.times").read_text().splitlines()]
+    code = supervisor.Supervisor(command, max_restarts, first_pause=PAUSE, **options).run()
+    starts = [line.split() for line in (directory / "plan.times").read_text().splitlines()]
     assert {supervised for _, supervised in starts} == {"1"}
     return code, [float(moment) for moment, _ in starts]
 
@@ -49,14 +49,14 @@ def supervise(folder, codes, most=3, **options):
     "codes, expected, starts",
     [
         ("0", 0, 1),
-        ("2", 2, 1),  # a mistake would be repeated
+        ("2", 2, 1),  # a user error would be repeated
         ("1 -9 134 0", 0, 4),
-        ("1 1 1 1 0", 1, 4),  # the fourth is one too many
+        ("1 1 1 1 0", 1, 4),  # the fourth crash exceeds the limit
         ("-9 -9 -9 -9", 137, 4),
         ("75 75 75 75 0", 0, 5),  # preemptions are not counted
     ],
 )
-def test_crashes_are_started_again_so_many_times(tmp_path, codes, expected, starts):
+def test_crashes_are_restarted_up_to_the_limit(tmp_path, codes, expected, starts):
     code, moments = supervise(tmp_path, codes)
     assert (code, len(moments)) == (expected, starts)
 
@@ -68,28 +68,28 @@ def test_pauses_grow(tmp_path, codes):
     assert all(pause >= PAUSE * 2**number for number, pause in enumerate(pauses))
 
 
-def test_a_run_that_has_lasted_is_started_again_soon(tmp_path, monkeypatch, caplog):
+def test_pause_after_a_long_run_is_short(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(supervisor, "SHORT_RUN_SECONDS", 0.0)
     waits = []
-    asked = types.SimpleNamespace(wait=waits.append, is_set=lambda: False)
-    monkeypatch.setattr(supervisor, "threading", types.SimpleNamespace(Event=lambda: asked))
+    requested = types.SimpleNamespace(wait=waits.append, is_set=lambda: False)
+    monkeypatch.setattr(supervisor, "threading", types.SimpleNamespace(Event=lambda: requested))
     with caplog.at_level("WARNING", logger="absl"):
         supervise(tmp_path, "75 75 75 0")
     assert waits == [PAUSE] * 3
-    assert "it was preempted after 0 s; starting again in" in caplog.messages[0]
+    assert "it was preempted after 0 s; restarting in" in caplog.messages[0]
 
 
-def test_it_says_why_each_time(tmp_path, caplog):
+def test_reason_of_each_restart_is_logged(tmp_path, caplog):
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "reason": "TrainingFailed: no good"}))
     with caplog.at_level("WARNING", logger="absl"):
-        supervise(tmp_path, "-9 1 1", most=1, model_dir=str(tmp_path))
-    assert "ended by SIGKILL, often for want of memory" in caplog.messages[0]
+        supervise(tmp_path, "-9 1 1", max_restarts=1, model_dir=str(tmp_path))
+    assert "ended by SIGKILL, often because of exhausted memory" in caplog.messages[0]
     assert "restart 1 of 1" in caplog.messages[0]
     assert "exit code 1 after" in caplog.messages[1] and "(TrainingFailed: no good)" in caplog.messages[1]
     assert "giving up after 1 restarts" in caplog.messages[1]
 
 
-def test_a_request_to_stop_is_passed_on_and_ends_the_supervision(tmp_path):
+def test_stop_request_is_forwarded_and_ends_the_supervision(tmp_path):
     plan = tmp_path / "plan"
     plan.write_text("1000 0")
     code = (
@@ -106,7 +106,7 @@ def test_a_request_to_stop_is_passed_on_and_ends_the_supervision(tmp_path):
     assert plan.read_text() == "0"
 
 
-def test_the_command_line_is_started_again_without_the_flag(monkeypatch):
+def test_command_line_is_supervised_without_the_flag(monkeypatch):
     asked = []
     monkeypatch.setattr(supervisor, "run_with_restarts", lambda *given: asked.append(given) or 0)
     line = ["train", "--max_restarts", "5", "--gin.MODEL_DIR=gs://bucket/run", "--gin.TRAIN_STEPS=3"]
@@ -127,6 +127,6 @@ def test_the_command_line_is_started_again_without_the_flag(monkeypatch):
         ("inspect --num_processes=2", "inspect: unknown flag --num_processes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(line, message, capsys):
+def test_invalid_flags_exit_with_a_user_error(line, message, capsys):
     assert cli.main(line.split()) == 2
     assert message in capsys.readouterr().err

@@ -69,7 +69,7 @@ def start(model_dir, config):
 def test_changed_model_raises_and_lists_the_differences(model_dir):
     start(model_dir, run_config())
     run_directory.check_config(model_dir, run_config())
-    with pytest.raises(ValueError, match=r"toy.Model.dim: 8 → 16\nGive another MODEL_DIR, .* --override_config"):
+    with pytest.raises(ValueError, match=r"toy.Model.dim: 8 → 16\nGive another MODEL_DIR or .* --override_config"):
         run_directory.check_config(model_dir, run_config(dim=16))
     run_directory.check_config(model_dir, run_config(dim=16, override=True))
 
