@@ -1,7 +1,7 @@
-"""Files by path or URL: local paths, `gs://…`, and whatever else fsspec opens (`memory://…` in tests).
+"""File operations on local paths and on URLs that fsspec opens, such as `gs://…`, or `memory://…` in tests.
 
-The few operations that a run folder needs, the same for both kinds. Writing is atomic: a reader, or a run killed in the
-middle, sees the old contents or the new ones. Nothing here needs TensorFlow.
+Writes are atomic: a concurrent reader, or a run that is killed during a write, sees the old or the new contents. The
+module does not need TensorFlow.
 """
 
 import contextlib
@@ -11,30 +11,30 @@ from collections.abc import Iterator
 
 from t5x_like.errors import UserError
 
-# Orbax looks for files by patterns that start with the whole path, and takes a backslash for a separator.
+# Orbax interprets the whole path as a glob pattern, and a backslash in it as a separator.
 _PATTERN_CHARACTERS = "*?[\\"
 
 
 def is_local(path: str | os.PathLike) -> bool:
-    """Whether `path` is on a file system that can append and rename."""
+    """Whether `path` is local. Local file systems can append to files and rename them; stores cannot."""
     text = os.fspath(path)
     return "://" not in text or text.startswith("file://")
 
 
 def local(path: str | os.PathLike) -> pathlib.Path:
-    """A local path as `pathlib.Path`, with `~` expanded."""
+    """Converts a local path or `file://` URL to `pathlib.Path` and expands `~`."""
     return pathlib.Path(os.fspath(path).removeprefix("file://")).expanduser()
 
 
 def join(path: str | os.PathLike, *parts: str) -> str:
-    """`path` with `parts` below it."""
+    """Joins `path`, a local path or URL, with further components."""
     if is_local(path):
         return str(local(path).joinpath(*parts))
     return "/".join([os.fspath(path).rstrip("/"), *parts])
 
 
 def exists(path: str | os.PathLike) -> bool:
-    """Whether there is a file or folder."""
+    """Whether `path` is an existing file or directory."""
     if is_local(path):
         return os.path.exists(local(path))
     filesystem, inner = _open_store(path)
@@ -42,7 +42,7 @@ def exists(path: str | os.PathLike) -> bool:
 
 
 def is_file(path: str | os.PathLike) -> bool:
-    """Whether there is a file."""
+    """Whether `path` is an existing file."""
     if is_local(path):
         return os.path.isfile(local(path))
     filesystem, inner = _open_store(path)
@@ -50,10 +50,10 @@ def is_file(path: str | os.PathLike) -> bool:
 
 
 def listdir(path: str | os.PathLike) -> list[str]:
-    """The names in a folder, sorted; none where it does not exist."""
+    """Returns the sorted names in a directory; empty if `path` is not an existing directory."""
     if is_local(path):
-        folder = local(path)
-        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        directory = local(path)
+        return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     filesystem, inner = _open_store(path)
     if not filesystem.isdir(inner):
         return []
@@ -61,11 +61,11 @@ def listdir(path: str | os.PathLike) -> list[str]:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The contents of a UTF-8 file.
+    """Returns the contents of a UTF-8 file, with line ends converted to `\\n`.
 
     Raises:
-      FileNotFoundError: there is none.
-      UserError: it is not UTF-8, naming file and line.
+      FileNotFoundError: the file does not exist.
+      UserError: the file is not valid UTF-8. The message names file and line.
     """
     if is_local(path):
         data = local(path).read_bytes()
@@ -83,23 +83,23 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
-    """Replaces a file as a whole and durably, making its folder where needed."""
+    """Replaces a file atomically and durably. Creates its directory if needed."""
     data = contents.encode("utf-8") if isinstance(contents, str) else contents
     if not is_local(path):
         filesystem, inner = _open_store(path)
         filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
-        filesystem.pipe_file(inner, data)  # an object appears in its store as a whole
+        filesystem.pipe_file(inner, data)  # a store replaces an object as a whole
         return
     target = local(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")  # one name: a run killed here leaves nothing that piles up
+    temporary = target.with_name(f".{target.name}.tmp")  # a fixed name, so that killed runs leave at most one
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except OSError:  # for example a full disk, of which the partial file would use the last space
+    except OSError:  # on a full disk, the partial file would use the last space
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -107,9 +107,9 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
 
 
 def create(path: str | os.PathLike, contents: str) -> bool:
-    """Creates a file; if several callers try at once, one succeeds.
+    """Creates a file. If several callers try at the same time, one succeeds.
 
-    In a store without atomic creation, existence is checked first, so two callers may succeed.
+    In a store without atomic creation only the existence is checked, so two callers may succeed.
 
     Returns:
       Whether the file was created; False if it already exists.
@@ -129,7 +129,7 @@ def create(path: str | os.PathLike, contents: str) -> bool:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     write_atomic(temporary, data)
     try:
-        os.link(temporary, target)  # appears with its contents, as `open(…, "x")` does not
+        os.link(temporary, target)  # the file appears with its contents, unlike with `open(…, "x")`
     except FileExistsError:
         return False
     except OSError:  # a file system without links
@@ -144,7 +144,7 @@ def create(path: str | os.PathLike, contents: str) -> bool:
 
 
 def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
-    """Replaces a small file, in place if the disk has no space for a new file.
+    """Replaces a small file, in place if the disk is full.
 
     Overwriting a local file in place is not atomic, but needs no space unless the file grows by a block.
 
@@ -163,7 +163,7 @@ def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
 
 
 def remove(path: str | os.PathLike) -> None:
-    """Deletes a file, where it exists."""
+    """Deletes a file if it exists."""
     if is_local(path):
         local(path).unlink(missing_ok=True)
     elif exists(path):
@@ -173,12 +173,12 @@ def remove(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]:
-    """Converts errors on opening a path into user errors. Use it where the user's path is first opened.
+    """Converts errors on opening a path to user errors. Use it where a path given by the user is first opened.
 
     Errors of a store or a network are not converted, because a retry may succeed.
 
     Args:
-      setting: what the user set, such as `INPUT_PATH`.
+      setting: name of the setting, such as `INPUT_PATH`.
       path: its value.
 
     Raises:
@@ -192,61 +192,61 @@ def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]
         raise UserError(f"{setting}={os.fspath(path)}: {reason}{at}. Check the path and its permissions") from error
 
 
-def check_writable(setting: str, folder: str | os.PathLike) -> None:
+def check_writable(setting: str, directory: str | os.PathLike) -> None:
     """Checks that a local directory can be created or written to. Creates nothing, and does not check URLs.
 
     Args:
-      setting: what the user set, such as `MODEL_DIR`.
-      folder: its value; the directory or its parents need not exist.
+      setting: name of the setting, such as `MODEL_DIR`.
+      directory: its value. The directory and its parents need not exist.
 
     Raises:
       UserError: a parent is a file or not writable, or the file system does not support the name.
     """
-    if not is_local(folder):
+    if not is_local(directory):
         return
     try:
-        os.lstat(local(folder))
+        os.lstat(local(directory))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # explained below, by the nearest parent that exists
-    except (OSError, ValueError) as error:  # a name that is too long, or has a null byte
+        pass  # the nearest existing parent is checked below
+    except (OSError, ValueError) as error:  # the name is too long or has a null byte
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{setting}={os.fspath(folder)}: {reason.lower()}. Give another path") from error
-    existing = local(folder).absolute()
+        raise UserError(f"{setting}={os.fspath(directory)}: {reason.lower()}. Give another path") from error
+    existing = local(directory).absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
     if not existing.is_dir():
-        raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not a directory. Give another path")
+        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not a directory. Give another path")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{setting}={os.fspath(folder)}: {existing} is not writable. Give another path")
+        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not writable. Give another path")
 
 
-def check_checkpoint_directory(setting: str, folder: str) -> None:
+def check_checkpoint_directory(setting: str, directory: str) -> None:
     """Checks that Orbax can write checkpoints to a directory.
 
     Args:
-      setting: what the user set, such as `MODEL_DIR`.
-      folder: its value, local or a URL.
+      setting: name of the setting, such as `MODEL_DIR`.
+      directory: its value, a local path or URL.
 
     Raises:
       UserError: the path is not valid UTF-8, or contains pattern characters.
     """
-    path = str(local(folder).absolute()) if is_local(folder) else folder
+    path = str(local(directory).absolute()) if is_local(directory) else directory
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{setting}={folder!a}: the path is not valid UTF-8. Rename it") from None
+        raise UserError(f"{setting}={directory!a}: the path is not valid UTF-8. Rename it") from None
     if found := [character for character in _PATTERN_CHARACTERS if character in path]:
         raise UserError(
-            f"{setting}={folder}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
+            f"{setting}={directory}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
             "Rename it, or give another path"
         )
 
 
-def sync_directory(folder: pathlib.Path) -> None:
-    """Makes the names in a local folder durable, where the system can."""
+def sync_directory(directory: pathlib.Path) -> None:
+    """Makes the names in a local directory durable, on systems that support it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -254,7 +254,7 @@ def sync_directory(folder: pathlib.Path) -> None:
 
 
 def _open_store(path):
-    import fsspec  # only where a store is named: importing it takes a tenth of a second
+    import fsspec  # imported only for URLs, because the import takes 0.1 s
 
     filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
     filesystem.invalidate_cache()

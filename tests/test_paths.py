@@ -1,4 +1,4 @@
-"""The same file operations on local paths and in a store."""
+"""File operations on local paths and in a store."""
 
 import os
 import uuid
@@ -16,7 +16,7 @@ def root(request, tmp_path):
     ]
 
 
-def test_what_is_written_is_found_and_read(root):
+def test_written_files_are_found_and_read(root):
     file = paths.join(root, "run", "notes.txt")
     assert not paths.exists(file) and paths.listdir(paths.join(root, "run")) == []
     paths.write_atomic(file, "Grüße\n")
@@ -29,12 +29,12 @@ def test_what_is_written_is_found_and_read(root):
     assert paths.read_text(file) == "new"
 
 
-def test_what_is_missing_raises(root):
+def test_missing_file_raises(root):
     with pytest.raises(FileNotFoundError):
         paths.read_text(paths.join(root, "nothing"))
 
 
-def test_a_failed_write_leaves_the_old_contents(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_contents(tmp_path, monkeypatch):
     file = str(tmp_path / "file")
     paths.write_atomic(file, "old")
     with monkeypatch.context() as broken:
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_contents(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_text_that_is_not_utf8_is_named_by_file_and_line(root):
+def test_invalid_utf8_raises_and_names_file_and_line(root):
     file = paths.join(root, "config.gin")
     paths.write_atomic(file, b"a = 1\r\nb = '\xff'\n")
     with pytest.raises(UserError, match=r"config.gin, line 2: not valid UTF-8 \(byte 0xff\)"):
@@ -73,7 +73,7 @@ def test_home_is_expanded(monkeypatch):
     assert paths.join("gs://bucket/~", "1") == "gs://bucket/~/1"
 
 
-def test_which_paths_are_local():
+def test_is_local():
     assert paths.is_local("runs/1") and paths.is_local("file:///runs/1")
     assert not paths.is_local("gs://bucket/runs") and not paths.is_local("memory://runs")
 
@@ -87,18 +87,18 @@ def test_unopenable_path_is_a_user_error(tmp_path, name):
             path.read_text()
 
 
-def test_an_unreachable_store_is_not_a_user_error():
+def test_connection_error_is_not_converted():
     with pytest.raises(ConnectionResetError), paths.explain_path_errors("INPUT_PATH", "gs://bucket/x"):
         raise ConnectionResetError
 
 
-def test_a_folder_is_checked_for_writing_without_being_created(tmp_path, monkeypatch):
+def test_check_writable_does_not_create_the_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     paths.check_writable("MODEL_DIR", tmp_path / "a" / "b")
     paths.check_writable("MODEL_DIR", "gs://bucket/run")
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError, match=f"MODEL_DIR={tmp_path}/file/run: {tmp_path}/file is not a directory"):
         paths.check_writable("MODEL_DIR", tmp_path / "file" / "run")
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root can write everywhere
     with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
         paths.check_writable("MODEL_DIR", tmp_path / "a")

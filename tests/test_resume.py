@@ -1,4 +1,4 @@
-"""The resume contract: killed at any instant and started again, a run is to the last bit the run never killed."""
+"""The resume contract: a run that is killed at any time and restarted has the same losses, bit for bit."""
 
 import json
 import os
@@ -14,16 +14,16 @@ import pytest
 from t5x_like.metrics import read_metrics
 from t5x_like.training.run_directory import read_status
 
-# A saved step in the middle of an evaluation period, and several saves.
+# Enough steps for several checkpoints, some of them between two evaluations.
 STEPS = 40
 PROCESSES = Path(__file__).parent / "processes"
-# Of the slow test: how often the run is killed, and enough steps that it outlasts that.
+# For the slow test: the number of kills, and enough steps that the run lasts until the last kill.
 KILLS, LONG = 20, 400
 TRAIN = [sys.executable, "-m", "t5x_like", "train"]
 EVERY_STEP = ["--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=5", "--gin.EVAL_STEPS=1", "--gin.SAVE_PERIOD=3"]
-# Rows made from their number: starts in a few seconds, so that it can be killed often.
-MADE_UP = [*TRAIN, "--gin_file=made_up.gin", f"--gin_search_paths={PROCESSES}", "--gin.SAVE_PERIOD=3"]
-# A SeqIO pipeline as it is: shuffled, corrupted and packed while the run reads it.
+# Synthetic rows: a run starts in a few seconds, so that it can be killed often.
+SYNTHETIC = [*TRAIN, "--gin_file=made_up.gin", f"--gin_search_paths={PROCESSES}", "--gin.SAVE_PERIOD=3"]
+# A live SeqIO pipeline: shuffled, corrupted and packed while the run reads it.
 LIVE = [
     *(*TRAIN, "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin"),
     "--gin.MIXTURE_OR_TASK_NAME=python_docs_span_corruption",
@@ -46,7 +46,7 @@ def start(command, model_dir, log, steps):
 
 
 def rows(model_dir, torn=False):
-    """(step, split) -> the numbers that do not depend on time; `torn`: the last line may be half-written."""
+    """Returns (step, split) -> metrics without timings; with `torn` the last line may be incomplete."""
     timed = ("tokens_per_second", "seconds_per_step", "data_wait_fraction", "peak_memory_bytes")
     lines = (model_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     parsed = [json.loads(line) for line in lines if line.endswith("\n") or not torn]
@@ -55,10 +55,10 @@ def rows(model_dir, torn=False):
     return dict(found)
 
 
-def half_written(model_dir):
-    """The checkpoints that are being written, or were when the run was killed."""
-    folder = model_dir / "checkpoints"
-    return [entry.name for entry in folder.iterdir() if "tmp" in entry.name] if folder.is_dir() else []
+def unfinished_checkpoints(model_dir):
+    """Returns the checkpoints that are being written, or were being written when the run was killed."""
+    directory = model_dir / "checkpoints"
+    return [entry.name for entry in directory.iterdir() if "tmp" in entry.name] if directory.is_dir() else []
 
 
 def wait_for(condition, process):
@@ -67,12 +67,12 @@ def wait_for(condition, process):
 
 
 def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps):
-    """Runs until it finishes, sending a signal `times` times, each a random while after the first row of a start.
+    """Runs a command until it finishes, and sends a signal `times` times, at a random time after the first row.
 
-    Every other one is sent while a checkpoint is being written.
+    Every second signal is sent while a checkpoint is being written.
 
     Returns:
-      For each signal the step that had been reached, and the checkpoints that it left half-written.
+      For each signal, the last step before it and the checkpoints that it left unfinished.
     """
     os.makedirs(f"{log_path}.cwd", exist_ok=True)
     sent = []
@@ -84,14 +84,14 @@ def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps
                 wait_for(lambda before=before: len(read_metrics(str(model_dir))) > before, process)
                 time.sleep(rng.uniform(0, 0.3))
                 if len(sent) % 2:
-                    wait_for(lambda: half_written(model_dir), process)
+                    wait_for(lambda: unfinished_checkpoints(model_dir), process)
                     time.sleep(rng.uniform(0, 0.02))
                 process.send_signal(interrupt)
             code = process.wait(timeout=300)
         finished = (read_status(str(model_dir)) or {}).get("state") == "finished"
         if len(sent) < times:
-            sent.append((max(step for step, _ in rows(model_dir, torn=True)), half_written(model_dir)))
-        # Killed in its very last moments, a run has finished all the same.
+            sent.append((max(step for step, _ in rows(model_dir, torn=True)), unfinished_checkpoints(model_dir)))
+        # A run that is killed at its very end has finished.
         assert code in (0, -interrupt), open(log_path).read()[-3000:]
         if finished:
             return sent
@@ -99,42 +99,42 @@ def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The rows of the made-up run that nobody interrupts."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    run_to_the_end(MADE_UP, folder / "run", str(folder / "log"), signal.SIGKILL, times=0, rng=None, steps=STEPS)
-    return rows(folder / "run")
+    """The rows of a run on synthetic data that is not interrupted."""
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    run_to_the_end(SYNTHETIC, directory / "run", str(directory / "log"), signal.SIGKILL, times=0, rng=None, steps=STEPS)
+    return rows(directory / "run")
 
 
-def test_an_uninterrupted_run_has_a_row_for_every_step(uninterrupted):
+def test_uninterrupted_run_has_a_row_per_step(uninterrupted):
     assert [step for step, split in uninterrupted if split == "train"] == list(range(1, STEPS + 1))
     assert [step for step, split in uninterrupted if split == "validation"] == list(range(4, STEPS + 1, 4))
 
 
-def test_a_killed_run_resumes_to_the_same_losses(uninterrupted, tmp_path):
-    """Killed at a random instant, and while a checkpoint is being written."""
+def test_killed_run_resumes_with_the_same_losses(uninterrupted, tmp_path):
+    """Kills the run at a random time, and while a checkpoint is being written."""
     sent = run_to_the_end(
-        MADE_UP, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=random.Random(), steps=STEPS
+        SYNTHETIC, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=random.Random(), steps=STEPS
     )
     assert len(sent) >= 1
     assert rows(tmp_path / "run") == uninterrupted
 
 
-def test_a_terminated_run_saves_and_resumes_from_there(uninterrupted, tmp_path):
+def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     os.makedirs(tmp_path / "log.cwd")
     with open(tmp_path / "log", "w") as log:
-        process = start(MADE_UP, tmp_path / "run", log, STEPS)
+        process = start(SYNTHETIC, tmp_path / "run", log, STEPS)
         while process.poll() is None and not read_metrics(str(tmp_path / "run")):
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=300) == 0
     status = read_status(str(tmp_path / "run"))
-    assert status["state"] in ("preempted", "finished")  # the last step may already have been under way
+    assert status["state"] in ("preempted", "finished")  # the last step may already have started
     assert (tmp_path / "run" / "checkpoints" / str(status["step"])).is_dir()
-    run_to_the_end(MADE_UP, tmp_path / "run", str(tmp_path / "log"), signal.SIGTERM, times=0, rng=None, steps=STEPS)
+    run_to_the_end(SYNTHETIC, tmp_path / "run", str(tmp_path / "log"), signal.SIGTERM, times=0, rng=None, steps=STEPS)
     assert rows(tmp_path / "run") == uninterrupted
 
 
-def test_a_killed_run_on_a_live_pipeline_resumes_to_the_same_losses(tmp_path):
+def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(tmp_path):
     for name, kills in (("whole", 0), ("killed", 1)):
         run_to_the_end(
             LIVE,
@@ -150,17 +150,17 @@ def test_a_killed_run_on_a_live_pipeline_resumes_to_the_same_losses(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_killed_twenty_times(tmp_path):
-    """The contract at length, with a line for each kill (`pytest -m slow -s tests/test_resume.py`)."""
+def test_run_killed_twenty_times_resumes_with_the_same_losses(tmp_path):
+    """Prints a line per kill (`pytest -m slow -s tests/test_resume.py`)."""
     run_to_the_end(LIVE, tmp_path / "whole", str(tmp_path / "whole.log"), signal.SIGKILL, times=0, rng=None, steps=LONG)
     sent = run_to_the_end(
         LIVE, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=KILLS, rng=random.Random(1), steps=LONG
     )
     for number, (step, torn) in enumerate(sent, 1):
-        print(f"kill {number}: at step {step}, {'while it wrote ' + ', '.join(torn) if torn else 'between writes'}")
+        print(f"kill {number}: at step {step}, {'while writing ' + ', '.join(torn) if torn else 'between checkpoints'}")
     whole, resumed = rows(tmp_path / "whole"), rows(tmp_path / "run")
     last = (LONG, "train")
     print(f"final loss: never killed {whole[last]['loss']!r}, killed {KILLS} times {resumed[last]['loss']!r}")
-    assert len(sent) == KILLS and sent[-1][0] < LONG, "the run ended before all kills: make it longer"
+    assert len(sent) == KILLS and sent[-1][0] < LONG, "the run ended before the last kill; increase LONG"
     assert sum(bool(torn) for _, torn in sent) >= KILLS // 4
     assert resumed == whole

@@ -1,4 +1,4 @@
-"""The training loop as a plain function, on made-up batches: no gin, no SeqIO."""
+"""Training as a plain function on synthetic batches, without gin and SeqIO."""
 
 import dataclasses
 import errno
@@ -32,7 +32,7 @@ CONFIG = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim
 
 @dataclasses.dataclass
 class Copying:
-    """Rows whose targets are their inputs; the position is how many batches were drawn."""
+    """A source of rows whose targets equal their inputs. The position is the number of batches drawn."""
 
     batch_size: int = 8
     length: int = 6
@@ -94,7 +94,7 @@ def losses(model_dir, split="train"):
     return [row["loss"] for row in read_metrics(str(model_dir)) if row["split"] == split]
 
 
-def test_a_run_leaves_what_is_promised(tmp_path):
+def test_run_writes_metrics_status_description_and_checkpoints(tmp_path):
     result = run(tmp_path)
     assert (result.step, result.stopped_by) == (6, None)
     train_rows = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
@@ -111,7 +111,7 @@ def test_a_run_leaves_what_is_promised(tmp_path):
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [3, 6]
 
 
-def test_the_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
+def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
     run(tmp_path, total_steps=1, objective=SequenceToSequence(z_loss=0.1, label_smoothing=0.2))
     key = jax.random.split(jax.random.key(0))[0]
     model = CONFIG.make(key)
@@ -132,20 +132,20 @@ def test_the_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
         ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}),
     ],
 )
-def test_every_rule_set_gives_the_loss_of_one_device(tmp_path, rules, ici):
+def test_every_rule_set_has_the_losses_of_one_device(tmp_path, rules, ici):
     run(tmp_path / "one", total_steps=4)
     run(tmp_path / "eight", total_steps=4, partitioner=Partitioner(rules=rules, ici=ici))
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(tmp_path / "one"), rtol=2e-5)
 
 
 @pytest.mark.parametrize("changes", [{"microbatches": 4}, {"model": dataclasses.replace(CONFIG, scan_layers=True)}])
-def test_microbatches_and_scanning_change_nothing(tmp_path, changes):
+def test_microbatches_and_scanned_layers_keep_the_losses(tmp_path, changes):
     run(tmp_path / "plain", total_steps=4)
     run(tmp_path / "other", total_steps=4, **changes)
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(tmp_path / "plain"), rtol=2e-5)
 
 
-def test_resumed_in_the_other_layout_on_another_mesh(tmp_path):
+def test_resume_in_another_layout_and_mesh(tmp_path):
     run(tmp_path / "whole")
     run(tmp_path / "parts", total_steps=3)
     scanned = dataclasses.replace(CONFIG, scan_layers=True)
@@ -153,16 +153,16 @@ def test_resumed_in_the_other_layout_on_another_mesh(tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=2e-5)
 
 
-def test_resumed_in_a_store_that_cannot_append(tmp_path):
+def test_resume_in_a_store_that_cannot_append(tmp_path):
     run(tmp_path / "whole")
     url = f"memory:/{tmp_path}/run"
-    run(url, total_steps=4)  # saved at 3 and, being the last step, at 4
+    run(url, total_steps=4)  # saved at step 3 and at the last step, 4
     run(url)
     assert losses(url) == losses(tmp_path / "whole")
     assert read_status(url)["state"] == "finished"
 
 
-def test_a_finished_run_says_so(tmp_path, caplog):
+def test_finished_run_is_reported(tmp_path, caplog):
     run(tmp_path)
     before = (tmp_path / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="absl"):
@@ -171,7 +171,7 @@ def test_a_finished_run_says_so(tmp_path, caplog):
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
-def test_frozen_parameters_stay_and_are_saved(tmp_path):
+def test_frozen_parameters_are_unchanged_and_saved(tmp_path):
     group = optimizers.ParameterGroup("token_embedder", freeze=True)
     optimizer = optimizers.adamw(learning_rate=0.01, groups=(group,))
     result = run(tmp_path, optimizer=optimizer)
@@ -185,7 +185,7 @@ def test_frozen_parameters_stay_and_are_saved(tmp_path):
     assert run(tmp_path, optimizer=optimizer, total_steps=8).step == 8
 
 
-def test_a_loss_that_is_never_finite_ends_the_run_with_advice(tmp_path):
+def test_non_finite_losses_raise_training_failed(tmp_path):
     class Poisoned(SequenceToSequence):
         def terms(self, params, batch, *, dropout_key=None):
             terms = super().terms(params, batch, dropout_key=dropout_key)
@@ -197,7 +197,7 @@ def test_a_loss_that_is_never_finite_ends_the_run_with_advice(tmp_path):
     assert read_status(str(tmp_path))["state"] == "failed"
 
 
-def test_results_belong_to_the_checkpoint_that_was_evaluated(tmp_path):
+def test_evaluation_results_are_saved_with_their_checkpoint(tmp_path):
     class Recorder(Checkpoints):
         metrics = {}
 
@@ -208,8 +208,8 @@ def test_results_belong_to_the_checkpoint_that_was_evaluated(tmp_path):
     assert [step for step, metrics in Recorder.metrics.items() if metrics] == [2, 4]
 
 
-def test_a_diverged_run_keeps_its_last_healthy_checkpoint(tmp_path, caplog):
-    """The fourth update is huge: the parameters saved after it are finite, but no later loss is."""
+def test_diverged_run_keeps_its_last_healthy_checkpoint(tmp_path, caplog):
+    """Makes a huge fourth update. The parameters saved after it are finite, but all later losses are not."""
     optimizer = optimizers.adamw(learning_rate=lambda step: jax.numpy.where(step == 3, 1e15, 1e-3))
     arguments = dict(optimizer=optimizer, total_steps=20, stop_after_skipped=3, save_period=2, eval_data=None)
     with pytest.raises(TrainingFailed, match="the last healthy checkpoint is 2, which the same command resumes from"):
@@ -220,31 +220,31 @@ def test_a_diverged_run_keeps_its_last_healthy_checkpoint(tmp_path, caplog):
 
 @dataclasses.dataclass
 class Damaging(Copying):
-    """Batches after the second have weights that are not finite."""
+    """A source whose batches have non-finite weights after the second one."""
 
     def make(self, seed):
         batch = super().make(seed)
         return batch | {"decoder_loss_weights": batch["decoder_loss_weights"] * (np.nan if 2 < seed < 10_000 else 1)}
 
 
-def test_the_last_step_is_not_saved_in_a_streak_of_skipped_updates(tmp_path, caplog):
+def test_last_step_is_not_saved_after_a_skipped_update(tmp_path, caplog):
     run(tmp_path, data=Damaging(), save_period=2, total_steps=3, eval_data=None)
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [2]
     assert "checkpoint 3 is not saved" in caplog.text and "the latest checkpoint is 2" in caplog.text
 
 
-def test_starts_from_another_run_with_fresh_optimizer_and_step(tmp_path):
+def test_initial_checkpoint_keeps_optimizer_and_step_fresh(tmp_path):
     first = run(tmp_path / "first")
     second = run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), total_steps=1, eval_data=None)
     assert second.step == 1
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0]
-    step_folder = tmp_path / "first" / "checkpoints" / "6"
-    third = run(tmp_path / "third", initial_checkpoint_path=str(step_folder), total_steps=1, eval_data=None)
+    step_directory = tmp_path / "first" / "checkpoints" / "6"
+    third = run(tmp_path / "third", initial_checkpoint_path=str(step_directory), total_steps=1, eval_data=None)
     assert losses(tmp_path / "third") == losses(tmp_path / "second")
     assert parameters.count(third.params) == parameters.count(first.params)
 
 
-def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path):
+def test_initial_checkpoint_of_another_shape_raises(tmp_path):
     run(tmp_path / "first", total_steps=1)
     wider = dataclasses.replace(CONFIG, mlp_dim=48)
     with pytest.raises(
@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path):
         run(tmp_path / "second", model=wider, initial_checkpoint_path=str(tmp_path / "first"))
 
 
-def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, caplog):
+def test_initial_mapping_selects_the_restored_tensors(tmp_path, caplog):
     run(tmp_path / "first")
     with caplog.at_level("INFO", logger="absl"):
         run(
@@ -266,7 +266,7 @@ def test_a_regular_expression_maps_names_and_what_it_misses_is_fresh(tmp_path, c
     assert "decoder/" in fresh and "encoder/" not in fresh
 
 
-def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_path):
+def test_invalid_periods_raise_before_any_file_is_written(tmp_path):
     with pytest.raises(ValueError, match="LOG_PERIOD=0 is not positive"):
         run(tmp_path / "run", log_period=0)
     with pytest.raises(UserError, match="EVAL_STEPS=0 is not positive"):
@@ -274,20 +274,20 @@ def test_periods_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_that_does_not_divide_is_refused_before_anything_is_written(tmp_path):
+def test_indivisible_batch_size_raises_before_any_file_is_written(tmp_path):
     with pytest.raises(ValueError, match="BATCH_SIZE=8 must be a multiple of 16: .*8 shards, times 2 microb"):
         run(tmp_path / "run", partitioner=Partitioner(rules="dp", ici={"data": 8}), microbatches=2)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_each_checkpoint_knows_of_its_run(tmp_path):
+def test_checkpoint_stores_the_environment(tmp_path):
     run(tmp_path, total_steps=3)
     about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)
     assert about["jax"] == jax.__version__ and about["rules"] == "fsdp"
     assert json.dumps(about)
 
 
-def test_compilation_is_not_in_the_rates_of_a_resumed_run(tmp_path, monkeypatch):
+def test_rates_of_a_resumed_run_exclude_compilation(tmp_path, monkeypatch):
     run(tmp_path, total_steps=3)
     original = step.make_train_step
 
@@ -295,7 +295,7 @@ def test_compilation_is_not_in_the_rates_of_a_resumed_run(tmp_path, monkeypatch)
         train_step = original(*args, **kwargs)
 
         def traced(*args):
-            time.sleep(2)  # happens while it is being traced alone
+            time.sleep(2)  # runs only during tracing
             return train_step(*args)
 
         return traced
@@ -306,7 +306,7 @@ def test_compilation_is_not_in_the_rates_of_a_resumed_run(tmp_path, monkeypatch)
     assert last["step"] == 6 and last["seconds_per_step"] < 0.5
 
 
-def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, monkeypatch):
+def test_full_disk_ends_the_run_and_it_resumes_afterwards(tmp_path, monkeypatch):
     append = metrics.rows._AppendedFile.append
 
     def full(file, line):
@@ -325,17 +325,17 @@ def test_a_full_disk_ends_the_run_and_it_resumes_when_there_is_space(tmp_path, m
     assert len(losses(tmp_path / "run")) == 6
 
 
-def test_a_checkpoint_that_finds_no_space_ends_the_run_with_advice(tmp_path):
+def test_full_disk_during_a_checkpoint_raises_run_failed(tmp_path):
     class Full(Checkpoints):
         def save(self, *args, **kwargs):
-            written = f"opt_state.v.model/{'x' * 400}"  # TensorStore names paths before the reason
+            written = f"opt_state.v.model/{'x' * 400}"  # TensorStore reports paths before the reason
             raise ValueError(f"RESOURCE_EXHAUSTED: Error writing {written}: No space left on device [OS error 28]")
 
     with pytest.raises(RunFailed, match="MODEL_DIR=.* cannot be written: No space left on device. The .* are intact"):
         run(tmp_path, checkpoints=Full)
 
 
-def test_a_failure_before_the_first_step_is_in_the_status(tmp_path):
+def test_failure_before_the_first_step_is_in_the_status(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         run(tmp_path, initial_checkpoint_path=str(tmp_path / "nowhere"))
     status = read_status(str(tmp_path))
@@ -343,7 +343,7 @@ def test_a_failure_before_the_first_step_is_in_the_status(tmp_path):
     assert [thread.name for thread in threading.enumerate() if thread.name == "feed"] == []
 
 
-def test_a_start_that_is_refused_leaves_a_finished_run_finished(tmp_path):
+def test_failed_start_keeps_the_status_of_a_finished_run(tmp_path):
     run(tmp_path, total_steps=3)
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(UserError, match="metrics.jsonl, line 1: not valid UTF-8"):
@@ -351,7 +351,7 @@ def test_a_start_that_is_refused_leaves_a_finished_run_finished(tmp_path):
     assert read_status(str(tmp_path))["state"] == "finished"
 
 
-def test_a_second_start_on_the_same_folder_is_refused_and_writes_nothing(tmp_path):
+def test_second_start_in_the_same_directory_raises(tmp_path):
     with run_lock.RunLock(str(tmp_path)), pytest.raises(run_lock.RunInUse, match="is in use by process"):
         run(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -359,7 +359,7 @@ def test_a_second_start_on_the_same_folder_is_refused_and_writes_nothing(tmp_pat
 
 @dataclasses.dataclass
 class Identified(Copying):
-    """Rows whose position says of which batch size it is, as those of real sources do."""
+    """A source whose position includes the batch size, as in real sources."""
 
     def state(self):
         return b"%d of %d" % (self.drawn, self.batch_size)
@@ -371,7 +371,7 @@ class Identified(Copying):
         self.drawn = int(drawn)
 
 
-def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_path, caplog):
+def test_override_config_restarts_the_data_for_another_batch_size(tmp_path, caplog):
     once = dict(eval_data=None, save_period=2)
     run(tmp_path, data=Identified(), total_steps=2, **once)
     with pytest.raises(DataMismatchError, match="batch_size was 8, is 4"):
@@ -384,5 +384,5 @@ def test_another_batch_size_begins_the_data_again_where_that_is_asked_for(tmp_pa
     position = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).restore_feed(4)
     restored = PrefetchingFeed(Identified(batch_size=4), lambda batch: batch)
     restored.restore(position)
-    np.testing.assert_equal(next(restored), drawn.make(3))  # two batches of the new size were read
+    np.testing.assert_equal(next(restored), drawn.make(3))  # two batches of the new size have been read
     restored.close()
