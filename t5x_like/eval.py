@@ -1,15 +1,13 @@
 """`t5x_like eval`: evaluates a checkpoint by its loss and by the task's metrics of its predictions."""
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from absl import logging
-from etils import epath
 
-from t5x_like import partitioning
+from t5x_like import partitioning, paths
 from t5x_like.data.features import EOS_ID
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
@@ -77,9 +75,7 @@ def evaluate(
     for name, value in results.items():
         logging.info("%s = %s", name, value)
     if output_dir and jax.process_index() == 0:
-        directory = epath.Path(output_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
+        paths.write_atomic(paths.join(output_dir, "metrics.json"), json.dumps(results, indent=2) + "\n")
     return results
 
 
@@ -120,5 +116,5 @@ def _evaluate_predictions(model, objective, data, partitioner, num_examples, out
         predict=lambda batch: jax.device_get(decode(model, partitioner.put_batch(batch))).token_ids(ids["eos_id"]),
         score=lambda batch: jax.device_get(scoring(model, partitioner.put_batch(batch))),
         num_examples=num_examples,
-        log_dir=os.path.join(output_dir, "inference_eval") if output_dir else None,
+        log_dir=paths.join(output_dir, "inference_eval") if output_dir else None,
     )

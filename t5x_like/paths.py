@@ -2,6 +2,11 @@
 
 Writes are atomic: a concurrent reader, or a run that is killed during a write, sees the old or the new contents. The
 module does not need TensorFlow.
+
+Stores are opened by fsspec. `etils.epath`, which Orbax uses for the directory of a checkpoint, cannot replace it here:
+it opens `gs://` with TensorFlow if TensorFlow is installed, raises an error for `memory://` and other schemes, reuses
+cached listings, so that a process does not see the new files of another one, and cannot create a file exclusively, as
+the lock of a run needs. Local files are opened by the standard library, which alone can make a write durable.
 """
 
 import contextlib
@@ -61,7 +66,7 @@ def listdir(path: str | os.PathLike) -> list[str]:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Returns the contents of a UTF-8 file, with line ends converted to `\\n`.
+    """Returns the contents of a UTF-8 file, with Unix line ends.
 
     Raises:
       FileNotFoundError: the file does not exist.

@@ -64,8 +64,7 @@ def choose_directory(macros: Mapping[str, Any], run_directory: str | None) -> st
         return str(paths.local(value).absolute()) if value and paths.is_local(value) else value
     if run_directory and not paths.is_local(run_directory):
         return paths.join(run_directory, SUBDIRECTORY)
-    caches = os.environ.get("XDG_CACHE_HOME") or paths.join(os.path.expanduser("~"), ".cache")
-    return paths.join(caches, "t5x_like", SUBDIRECTORY)
+    return paths.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "t5x_like", SUBDIRECTORY)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import fsspec
 import jax
 from absl import logging
 
+from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.runtime.run_files import COMMITTED
 
@@ -32,6 +33,7 @@ class CheckpointMirror:
             raise UserError(
                 f"MODEL_DIR={url}: a run of several processes cannot write there. Give a shared local path or gs://…"
             )
+        self._url = url
         self._filesystem, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         self._directory = tempfile.TemporaryDirectory(prefix="t5x_like_checkpoints_")
@@ -40,14 +42,8 @@ class CheckpointMirror:
             self._filesystem.get(f"{self._root}/{step}/", f"{self.local}/{step}/", recursive=True)
             logging.info("copied checkpoint %d from %s", step, url)
 
-    def _names(self) -> list[str]:
-        self._filesystem.invalidate_cache()
-        if not self._filesystem.exists(self._root):
-            return []
-        return [path.rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._root, detail=False)]
-
     def _steps(self) -> set[int]:
-        return {int(name.removesuffix(COMMITTED)) for name in self._names() if name.endswith(COMMITTED)}
+        return {int(name.removesuffix(COMMITTED)) for name in paths.listdir(self._url) if name.endswith(COMMITTED)}
 
     def upload(self) -> None:
         """Uploads new checkpoints and deletes those that the local directory no longer has."""
@@ -56,10 +52,10 @@ class CheckpointMirror:
         for step in sorted(local - stored):
             self._filesystem.makedirs(f"{self._root}/{step}", exist_ok=True)
             self._filesystem.put(f"{self.local}/{step}/", f"{self._root}/{step}/", recursive=True)
-            self._filesystem.pipe_file(f"{self._root}/{step}{COMMITTED}", b"complete\n")
+            paths.write_atomic(paths.join(self._url, f"{step}{COMMITTED}"), "complete\n")
         for step in sorted(stored - local):
-            self._filesystem.rm_file(f"{self._root}/{step}{COMMITTED}")
-        for name in self._names():  # checkpoints without a marker: deleted above, or left by a killed run
+            paths.remove(paths.join(self._url, f"{step}{COMMITTED}"))
+        for name in paths.listdir(self._url):  # checkpoints without a marker: deleted above, or left by a killed run
             if name.isdigit() and int(name) not in local:
                 self._filesystem.rm(f"{self._root}/{name}", recursive=True)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-import os
+import pathlib
 import re
 import shutil
 import tempfile
@@ -86,11 +86,10 @@ class Profile:
     def _stop(self) -> None:
         jax.profiler.stop_trace()
         if not paths.is_local(self._target):
-            for directory, _, names in os.walk(self._directory):
-                for name in names:
-                    with open(os.path.join(directory, name), "rb") as file:
-                        inner = os.path.relpath(os.path.join(directory, name), self._directory)
-                        paths.write_atomic(paths.join(self._target, *inner.split(os.sep)), file.read())
+            root = pathlib.Path(self._directory)
+            for file in root.rglob("*"):
+                if file.is_file():
+                    paths.write_atomic(paths.join(self._target, *file.relative_to(root).parts), file.read_bytes())
             shutil.rmtree(self._directory, ignore_errors=True)
         logging.info("traced steps %d to %d; show them with tensorboard --logdir %s", *self._steps, self._target)
         self._directory = self._steps = None
