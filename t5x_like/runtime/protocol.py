@@ -1,6 +1,6 @@
 """Exit codes and environment variables that commands share with their supervisors. Imports no JAX.
 
-`launch/protocol.py` defines the same values for the launch scripts, which run where t5x_like may not be installed;
+`launch/protocol.py` defines the same values for the launch scripts, which also run on machines without t5x_like;
 `tests/launch/test_protocol.py` compares the two.
 """
 
@@ -14,7 +14,7 @@ SUPERVISED = "T5X_LIKE_SUPERVISED"
 # Set by supervisors that read the exit code: the one above, Slurm and Kubernetes.
 SUPERVISORS = (SUPERVISED, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 
-# How the processes of a run find each other where JAX does not detect a cluster.
+# How the processes of a run find each other if JAX does not detect a cluster.
 COORDINATOR = "T5X_LIKE_COORDINATOR"  # HOST:PORT of process 0
 NUM_PROCESSES = "T5X_LIKE_NUM_PROCESSES"
 PROCESS_ID = "T5X_LIKE_PROCESS_ID"

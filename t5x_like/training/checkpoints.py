@@ -257,7 +257,7 @@ class Checkpoints:
             if not directory.is_dir():
                 raise checksums.DamagedFile(f"{directory} is missing")
             if not checksums.verify(directory, jax.process_index(), count) and name == "state":
-                logging.info("checkpoint %s/%d is not verified, because it has no checksums", self.directory, step)
+                logging.info("checkpoint %s/%d is not verified: checksums not found", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
         if count > 1:

@@ -115,7 +115,7 @@ def check_config(model_dir: str, run_config: RunConfig | None) -> None:
     stored = paths.join(model_dir, CONFIG)
     if run_config is None or not has_checkpoints(model_dir) or not paths.exists(stored):
         return
-    from t5x_like import config  # gin is needed only where a configuration is given
+    from t5x_like import config  # imported here because runs started from Python do not need gin
 
     text = paths.read_text(stored)
     if "train.train" not in text:  # a converted checkpoint: the file only describes the model

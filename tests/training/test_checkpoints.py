@@ -218,7 +218,7 @@ def test_checkpoint_without_checksums_loads_and_is_logged(tmp_path, partitioner,
         reader = Checkpoints(str(tmp_path), read_only=True)
         reader.restore(1, WANTED, partitioner)
         reader.restore_feed(1)
-    assert len([line for line in caplog.messages if "has no checksums" in line]) == 1
+    assert len([line for line in caplog.messages if "is not verified: checksums not found" in line]) == 1
 
 
 def test_checksums_are_written_before_the_commit(tmp_path, monkeypatch):
