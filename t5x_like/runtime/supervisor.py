@@ -61,12 +61,8 @@ class Supervisor:
         model_dir: str | None = None,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ):
-        self._command, self._max_restarts, self._model_dir, self._first_pause = (
-            command,
-            max_restarts,
-            model_dir,
-            first_pause,
-        )
+        self._command, self._max_restarts = command, max_restarts
+        self._model_dir, self._first_pause = model_dir, first_pause
         self._child: subprocess.Popen | None = None
         self._stop_requested = threading.Event()
 
