@@ -89,9 +89,8 @@ def losses(directory):
 def cache_dir(tmp_path_factory, write_cache):
     directory = tmp_path_factory.mktemp("cache")
     lengths = {"inputs": 6, "targets": 4}
-    write_cache(
-        directory / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13))
-    )  # 64 rows are read, 18 of them twice
+    # 64 rows are read, 18 of them twice.
+    write_cache(directory / "train", lengths=lengths, shards=((0, 17), (0, 16), (1, 13)))
     write_cache(directory / "validation", lengths=lengths, shards=((0, 12),))
     return directory
 
