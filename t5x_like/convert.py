@@ -10,6 +10,10 @@ from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
 from t5x_like.errors import UserError
+from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.training import run_directory, warm_start, weight_files
 from t5x_like.training.checkpoints import Checkpoints
 
@@ -20,9 +24,9 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
     """Converts a Hugging Face directory to a run directory, or a run to a Hugging Face directory.
 
     The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
-    config.gin that describes the model. It can be the INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or
-    MODEL_DIR of the commands that read a run. Values are stored in float32, to which float16 and bfloat16 convert
-    exactly.
+    config.gin that describes the model and its usual objective. It can be the INITIAL_CHECKPOINT_PATH of `train`, and
+    the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are stored in float32, to which float16
+    and bfloat16 convert exactly.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a run directory, or one of its checkpoints.
@@ -98,17 +102,33 @@ def describe(config: Any) -> str:
       config: A dataclass. Fields may be dataclasses too, at most one of each class.
 
     Returns:
-      Gin text that sets MODEL.
+      Gin text that sets MODEL, and OBJECTIVE to the usual objective of such a model.
     """
+    objective, settings = _objective(config)
     parts = [config, *(value for _, value in _fields(config) if dataclasses.is_dataclass(value))]
-    imports = sorted({type(part).__module__.rpartition(".")[::2] for part in parts})
+    classes = [*map(type, parts), objective]
+    imports = sorted({each.__module__.rpartition(".")[::2] for each in classes})
     lines = ["from __gin__ import dynamic_registration", ""]
     lines += [f"from {package} import {module}" for package, module in imports]
     lines += ["", f"MODEL = {_reference(config)}"]
     for part in parts:
         lines += [f"{_name(part)}:"]
         lines += [f"  {name} = {_reference(value)}" for name, value in _fields(part)]
+    lines += [f"OBJECTIVE = @{_class_name(objective)}()"]
+    lines += [f"{_class_name(objective)}.{name} = {value!r}" for name, value in settings.items()]
     return "\n".join([*lines, ""])
+
+
+def _objective(config: Any) -> tuple[type, dict[str, Any]]:
+    """The usual objective of a model, and its settings. The special tokens of the model give the BOS of a decoder."""
+    model = jax.eval_shape(config.make, jax.random.key(0))
+    tokens = dict(config.special_tokens.config) if config.special_tokens is not None else {}
+    if isinstance(model, GenerativeEncoderDecoder):
+        start = tokens.get("decoder_start_token_id")
+        return SequenceToSequence, {} if start is None else {"bos_id": start}
+    if isinstance(model, GenerativeModel):
+        return CausalLM, {"bos_id": tokens.get("bos_token_id")}
+    return MaskedLM, {}
 
 
 def _fields(part: Any) -> list[tuple[str, Any]]:
@@ -116,7 +136,11 @@ def _fields(part: Any) -> list[tuple[str, Any]]:
 
 
 def _name(part: Any) -> str:
-    return f"{type(part).__module__.rpartition('.')[2]}.{type(part).__qualname__}"
+    return _class_name(type(part))
+
+
+def _class_name(each: type) -> str:
+    return f"{each.__module__.rpartition('.')[2]}.{each.__qualname__}"
 
 
 def _reference(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Converting weights from and to Hugging Face directories."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,20 +10,34 @@ import pytest
 
 from t5x_like import config, interop, parameters
 from t5x_like.convert import convert, describe
+from t5x_like.data import features
 from t5x_like.interop import safetensors_files
 from t5x_like.layers.rope_scaling import Llama3
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.models.special_tokens import SpecialTokens
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import warm_start
 from t5x_like.training.checkpoints import Checkpoints
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
+GPT = GPTConfig(
+    vocab_size=23,
+    embed_dim=16,
+    mlp_dim=64,
+    num_heads=2,
+    head_dim=8,
+    num_layers=2,
+    max_length=12,
+    special_tokens=SpecialTokens({"bos_token_id": 22, "eos_token_id": 22}),
+)
 
 
 @pytest.fixture
@@ -129,6 +144,45 @@ def test_run_without_config_raises(tmp_path):
     checkpointer.close()
     with pytest.raises(ValueError, match="missing model. Omit --gin_file"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "bos_id"),
+    [
+        (GPT, CausalLM, 22),
+        (dataclasses.replace(GPT, special_tokens=None), CausalLM, None),
+        (T5Config(vocab_size=31, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4), SequenceToSequence, 0),
+        (BERT, MaskedLM, None),
+    ],
+    ids=["gpt", "gpt without BOS", "t5", "bert"],
+)
+def test_stored_config_has_the_usual_objective(tmp_path, model, objective, bos_id):
+    (tmp_path / "config.gin").write_text(describe(model))
+    resolved = config.load(
+        "t5x_like.eval.evaluate",
+        files=["commands/eval.gin"],
+        bindings=[("MIXTURE_OR_TASK_NAME", "a_task")],
+        run_directory=str(tmp_path),
+    )
+    arguments = config.arguments(resolved.configured(), without=("partitioner", "data"))
+    assert arguments["model"] == model and type(arguments["objective"]) is objective
+    if objective is CausalLM and bos_id is None:
+        assert arguments["objective"].features == features.NEXT_TOKEN
+    elif bos_id is not None:
+        assert arguments["objective"].features.bos_id == bos_id
+
+
+def test_infer_needs_no_gin_file_for_a_converted_decoder(tmp_path, run_command):
+    source, run = str(tmp_path / "source"), str(tmp_path / "run")
+    interop.to_huggingface({"model": GPT.make(jax.random.key(0))}, GPT, source)
+    convert(checkpoint_path=source, output_path=run)
+    (tmp_path / "in.jsonl").write_text('{"inputs": [3, 4, 5]}\n')
+    files = [f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl"]
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'inputs': 4, 'targets': 3}"
+    code, output = run_command(["infer", f"--gin.MODEL_DIR={run}", *files, lengths, "--gin.BATCH_SIZE=1"])
+    assert code == 0, output
+    (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(row["prediction"]) <= 3 and row["log_probability"] < 0
 
 
 def test_description_has_every_field():
