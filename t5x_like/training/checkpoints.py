@@ -13,7 +13,6 @@ The directory appears under its final name only when it is complete.
 """
 
 import concurrent.futures
-import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -40,22 +40,6 @@ ITEMS = ("state", "feed", "about")
 
 class DamagedCheckpoint(UserError):
     """A file of a checkpoint is missing or does not match its checksum."""
-
-
-def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts `{"a/b": 1}` to the tree that Orbax writes, `{"a": {"b": 1}}`."""
-    tree: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *parents, last = name.split("/")
-        functools.reduce(lambda node, key: node.setdefault(key, {}), parents, tree)[last] = leaf
-    return tree
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves = {}
-    for key, value in tree.items():
-        leaves |= _flatten(value, f"{prefix}{key}/") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return leaves
 
 
 class Checkpoints:
@@ -168,7 +152,7 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=items.StateSave(_nest(leaves)),
+                state=items.StateSave(unflatten_dict(leaves, sep="/")),
                 feed=items.FeedSave(feed),
                 about=items.AboutSave(dict(about or {})),
             ),
@@ -232,8 +216,12 @@ class Checkpoints:
             name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
             for name, leaf in shapes.items()
         }
-        state = items.StateRestore(item=_nest(shapes), restore_args=_nest(restore_args), partial_restore=True)
-        return _flatten(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"])
+        state = items.StateRestore(
+            item=unflatten_dict(shapes, sep="/"),
+            restore_args=unflatten_dict(restore_args, sep="/"),
+            partial_restore=True,
+        )
+        return flatten_dict(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"], sep="/")
 
     def verify(self, step: int, *names: str) -> None:
         """Compares the files of checkpoint `step` with their checksums. Several processes divide the work.
@@ -315,7 +303,7 @@ class Checkpoints:
         self.verify(step, "state")
         metadata = self._manager.item_metadata(step)["state"]
         tree = getattr(metadata, "tree", metadata)
-        return {name: tuple(leaf.shape) for name, leaf in _flatten(tree).items()}
+        return {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
 
     def _check(self, step, wanted):
         stored = self.shapes(step)
