@@ -1,6 +1,6 @@
-"""What all tests share: fake CPU devices, fast compilation and its cache, commands in this process, real data.
+"""Settings and fixtures of all tests: fake CPU devices, fast compilation and its cache, commands, real data.
 
-Nothing here imports JAX or TensorFlow, so tests of plain Python start at once.
+This module imports neither JAX nor TensorFlow, so tests of plain Python start immediately.
 """
 
 import importlib.metadata
@@ -16,47 +16,49 @@ from t5x_like.runtime import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU_DEVICES = 8
-# Below this many seconds a program compiles faster than a cached one is found, read and loaded.
+# Compiling a program takes less time than reading it from the cache if it takes less than this many seconds.
 CACHE_FROM_SECONDS = 0.2
 
-# Smoke tests: a few tests of each module, which another version of Python or JAX is likely to break.
+# Smoke tests: a few tests of each module that another version of Python or JAX is likely to break.
 SMOKE = re.compile(
     r"tests/((kernels|layers|decoding)/|data/test_(feed|features|cached_rows)"
-    r"|models/test_llama\.py|test_(imports|parameters|partitioning|checkpoints|step|train)\.py)"
+    r"|models/test_llama\.py|training/test_(checkpoints|step)\.py|test_(imports|parameters|partitioning|mesh|train)\.py)"
 )
-# Configurations of a family that are compared with the reference implementation by default; `-m parity` compares all.
+# Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 
-# Files that start many commands, or long ones: begun first, so that no worker is left alone with them at the end.
+# Files with long tests. They start first, so that no worker is still busy with them at the end.
 LONG = ("test_journeys", "test_resume", "test_distributed", "test_cache", "test_ablate", "test_train", "test_infer")
 
 
 def _compilation_cache() -> Path:
-    """Returns a directory outside the checkout, so that tests of a fresh clone find programs that are compiled."""
+    """Returns a directory outside the repository, so that tests of a fresh clone find compiled programs."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "t5x_like" / "tests" / cpu.fingerprint()
 
 
-# Commands that tests start inherit these; the number of devices they do not: a command has the one CPU a user has.
+# Child processes inherit these settings, but not the number of devices: a command has one CPU device, as for a user.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile many small programs and run each a few times: these take three quarters off the time of compilation.
-# `XLA_FLAGS= pytest` tests the programs as users compile them.
+# Tests compile many small programs and run each a few times. These flags reduce compilation time to a quarter.
+# `XLA_FLAGS= pytest` compiles programs as users do.
 FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
 ]
-if int(importlib.metadata.version("jaxlib").split(".")[1]) < 11:  # later ones refuse the flag
+if int(importlib.metadata.version("jaxlib").split(".")[1]) < 11:  # later versions do not have this flag
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(FAST_COMPILATION))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(CACHE_FROM_SECONDS))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# Buckets are opened by fsspec, because TensorFlow cannot use an emulator. etils reads this variable only once.
+os.environ.setdefault("EPATH_USE_TF", "0")
 
 
 class _ConfigureJax:
-    """Gives JAX its fake devices in the moment it is first imported, whoever imports it: later is too late."""
+    """Sets the number of fake devices when JAX is first imported, because it is fixed after their first use."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "jax":
@@ -80,7 +82,7 @@ sys.meta_path.insert(0, _ConfigureJax())
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks tests as `smoke` and `slow` by the rules above, before -m selects by mark; puts `LONG` files first."""
+    """Marks tests as `smoke` and `slow` by the rules above, and sorts `LONG` files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if SMOKE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
@@ -93,22 +95,22 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """The folder of real data, named by T5X_LIKE_TEST_DATA; the test is skipped where it is not set."""
-    folder = os.environ.get("T5X_LIKE_TEST_DATA")
-    if not folder:
-        pytest.skip("needs real data: set T5X_LIKE_TEST_DATA to its folder")
-    path = Path(folder)
+    """The directory of real data in T5X_LIKE_TEST_DATA; skips the test if the variable is not set."""
+    directory = os.environ.get("T5X_LIKE_TEST_DATA")
+    if not directory:
+        pytest.skip("needs real data: set T5X_LIKE_TEST_DATA to its directory")
+    path = Path(directory)
     if not path.is_dir():
-        pytest.fail(f"T5X_LIKE_TEST_DATA={folder} is not a folder")
+        pytest.fail(f"T5X_LIKE_TEST_DATA={directory} is not a directory")
     return path.resolve()
 
 
 @pytest.fixture
 def run_command(monkeypatch, capfd):
-    """`run_command(["train", …]) -> (exit code, output)`: a command line in this process, in the working directory.
+    """Returns `run_command(["train", …]) -> (exit code, output)`, which runs a command line in this process.
 
-    As for a user, it has one device unless it says --cpu_devices=8. What a command changes of the process is restored:
-    module search path, environment, logging.
+    The command has one device unless it is given --cpu_devices=8. Module search path, environment and logging of the
+    process are restored after it.
     """
     import logging
 
@@ -143,18 +145,18 @@ def run_command(monkeypatch, capfd):
 
 @pytest.fixture(scope="session")
 def write_cache():
-    """Writes a cache of made-up rows to a folder; needs no TensorFlow."""
+    """Returns `_write_cache`, which writes a cache of synthetic rows without TensorFlow."""
     return _write_cache
 
 
-def _write_cache(folder, *, lengths, shards, spec=None):
-    """The row number n, from 1 on, has the target n; its inputs are two items where n is odd, else one.
+def _write_cache(directory, *, lengths, shards, spec=None):
+    """Writes a cache whose row n, counted from 1, has the target n, and two inputs if n is odd, otherwise one.
 
     Args:
-      folder: of the split, not there yet.
-      lengths: task feature -> items.
-      shards: of each file its pass and its rows.
-      spec: what is read from it; an encoder's and a decoder's features by default.
+      directory: Directory of the split; it must not exist.
+      lengths: Task feature -> length.
+      shards: Pass and number of rows of each file.
+      spec: Features to store; those of an encoder-decoder by default.
     """
     import numpy as np
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -174,7 +176,7 @@ def _write_cache(folder, *, lengths, shards, spec=None):
             tokens["inputs"][:, :2] = np.stack([numbers, numbers * (numbers % 2)], axis=1)
         tokens["targets"][:, 0] = numbers
         file = f"pass-{number_of_pass:03d}/{index}.array_record"
-        path = folder / file
+        path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = ArrayRecordWriter(str(path), "group_size:1")
         for record in encode(batches.from_arrays(layout.storage_spec(spec), tokens), layout, dtypes):
@@ -185,4 +187,4 @@ def _write_cache(folder, *, lengths, shards, spec=None):
         number += rows
     settings = {"task": "a_task", "module": None, "task_arguments": None}
     vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
-    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(folder))
+    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(directory))

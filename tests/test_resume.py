@@ -22,7 +22,7 @@ KILLS, LONG = 20, 400
 TRAIN = [sys.executable, "-m", "t5x_like", "train"]
 EVERY_STEP = ["--gin.LOG_PERIOD=1", "--gin.EVAL_PERIOD=5", "--gin.EVAL_STEPS=1", "--gin.SAVE_PERIOD=3"]
 # Synthetic rows: a run starts in a few seconds, so that it can be killed often.
-SYNTHETIC = [*TRAIN, "--gin_file=made_up.gin", f"--gin_search_paths={PROCESSES}", "--gin.SAVE_PERIOD=3"]
+SYNTHETIC = [*TRAIN, "--gin_file=synthetic.gin", f"--gin_search_paths={PROCESSES}", "--gin.SAVE_PERIOD=3"]
 # A live SeqIO pipeline: shuffled, corrupted and packed while the run reads it.
 LIVE = [
     *(*TRAIN, "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin"),

@@ -40,7 +40,7 @@ def free_port():
         return opened.getsockname()[1]
 
 
-def start(directory, *flags, gin_file="made_up.gin", count=2, devices=2, **environment):
+def start(directory, *flags, gin_file="synthetic.gin", count=2, devices=2, **environment):
     """Starts a run of `count` processes that share MODEL_DIR. Their output goes to files next to it."""
     command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
     command += [f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={directory}", *flags]

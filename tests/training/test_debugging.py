@@ -134,7 +134,7 @@ def test_debug_flag_disables_jit_and_checks_for_nans(monkeypatch):
 @pytest.mark.slow
 def test_debug_run_logs_its_first_batch_and_writes_a_trace(tmp_path):
     command = [*(sys.executable, "-m", "t5x_like", "train", "--debug", "--cpu_devices=1", "--profile_steps=1:1")]
-    command += ["--gin_file=made_up.gin", f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={tmp_path}/run"]
+    command += ["--gin_file=synthetic.gin", f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={tmp_path}/run"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
