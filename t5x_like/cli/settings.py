@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
 import pathlib
 import re
 import tokenize
@@ -140,10 +141,10 @@ def describe(path: str) -> tuple[str, dict[str, Parameter]] | None:
 
 
 def _read(file: str, found: GinFiles) -> None:
-    text = (GIN_ROOT / file).read_text(encoding="utf-8")
+    header, statements = _parse(GIN_ROOT / file)
     symbols: dict[str, str] = {}
     block = ""
-    for indented, statement, comment in _statements(text):
+    for indented, statement, comment in statements:
         if match := re.fullmatch(r"from (\S+) import (\w+)(?: as (\w+))?", statement):
             symbols[match[3] or match[2]] = f"{match[1]}.{match[2]}"
         elif match := re.fullmatch(r"import (\w+)", statement):
@@ -164,8 +165,15 @@ def _read(file: str, found: GinFiles) -> None:
                 found.bindings[key] = value
             else:
                 found.macros[parameter] = Macro(parameter, value, comment, file)
-    head = re.match(r"(?:#.*\n)*", text)
-    found.header = "\n".join(line[1:].strip() for line in head[0].splitlines()) if head else ""
+    found.header = header
+
+
+@functools.cache
+def _parse(file: pathlib.Path) -> tuple[str, list[tuple[bool, str, str]]]:
+    """Returns the comment at the top of a gin file, and its statements."""
+    text = file.read_text(encoding="utf-8")
+    head = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return "\n".join(line[1:].strip() for line in head), list(_statements(text))
 
 
 def _statements(text: str) -> Iterator[tuple[bool, str, str]]:

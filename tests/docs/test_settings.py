@@ -21,16 +21,20 @@ def generator():
     return module
 
 
-def test_page_is_up_to_date(generator):
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(), "run python docs/generate_settings.py"
+@pytest.fixture(scope="module")
+def page(generator):
+    return generator.page()
 
 
-def test_page_has_every_command_and_macro(generator):
-    text = generator.page()
+def test_page_is_up_to_date(generator, page):
+    assert generator.PAGE.read_text(encoding="utf-8") == page, "run python docs/generate_settings.py"
+
+
+def test_page_has_every_command_and_macro(generator, page):
     for name in COMMANDS:
-        assert f"\n### {name}\n" in text
+        assert f"\n### {name}\n" in page
         for macro in settings.read([generator.gin_file(name)]).macros:
-            assert f"| `{macro}` |" in text
+            assert f"| `{macro}` |" in page
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,10 +47,10 @@ def test_every_macro_of_a_command_has_a_meaning(name, generator):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_macros_of_the_command(name, generator):
+def test_help_names_macros_of_the_command(name, page):
     text = help_text(name)
     for macro in COMMANDS[name].settings:
-        assert f"| `{macro}` |" in generator.page() and f"  {macro} " in text
+        assert f"| `{macro}` |" in page and f"  {macro} " in text
 
 
 def test_help_has_the_defaults_of_gin_files():
