@@ -45,6 +45,20 @@ def test_lines_of_prose_fit(path):
     assert long == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_files_exist(path):
+    text = prose(path)
+    files = re.findall(r"`((?:t5x_like|tests|gin_configs|launch|benchmarks|data_tasks)/[\w/.*]+)`", text)
+    files += re.findall(
+        r"`(gin_configs/)?((?:commands|data|hardware|models|objectives|optimizers|runs)/[\w/]+\.gin)`", text
+    )
+    names = [name if isinstance(name, str) else f"gin_configs/{name[1]}" for name in files]
+    # Capitals stand for names that the reader chooses, such as tests/models/test_FAMILY.py.
+    missing = [name for name in names if not re.search(r"[A-Z]{3}", name) and not any(ROOT.glob(name.rstrip("/")))]
+    # A stored configuration is in a run directory.
+    assert [name for name in missing if not name.endswith("/config.gin")] == []
+
+
 def test_every_page_is_in_the_navigation():
     docs = ROOT / "docs"
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
