@@ -47,7 +47,9 @@ class BartConfig(BaseConfig):
     num_heads: int = 12
     # Size of the queries, keys and values of a head.
     head_dim: int = 64
+    # Number of encoder layers.
     encoder_layers: int = 6
+    # Number of decoder layers.
     decoder_layers: int = 6
     # Longest row of inputs and of targets, in tokens.
     max_length: int = 1024
@@ -59,6 +61,7 @@ class BartConfig(BaseConfig):
     dropout_rate: float = 0.1
     # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.0
+    # Added to the variance or mean square before the root, in every norm.
     norm_epsilon: float = 1e-5
 
     def __post_init__(self):

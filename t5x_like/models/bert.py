@@ -43,9 +43,11 @@ class BertConfig(BaseConfig):
     embed_dim: int = 768
     # Size within a feed-forward block.
     mlp_dim: int = 3072
+    # Number of attention heads.
     num_heads: int = 12
     # Size of the queries, keys and values of a head.
     head_dim: int = 64
+    # Number of layers.
     num_layers: int = 12
     # Longest row, in tokens.
     max_length: int = 512

@@ -35,14 +35,17 @@ GPT2_POSITIONS_INIT_STDDEV = 0.01
 class GPTConfig(BaseConfig):
     """Sizes and hyperparameters of GPT, GPT-2 and GPT-3; the defaults are those of GPT-2 small."""
 
+    # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 50257
     # Size of a hidden state (n_embd).
     embed_dim: int = 768
     # Size within a feed-forward block; four times embed_dim in all published models.
     mlp_dim: int = 3072
+    # Number of attention heads.
     num_heads: int = 12
     # Size of the queries, keys and values of a head. num_heads · head_dim is embed_dim except in two sizes of GPT-3.
     head_dim: int = 64
+    # Number of layers.
     num_layers: int = 12
     # Rows of the table of positions. GPT: 512, GPT-2: 1024, GPT-3: 2048.
     max_length: int = 1024
@@ -60,6 +63,7 @@ class GPTConfig(BaseConfig):
     dropout_rate: float = 0.1
     # Dropout rate of the attention weights.
     attention_dropout_rate: float = 0.1
+    # Added to the variance or mean square before the root, in every norm.
     norm_epsilon: float = 1e-5
 
     def __post_init__(self):

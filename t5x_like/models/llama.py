@@ -34,17 +34,20 @@ INIT_STDDEV = 0.02
 class LlamaConfig(BaseConfig):
     """Sizes and hyperparameters of Llama and Mistral; the defaults are those of Llama 2 7B."""
 
+    # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 32000
     # Size of a hidden state.
     embed_dim: int = 4096
     # Size within a feed-forward block.
     mlp_dim: int = 11008
+    # Number of query heads.
     num_heads: int = 32
     # Key and value heads, each shared by num_heads / num_kv_heads query heads. None: num_heads.
     num_kv_heads: int | None = None
     # Size of the queries, keys and values of a head; even, for the rotations. num_heads · head_dim may differ from
     # embed_dim.
     head_dim: int = 128
+    # Number of layers.
     num_layers: int = 32
     # Longest row, in tokens. Parameters do not depend on it.
     max_length: int = 4096
@@ -61,6 +64,7 @@ class LlamaConfig(BaseConfig):
     attention_windows: tuple[int | None, ...] = (None,)
     # Whether the projections of attention and of the feed-forward blocks have biases. No published size has them.
     attention_bias: bool = False
+    # Whether the kernels of feed-forward blocks have biases.
     mlp_bias: bool = False
     # Whether the logits use the token embeddings as their kernel.
     tied_embeddings: bool = False

@@ -41,10 +41,13 @@ class T5Config(BaseConfig):
     embed_dim: int = 512
     # Size within a feed-forward block (d_ff).
     mlp_dim: int = 1024
+    # Number of attention heads.
     num_heads: int = 6
     # Size of the queries, keys and values of a head (d_kv). num_heads · head_dim may differ from embed_dim.
     head_dim: int = 64
+    # Number of encoder layers.
     encoder_layers: int = 8
+    # Number of decoder layers.
     decoder_layers: int = 8
     # Activations of the feed-forward blocks; with two, their product. T5 1.0: ("relu",).
     activations: tuple[str, ...] = ("gelu", "linear")
@@ -56,6 +59,7 @@ class T5Config(BaseConfig):
     relpos_buckets: int = 32
     # Distance from which all positions share the last bucket.
     relpos_max_distance: int = 128
+    # Added to the variance or mean square before the root, in every norm.
     norm_epsilon: float = 1e-6
 
     def __post_init__(self):

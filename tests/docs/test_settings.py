@@ -37,6 +37,10 @@ def test_page_has_every_command_and_macro(generator, page):
             assert f"| `{macro}` |" in page
 
 
+def test_every_row_has_a_meaning(page):
+    assert re.findall(r"^.*\|  \|$", page, re.MULTILINE) == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_macro_of_a_command_has_a_meaning(name, generator):
     found = settings.read([generator.gin_file(name)])
