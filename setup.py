@@ -35,6 +35,7 @@ CORE = [
     "rich>=13.7",
     "safetensors>=0.5",
     "sentencepiece>=0.2.1",
+    "tensorstore>=0.1.84",
 ]
 
 # What reads SeqIO tasks as they are. SeqIO names tensorflow-text and TFDS without versions: an old pair of them would

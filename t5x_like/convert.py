@@ -1,4 +1,4 @@
-"""`t5x_like convert`: converts weights from and to Hugging Face directories."""
+"""`t5x_like convert`: converts weights from and to Hugging Face directories, and from T5X checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
 from t5x_like.errors import UserError
+from t5x_like.interop import t5x
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -21,7 +22,7 @@ _PARAMS = "params/"
 
 
 def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str:
-    """Converts a Hugging Face directory to a run directory, or a run to a Hugging Face directory.
+    """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
 
     The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
     config.gin that describes the model and its usual objective. It can be the INITIAL_CHECKPOINT_PATH of `train`, and
@@ -29,9 +30,11 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
     and bfloat16 convert exactly.
 
     Args:
-      checkpoint_path: A Hugging Face directory with safetensors, a run directory, or one of its checkpoints.
+      checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
+        checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
+        Required for a T5X checkpoint, which does not describe it.
 
     Returns:
       `output_path`.
@@ -50,6 +53,14 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
             config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
         )
         _write_run(leaves, config, checkpoint_path, output_path)
+    elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
+        if model is None:
+            raise UserError(
+                f"{checkpoint_path}: missing model: a T5X checkpoint does not describe it. Give the model of the "
+                "checkpoint, such as --gin_file=models/t5_1_1/base.gin"
+            )
+        leaves = t5x.read(index, model)
+        _write_run(leaves, model, checkpoint_path, output_path)
     else:
         if model is None:
             if warm_start.find_step(checkpoint_path) is None:

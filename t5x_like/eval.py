@@ -36,7 +36,7 @@ def evaluate(
       model: Configuration of the model.
       objective: The objective whose loss and metrics are computed with teacher forcing.
       data: The evaluation data. SeqIO's Evaluator also evaluates tasks with metric functions.
-      checkpoint_path: A run directory, one of its checkpoints, or a Hugging Face directory.
+      checkpoint_path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
       eval_steps: Batches of the teacher-forced evaluation; None for all.
       generate: Whether to compute the task's metrics from greedy predictions and scores. By default, they are computed
         if the task has any and there is one process.

@@ -49,7 +49,7 @@ def infer(
 
     Args:
       model: Configuration of the model.
-      checkpoint_path: A run directory, one of its checkpoints, or a Hugging Face directory.
+      checkpoint_path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
       input_path: A `.txt` or `.jsonl` file, local or in a bucket.
       output_path: The file to write. It appears when it is complete.
       mode: `predict` (greedy) or `score` (log-probability of the targets in nats).

@@ -65,6 +65,18 @@ def listdir(path: str | os.PathLike) -> list[str]:
     return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(inner, detail=False))
 
 
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Reads a file.
+
+    Raises:
+      FileNotFoundError: the file does not exist.
+    """
+    if is_local(path):
+        return local(path).read_bytes()
+    filesystem, inner = _open_store(path)
+    return filesystem.cat_file(inner)
+
+
 def read_text(path: str | os.PathLike) -> str:
     """Returns the contents of a UTF-8 file, with Unix line ends.
 
@@ -72,11 +84,7 @@ def read_text(path: str | os.PathLike) -> str:
       FileNotFoundError: the file does not exist.
       UserError: the file is not valid UTF-8. The message names file and line.
     """
-    if is_local(path):
-        data = local(path).read_bytes()
-    else:
-        filesystem, inner = _open_store(path)
-        data = filesystem.cat_file(inner)
+    data = read_bytes(path)
     try:
         return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

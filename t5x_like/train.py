@@ -96,8 +96,8 @@ def train(
       eval_steps: Maximum number of batches per evaluation.
       save_period: Steps between two checkpoints. None disables checkpoints. The last step is always saved otherwise.
       checkpoints: Creates the checkpointer of a directory.
-      initial_checkpoint_path: Pretrained weights to start from: a run directory, a checkpoint, or a Hugging Face
-        directory. Heads are restored if they match.
+      initial_checkpoint_path: Pretrained weights to start from: a run directory, a checkpoint, a Hugging Face
+        directory, or a T5X checkpoint. Heads are restored if they match.
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into those of the checkpoint.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`.

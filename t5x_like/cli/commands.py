@@ -51,7 +51,9 @@ _TASK = {"MIXTURE_OR_TASK_NAME": "SeqIO task or mixture"}
 _MODULE = {"MIXTURE_OR_TASK_MODULE": "Python module that registers the task"}
 _LENGTHS = {"TASK_FEATURE_LENGTHS": "tokens per feature, such as \"{'inputs': 512, 'targets': 114}\""}
 _BATCH = {"BATCH_SIZE": "sequences per step, over all devices"}
-_CHECKPOINT = {"CHECKPOINT_PATH": "run directory, one of its checkpoints, or a Hugging Face directory"}
+_CHECKPOINT = {
+    "CHECKPOINT_PATH": "run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint"
+}
 _MESH = {
     "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp or fsdp_tp_sp",
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
@@ -66,7 +68,7 @@ COMMANDS = {
         | _MODULE
         | {
             "MODEL_DIR": "run directory, local or in a bucket (default: runs/<number>)",
-            "INITIAL_CHECKPOINT_PATH": "initial weights: a run, one of its checkpoints, or a Hugging Face directory",
+            "INITIAL_CHECKPOINT_PATH": "initial weights: a run, a checkpoint, or one of Hugging Face or T5X",
             "TRAIN_STEPS": "number of steps",
         }
         | _BATCH
@@ -165,13 +167,17 @@ COMMANDS = {
     ),
     "convert": Command(
         "t5x_like.convert.convert",
-        "convert weights from and to Hugging Face directories",
+        "convert weights from and to Hugging Face directories, and from T5X checkpoints",
         "commands/convert.gin",
         flags={
-            "input": ("CHECKPOINT_PATH", "a Hugging Face directory, a run, or one of its checkpoints"),
+            "input": (
+                "CHECKPOINT_PATH",
+                "a Hugging Face directory, a T5X checkpoint, a run, or one of its checkpoints",
+            ),
             "output": ("OUTPUT_PATH", "the directory to write"),
         },
         needs_run=True,
+        base_gin_file="commands/convert.gin",
         placeholder_macros={"MODEL": "None"},
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
     ),

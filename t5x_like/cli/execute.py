@@ -12,6 +12,7 @@ from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
 from t5x_like.runtime import protocol, run_files, stop_signals
+from t5x_like.training import weight_files
 
 if TYPE_CHECKING:
     from t5x_like import config
@@ -87,7 +88,7 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
             command.function,
             files=[
                 *([command.base_gin_file] if command.base_gin_file else []),
-                *(arguments.gin_files or [command.default_gin_file]),
+                *(file for file in arguments.gin_files or [command.default_gin_file] if file != command.base_gin_file),
             ],
             # `run_directory` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
             bindings=[(name, text) for name, text in arguments.bindings if not (run_directory and name == "MODEL_DIR")],
@@ -100,6 +101,13 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
     except config.ConfigError as error:
         if command.needs_run and run_directory is None:
             hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no --gin_file."
+            checkpoint = given_macros(arguments).get("CHECKPOINT_PATH")
+            if not arguments.gin_files and isinstance(checkpoint, str) and weight_files.find_t5x(checkpoint):
+                files = ["models/t5_1_1/base.gin", *([] if command.base_gin_file else [command.default_gin_file])]
+                hint = (
+                    f"CHECKPOINT_PATH={checkpoint} is a T5X checkpoint, which does not describe its model. Give the "
+                    f"model of the checkpoint, such as {' '.join(f'--gin_file={file}' for file in files)}"
+                )
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
 
@@ -119,8 +127,9 @@ def find_run(arguments: Arguments) -> str | None:
     macros = given_macros(arguments)
     model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
     candidates = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
-    if not candidates and isinstance(checkpoint, str):  # the run, its directory `checkpoints`, or a checkpoint in it
-        path = checkpoint.rstrip("/")
+    # The config.gin of a T5X run configures T5X.
+    if not candidates and isinstance(checkpoint, str) and not weight_files.find_t5x(checkpoint):
+        path = checkpoint.rstrip("/")  # the run, its directory `checkpoints`, or a checkpoint in it
         candidates = [path, path.rpartition("/")[0], path.rpartition("/")[0].rpartition("/")[0]]
     for directory in candidates:
         if directory and run_files.is_run(directory):

@@ -49,10 +49,10 @@ def _has_steps(directory: str) -> bool:
 def _check_checkpoint(setting: str, path: str) -> None:
     if not paths.exists(path):
         raise UserError(
-            f"{setting}={path}: not found. Give a run directory, one of its checkpoints, or a Hugging Face directory"
+            f"{setting}={path}: not found. Give a run directory, one of its checkpoints, a Hugging Face directory, or "
+            "a T5X checkpoint"
         )
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
-    if not (
-        is_step or weight_files.is_huggingface(path) or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
-    ):
+    is_run = is_step or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
+    if not (is_run or weight_files.is_huggingface(path) or weight_files.find_t5x(path)):
         raise UserError(f"{setting}={weight_files.explain_missing(path)}")

@@ -135,7 +135,7 @@ def read(directory: str, family: Family, config: ModelConfig) -> dict[str, Float
     """
     source = _Source(directory, family)
     leaves: dict[str, np.ndarray] = {}
-    expected = _shapes(config)
+    expected = shapes(config)
     for mapping in family.table(config):
         if mapping.name in expected:
             shape, layers = expected[mapping.name]
@@ -185,15 +185,15 @@ def write(family: Family, config: ModelConfig, leaves: Mapping[str, Any]) -> dic
     }
 
 
-def _shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int | None]]:
+def shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Returns stored name -> (shape of one layer, number of layers); None for parameters outside of stacks."""
     model = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
     axes = parameters.logical_axes(model)
-    shapes = {}
+    found = {}
     for name, leaf in parameters.named_leaves(model).items():
         stacked = parameters.LAYERS in axes[name]
-        shapes[MODEL + name] = (tuple(leaf.shape[1:]), leaf.shape[0]) if stacked else (tuple(leaf.shape), None)
-    return shapes
+        found[MODEL + name] = (tuple(leaf.shape[1:]), leaf.shape[0]) if stacked else (tuple(leaf.shape), None)
+    return found
 
 
 class _Source:

@@ -11,6 +11,7 @@ from absl import logging
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.errors import UserError
+from t5x_like.interop import t5x
 from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
@@ -34,11 +35,11 @@ def restore(
     logged.
 
     Args:
-      path: a run directory, its `checkpoints` directory, one checkpoint in it, or a Hugging Face directory with
-        safetensors.
+      path: a run directory, its `checkpoints` directory, one checkpoint in it, a Hugging Face directory with
+        safetensors, or a T5X checkpoint of T5.
       state: a `TrainState` with freshly initialized parameters.
       frozen: the frozen parameters.
-      config: the configuration of the model; a Hugging Face directory must agree with it.
+      config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it.
       partitioner: the mesh and rules that place the arrays.
       mapping: (regex, replacement) pairs that convert a tensor name of this model or its heads, without the leading
         `model/` or `objective/`, to the name in the checkpoint. They are applied in order. A tensor whose name becomes
@@ -141,6 +142,11 @@ def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, 
     """Yields the shapes of the parameters at `path` by stored name, and a function that reads the wanted ones."""
     if weight_files.is_huggingface(path):
         leaves = interop.read(path, config)
+    elif (index := weight_files.find_t5x(path)) is not None:
+        leaves = t5x.read(index, config)
+    else:
+        leaves = None
+    if leaves is not None:
         yield (
             {name: leaf.shape for name, leaf in leaves.items()},
             lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
@@ -194,8 +200,8 @@ def locate(path: str) -> tuple[str, int | None]:
 
 
 def find_step(path: str) -> int | None:
-    """Returns the step of the checkpoint at `path`, or None for a Hugging Face directory."""
-    if weight_files.is_huggingface(path):
+    """Returns the step of the checkpoint at `path`, or None for a Hugging Face directory or a T5X checkpoint."""
+    if weight_files.is_huggingface(path) or weight_files.find_t5x(path):
         return None
     directory, step = locate(path)
     if step is not None:

@@ -1,6 +1,7 @@
 """Detects the format of a directory with weights, and explains why one cannot be read."""
 
 import json
+import re
 
 from t5x_like import paths
 
@@ -14,8 +15,37 @@ def is_huggingface(path: str) -> bool:
     return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
 
 
+def find_t5x(path: str) -> str | None:
+    """Finds the index of a T5X checkpoint: its msgpack file, or the `_METADATA` of Orbax.
+
+    Args:
+      path: a checkpoint of T5X (`checkpoint_1000`, a directory or a legacy file), or T5X's MODEL_DIR, whose newest
+        checkpoint is meant.
+
+    Returns:
+      The path of the index, or None if `path` is not a T5X checkpoint.
+    """
+    path = path.rstrip("/")
+    names = paths.listdir(path)
+    if not names:
+        is_legacy = re.search(r"checkpoint(_\d+)?$", path) and paths.is_file(path)
+        return path if is_legacy else None
+    if steps := [int(name.removeprefix("checkpoint_")) for name in names if re.fullmatch(r"checkpoint_\d+", name)]:
+        return find_t5x(paths.join(path, f"checkpoint_{max(steps)}"))
+    if any(name.endswith(".index") for name in names):  # a TensorFlow checkpoint, which has a file `checkpoint` as well
+        return None
+    directories = [path]
+    if "state" in names and "about" not in names:  # a checkpoint of this project has both
+        directories.append(paths.join(path, "state"))
+    for directory in directories:
+        for name in ("checkpoint", "_METADATA"):
+            if paths.is_file(index := paths.join(directory, name)):
+                return index
+    return None
+
+
 def explain_missing(path: str) -> str:
-    """Explains why no weights can be read from `path`, which is not a run or Hugging Face directory, and what to do."""
+    """Explains why `path`, which is not a run, Hugging Face directory or T5X checkpoint, has no readable weights."""
     names = sorted(paths.listdir(path)) if paths.exists(path) else []
     others = [name for name in names if name.endswith(_OTHER_FORMATS)]
     if others:
@@ -31,8 +61,8 @@ def explain_missing(path: str) -> str:
             f"{path}: {lacking} not found next to {', '.join(names[:3])}. Give the directory that save_pretrained wrote"
         )
     return (
-        f"{path}: no checkpoint found. Give a run directory, one of its checkpoints, or a Hugging Face directory with "
-        "config.json and model.safetensors"
+        f"{path}: no checkpoint found. Give a run directory, one of its checkpoints, a Hugging Face directory with "
+        "config.json and model.safetensors, or a T5X checkpoint"
     )
 
 

@@ -1,0 +1,420 @@
+"""T5X checkpoints of T5: its layouts, scanned and unscanned names, and invalid checkpoints."""
+
+import dataclasses
+import shutil
+
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore
+from families import FAMILIES, random_model
+from flax import serialization, traverse_util
+from numerics import assert_close
+
+from t5x_like import parameters
+from t5x_like.convert import convert
+from t5x_like.errors import UserError
+from t5x_like.interop import t5x
+from t5x_like.models.t5 import T5Config
+from t5x_like.partitioning import Partitioner
+from t5x_like.training import warm_start, weight_files
+
+# Sizes of T5X's test checkpoint.
+SAMPLE = T5Config(embed_dim=8, mlp_dim=16, num_heads=4, head_dim=3, encoder_layers=2, decoder_layers=2)
+V1_1 = T5Config(
+    vocab_size=31,
+    embed_dim=8,
+    mlp_dim=12,
+    num_heads=2,
+    head_dim=3,
+    encoder_layers=2,
+    decoder_layers=3,
+    relpos_buckets=8,
+)
+V1_0 = dataclasses.replace(V1_1, activations=("relu",), tied_embeddings=True)
+CONFIGS = pytest.mark.parametrize("config", [V1_1, V1_0], ids=["1.1", "1.0"])
+SCANNED = pytest.mark.parametrize("scanned", [None, "encoder/encoder", "encoder/layers"])
+
+
+@pytest.fixture(scope="session")
+def sample(test_data):
+    """Returns the path of T5X's test checkpoint, a legacy file."""
+    return str(test_data / "models/t5x_test_t5_tiny/test_t5_tiny.checkpoint_0")
+
+
+@pytest.fixture(scope="session")
+def sample_tensors(sample):
+    """Returns name -> array of the parameters of the sample."""
+    with open(sample, "rb") as file:
+        return traverse_util.flatten_dict(serialization.msgpack_restore(file.read())["optimizer"]["target"], sep="/")
+
+
+def read(path, config):
+    return t5x.read(weight_files.find_t5x(str(path)), config)
+
+
+def to_t5x(model, *, scanned=None, split_heads=False):
+    """Returns T5X's name -> array of a model.
+
+    Args:
+      model: the model, unrolled.
+      scanned: name of the scanned encoder, or None for one directory per layer.
+      split_heads: whether kernels keep the heads as an axis.
+    """
+    config, tensors = model.config, {"token_embedder/embedding": model.token_embedder.embedding}
+    if not config.tied_embeddings:
+        tensors["decoder/logits_dense/kernel"] = model.logits.kernel
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        tensors[f"{name}/relpos_bias/rel_embedding"] = stack.relative_bias.table
+        tensors[f"{name}/{name}_norm/scale"] = stack.norm.scale
+        per_layer = [to_t5x_layer(name, layer, split_heads) for layer in stack.layers]
+        if scanned is None:
+            tensors |= {
+                f"{name}/layers_{i}/{key}": leaf for i, layer in enumerate(per_layer) for key, leaf in layer.items()
+            }
+        else:
+            prefix = scanned.replace("encoder", name)
+            tensors |= {f"{prefix}/{key}": np.stack([layer[key] for layer in per_layer], 1) for key in per_layer[0]}
+    return {name: np.asarray(leaf[...]) for name, leaf in tensors.items()}
+
+
+def to_t5x_layer(stack, layer, split_heads):
+    attentions = {"attention": ("attention", "pre_attention_layer_norm")}
+    if stack == "decoder":
+        attentions = {
+            "self_attention": ("self_attention", "pre_self_attention_layer_norm"),
+            "cross_attention": ("encoder_decoder_attention", "pre_cross_attention_layer_norm"),
+        }
+    tensors = {"pre_mlp_layer_norm/scale": layer.mlp_norm.scale[...]}
+    for name in ("wi", "wi_0", "wi_1", "wo"):
+        if hasattr(layer.mlp, name):
+            tensors[f"mlp/{name}/kernel"] = getattr(layer.mlp, name).kernel[...]
+    for ours, (attention, norm) in attentions.items():
+        tensors[f"{norm}/scale"] = getattr(layer, f"{ours}_norm").scale[...]
+        for name in ("query", "key", "value", "out"):
+            kernel = getattr(getattr(layer, ours), name).kernel[...]
+            flat = (-1, kernel.shape[-1]) if name == "out" else (kernel.shape[0], -1)
+            tensors[f"{attention}/{name}/kernel"] = kernel if split_heads else kernel.reshape(flat)
+    return tensors
+
+
+# ---- T5X's layouts ---------------------------------------------------------------------------------------------------
+
+
+def write_zarr(path, array):
+    """Writes an array as T5X does, with two chunks along the first axis."""
+    spec = {
+        "driver": "zarr",
+        "dtype": array.dtype.name,
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": {
+            "shape": array.shape,
+            "chunks": [-(-array.shape[0] // 2), *array.shape[1:]],
+            "compressor": {"id": "gzip"},
+        },
+    }
+    tensorstore.open(spec, create=True).result().write(array).result()
+    return spec
+
+
+def write_index(path, tensors, **top_level):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"step": np.int32(7), "param_states": {"unused": np.ones(2, np.float32)}}
+    tree = {"target": traverse_util.unflatten_dict(tensors, sep="/"), "state": state}
+    path.write_bytes(serialization.msgpack_serialize({"version": 3, "optimizer": tree} if not top_level else tree))
+
+
+def write_legacy(path, tensors):
+    write_index(path / "checkpoint_7", tensors)
+
+
+def write_tensorstore(path, tensors):
+    specs = {}
+    for name, array in tensors.items():
+        directory = "target." + name.replace("/", ".")
+        spec = write_zarr(path / "checkpoint_7" / directory, array)
+        # T5X stores the path relative to the checkpoint, and `gfile` as the driver at Google.
+        specs[name] = {**spec, "kvstore": {"driver": "gfile", "path": f"{directory}/"}}
+        specs[name]["metadata"] = {**spec["metadata"], "shape": list(array.shape)}
+    write_index(path / "checkpoint_7/checkpoint", specs)
+
+
+def write_placeholders(path, tensors):
+    placeholders = {}
+    for name, array in tensors.items():
+        directory = "target." + name.replace("/", ".")
+        write_zarr(path / "checkpoint_7" / directory, array)
+        placeholders[name] = f"PLACEHOLDER://{directory}"
+    write_index(path / "checkpoint_7/checkpoint", placeholders, is_orbax=True)
+
+
+def write_orbax(path, tensors, use_ocdbt=True):
+    tree = {"target": traverse_util.unflatten_dict(tensors, sep="/"), "state": {"step": np.int32(7)}}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)) as checkpointer:
+        checkpointer.save(path / "checkpoint_7/state", tree)
+
+
+LAYOUTS = {
+    "legacy": write_legacy,
+    "tensorstore": write_tensorstore,
+    "placeholders": write_placeholders,
+    "orbax": write_orbax,
+    "orbax-zarr": lambda path, tensors: write_orbax(path, tensors, use_ocdbt=False),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Returns T5Config -> model with random values."""
+    return {config: random_model(config) for config in (V1_1, V1_0)}
+
+
+def assert_restored(leaves, model):
+    expected = parameters.stack(parameters.named_leaves({"model": model}))
+    assert leaves.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert leaves[name].dtype == np.float32
+        np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)
+
+
+@CONFIGS
+@SCANNED
+def test_names_and_shapes_of_every_variant(models, config, scanned, tmp_path):
+    for split_heads in (False, True):
+        directory = tmp_path / str(split_heads)
+        write_legacy(directory, to_t5x(models[config], scanned=scanned, split_heads=split_heads))
+        assert_restored(read(directory, config), models[config])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scanned", [None, "encoder/encoder"], ids=["unscanned", "scanned"])
+def test_every_layout(models, layout, scanned, tmp_path):
+    tensors = to_t5x(models[V1_1], scanned=scanned)
+    LAYOUTS[layout](tmp_path, tensors)
+    # The directory of all checkpoints stands for the newest one.
+    for path in (tmp_path, f"{tmp_path}/checkpoint_7", f"{tmp_path}/checkpoint_7/"):
+        assert_restored(read(path, V1_1), models[V1_1])
+
+
+@pytest.mark.parametrize("layout", ["legacy", "tensorstore", "orbax"])
+def test_bfloat16_converts_exactly(models, layout, tmp_path):
+    tensors = {name: leaf.astype(ml_dtypes.bfloat16) for name, leaf in to_t5x(models[V1_1]).items()}
+    LAYOUTS[layout](tmp_path, tensors)
+    found = read(tmp_path, V1_1)["model/token_embedder/embedding"]
+    np.testing.assert_array_equal(found, tensors["token_embedder/embedding"].astype(np.float32))
+
+
+def test_position_biases_per_layer_are_read_if_equal(models, tmp_path):
+    tensors = to_t5x(models[V1_1], scanned="encoder/encoder")
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        bias = tensors.pop(f"{stack}/relpos_bias/rel_embedding")
+        tensors[f"{stack}/{stack}/relpos_bias/rel_embedding"] = np.stack([bias] * layers, 1)
+    write_legacy(tmp_path / "equal", tensors)
+    assert_restored(read(tmp_path / "equal", V1_1), models[V1_1])
+    tensors["decoder/decoder/relpos_bias/rel_embedding"][0, 1, 0] += 1
+    write_legacy(tmp_path / "different", tensors)
+    with pytest.raises(UserError, match="decoder/decoder/relpos_bias.*each layer has its own position biases"):
+        read(tmp_path / "different", V1_1)
+
+
+# ---- T5X's test checkpoint -------------------------------------------------------------------------------------------
+
+
+def test_sample_equals_its_msgpack(sample, sample_tensors):
+    model = warm_start.load_model(sample, SAMPLE, Partitioner(rules="dp"))
+    found = to_t5x(model)
+    assert found.keys() == sample_tensors.keys()
+    for name, array in sample_tensors.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parity
+def test_logits_of_sample_equal_transformers(sample, sample_tensors):
+    torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
+    transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
+    reference = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=32128,
+            d_model=8,
+            d_kv=3,
+            d_ff=16,
+            num_heads=4,
+            num_layers=2,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            attn_implementation="eager",
+        )
+    ).eval()
+    weights = {"shared.weight": "token_embedder/embedding", "lm_head.weight": "decoder/logits_dense/kernel"}
+    for stack, attentions in (("encoder", ["attention"]), ("decoder", ["self_attention", "encoder_decoder_attention"])):
+        weights[f"{stack}.embed_tokens.weight"] = "token_embedder/embedding"
+        weights[f"{stack}.final_layer_norm.weight"] = f"{stack}/{stack}_norm/scale"
+        first = f"{stack}.block.0.layer.0.SelfAttention"
+        weights[f"{first}.relative_attention_bias.weight"] = f"{stack}/relpos_bias/rel_embedding"
+        for i in range(2):
+            theirs, layer = f"{stack}.block.{i}.layer", f"{stack}/layers_{i}"
+            for index, attention in enumerate(attentions):
+                module = ("SelfAttention", "EncDecAttention")[index]
+                norm = attention.replace("encoder_decoder", "cross")
+                weights[f"{theirs}.{index}.layer_norm.weight"] = f"{layer}/pre_{norm}_layer_norm/scale"
+                for q, query in zip("qkvo", ("query", "key", "value", "out"), strict=True):
+                    weights[f"{theirs}.{index}.{module}.{q}.weight"] = f"{layer}/{attention}/{query}/kernel"
+            weights[f"{theirs}.{len(attentions)}.layer_norm.weight"] = f"{layer}/pre_mlp_layer_norm/scale"
+            for name in ("wi_0", "wi_1", "wo"):
+                weights[f"{theirs}.{len(attentions)}.DenseReluDense.{name}.weight"] = f"{layer}/mlp/{name}/kernel"
+    # torch stores kernels as [outputs, inputs], and position biases as [buckets, heads].
+    reference.load_state_dict(
+        {
+            name: torch.tensor(
+                sample_tensors[t5x_name]
+                if t5x_name.endswith(("embedder/embedding", "scale"))
+                else sample_tensors[t5x_name].T
+            )
+            for name, t5x_name in weights.items()
+        }
+    )
+    rng = np.random.default_rng(0)
+    inputs, decoder_inputs = rng.integers(1, 32128, (2, 13)), rng.integers(1, 32128, (2, 7))
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor(inputs), decoder_input_ids=torch.tensor(decoder_inputs)).logits
+    model = warm_start.load_model(sample, SAMPLE, Partitioner(rules="dp"))
+    outputs = model({"encoder_input_tokens": inputs, "decoder_input_tokens": decoder_inputs})
+    assert_close({"logits": model.unembed(outputs.hidden)}, {"logits": expected.numpy()})
+
+
+def test_convert_needs_model_and_writes_run(sample, tmp_path):
+    with pytest.raises(
+        UserError, match="missing model: a T5X checkpoint does not describe it. Give .*--gin_file=models/"
+    ):
+        convert(checkpoint_path=sample, output_path=str(tmp_path / "run"))
+    convert(checkpoint_path=sample, output_path=str(tmp_path / "run"), model=SAMPLE)
+    assert "T5Config:" in (tmp_path / "run/config.gin").read_text()
+    model = warm_start.load_model(str(tmp_path / "run"), SAMPLE, Partitioner(rules="dp"))
+    assert_restored(t5x.read(sample, SAMPLE), model)
+
+
+def test_commands_need_model_of_checkpoint(sample, tmp_path, run_command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t5x").mkdir()
+    shutil.copy(sample, tmp_path / "t5x/checkpoint_0")
+    (tmp_path / "t5x/config.gin").write_text("import t5x")  # configures T5X
+    (tmp_path / "in.jsonl").write_text('{"inputs": [5, 6, 1]}')
+    files = ["--gin.CHECKPOINT_PATH=t5x", "--input=in.jsonl", "--output=out.jsonl", "--gin.infer.data=None"]
+    code, output = run_command(["infer", *files])
+    assert code != 0 and "CHECKPOINT_PATH=t5x is a T5X checkpoint, which does not describe its model" in output
+    model = "--gin_file=models/t5_1_1/tiny.gin"
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'inputs': 4, 'targets': 2}"
+    code, output = run_command(["infer", model, "--gin_file=commands/infer.gin", *files, lengths])
+    assert code == 0, output
+    assert "prediction" in (tmp_path / "out.jsonl").read_text()
+    code, output = run_command(["convert", model, "--input=t5x", "--output=run"])
+    assert code == 0 and "29 tensors, model with 518,240 parameters" in output
+
+
+# ---- invalid checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(models, tmp_path):
+    """Writes a checkpoint with one directory per array."""
+    write_tensorstore(tmp_path, to_t5x(models[V1_1]))
+    return tmp_path / "checkpoint_7"
+
+
+def test_truncated_file_raises(models, tmp_path):
+    write_legacy(tmp_path, to_t5x(models[V1_1]))
+    file = tmp_path / "checkpoint_7"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="checkpoint_7: truncated, or not the index of a T5X checkpoint"):
+        read(file, V1_1)
+
+
+@pytest.mark.parametrize("removed", ["", "/.zarray", "/1.0"], ids=["array", "metadata", "chunk"])
+def test_missing_array_raises(written, removed):
+    path = written / f"target.encoder.layers_1.mlp.wo.kernel{removed}"
+    path.unlink() if removed else shutil.rmtree(path)
+    with pytest.raises(UserError, match="tensor 'encoder/layers_1/mlp/wo/kernel' cannot be read: NOT_FOUND"):
+        read(written, V1_1)
+
+
+def test_truncated_chunk_raises(written):
+    path = written / "target.encoder.layers_1.mlp.wo.kernel/1.0"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(UserError, match="tensor 'encoder/layers_1/mlp/wo/kernel' cannot be read: "):
+        read(written, V1_1)
+
+
+@pytest.mark.parametrize("directory", ["../other", "/etc", "gs://bucket/array", ""])
+def test_array_outside_of_checkpoint_raises(tmp_path, directory):
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": directory}, "metadata": {"shape": [1]}}
+    write_index(tmp_path / "checkpoint_7/checkpoint", {"token_embedder/embedding": spec})
+    with pytest.raises(UserError, match="'token_embedder/embedding' has no array in the directory of the checkpoint"):
+        read(tmp_path, V1_1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"vocab_size": 32},
+            r"'decoder/logits_dense/kernel' has shape \(8, 31\), but this T5Config requires \(8, 32\)",
+        ),
+        ({"mlp_dim": 13}, r"'decoder/layers_0/mlp/wi_0/kernel' has shape \(8, 12\), .* requires \(8, 13\)"),
+        ({"num_heads": 3}, r"has shape \(8, 6\), .* requires \(8, 9\)"),
+        ({"relpos_buckets": 16}, r"'\w+/relpos_bias/rel_embedding' has shape \(2, 8\), .* requires \(2, 16\)"),
+        ({"encoder_layers": 3}, "9 missing tensors, such as 'encoder/layers_2/"),
+        ({"decoder_layers": 2}, "14 unexpected tensors, such as 'decoder/layers_2/"),
+        ({"tied_embeddings": True}, "1 unexpected tensors, such as 'decoder/logits_dense/kernel'"),
+        (
+            {"activations": ("relu",)},
+            "5 missing tensors, such as '.*/mlp/wi/kernel' and 10 unexpected .*/mlp/wi_0/kernel",
+        ),
+    ],
+)
+def test_other_architecture_raises(models, tmp_path, changes, message):
+    write_legacy(tmp_path, to_t5x(models[V1_1]))
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, dataclasses.replace(V1_1, **changes))
+
+
+def test_scanned_checkpoint_with_another_number_of_layers_raises(models, tmp_path):
+    write_legacy(tmp_path, to_t5x(models[V1_1], scanned="encoder/encoder"))
+    with pytest.raises(UserError, match=r"'decoder/decoder/.*\(\d+, 3.*requires .*, with 4 layers on axis 1"):
+        read(tmp_path, dataclasses.replace(V1_1, decoder_layers=4))
+
+
+def test_unsigned_integers_raise(models, tmp_path):
+    write_legacy(tmp_path, {name: leaf.astype(np.uint16) for name, leaf in to_t5x(models[V1_1]).items()})
+    with pytest.raises(UserError, match="has dtype uint16, which is not a floating-point type"):
+        read(tmp_path, V1_1)
+
+
+def test_checkpoint_of_something_else_raises(models, tmp_path, test_data):
+    write_legacy(tmp_path, {"decoder/token_embedder/embedding": np.ones((3, 2), np.float32)})
+    with pytest.raises(UserError, match="not a T5X checkpoint of T5: 'token_embedder/embedding' not found among its 1"):
+        read(tmp_path, V1_1)
+    with pytest.raises(UserError, match="a T5X checkpoint of T5 cannot be read into a GPTConfig"):
+        read(tmp_path, FAMILIES["gpt2"].config)
+    for sample in ("tiny_t5", "tiny_orbax/1"):  # T5X's own tests; they hold the state of an optimizer only
+        with pytest.raises(UserError, match="not a T5X checkpoint of T5: the index lists no parameters"):
+            read(test_data / "models/t5x_tensorstore" / sample, V1_1)
+
+
+# ---- detection -------------------------------------------------------------------------------------------------------
+
+
+def test_newest_checkpoint_is_found(tmp_path):
+    for step in (9, 10):
+        write_index(tmp_path / f"checkpoint_{step}/checkpoint", {})
+    assert weight_files.find_t5x(f"{tmp_path}/") == f"{tmp_path}/checkpoint_10/checkpoint"
+
+
+@pytest.mark.parametrize(
+    "files", [[], ["model.bin"], ["checkpoint", "model.ckpt-0.index"], ["state/_METADATA", "about/x"]]
+)
+def test_other_directories_are_not_t5x(tmp_path, files):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert weight_files.find_t5x(str(tmp_path)) is None
