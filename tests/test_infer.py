@@ -40,7 +40,7 @@ def test_empty_file_raises(tmp_path):
 
 
 class Words:
-    """A vocabulary of letters: a is 2, b is 3, …"""
+    """A vocabulary of letters, with the ids a = 2, b = 3 and so on."""
 
     eos_id = 1
 

@@ -1,3 +1,5 @@
+"""The report of `t5x_like inspect`."""
+
 import importlib.abc
 import io
 import sys

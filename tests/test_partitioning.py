@@ -14,7 +14,7 @@ from t5x_like import partitioning
 from t5x_like.partitioning import Partitioner, shard
 
 
-def test_a_mesh_axis_shards_one_dimension_only():
+def test_mesh_axis_shards_one_dimension_only():
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
     assert partitioner.spec(("batch", "length", "embed")) == P("fsdp", "sequence", None)
     assert partitioner.spec(("vocab", "embed")) == P("tensor", "fsdp")

@@ -1,3 +1,5 @@
+"""Feature specs: lengths, aligned and joined features, and the spec of a task."""
+
 import pytest
 
 from t5x_like.data import features

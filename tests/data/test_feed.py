@@ -1,3 +1,5 @@
+"""The prefetching feed: order, position, errors of its thread, and closing."""
+
 import time
 
 import numpy as np

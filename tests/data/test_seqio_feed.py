@@ -1,3 +1,5 @@
+"""Batches from SeqIO tasks: conversion, packing, restored positions, sharding and invalid settings."""
+
 import dataclasses
 import functools
 import os

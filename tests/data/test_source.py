@@ -1,3 +1,5 @@
+"""Data sources and host iterators implement their protocols."""
+
 import inspect
 
 import pytest

@@ -1,3 +1,5 @@
+"""Lengths of span corruption against published values."""
+
 import pytest
 
 from t5x_like.data.span_lengths import check_fits, corrupted_lengths, noise_counts, span_lengths
@@ -30,7 +32,7 @@ def test_number_of_spans(inputs, spans):
 
 
 @pytest.mark.parametrize("inputs", [3, 4, 7, 32, 128, 511, 1000])
-def test_the_chunk_is_the_largest_that_fits(inputs):
+def test_chunk_is_the_largest_that_fits(inputs):
     lengths = span_lengths(inputs)
     assert lengths.inputs <= inputs < corrupted_lengths(lengths.raw + 1).inputs
     assert lengths.inputs + lengths.targets == lengths.raw + 2 * (lengths.spans + 1)

@@ -1,3 +1,5 @@
+"""Arguments that tasks declare."""
+
 import pytest
 
 from t5x_like.data import task_arguments

@@ -1,3 +1,5 @@
+"""Rows of token ids rendered as text."""
+
 import numpy as np
 import pytest
 import seqio

@@ -22,6 +22,6 @@ def test_python_versions_are_supported():
     assert set(badge.split(" | ")) == supported
 
 
-def test_the_owner_of_the_repository_is_a_placeholder_in_two_files():
+def test_repository_owner_is_a_placeholder():
     named = {name for name in ("README.md", "mkdocs.yml") if "github.com/OWNER/" in (ROOT / name).read_text()}
     assert named == {"README.md", "mkdocs.yml"} and "github.com/OWNER/" in (ROOT / "CONTRIBUTING.md").read_text()

@@ -183,7 +183,7 @@ class Cloud:
         return calls
 
     def actions(self) -> list[str]:
-        """Returns the actions of these calls: create, describe, ssh …"""
+        """Returns the action of each call that `calls` returns, such as `create` or `ssh`."""
         return [next(word for word in words if word in ACTIONS) for words in self.calls()]
 
     def runs(self) -> list:

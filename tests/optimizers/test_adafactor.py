@@ -1,4 +1,4 @@
-"""Adafactor against its formulas in NumPy, against optax, and one layout of a stack against the other."""
+"""Adafactor against its formulas in NumPy and against optax, and scanned against unrolled stacks."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from t5x_like import optimizers, parameters
 from t5x_like.optimizers import schedules
 
 LAYERS, EMBED, HEADS, KV, MLP, VOCAB, BUCKETS = 3, 8, 2, 3, 12, 20, 4
-SMALLEST = 4  # the side that a matrix needs to be factored: between HEADS and HEADS * KV
+SMALLEST = 4  # minimum side of a factored matrix, between HEADS and HEADS * KV
 
 
 class Block(nnx.Module):
@@ -23,7 +23,7 @@ class Block(nnx.Module):
         self.scale = nnx.Param(1 + 0.1 * jax.random.normal(keys[3], (EMBED,)), axes=("embed",))
 
 
-class Network(nnx.Module):
+class Model(nnx.Module):
     def __init__(self, key, stacked):
         keys = jax.random.split(key, LAYERS + 2)
         if stacked:
@@ -31,17 +31,17 @@ class Network(nnx.Module):
         else:
             self.layers = nnx.List([Block(key) for key in keys[:LAYERS]])
         self.embedding = nnx.Param(jax.random.normal(keys[-2], (VOCAB, EMBED)), axes=("vocab", "embed"))
-        # Small, so that epsilon2 and not its scale counts.
+        # The values are small, so that the parameter scale is epsilon2.
         table = 1e-5 * jax.random.normal(keys[-1], (BUCKETS, HEADS))
         self.relpos = nnx.Param(table, axes=("relpos_buckets", "heads"))
 
 
-def network(stacked):
-    return {"model": Network(jax.random.key(0), stacked), "objective": {}}
+def make_params(stacked):
+    return {"model": Model(jax.random.key(0), stacked), "objective": {}}
 
 
 def gradients(params, step):
-    """Gradients that depend on the step, are the same in both layouts, and differ much in size from layer to layer."""
+    """Returns gradients that depend on the step and not on the layout; each layer has another order of magnitude."""
     named = parameters.stack(parameters.named_leaves(params))
     made = {}
     for number, (name, leaf) in enumerate(sorted(named.items())):
@@ -65,7 +65,7 @@ def train(optimizer, params, steps):
 
 
 def assert_parity(ours, theirs):
-    """max|a-b| <= 2e-5 * max(max|b|, 1e-3 * max over all tensors), tensor by tensor."""
+    """Asserts max|a - b| <= 2e-5 · max(max|b|, 1e-3 · largest value among all tensors) for each tensor."""
     assert ours.keys() == theirs.keys()
     largest = max(np.max(np.abs(value)) for value in theirs.values())
     for name, value in theirs.items():
@@ -75,9 +75,9 @@ def assert_parity(ours, theirs):
 
 
 def reference(params, steps, *, rate, factored=True, scaled=True, beta1=None, clip=1.0, decay=None, offset=0):
-    """The paper's algorithms 4 and 5 with T5X's constants, in float64, on one layer's matrix at a time.
+    """Computes algorithms 4 and 5 of the paper with the constants of T5X, in float64, for one layer's matrix at a time.
 
-    Written with `R C / mean(R)` as one matrix, where the implementation never makes one.
+    Unlike the implementation, it computes `R C / mean(R)` as a full matrix.
     """
     arrays = {name: np.asarray(leaf, np.float64) for name, leaf in parameters.named_leaves(params).items()}
     second = {name: 0.0 for name in arrays}
@@ -124,18 +124,18 @@ def test_three_steps_follow_the_formulas_in_both_layouts(variant):
     ours, theirs = VARIANTS[variant]
     rate = schedules.rsqrt(0.3, warmup_steps=2)
     optimizer = optimizers.adafactor(learning_rate=rate, min_dim_size_to_factor=SMALLEST, **ours)
-    unrolled, unrolled_state = train(optimizer, network(stacked=False), 3)
-    stacked, stacked_state = train(optimizer, network(stacked=True), 3)
+    unrolled, unrolled_state = train(optimizer, make_params(stacked=False), 3)
+    stacked, stacked_state = train(optimizer, make_params(stacked=True), 3)
 
-    expected = reference(network(stacked=False), 3, rate=lambda step: 0.3 / np.sqrt(max(step, 2)), **theirs)
+    expected = reference(make_params(stacked=False), 3, rate=lambda step: 0.3 / np.sqrt(max(step, 2)), **theirs)
     assert_parity(parameters.named_leaves(unrolled), expected)
     in_stacks = parameters.stack(parameters.named_leaves(unrolled))
     assert_parity(parameters.named_leaves(stacked), in_stacks)
     assert_parity(parameters.named_leaves(stacked_state), parameters.stack(parameters.named_leaves(unrolled_state)))
 
 
-def test_two_steps_by_hand():
-    """Step 0: v = g², so the update is sign(g); step 1: v = 2^-0.8 of the new square and the rest of the old."""
+def test_two_steps_match_manual_computation():
+    """Compares steps 0 and 1: first v = g², so the update is sign(g); then v = (1 - 2^-0.8) · v + 2^-0.8 · g²."""
     params = {"w": nnx.Param(jnp.array([3.0, 4.0]), axes=("embed",))}
     optimizer = optimizers.adafactor(learning_rate=0.1)
     state = optimizer.init(params)
@@ -171,7 +171,7 @@ def test_equals_optax_on_matrices_and_vectors():
 @pytest.mark.parametrize("stacked", [False, True])
 def test_state_has_the_axes_of_the_dimensions_it_stores(stacked):
     optimizer = optimizers.adafactor(learning_rate=0.1, min_dim_size_to_factor=SMALLEST)
-    params = jax.eval_shape(lambda: network(stacked))
+    params = jax.eval_shape(lambda: make_params(stacked))
     state = jax.eval_shape(optimizer.init, params)
     front, layer = (("layers",), "layers") if stacked else ((), "layers/2")
     assert (
@@ -206,7 +206,7 @@ def test_state_has_the_axes_of_the_dimensions_it_stores(stacked):
         (("heads", "kv"), (256, 256), None, None),  # the bias of an attention projection
         (("embed", None, "mlp"), (128, 2, 64), (128,), (2, 64)),
         ((None, None), (128, 300), (128,), (300,)),
-        (("mlp", "mlp", "vocab"), (128, 128, 128), None, None),  # no sides can be told
+        (("mlp", "mlp", "vocab"), (128, 128, 128), None, None),  # rows and columns are ambiguous
     ],
 )
 def test_factored_dimensions(axes, shape, row, column):
@@ -225,7 +225,7 @@ def test_momentum_dtype():
 
 
 def test_updates_do_not_depend_on_gradient_scale():
-    """A gradient a thousand times larger in one layer changes neither that layer's step nor its neighbours'."""
+    """Tests that a gradient a thousand times larger in one layer changes the update of no layer."""
     params = {"layers": nnx.Param(jnp.ones((2, 3)), axes=("embed",))}
     optimizer = optimizers.adafactor(learning_rate=0.1, factored=False)
     grads = {"layers": nnx.Param(jnp.array([[1.0, 2.0, 3.0], [1000.0, 2000.0, 3000.0]]), axes=("embed",))}

@@ -1,4 +1,4 @@
-"""What a run is made of, and which networks and objectives go together."""
+"""The program of a run, and the combinations of models and objectives that it accepts."""
 
 import pytest
 
@@ -18,8 +18,8 @@ GPT = GPTConfig(**SIZES, num_layers=1, max_length=16)
 BERT = BertConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"}, num_layers=1, max_length=16)
 
 
-class Lengths:
-    """A source of which only the shapes are known."""
+class ShapesOnly:
+    """A data source that only defines the shapes of its batches."""
 
     def batch_shapes(self, spec):
         lengths = spec.model_lengths({"inputs": 16, "targets": 8})
@@ -28,12 +28,12 @@ class Lengths:
 
 def program(model, objective):
     return make_program(
-        model=model, objective=objective, optimizer=optimizers.adamw(learning_rate=1e-3), data=Lengths()
+        model=model, objective=objective, optimizer=optimizers.adamw(learning_rate=1e-3), data=ShapesOnly()
     )
 
 
 @pytest.mark.parametrize(("model", "objective"), [(T5, SequenceToSequence()), (GPT, CausalLM()), (BERT, MaskedLM())])
-def test_networks_take_the_objectives_of_their_kind(model, objective):
+def test_model_accepts_objectives_of_its_architecture(model, objective):
     assert program(model, objective).batch_shapes
 
 
@@ -50,12 +50,12 @@ def test_networks_take_the_objectives_of_their_kind(model, objective):
         (T5, MaskedLM(), "T5Config does not fit MaskedLM.*needs 'decoder_input_tokens'"),
     ],
 )
-def test_other_objectives_are_refused(model, objective, message):
+def test_objective_of_another_architecture_raises(model, objective, message):
     with pytest.raises(ValueError, match=message):
         program(model, objective)
 
 
-def test_a_parameter_that_does_not_divide_is_called_as_in_model_info():
+def test_indivisible_parameter_raises_with_its_name_in_model_info():
     model = T5Config(**(SIZES | {"vocab_size": 33}), encoder_layers=1, decoder_layers=1)
     partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
     with pytest.raises(
@@ -65,6 +65,6 @@ def test_a_parameter_that_does_not_divide_is_called_as_in_model_info():
             model=model,
             objective=SequenceToSequence(),
             optimizer=optimizers.adamw(learning_rate=1e-3),
-            data=Lengths(),
+            data=ShapesOnly(),
             partitioner=partitioner,
         )

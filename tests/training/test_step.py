@@ -1,4 +1,4 @@
-"""The update: exact gradients on any number of microbatches and devices, skipped updates, what is reported."""
+"""The training step: gradients for any number of microbatches and devices, skipped updates, and reported metrics."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class Net(nnx.Module):
 
 
 class TwoTerms:
-    """A mean over masked positions plus a mean over rows: two different weights in one batch, as BERT has."""
+    """A mean over masked positions plus a mean over rows, so that the terms have different weights, as in BERT."""
 
     coefficients = {"masked": 1.0, "row": 0.5}
 
@@ -44,7 +44,7 @@ class TwoTerms:
 def make_batch(seed=0):
     rng = np.random.default_rng(seed)
     mask = np.zeros((BATCH, LENGTH), np.float32)
-    for row in range(BATCH):  # from none to all positions, so that no two microbatches weigh the same
+    for row in range(BATCH):  # from none to all positions, so that microbatches have different weights
         mask[row, : row % (LENGTH + 1)] = 1
     return {"x": rng.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32), "mask": mask}
 
@@ -60,9 +60,9 @@ def direct_gradient(params, batch):
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-def test_two_terms_have_the_same_gradient_on_any_split(microbatches, devices):
+def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices):
     if microbatches * devices > BATCH:
-        pytest.skip("more parts than rows")
+        pytest.skip("more shards than rows")
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     _, frozen = optimizers.split(params, ())
@@ -86,7 +86,7 @@ def make_state(optimizer=None, **options):
     return step.create_state(trainable, optimizer, 0), frozen, train_step
 
 
-def test_the_loss_goes_down_and_the_step_counts():
+def test_loss_decreases_and_step_is_incremented():
     state, frozen, train_step = make_state()
     losses = []
     for _ in range(5):
@@ -95,7 +95,7 @@ def test_the_loss_goes_down_and_the_step_counts():
     assert losses[-1] < losses[0] and int(state.step) == 5 and int(state.skipped) == 0
 
 
-def test_a_non_finite_update_is_skipped_and_counted():
+def test_non_finite_update_is_skipped_and_counted():
     state, frozen, train_step = make_state()
     bad = make_batch() | {"x": np.full((BATCH, LENGTH, WIDTH), np.nan, np.float32)}
     before = parameters.named_leaves((state.params, state.opt_state))
@@ -118,7 +118,7 @@ def sgd(rate):
     )
 
 
-def test_clipping_limits_the_norm_and_reports_the_one_before():
+def test_clipping_limits_the_norm_and_reports_the_unclipped_norm():
     state, frozen, train_step = make_state(sgd(1.0), max_grad_norm=1e-3)
     old = state.params["model"].kernel[...]
     new_state, metrics = train_step(state, frozen, make_batch())
@@ -126,8 +126,8 @@ def test_clipping_limits_the_norm_and_reports_the_one_before():
     np.testing.assert_allclose(jnp.linalg.norm(new_state.params["model"].kernel[...] - old), 1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("factor, divisor", [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
-def test_loss_normalising_factors(factor, divisor):
+@pytest.mark.parametrize(("factor", "divisor"), [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
+def test_loss_normalizing_factor_divides_each_term(factor, divisor):
     batch = {name: jnp.asarray(x) for name, x in make_batch().items()}
     normal = step.normalizers(TwoTerms(), batch, factor)
     expected = TwoTerms().weights(batch) if divisor is None else dict.fromkeys(normal, divisor)
@@ -135,12 +135,12 @@ def test_loss_normalising_factors(factor, divisor):
         assert float(normal[name]) == float(expected[name])
 
 
-def test_an_unknown_loss_normalising_factor_is_refused():
+def test_unknown_loss_normalizing_factor_raises():
     with pytest.raises(ValueError, match="LOSS_NORMALIZING_FACTOR='mean'"):
         step.normalizers(TwoTerms(), make_batch(), "mean")
 
 
-def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+def test_indivisible_batch_raises():
     with pytest.raises(ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* times 3 microbatches"):
         step.split_batch(make_batch(), 3)
 
