@@ -72,9 +72,8 @@ def main() -> None:
         Console().print(f"cached row: {size / rows:,.0f} bytes on disk")
         cached = CachedSource(cache_dir=directory, batch_size=BATCH_SIZE)
         measure("cached", cached.host_iterator(OBJECTIVE.features), arguments.seconds)
-    measure(
-        "live", live.host_iterator(OBJECTIVE.features), arguments.seconds
-    )  # last, because TensorFlow keeps its threads running
+    # The live feed is last, because TensorFlow keeps its threads running.
+    measure("live", live.host_iterator(OBJECTIVE.features), arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from data_tasks.feature_checks import require_eos, require_lengths, require_shar
 from data_tasks.noise_masks import uniform_below
 from t5x_like.errors import UserError
 
+# Prefix of the SentencePiece pieces that begin a word.
 WORD_BOUNDARY = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The prefix of SentencePiece pieces that begin a word."""
 _WHITESPACE = " \t\n\r"
 
 
@@ -40,9 +40,11 @@ class BartNoise:
     def __post_init__(self):
         for name in ("permute_sentences", "infill", "mask", "delete", "rotate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"BartNoise: {name}={getattr(self, name)} must be a fraction from 0 to 1")
+                raise UserError(f"BartNoise.{name}={getattr(self, name)} is not a fraction. Give a number from 0 to 1.")
         if self.mean_span_length <= 0:
-            raise UserError(f"BartNoise: mean_span_length={self.mean_span_length} must be greater than 0")
+            raise UserError(
+                f"BartNoise.mean_span_length={self.mean_span_length} is not positive. Give a number above 0."
+            )
 
     def apply(self, tokens: tf.Tensor, counts: tf.Tensor, special: "NoiseTokens", seed: tf.Tensor) -> bart_noise.Noised:
         """Apply the noise to rows of text without special tokens.

@@ -73,11 +73,13 @@ def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: fl
       UserError: `noise_density` is not greater than 0 and at most 0.5.
     """
     if not 0 < noise_density <= 0.5:
-        raise UserError(f"noise_density={noise_density} of a prefix pattern must be greater than 0 and at most 0.5")
-    most = lengths - 1
-    least = tf.cast(tf.round((1 - 2 * noise_density) * tf.cast(most, tf.float64)), tf.int32)
-    least = tf.clip_by_value(least, 1, tf.maximum(most, 1))
-    return least + uniform_below(tf.maximum(most - least + 1, 1), seed)
+        raise UserError(
+            f"noise_density={noise_density} of a prefix pattern is out of range. Give a number above 0 and at most 0.5."
+        )
+    longest = lengths - 1
+    shortest = tf.cast(tf.round((1 - 2 * noise_density) * tf.cast(longest, tf.float64)), tf.int32)
+    shortest = tf.clip_by_value(shortest, 1, tf.maximum(longest, 1))
+    return shortest + uniform_below(tf.maximum(longest - shortest + 1, 1), seed)
 
 
 def after_prefix_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
@@ -156,16 +158,16 @@ def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _random_composition_ends(
-    totals: tf.Tensor, parts: tf.Tensor, most: int, max_parts: int, seed: tf.Tensor
+    totals: tf.Tensor, parts: tf.Tensor, max_total: int, max_parts: int, seed: tf.Tensor
 ) -> tf.Tensor:
     """Draw a uniformly random composition of each total into positive parts and return the ends of the parts.
 
     A composition of n into k parts is a choice of k - 1 of the n - 1 positions between items.
 
     Args:
-      totals: `[rows]`, at most `most`.
+      totals: `[rows]`, at most `max_total`.
       parts: number of parts per row, `[rows]`, at most `max_parts` and the total.
-      most: maximum possible total.
+      max_total: maximum possible total.
       max_parts: maximum possible number of parts.
       seed: stateless seed, `[2]`.
 
@@ -175,11 +177,11 @@ def _random_composition_ends(
     rows = tf.shape(totals)[0]
     if max_parts == 1:
         return totals[:, tf.newaxis]
-    scores = tf.random.stateless_uniform([rows, most - 1], seed, minval=None, dtype=tf.uint32)
+    scores = tf.random.stateless_uniform([rows, max_total - 1], seed, minval=None, dtype=tf.uint32)
     # Positions after the end of a row are chosen last. The position breaks ties, so that exactly k - 1 are chosen.
-    scores = tf.cast(scores, tf.int64) * most + tf.range(most - 1, dtype=tf.int64)
-    scores = tf.where(tf.range(1, most) < totals[:, tf.newaxis], scores, -1)
-    positions = tf.math.top_k(scores, k=min(max_parts - 1, most - 1)).indices + 1
+    scores = tf.cast(scores, tf.int64) * max_total + tf.range(max_total - 1, dtype=tf.int64)
+    scores = tf.where(tf.range(1, max_total) < totals[:, tf.newaxis], scores, -1)
+    positions = tf.math.top_k(scores, k=min(max_parts - 1, max_total - 1)).indices + 1
     chosen = tf.range(tf.shape(positions)[1]) < parts[:, tf.newaxis] - 1
     ends = tf.sort(tf.where(chosen, positions, totals[:, tf.newaxis]), axis=1)
     return tf.concat([ends, totals[:, tf.newaxis]], axis=1)

@@ -32,8 +32,8 @@ from check_command import check_command
 MAX_NAME_LENGTH = 40
 MAX_NAMESPACE_LENGTH = 63
 SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # path in the image, see launch/Dockerfile
-# Each time the processes wait for a lost peer in vain, they use up a restart, and the cluster may need more than an
-# hour to give up the peer's node: ten minutes without a heartbeat, then until the node's pods have terminated.
+# Each start that times out while it waits for a lost peer uses up a restart. The cluster may need more than an hour to
+# give up the node of the peer: ten minutes without a heartbeat, and then until the pods of the node have terminated.
 MAX_RESTARTS = 20
 RESTART_DELAY_SECONDS = 60  # a start that waits for a lost peer takes five more minutes
 MAX_RECREATIONS = 1000
@@ -49,7 +49,7 @@ TPU_RESOURCE = "google.com/tpu"
 
 
 def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """Returns the JobSet.
+    """Returns the manifest of the JobSet.
 
     Sources: jobset.sigs.k8s.io (API v1alpha2), cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice. The
     cluster sets the variables through which the pods find each other: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, and
@@ -111,7 +111,7 @@ def _pod_spec(options: argparse.Namespace, shape: slices.Slice, command: list[st
         selector[SPOT_LABEL] = "true"
         tolerated.append(SPOT_LABEL)
     return {
-        "restartPolicy": "Never",  # a single restarted pod would wait for the others in vain
+        "restartPolicy": "Never",  # a single restarted pod would wait for the others until it times out
         "terminationGracePeriodSeconds": options.grace,
         "nodeSelector": selector,
         "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],

@@ -131,7 +131,7 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
 
     Args:
       command: The command to run on every worker, such as `t5x_like train --gin.MODEL_DIR=gs://…`.
-      local_model_dir: MODEL_DIR is on a disk that outlives the machine, such as a mounted file store.
+      local_model_dir: Whether MODEL_DIR is on a disk that outlives the machine, such as a mounted file store.
 
     Raises:
       LaunchError: The command is missing, is not a t5x_like command, or would lose its run.

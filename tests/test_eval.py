@@ -66,7 +66,7 @@ def partitioner():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, task):
-    """A model that has learned to copy its input, one of four letters."""
+    """Returns a model that has learned to copy its input, one of four letters."""
     directory = tmp_path_factory.mktemp("echo")
     result = train(
         model=CONFIG,

@@ -60,7 +60,7 @@ def is_module(name: str) -> bool:
 
 
 def imports_of(name: str, source: str, path: str, *, is_package: bool = False) -> Iterator[Import]:
-    """The imports of a module without `if TYPE_CHECKING:` blocks. Imports inside functions are lazy."""
+    """Returns the imports of a module without `if TYPE_CHECKING:` blocks. Imports inside functions are lazy."""
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -92,7 +92,7 @@ def all_imports() -> list[Import]:
 
 
 def level_of(name: str) -> int:
-    """The level of a module of t5x_like. The package itself only has the version, and is below all levels."""
+    """Returns the level of a module of t5x_like. The package itself only has the version, and is below all levels."""
     parts = name.split(".")
     if parts[0] == "data_tasks":
         return COMMANDS
@@ -172,7 +172,7 @@ def test_tensorflow_is_imported_lazily():
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a new interpreter has loaded after a statement."""
+    """Returns the top-level modules that a new interpreter has loaded after a statement."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{n.split('.')[0] for n in sys.modules}})))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(json.loads(result.stdout.splitlines()[-1]))

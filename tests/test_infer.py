@@ -163,7 +163,7 @@ def test_predictions_end_before_eos_and_keep_token_id_0():
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory):
-    """A directory with a small GPT-2, and the model."""
+    """Returns a directory with a small GPT-2, and the model."""
     config = GPTConfig(vocab_size=23, embed_dim=16, mlp_dim=64, num_heads=2, head_dim=8, num_layers=2, max_length=12)
     model = config.make(jax.random.key(0))
     model = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), model)
@@ -190,7 +190,7 @@ def test_decoder_continues_prompts_and_scores_targets(gpt, tmp_path):
     rows = run(gpt, tmp_path, [{"inputs": prompt} for prompt in prompts], **options)
 
     def following(tokens):
-        """The log-probabilities of the token after each."""
+        """Returns the log-probabilities of the next token at each position."""
         batch = {"decoder_input_tokens": np.array([tokens])}
         return np.asarray(jax.nn.log_softmax(gpt[1].unembed(gpt[1](batch).hidden)))[0]
 

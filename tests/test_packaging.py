@@ -18,7 +18,7 @@ BYPRODUCTS = re.compile(r"__pycache__|\.egg-info$|^build$|^dist$|^runs$|^\.git$|
 
 
 def files_under(*directories: str) -> list[Path]:
-    """Relative paths of the files in directories of the repository, without generated files."""
+    """Returns the relative paths of the files in directories of the repository, without generated files."""
     found = []
     for directory in directories:
         for where, inner, names in os.walk(ROOT / directory):
@@ -74,7 +74,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
 
 
 def assigned(name: str):
-    """A literal in setup.py, parsed without executing the file."""
+    """Returns a literal in setup.py, parsed without executing the file."""
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == name:
             return ast.literal_eval(node.value)
@@ -86,7 +86,7 @@ def project_names(requirements: list[str]) -> set[str]:
 
 
 def constrained(name: str) -> dict[str, list[str]]:
-    """The lines of a constraints file by project name."""
+    """Returns the lines of a constraints file by project name."""
     lines: dict[str, list[str]] = {}
     for line in (ROOT / name).read_text().splitlines():
         if not line.startswith("#"):

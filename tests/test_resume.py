@@ -99,7 +99,7 @@ def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The rows of a run on synthetic data that is not interrupted."""
+    """Returns the rows of a run on synthetic data that is not interrupted."""
     directory = tmp_path_factory.mktemp("uninterrupted")
     run_to_the_end(SYNTHETIC, directory / "run", str(directory / "log"), signal.SIGKILL, times=0, rng=None, steps=STEPS)
     return rows(directory / "run")

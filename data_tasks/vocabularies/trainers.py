@@ -142,12 +142,12 @@ KINDS: dict[str, Callable[..., Files]] = {
 
 
 def too_large(size: int, most: int) -> UserError:
-    """Return the error for a vocabulary size that the text cannot fill."""
+    """Returns the error for a vocabulary size that the text cannot fill."""
     return UserError(f"SIZE={size}: too large for this text. Give at most {most}, or more text.")
 
 
 def too_small(size: int, least: int) -> UserError:
-    """Return the error for a vocabulary size that cannot hold the alphabet."""
+    """Returns the error for a vocabulary size that cannot hold the alphabet."""
     return UserError(f"SIZE={size}: too small for the alphabet of this text. Give at least {least}.")
 
 

@@ -45,7 +45,11 @@ class SeekableIterator(HostIterator, Protocol):
     """Host iterator that also returns earlier positions, so that no prefetched batch has to be stored."""
 
     def state_before(self, batches: int) -> bytes:
-        """Returns the position so many batches before the last one."""
+        """Returns the position that many batches before the last one.
+
+        Args:
+          batches: Number of batches to go back.
+        """
 
 
 @runtime_checkable

@@ -65,7 +65,7 @@ def show_tokens(
 ) -> Text:
     """Renders a row as text.
 
-    Sentinels and EOS are coloured, `↵` stands for a newline and `␍` for a carriage return, `┃` separates examples, and
+    Sentinels and EOS are colored, `↵` stands for a newline and `␍` for a carriage return, `┃` separates examples, and
     padding is counted.
 
     Args:

@@ -18,7 +18,7 @@ class Generated:
 
     Attributes:
       tokens: generated ids up to and including EOS, padded with 0.
-      lengths: number of generated tokens per row, including EOS. It tells a generated id 0 from padding.
+      lengths: number of generated tokens per row, including EOS. It distinguishes a generated id 0 from padding.
       log_probability: sum of the log-probabilities of the generated tokens, in nats.
     """
 

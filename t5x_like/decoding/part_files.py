@@ -36,7 +36,7 @@ class PartFiles:
         return f"{self._directory}/{index:06d}.jsonl"
 
     def count(self) -> int:
-        """The number of complete parts."""
+        """Returns the number of complete parts."""
         index = 0
         while self._filesystem.exists(self._part(index)):
             index += 1

@@ -38,10 +38,10 @@ _SPECIAL_TOKENS = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
-# Keys with one supported value. Dropout rates that the model does not have are ignored: those of activations, layers
-# and classifiers.
+# Keys with one supported value. The dropout rates of activations, layers and classifiers are ignored, because the model
+# does not have them.
 _FIXED = {"scale_embedding": False, "tie_word_embeddings": True}
-# The same for old files; current versions of transformers do not read these keys.
+# Keys of old files with one supported value. Current versions of transformers do not read them.
 _FIXED_OF_OLD_FILES = {
     "add_bias_logits": False,
     "add_final_layer_norm": False,

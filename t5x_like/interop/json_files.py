@@ -45,9 +45,9 @@ def parse(contents: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(
             contents.decode("utf-8"),
-            parse_constant=_refuse_constant,
+            parse_constant=_reject_constant,
             parse_float=_finite,
-            object_pairs_hook=_refuse_duplicates,
+            object_pairs_hook=_reject_duplicates,
         )
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not valid UTF-8 at byte {error.start}") from None
@@ -62,7 +62,7 @@ def parse(contents: bytes, path: str) -> dict[str, Any]:
     return found
 
 
-def _refuse_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -72,7 +72,7 @@ def _finite(digits: str) -> float:
     return value
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]

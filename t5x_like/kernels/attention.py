@@ -67,7 +67,7 @@ def reference(
         scores = scores * scale
     if bias is not None:
         scores = scores + bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
-    visible = mask.materialise(q_len, kv_len)
+    visible = mask.materialize(q_len, kv_len)
     if visible is not None:
         # A sum, unlike a select, saves nothing for the backward pass.
         scores = scores + jnp.where(visible, 0.0, MASK_VALUE)[:, None]
@@ -88,7 +88,7 @@ def softmax(scores: Float[Array, "*rows kv_len"]) -> Float[Array, "*rows kv_len"
     of all activations.
 
     Args:
-      scores: unnormalised log-probabilities.
+      scores: unnormalized log-probabilities.
 
     Returns:
       Probabilities that sum to 1 along the last dimension.
@@ -153,7 +153,7 @@ def attention(
       v: values, with the shape of the keys.
       mask: the keys that each query may attend to.
       bias: added to the scaled scores; `rows` is `batch` or 1.
-      scale: factor of the scores. It is 1 in T5, whose query initialisation includes the scale.
+      scale: factor of the scores. It is 1 in T5, whose query initialization includes the scale.
       dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: random key for dropout; None disables dropout.
 

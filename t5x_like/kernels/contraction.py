@@ -1,4 +1,4 @@
-"""Products of activations with a kernel: `lax.dot_general`, with a gradient that suits CPUs on CPUs."""
+"""Products of activations with a kernel: `lax.dot_general`, with a faster gradient on CPU."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 
-# Checkpoint name of the products on CPU. A rematerialisation policy cannot see a `dot_general` inside a custom VJP,
+# Checkpoint name of the products on CPU. A rematerialization policy cannot see a `dot_general` inside a custom VJP,
 # so `stacks.REMAT_POLICIES` finds these products by name.
 CPU_PRODUCT = "contraction"
 
@@ -24,9 +24,10 @@ def contract(
     """Sums over the last `num_inputs` dimensions of `x` and the first `num_inputs` of `kernel`.
 
     The result is that of `jnp.tensordot(x, kernel, axes=num_inputs)`. On CPU the gradient of the kernel is computed as
-    xᵀ · dy. JAX derives (dyᵀ · x)ᵀ, for which XLA on CPU first transposes the much larger dy: the backward pass of a
-    gated feed-forward block of T5 then takes four times as long. On CPU the function therefore has a custom VJP and
-    does not support forward-mode differentiation. On every other platform it is a plain `lax.dot_general`.
+    xᵀ · dy. JAX derives (dyᵀ · x)ᵀ, for which XLA on CPU first transposes dy, which is much larger than the kernel. The
+    backward pass of a gated feed-forward block of T5 then takes four times as long. On CPU the function therefore has a
+    custom VJP and does not support forward-mode differentiation. On every other platform it is a plain
+    `lax.dot_general`.
 
     Args:
       x: activations `[*batch, *inputs]`.

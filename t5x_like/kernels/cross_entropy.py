@@ -53,7 +53,7 @@ def from_logits(
     `losses.py`).
 
     Args:
-      logits: unnormalised log-probabilities.
+      logits: unnormalized log-probabilities.
       targets: token ids.
       weights: weight of each position; 0 excludes the position.
       z_loss: factor of the z-loss.

@@ -49,7 +49,7 @@ class Mask:
         if self.prefix is not None and not self.causal:
             raise ValueError("prefix requires causal=True: without causal masking, all keys are visible")
 
-    def materialise(self, q_len: int, kv_len: int) -> Bool[Array, "rows 1 q_len kv_len"] | None:
+    def materialize(self, q_len: int, kv_len: int) -> Bool[Array, "rows 1 q_len kv_len"] | None:
         """Returns the dense matrix, True where a query may attend to a key.
 
         Args:

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension: RMSNorm and LayerNorm."""
+"""Normalization over the last dimension: RMSNorm and LayerNorm."""
 
 import functools
 
@@ -24,12 +24,12 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
-        """Normalises `x` in float32 and returns the dtype of `x`."""
+        """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
         return _rms_norm(x, self.scale[...], self.epsilon)
 
 
 class LayerNorm(nnx.Module):
-    """Normalises to zero mean and unit variance, then applies a learned scale and bias (Ba et al. 2016).
+    """Normalizes to zero mean and unit variance, then applies a learned scale and bias (Ba et al. 2016).
 
     Args:
       size: size of the last dimension.
@@ -46,7 +46,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
-        """Normalises `x` in float32 and returns the dtype of `x`."""
+        """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
         return _layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
 
 
@@ -65,6 +65,6 @@ def _layer_norm(
     x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], bias: Float[Array, " embed"], epsilon: float
 ) -> Float[Array, "batch length embed"]:
     x_float32 = x.astype(jnp.float32)
-    centred = x_float32 - jnp.mean(x_float32, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+    centered = x_float32 - jnp.mean(x_float32, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    return (centered * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)

@@ -56,8 +56,8 @@ class RelativePositionBias(nnx.Module):
     def __init__(
         self, heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, key: jax.Array
     ):
-        initialise = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        self.table = nnx.Param(initialise(key, (heads, num_buckets), jnp.float32), axes=("heads", "relpos_buckets"))
+        initialize = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        self.table = nnx.Param(initialize(key, (heads, num_buckets), jnp.float32), axes=("heads", "relpos_buckets"))
         self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
 
     def __call__(

@@ -74,11 +74,11 @@ class Linear:
 
     @property
     def attention_factor(self) -> float:
-        """See `Scaling`."""
+        """Factor of the sines and cosines; see `Scaling.attention_factor`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """See `Scaling`."""
+        """Computes the scaled frequencies; see `Scaling.frequencies`."""
         return unscaled(theta, size) / np.float32(self.factor)
 
 
@@ -105,11 +105,11 @@ class Dynamic:
 
     @property
     def attention_factor(self) -> float:
-        """See `Scaling`."""
+        """Factor of the sines and cosines; see `Scaling.attention_factor`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """See `Scaling`."""
+        """Computes the scaled frequencies; see `Scaling.frequencies`."""
         if size == 2:
             return unscaled(theta, size)  # the only frequency is 1 for every base
         longest = jnp.maximum(length, self.original_max_length).astype(jnp.float32)
@@ -143,11 +143,11 @@ class Llama3:
 
     @property
     def attention_factor(self) -> float:
-        """See `Scaling`."""
+        """Factor of the sines and cosines; see `Scaling.attention_factor`."""
         return 1.0
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """See `Scaling`."""
+        """Computes the scaled frequencies; see `Scaling.frequencies`."""
         high = unscaled(theta, size)
         wavelengths = np.float32(2 * math.pi) / high
         low = high / np.float32(self.factor)
@@ -198,7 +198,7 @@ class Yarn:
 
     @property
     def attention_factor(self) -> float:
-        """See `Scaling`."""
+        """Factor of the sines and cosines; see `Scaling.attention_factor`."""
         if self.attention_scale is not None:
             return self.attention_scale
         growth = 0.1 * math.log(self.factor)  # 0 for a factor of 1
@@ -207,7 +207,7 @@ class Yarn:
         return growth + 1
 
     def frequencies(self, theta: float, size: int, length: Int[Array, ""]) -> Frequencies:
-        """See `Scaling`."""
+        """Computes the scaled frequencies; see `Scaling.frequencies`."""
         powers = _powers(theta, size)
         kept, divided = np.float32(1) / powers, np.float32(1) / (np.float32(self.factor) * powers)
         low, high = (self._pair(rotations, theta, size) for rotations in (self.beta_fast, self.beta_slow))

@@ -75,9 +75,9 @@ class _SafeStream:
 def _drain(stream: TextIO) -> None:
     """Redirects a broken stream to the null device, since Python would fail to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, stream.fileno())
+        os.close(null_device)
 
 
 class Progress:

@@ -70,7 +70,7 @@ class T5Config(BaseConfig):
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         if self.relpos_buckets < 4:
-            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets}: must be at least 4")
+            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets}: too few buckets. Give at least 4.")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
             raise UserError(
                 f"T5Config.relpos_max_distance={self.relpos_max_distance}: must be larger than "
@@ -185,7 +185,7 @@ class Stack(stacks.Stack):
         Args:
           x: embedded tokens.
           mask: mask of the self-attention.
-          encoded: hidden states of the encoder, for the cross-attention; None leaves the cross-attention out.
+          encoded: hidden states of the encoder, for the cross-attention; None skips the cross-attention.
           cross_mask: mask of the cross-attention.
           encoder_norm: if given, a decoder's stack runs as a bidirectional encoder, with this final norm.
           dropout_key: random key of dropout; None disables dropout.

@@ -38,14 +38,14 @@ class Objective(Protocol):
 
     Attributes:
       features: the features that the objective reads.
-      coefficients: term -> factor of its normalised loss in the total loss. Its keys are the names of all terms.
+      coefficients: term -> factor of its normalized loss in the total loss. Its keys are the names of all terms.
     """
 
     features: FeatureSpec
     coefficients: Mapping[str, float]
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Initialises the heads that this objective owns.
+        """Initializes the heads that this objective owns.
 
         Args:
           key: random key for the initial values.

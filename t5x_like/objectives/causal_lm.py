@@ -1,4 +1,4 @@
-"""Causal language modelling: a decoder predicts each token from the tokens before it."""
+"""Causal language modeling: a decoder predicts each token from the tokens before it."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from t5x_like.runtime.recorded import recorded
 class CausalLM(TokenPrediction):
     """Predicts each token of `targets` (Radford et al. 2018, equation 1).
 
-    The first token of each segment is predicted from BOS. Without BOS the first token is only read, as in GPT-2's
-    training on windows cut out of a text.
+    The first token of each segment is predicted from BOS. Without BOS, the first token is an input but not a target, as
+    in GPT-2's training on windows of a text.
 
     Args:
       bos_id: token id in front of each segment; 50256 for GPT-2. None for no BOS.

@@ -40,7 +40,7 @@ class Joint:
 
     Args:
       objectives: objectives over the same model.
-      coefficients: term -> coefficient, for terms whose own coefficient is to be replaced. 0 leaves a term out of the
+      coefficients: term -> coefficient, which replaces the default of its objective. 0 excludes a term from the
         gradient.
 
     Raises:
@@ -63,7 +63,7 @@ class Joint:
         self.coefficients = defaults | dict(coefficients or {})
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Initialises the heads of all objectives; see `Objective.init`."""
+        """Initializes the heads of all objectives; see `Objective.init`."""
         keys = jax.random.split(key, len(self.objectives))
         return _union("head", [each.init(key, model) for each, key in zip(self.objectives, keys, strict=True)])
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: an encoder predicts the original tokens at masked positions."""
+"""Masked language modeling: an encoder predicts the original tokens at masked positions."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ class MaskedLM:
     per masked token without z-loss, `accuracy` and `z_loss`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalised.
+      z_loss: factor of log(Z)², which keeps the logits close to normalized.
 
     Raises:
       UserError: `z_loss` is negative.
@@ -100,7 +100,7 @@ class MaskedLM:
         self.z_loss = z_loss
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, MaskedLMHead]:
-        """Initialises the head `masked_lm`; see `Objective.init`."""
+        """Initializes the head `masked_lm`; see `Objective.init`."""
         return {NAME: MaskedLMHead(model.config, key=key)}
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:

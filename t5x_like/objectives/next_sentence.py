@@ -70,7 +70,7 @@ class NextSentence:
     coefficients = {NAME: 1.0}
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, NextSentenceHead]:
-        """Initialises the head `next_sentence`; see `Objective.init`."""
+        """Initializes the head `next_sentence`; see `Objective.init`."""
         return {NAME: NextSentenceHead(model.config, key=key)}
 
     def weights(self, batch: Batch) -> dict[str, Scalar]:

@@ -1,4 +1,4 @@
-"""Prefix language modelling: a decoder with bidirectional attention over its inputs."""
+"""Prefix language modeling: a decoder with bidirectional attention over its inputs."""
 
 import dataclasses
 

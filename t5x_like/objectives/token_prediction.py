@@ -19,7 +19,7 @@ class TokenPrediction:
     token, without z-loss and label smoothing, `accuracy` and `z_loss`. Subclasses set `features`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalised.
+      z_loss: factor of log(Z)², which keeps the logits close to normalized.
       label_smoothing: probability that is spread over the other tokens, in [0, 1).
 
     Raises:

@@ -103,7 +103,7 @@ def adafactor(
 
     def update_layer(dims, rate, decay, gradient, param, old, rate_factor, weight_decay_factor):
         """Computes the update of one layer and its new running means."""
-        delta, new = _normalise(gradient, old, decay, dims, epsilon1, clipping_threshold)
+        delta, new = _normalize(gradient, old, decay, dims, epsilon1, clipping_threshold)
         scale = rate * rate_factor
         if multiply_by_parameter_scale:
             scale *= jnp.maximum(_root_mean_square(param), epsilon2)
@@ -140,7 +140,7 @@ def adafactor(
     return Optimizer(init, update, schedule, groups)
 
 
-def _normalise(
+def _normalize(
     gradient: Float[Array, "..."], old: dict[str, Array], decay, dims, epsilon: float, clipping_threshold: float | None
 ) -> tuple[Float[Array, "..."], dict[str, Array]]:
     """Divides the gradient of one layer by the root of its second moment and clips it; returns the new moments too."""

@@ -31,8 +31,8 @@ def from_optax(
     """Creates an optimizer that applies an optax optimizer to each parameter of each layer separately.
 
     Norms, ratios and matrix functions are therefore computed per layer, whether layers are stacked or unrolled, and
-    both layouts give the same result. What couples parameters, such as `optax.clip_by_global_norm`, acts on one
-    parameter at a time; use the training loop's `max_grad_norm` for that.
+    both layouts give the same result. A transform that couples parameters, such as `optax.clip_by_global_norm`, acts on
+    one parameter at a time. Clip with `max_grad_norm` of the training loop instead.
 
     The transform gets a dictionary with one parameter, `{name: array}`, where the name has no layer index
     (`model/encoder/layers/attention/query/kernel`) and adjacent `heads` and `kv` dimensions are one dimension, so that
@@ -93,7 +93,7 @@ def from_optax(
 
 
 class _View:
-    """One parameter as the transform gets it, and its state as a checkpoint stores it.
+    """A parameter in the shape that the transform gets, and its state in the shapes that a checkpoint stores.
 
     The transform's state is stored as one array per slot. A slot is a path in the state without the parameter's name,
     such as `0/mu`. Arrays of the parameter's shape keep its dimensions and logical axes.
@@ -187,7 +187,7 @@ def hidden_matrices(
 
 
 def _join_heads(axes: Sequence[str | None], shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of one layer's array with adjacent `heads` and `kv` as one dimension."""
+    """Returns the shape of one layer's array with adjacent `heads` and `kv` as one dimension."""
     joined: list[int] = []
     for dim, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         if dim and (axes[dim - 1], axis) == ("heads", "kv"):
@@ -198,6 +198,6 @@ def _join_heads(axes: Sequence[str | None], shape: Sequence[int]) -> tuple[int, 
 
 
 def _slot(path: tuple[Any, ...], name: str) -> str:
-    """The path of a state's array without the parameter's name."""
+    """Returns the path of an array of the state without the parameter's name."""
     keys = [key for key in path if getattr(key, "key", None) != name]
     return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")

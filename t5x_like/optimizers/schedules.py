@@ -69,7 +69,7 @@ def linear(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float
 
     Args:
       peak: The maximum learning rate.
-      total_steps: The step from which on the learning rate is `floor`.
+      total_steps: The step from which the learning rate is `floor`.
       warmup_steps: Number of steps over which the learning rate rises from 0.
       floor: The final and minimum learning rate.
 
@@ -92,7 +92,7 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: int = 0, floor: float
 
     Args:
       peak: The maximum learning rate.
-      total_steps: The step from which on the learning rate is `floor`.
+      total_steps: The step from which the learning rate is `floor`.
       warmup_steps: Number of steps over which the learning rate rises from 0.
       floor: The final and minimum learning rate.
 
@@ -118,7 +118,7 @@ def wsd(
 
     Args:
       peak: The maximum learning rate.
-      total_steps: The step from which on the learning rate is `floor`.
+      total_steps: The step from which the learning rate is `floor`.
       decay_steps: Number of steps of the decay. By default a tenth of `total_steps`.
       warmup_steps: Number of steps over which the learning rate rises from 0.
       floor: The final and minimum learning rate.
@@ -155,7 +155,7 @@ def factors(
     step_offset: int = 0,
     min_learning_rate: float = 1e-8,
 ) -> Schedule:
-    """Creates a product of named factors, as T5X's `create_learning_rate_scheduler` with the same defaults.
+    """Creates a product of named factors, like T5X's `create_learning_rate_scheduler`, with the same defaults.
 
     With `s = max(0, step - step_offset)` the factors are
 
@@ -215,7 +215,7 @@ def factors(
 
 
 def _after_warmup(schedule: optax.Schedule, peak: float, warmup_steps: int) -> optax.Schedule:
-    """A linear rise from 0 to `peak`, followed by `schedule`, whose steps then count from the end of the warmup."""
+    """Returns a linear rise from 0 to `peak`, followed by `schedule`, whose steps count from the end of the warmup."""
     if not warmup_steps:
         return schedule
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup_steps), schedule], [warmup_steps])

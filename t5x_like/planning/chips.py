@@ -3,7 +3,7 @@
 Sources:
 
 * Peak compute: `metrics.PEAK_FLOPS`.
-* Memory bandwidth, interconnect bandwidth and data centre network bandwidth: the page of each generation at
+* Memory bandwidth, interconnect bandwidth and data center network bandwidth: the page of each generation at
   cloud.google.com/tpu/docs. The published interchip interconnect bandwidth per chip is divided by the number of links
   and of directions. tests/planning/test_chips.py lists the published numbers.
 * Memory available to a program: the compiler reports it when a program needs more ("exceeds available HBM").
@@ -25,9 +25,9 @@ class Chip:
       peak_flops: dense bfloat16 peak in FLOP/s.
       hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
       hbm_bandwidth: memory bandwidth in bytes/s.
-      link_bandwidth: bandwidth of a link to a neighbour in bytes/s per direction.
+      link_bandwidth: bandwidth of a link to a neighbor in bytes/s per direction.
       dimensions: number of dimensions of the torus of chips.
-      wrap: a side of the torus is closed to a ring if its length is a multiple of `wrap`. A collective uses both
+      wrap: a side of the torus is closed into a ring if its length is a multiple of `wrap`. A collective uses both
         directions of a closed side, but only one direction at the ends of an open side. In three dimensions, all sides
         are closed or none, because optical switches connect whole cubes.
       dcn_bandwidth: bandwidth to other slices in bytes/s per direction.

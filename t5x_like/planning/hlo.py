@@ -1,4 +1,4 @@
-"""Parses optimised HLO text into computations and instructions, and derives the trip counts of loops."""
+"""Parses optimized HLO text into computations and instructions, and derives the trip counts of loops."""
 
 import dataclasses
 import functools

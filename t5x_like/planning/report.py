@@ -22,7 +22,7 @@ class Plan:
       mesh: mesh axis -> size.
       rules: name of the rule set.
       microbatches: number of microbatches per batch.
-      remat: the model's rematerialisation policy; None if its configuration has none.
+      remat: the model's rematerialization policy; None if its configuration has none.
       parameters: number of parameters of the model.
       model_flops: FLOPs of the model per step and device, without recomputation.
       tokens: tokens per global batch, including padding.
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def mfu_at_bound(self) -> float | None:
-        """Model FLOPs utilisation at the bound, between 0 and 1; None if the step does not fit."""
+        """Model FLOPs utilization at the bound, between 0 and 1; None if the step does not fit."""
         return self.model_flops / (self.bound.seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property

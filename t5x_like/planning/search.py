@@ -18,10 +18,11 @@ MICROBATCHES = (1, 2, 4, 8, 16, 32)
 TENSOR_SIZES = (1, 2, 4, 8)
 GRADIENT_ELEMENT_BYTES = 4  # gradients are float32
 COLLECTIVE_ELEMENT_BYTES = 2  # kernels are gathered, and their gradients reduced, in bfloat16
-# Memory of a step that the estimate does not count: the logits of a chunk with their gradient, a gathered layer, the
-# program.
+# Memory of a step that the estimate does not count: the logits of a chunk and their gradient, the gathered kernels of a
+# layer, and the program.
 SLACK_BYTES = 2 * GIB
-# Largest estimated share of the memory. Compiled steps needed up to 5 GiB more than estimated, for scheduling.
+# Largest fraction of the memory that an estimate may use. Compiled steps needed up to 5 GiB more than estimated, for
+# scheduling.
 MAX_HBM_FRACTION = 0.9
 # From this number of devices, the compiler implements an all-gather along an axis that spans the whole slice as an
 # all-reduce, which sends twice as many bytes (measured on v4, v5e and v5p with libtpu 0.0.50; not for 16 devices, and
@@ -35,7 +36,7 @@ class Candidate:
 
     Attributes:
       microbatches: number of microbatches per batch.
-      remat: the model's rematerialisation policy; None if its configuration has none.
+      remat: the model's rematerialization policy; None if its configuration has none.
       ici: mesh axis -> size within the slice.
       bytes: estimated memory per device in bytes.
       seconds: estimated time of a step with perfect overlap.

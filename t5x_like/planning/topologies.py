@@ -99,7 +99,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
 
     Args:
       topology: see `parse`.
-      num_slices: number of slices, connected by the data centre network.
+      num_slices: number of slices, connected by the data center network.
 
     Returns:
       Devices for a mesh.

@@ -46,7 +46,7 @@ def work(module: hlo.Module, mesh: collectives.DeviceMesh) -> Work:
     """Computes the work of one device in one execution of a program.
 
     Args:
-      module: the optimised program.
+      module: the optimized program.
       mesh: the devices of the program.
 
     Returns:

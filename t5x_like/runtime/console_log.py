@@ -61,7 +61,7 @@ def enabled() -> Iterator[None]:
 
 
 def _is_unconfigured(root: logging.Logger) -> bool:
-    """Whether logging is not configured: no handler, or only the one that absl adds with its first line."""
+    """Returns whether logging is not configured: no handler, or only the one that absl adds with its first line."""
     if not root.handlers:
         return True
     (first, *others) = root.handlers

@@ -64,7 +64,7 @@ class StopRequest:
         return self._signals.requested or self._noticed
 
     def defer(self) -> None:
-        """Only records signals from now on, because there is something to save."""
+        """Records signals from now on without raising `Stopped`, because there is progress to save."""
         self._signals.defer()
 
     def vote(self) -> jax.Array | None:
@@ -111,9 +111,8 @@ class _CloudNotice:
     def __init__(self, request_stop: Callable[[str], None]):
         self._request_stop, self._seconds, self._ended = request_stop, _POLL_SECONDS, threading.Event()
         self._failed = False
-        self._open = urllib.request.build_opener(
-            urllib.request.ProxyHandler({})
-        ).open  # no proxy, which would run on another machine
+        # No proxy, because a proxy on another machine would return the metadata of that machine.
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
         threading.Thread(target=self._run, name="cloud notice", daemon=True).start()
 
     def close(self) -> None:
@@ -147,11 +146,11 @@ class _CloudNotice:
             f"http://{host}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
         )
         try:
-            with self._open(request, timeout=self._seconds) as answer:
-                return answer.read().decode().strip()
+            with self._open(request, timeout=self._seconds) as response:
+                return response.read().decode().strip()
         except OSError as error:
             if not self._failed:  # the machine still receives SIGTERM
-                logging.warning("the metadata server cannot be read, preemption notices are not seen: %s", error)
+                logging.warning("the metadata server cannot be read, so preemption notices are not detected: %s", error)
             self._failed = True
             return None
 

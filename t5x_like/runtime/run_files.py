@@ -16,7 +16,7 @@ COMMITTED = ".committed"
 
 
 def is_run(directory: str) -> bool:
-    """Whether `directory` is a run directory, which stores its configuration."""
+    """Returns whether `directory` is a run directory, which stores its configuration."""
     return paths.is_file(paths.join(directory, CONFIG))
 
 
@@ -33,6 +33,6 @@ def not_a_run(setting: str, directory: str) -> UserError:
 
 
 def has_checkpoints(directory: str) -> bool:
-    """Whether the run in `directory` has a complete checkpoint."""
+    """Returns whether the run in `directory` has a complete checkpoint."""
     names = paths.listdir(paths.join(directory, CHECKPOINTS))
     return any(name.removesuffix(COMMITTED).isdigit() for name in names)

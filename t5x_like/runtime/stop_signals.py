@@ -57,7 +57,7 @@ class StopSignals:
             raise Stopped(signal.Signals[self.requested])
 
     def defer(self) -> None:
-        """Only records signals from now on, because there is something to save."""
+        """Records signals from now on without raising `Stopped`, because there is progress to save."""
         self._deferred = True
         self._cancel()
 
@@ -150,7 +150,7 @@ def watched(exit_code: int | None = None) -> Iterator[StopSignals]:
 
 
 def _is_importing(frame: types.FrameType | None) -> bool:
-    """Whether `frame` or one of its callers executes an import."""
+    """Returns whether `frame` or one of its callers executes an import."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

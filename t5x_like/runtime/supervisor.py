@@ -131,7 +131,7 @@ class Supervisor:
 
 
 def _is_handled(number: int) -> bool:
-    """Whether a signal is not ignored, as nohup ignores SIGHUP."""
+    """Returns whether a signal is not ignored, as nohup ignores SIGHUP."""
     return signal.getsignal(number) is not signal.SIG_IGN
 
 

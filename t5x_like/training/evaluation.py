@@ -23,7 +23,7 @@ class Evaluator:
       data: Source of evaluation batches. They are read at the first call and kept in memory.
       partitioner: Device mesh and sharding rules.
       batches: Maximum number of batches, or None for all.
-      vocab_size: Number of token ids of the model; larger ids are refused. None if the source checks its ids.
+      vocab_size: Number of token ids of the model; larger ids raise an error. None if the source checks its ids.
 
     Raises:
       UserError: `batches` is not positive.
@@ -54,7 +54,7 @@ class Evaluator:
           Metric -> the ratio of its sum and its weight over all batches.
 
         Raises:
-          UserError: The data has no batch, or a token id that the model does not have.
+          UserError: the data has no batch, or a token id that the model does not have.
         """
         if self._host_batches is None:
             distributed.heartbeat("the evaluation data")

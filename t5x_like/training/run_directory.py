@@ -255,17 +255,17 @@ def warn_if_environment_changed(about: Mapping[str, Any], partitioner: Any) -> N
 
 
 @contextlib.contextmanager
-def closing(thing: Any) -> Iterator[Any]:
-    """Like `contextlib.closing`, but after an error in the body, an error in closing is logged instead of raised."""
+def closing(resource: Any) -> Iterator[Any]:
+    """Closes a resource on exit, like `contextlib.closing`, but only logs an error of `close` after one in the body."""
     try:
-        yield thing
+        yield resource
     except BaseException:
         try:
-            thing.close()
+            resource.close()
         except Exception as error:
-            logging.warning("closing %s failed: %s", type(thing).__name__, str(error).split("\n", 1)[0])
+            logging.warning("closing %s failed: %s", type(resource).__name__, str(error).split("\n", 1)[0])
         raise
-    thing.close()
+    resource.close()
 
 
 @contextlib.contextmanager

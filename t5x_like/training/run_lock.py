@@ -27,7 +27,7 @@ from t5x_like.errors import RunFailed
 LOCK = "lock.json"
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 120.0
-# Beyond this age a lock is stale by any clock.
+# A lock whose heartbeat is older than this is stale, however much the clocks of the hosts differ.
 _ANCIENT_SECONDS = 3600.0
 # How long another process may take between reading a stale lock and writing its own.
 _SETTLE_SECONDS = 0.2
@@ -44,7 +44,8 @@ class _Holder:
 
     Attributes:
       token: random id of this start of the run.
-      host, process: host name and process id.
+      host: host name.
+      process: process id.
       machine: boot id and process namespace, within which `process` is unique.
       process_start: start time of the process, which distinguishes it from a later process with the same id.
       since: time at which the lock was taken, in seconds since 1970.
@@ -62,7 +63,8 @@ class _Holder:
     heartbeat: float
 
     @classmethod
-    def me(cls) -> "_Holder":
+    def current(cls) -> "_Holder":
+        """Returns this process as a new holder."""
         now, process = time.time(), os.getpid()
         return cls(
             secrets.token_hex(8), socket.gethostname(), process, _machine(), _process_start(process), now, 0, now
@@ -78,12 +80,12 @@ class _Holder:
             return None
 
     def is_dead(self) -> bool:
-        """Whether the holder is a process of this machine that no longer runs."""
+        """Returns whether the holder is a process of this machine that no longer runs."""
         return self.machine == _machine() and _process_start(self.process) != self.process_start
 
     def __str__(self) -> str:
         since, heartbeat = (
-            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment)) for moment in (self.since, self.heartbeat)
+            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp)) for timestamp in (self.since, self.heartbeat)
         )
         return f"process {self.process} on host {self.host}, since {since}, last heartbeat {heartbeat}"
 
@@ -115,7 +117,7 @@ class RunLock:
           OSError: the directory cannot be written.
         """
         if self._enabled:
-            mine = _Holder.me()
+            mine = _Holder.current()
             if not paths.create(self._path, _text(mine)):
                 self._take_over(mine)
             self._mine, self._confirmed = mine, time.monotonic()

@@ -10,7 +10,7 @@ _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".index", "
 
 
 def is_huggingface(path: str) -> bool:
-    """Whether `path` is a Hugging Face directory with safetensors, as `save_pretrained` writes it."""
+    """Returns whether `path` is a Hugging Face directory with safetensors, as `save_pretrained` writes it."""
     names = paths.listdir(path)
     return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
 

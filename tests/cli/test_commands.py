@@ -19,7 +19,7 @@ COMMAND = re.compile(rf"^ *{BEFORE}(t5x_like (?:{'|'.join(cli.COMMANDS)})\b.*)$"
 
 
 def shown_in(path):
-    """The commands in indented and fenced blocks, without line continuations and comments."""
+    """Returns the commands in indented and fenced blocks, without line continuations and comments."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".gin":
         text = "\n".join(line[1:] for line in text.splitlines() if line.startswith("#"))
@@ -43,7 +43,7 @@ SHOWN = [
 
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory):
-    """A run from which commands with MODEL_DIR or CHECKPOINT_PATH read their model and task."""
+    """Returns a run from which commands with MODEL_DIR or CHECKPOINT_PATH read their model and task."""
     directory = tmp_path_factory.mktemp("run")
     resolved = execute.resolve(cli.parse(["train", *RUN.split()]), None)
     (directory / "config.gin").write_text(resolved.text)

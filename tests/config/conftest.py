@@ -105,7 +105,7 @@ class Toy:
         return config.load(f"{self}.train", files=files, bindings=pairs, given=["run_config"], **options)
 
     def error_of(self, *bindings, **options):
-        """The error message for a configuration, with the name of the module replaced by TOY."""
+        """Returns the error message for a configuration, with the name of the module replaced by TOY."""
         with pytest.raises(config.ConfigError) as caught:
             self.load(*bindings, **options)
         return str(caught.value).replace(self.name, "TOY")

@@ -37,7 +37,7 @@ def arguments(**changes):
 
 
 def rebuilt(name, text):
-    """An argument that gin builds from the text."""
+    """Returns an argument that gin builds from the text."""
     built = {}
     function = config.Resolved(ROOT, text).configured()
     built.update(config.arguments(function, without=("partitioner", "checkpoints")))

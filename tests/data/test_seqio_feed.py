@@ -30,7 +30,7 @@ def corpus(name, count):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    """Two span-corruption tasks over bytes, a mixture of them, and one whose pipeline cannot be saved."""
+    """Registers two span-corruption tasks over bytes, a mixture of them, and a task whose pipeline cannot be saved."""
     vocabulary = seqio.ByteVocabulary(extra_ids=100)
     for name, count in (("feed_one", 60), ("feed_two", 30)):
         source = DocumentSource(functools.partial(corpus, name, count))
@@ -254,7 +254,7 @@ def test_restoring_with_another_number_of_processes_raises():
 
 
 def test_processes_read_disjoint_shards():
-    """Two processes together read in an epoch what one process reads alone."""
+    """Tests that each of two processes reads about half of what one process reads in an epoch."""
 
     def numbers(**processes):
         source = make(

@@ -125,5 +125,5 @@ def test_missing_key_is_reported_once(register):
 
 def test_preprocessor_without_result_is_reported(register):
     source = register("errors_none", ["a\tb"], preprocessor=lambda ds: None)
-    with pytest.raises(UserError, match=r"'<lambda>' \(1 of 3\) returns a NoneType. Let it return a tf.data.Dataset"):
+    with pytest.raises(UserError, match=r"'<lambda>' \(1 of 3\) returns a NoneType. Return a tf.data.Dataset"):
         source.host_iterator(ENCODER_DECODER)

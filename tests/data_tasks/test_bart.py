@@ -261,7 +261,7 @@ def test_word_starts_and_full_stops_of_vocabularies():
 
 
 def test_invalid_settings_raise():
-    with pytest.raises(ValueError, match="infill=1.5 must be a fraction"):
+    with pytest.raises(ValueError, match="infill=1.5 is not a fraction"):
         BartNoise(infill=1.5)
     with pytest.raises(ValueError, match="mean_span_length=0"):
         BartNoise(mean_span_length=0)

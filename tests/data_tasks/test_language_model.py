@@ -142,7 +142,7 @@ def character_source(path, length, split="train", **kwargs):
 
 @pytest.fixture
 def alphabet(tmp_path):
-    """A file of 100 different characters."""
+    """Returns a file of 100 different characters."""
     path = tmp_path / "input.txt"
     path.write_text("".join(chr(0x4E00 + index) for index in range(100)))
     return path

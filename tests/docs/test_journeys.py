@@ -39,7 +39,7 @@ def described(value):
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """One directory per page, shared by its commands: each command reads what earlier ones wrote."""
+    """Returns a directory for each page, in which its commands run in order and read the files of earlier ones."""
     paths = {page: tmp_path_factory.mktemp(page) for page in PAGES}
     for page, path in paths.items():
         for name, code in python_files(page):

@@ -27,7 +27,7 @@ def value_and_gradients(product, x, kernel):
 
 
 def primitives(jaxpr):
-    """Names of the primitives of a jaxpr and of its inner jaxprs, except those inside a custom VJP."""
+    """Returns the names of the primitives of a jaxpr and of its inner jaxprs, except those inside a custom VJP."""
     names = []
     for equation in jaxpr.eqns:
         names.append(equation.primitive.name)

@@ -10,12 +10,12 @@ from t5x_like.kernels.masks import Mask
 
 def rows(mask, q_len, kv_len):
     """Returns the matrix as strings of `x` (visible) and `.` (masked)."""
-    matrix = np.broadcast_to(mask.materialise(q_len, kv_len), (1, 1, q_len, kv_len))[0, 0]
+    matrix = np.broadcast_to(mask.materialize(q_len, kv_len), (1, 1, q_len, kv_len))[0, 0]
     return ["".join("x" if visible else "." for visible in row) for row in matrix]
 
 
 def test_empty_mask_has_no_matrix():
-    assert Mask().materialise(3, 4) is None
+    assert Mask().materialize(3, 4) is None
 
 
 def test_causal():
@@ -66,7 +66,7 @@ def test_all_conditions_apply():
 def test_mask_structure_is_static_under_jit():
     mask = Mask(causal=True, key_valid=jnp.array([[True, False]]))
     assert jax.jit(lambda mask: mask)(mask).causal is True
-    np.testing.assert_array_equal(jax.jit(lambda mask: mask.materialise(2, 2))(mask), mask.materialise(2, 2))
+    np.testing.assert_array_equal(jax.jit(lambda mask: mask.materialize(2, 2))(mask), mask.materialize(2, 2))
 
 
 @pytest.mark.parametrize(

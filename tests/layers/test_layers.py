@@ -71,8 +71,8 @@ def test_layer_norm_equals_numpy():
     norm = LayerNorm(8, epsilon=1e-2)
     norm.scale.set_value(jnp.arange(8.0))
     norm.bias.set_value(jnp.arange(8.0) - 3)
-    centred = x - x.mean(-1, keepdims=True)
-    expected = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * np.arange(8) + np.arange(8) - 3
+    centered = x - x.mean(-1, keepdims=True)
+    expected = centered / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * np.arange(8) + np.arange(8) - 3
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Stacks of layers: scanned or unrolled, with and without rematerialisation."""
+"""Stacks of layers: scanned or unrolled, with and without rematerialization."""
 
 import jax
 import jax.extend.core

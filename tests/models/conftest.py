@@ -20,5 +20,5 @@ def _assert_parity(actual, expected, kind):
 
 @pytest.fixture(scope="session")
 def assert_parity():
-    """`assert_parity(actual, expected, kind)` asserts that two mappings from name to tensor agree."""
+    """Returns `assert_parity(actual, expected, kind)`, which asserts that two mappings from name to tensor agree."""
     return _assert_parity

@@ -76,7 +76,7 @@ class Pair:
 
 
 def make_batch(rng, hf_config):
-    """Rows of different lengths, each with up to `PREDICTIONS` masked positions."""
+    """Returns rows of different lengths, each with up to `PREDICTIONS` masked positions."""
     lengths = np.array([LENGTH, LENGTH - 4, LENGTH - 11])
     tokens = rng.integers(hf_config.pad_token_id + 1, hf_config.vocab_size, (ROWS, LENGTH))
     valid = np.arange(LENGTH) < lengths[:, None]

@@ -63,7 +63,7 @@ def make_batch():
 
 @functools.cache
 def reference_gradient():
-    """Gradient of the mean over masked tokens plus the mean over pairs, with gathers and a dense softmax."""
+    """Returns the gradient of both means, over masked tokens and over pairs, with gathers and a dense softmax."""
 
     def loss(params, batch):
         model, heads = params["model"], params["objective"]

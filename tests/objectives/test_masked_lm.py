@@ -1,4 +1,4 @@
-"""Masked language modelling: gathered positions, the head and loss in NumPy, padding and shardings."""
+"""Masked language modeling: gathered positions, the head and loss in NumPy, padding and shardings."""
 
 import math
 

@@ -46,7 +46,7 @@ def loss(params):
 
 
 def one_update(optimizer, params):
-    """The updates of step 0 in the layout on disk."""
+    """Returns the updates of step 0 in the layout on disk."""
     grads = jax.grad(loss)(params)
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params, step=jnp.int32(0))
     return parameters.stack(parameters.named_leaves(updates))

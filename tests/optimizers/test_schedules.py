@@ -10,7 +10,7 @@ from t5x_like.optimizers import schedules
 
 
 def at(schedule, *steps):
-    """The schedule as training calls it: jitted, on int32 steps."""
+    """Returns the schedule as training calls it: jitted, on int32 steps."""
     jitted = jax.jit(schedule)
     values = [jitted(jnp.int32(step)) for step in steps]
     assert all(value.dtype == jnp.float32 and value.shape == () for value in values)

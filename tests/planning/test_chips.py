@@ -16,8 +16,8 @@ class Published:
       hbm_gib: physical memory in GiB.
       hbm_gbps: memory bandwidth in GB/s.
       ici_gbps: interconnect bandwidth in GB/s per direction, over all links.
-      links: number of links to neighbours.
-      dcn_gbit: data centre network bandwidth in Gbit/s per direction.
+      links: number of links to neighbors.
+      dcn_gbit: data center network bandwidth in Gbit/s per direction.
       devices: number of JAX devices.
     """
 

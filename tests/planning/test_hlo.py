@@ -1,4 +1,4 @@
-"""Parsing of optimised HLO and trip counts of loops."""
+"""Parsing of optimized HLO and trip counts of loops."""
 
 import textwrap
 

@@ -166,7 +166,7 @@ def test_commands_that_compile_read_the_macro_and_do_not_store_it(tmp_path, monk
 
 
 def test_processes_share_a_cache(tmp_path, recwarn):
-    """Two real processes store and read the same programs, to test the lock between them."""
+    """Tests the lock of the cache with two processes that store and read the same programs."""
     code = (
         "import sys, jax\nfrom t5x_like.runtime import compilation_cache\n"
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n"

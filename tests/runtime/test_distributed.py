@@ -101,7 +101,7 @@ def start_cached(directory, cache_dir, *flags, **settings):
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory, cache_dir):
-    """The run of one process with four devices, saved at steps 4 and 8."""
+    """Returns the run of one process with four devices, saved at steps 4 and 8."""
     directory = tmp_path_factory.mktemp("one") / "run"
     codes = finish(start_cached(directory, cache_dir, count=1, devices=4))
     assert codes == [0], output(directory, 0)[-3000:]

@@ -35,7 +35,7 @@ def lock_path(model_dir):
 
 def leave_lock(model_dir, **changes):
     """Writes a lock as another process would leave it."""
-    holder = dataclasses.replace(run_lock._Holder.me(), **changes)
+    holder = dataclasses.replace(run_lock._Holder.current(), **changes)
     paths.write_atomic(lock_path(model_dir), run_lock._text(holder))
     return holder
 

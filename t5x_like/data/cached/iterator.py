@@ -108,7 +108,11 @@ class CachedIterator:
         return self.state_before(0)
 
     def state_before(self, batches: int) -> bytes:
-        """Returns the position so many batches before the last one."""
+        """Returns the position that many batches before the last one.
+
+        Args:
+          batches: Number of batches to go back.
+        """
         return _MAGIC + json.dumps({"batches": self._batches - batches, "identity": self._identity}).encode()
 
     def restore(self, state: bytes) -> None:

@@ -78,7 +78,7 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
                 if not isinstance(following, tf.data.Dataset):
                     raise UserError(
                         f"task {task.name}: preprocessor {_name(stage)} ({number} of {len(stages)}) returns a "
-                        f"{type(following).__name__}. Let it return a tf.data.Dataset."
+                        f"{type(following).__name__}. Return a tf.data.Dataset."
                     ) from error
                 ds = following
             _check_outputs(task, source, error)
@@ -122,7 +122,7 @@ def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
     if source.split not in task.splits or source.use_cached:
         return None
     raw, stages = task.source.get_dataset(split=source.split, shuffle=False), _stages(task)
-    ends = time.monotonic() + SEARCH_SECONDS
+    deadline = time.monotonic() + SEARCH_SECONDS
     good, bad = 0, None
     for count in (2**power for power in itertools.count()):
         read, error = _read(_applied(task, raw.take(count), stages, source))
@@ -130,7 +130,7 @@ def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
             bad = count
             break
         good = count
-        if time.monotonic() > ends or _count(raw, count) < count:
+        if time.monotonic() > deadline or _count(raw, count) < count:
             return None
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -177,12 +177,12 @@ def _read(ds: tf.data.Dataset) -> tuple[list[Any], tf.errors.OpError | None]:
     return first, None
 
 
-def _count(ds: tf.data.Dataset, most: int) -> int:
-    return int(ds.take(most).reduce(0, lambda count, _: count + 1))
+def _count(ds: tf.data.Dataset, limit: int) -> int:
+    return int(ds.take(limit).reduce(0, lambda count, _: count + 1))
 
 
 def _line(task: seqio.Task, split: str, example: Any) -> str:
-    """The file and line of an example, for sources that read lines of files."""
+    """Returns the file and line of an example as ` (FILE:LINE)`; empty unless the source reads lines of files."""
     if not isinstance(task.source, seqio.TextLineDataSource):
         return ""
     for file in task.source.list_shards(split):
