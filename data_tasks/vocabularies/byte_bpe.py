@@ -8,39 +8,34 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import fsspec
 import numpy as np
 import seqio
 import tensorflow as tf
 
+from data_tasks.vocabularies import word_splits
+from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 # The names that transformers gives the two files of a vocabulary.
-VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
+VOCAB_FILE, MERGES_FILE, TOKENIZER_FILE = "vocab.json", "merges.txt", "tokenizer.json"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+# The number of hashes of pieces, by which whole words are found.
+_HASHES = np.iinfo(np.int64).max
 # RoBERTa has three unused filler ids between its pieces and <mask>, which round up the number of ids.
 ROBERTA_FILLERS = 3
 
-# Separates words during splitting. It is a noncharacter of Unicode, and is removed from texts that contain it.
-_SEPARATOR = "\U0010ffff"
-_SPACE = r"\t-\r\x1C-\x20\x{85}\p{Z}"
-# The last of several whitespace characters before a word belongs to the word.
-_SPACES_BEFORE_WORD = rf"([{_SPACE}])([{_SPACE}][^{_SPACE}])"
-_WORD = (
-    r"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
-    rf"| ?[^{_SPACE}\p{{L}}\p{{N}}\x{{10FFFF}}]+|[{_SPACE}]+)"
-)
-_NO_MERGE = np.iinfo(np.int32).max
+GPT2_SPECIAL = {"bos": END_OF_TEXT, "eos": END_OF_TEXT}
+"""The special tokens of GPT-2 by role."""
 
-
-def split_words(text: tf.Tensor) -> tf.RaggedTensor:
-    """Split texts into words, each with its preceding space: `[texts]` -> `[texts, (words)]`. No text is changed."""
-    text = tf.strings.regex_replace(text, _SPACES_BEFORE_WORD, rf"\1{_SEPARATOR}\2")
-    words = tf.strings.split(tf.strings.regex_replace(text, _WORD, rf"\1{_SEPARATOR}"), sep=_SEPARATOR)
-    return tf.ragged.boolean_mask(words, words != "")
+ROBERTA_ROLES = {
+    **{"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    **{"cls": "<s>", "sep": "</s>", "mask": "<mask>"},
+}
+"""The special tokens of RoBERTa and BART by role."""
 
 
 class ByteBPEVocabulary(seqio.Vocabulary):
@@ -50,11 +45,18 @@ class ByteBPEVocabulary(seqio.Vocabulary):
     encoded as characters, never as the special token.
 
     Args:
-      encoder_json: path of GPT-2's `encoder.json` (`vocab.json`), which maps pieces to ids. It may be local or in a
-        bucket, or a function that returns the path at each use.
-      vocab_bpe: path of GPT-2's `vocab.bpe` (`merges.txt`), which lists the merges in the order learned.
+      encoder_json: path of GPT-2's `encoder.json` (`vocab.json`), which maps pieces to ids, or of a `tokenizer.json`.
+        It may be local or in a bucket, or a function that returns the path at each use.
+      vocab_bpe: path of GPT-2's `vocab.bpe` (`merges.txt`), which lists the merges in the order learned, or of a
+        `tokenizer.json`.
       roberta_dict: path of fairseq's `dict.txt`, with a line "id count" per piece. It selects the ids of RoBERTa:
         <s> 0, <pad> 1, </s> 2, <unk> 3, the pieces in the order of the file, and <mask> last.
+      special_tokens: the special token of each role that the vocabulary has: bos, eos, pad, unk, cls, sep and mask.
+        The default is `ROBERTA_ROLES` with `roberta_dict`, otherwise `GPT2_SPECIAL`.
+      added_tokens: ids of tokens that are not in `encoder_json` and that no text is encoded as.
+      split: the split of texts into words.
+      add_prefix_space: whether a space is added before texts that do not begin with one.
+      keep_whole_words: whether a word that is a piece is encoded as this piece, whatever its merges (Llama 3).
     """
 
     def __init__(
@@ -62,8 +64,19 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         encoder_json: str | Callable[[], str],
         vocab_bpe: str | Callable[[], str],
         roberta_dict: str | Callable[[], str | None] | None = None,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        added_tokens: Mapping[str, int] | None = None,
+        split: word_splits.WordSplit = word_splits.GPT2,
+        add_prefix_space: bool = False,
+        keep_whole_words: bool = False,
     ):
         self._files = (encoder_json, vocab_bpe, roberta_dict)
+        self._special_tokens = special_tokens
+        self._added_tokens = tuple(sorted((added_tokens or {}).items()))
+        self._split = split
+        self._add_prefix_space = add_prefix_space
+        self._keep_whole_words = keep_whole_words
         super().__init__(extra_ids=0)
 
     @property
@@ -78,7 +91,7 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         Raises:
           UserError: a file does not exist, or the files do not match.
         """
-        return _read(*self.files).pieces
+        return self._bpe.pieces
 
     @property
     def word_starts(self) -> np.ndarray:
@@ -86,64 +99,76 @@ class ByteBPEVocabulary(seqio.Vocabulary):
 
         The first word of a text does not begin with whitespace.
         """
-        special = _read(*self.files).special_ids.values()
+        special = self._bpe.special_ids.values()
         return np.array([piece[:1].isspace() or index in special for index, piece in enumerate(self.pieces)])
 
     @property
-    def is_roberta(self) -> bool:
-        """Whether the ids are those of RoBERTa."""
-        return self.files[2] is not None
+    def special_tokens(self) -> Mapping[str, str]:
+        """The special token of each role."""
+        if self._special_tokens is not None:
+            return self._special_tokens
+        return GPT2_SPECIAL if self.files[2] is None else ROBERTA_ROLES
 
     @property
     def pad_id(self) -> int | None:
-        """The id of padding. None with GPT-2's ids, which are all text (0 is `!`) or END_OF_TEXT."""
-        return self._id("<pad>") if self.is_roberta else None
+        """The id of padding, or None. GPT-2's ids are all text (0 is `!`) or END_OF_TEXT."""
+        return self._optional_id("pad")
 
     @property
-    def bos_id(self) -> int:
-        """The id of <s>, or END_OF_TEXT with GPT-2's ids."""
-        return self._id("<s>" if self.is_roberta else END_OF_TEXT)
+    def bos_id(self) -> int | None:
+        """The id of the token before a text, or None."""
+        return self._optional_id("bos")
 
     @property
-    def eos_id(self) -> int:
-        """The id of </s>, or END_OF_TEXT with GPT-2's ids."""
-        return self._id("</s>" if self.is_roberta else END_OF_TEXT)
+    def eos_id(self) -> int | None:
+        """The id of the token after a text, or None."""
+        return self._optional_id("eos")
 
     @property
     def unk_id(self) -> int | None:
-        """The id of <unk>. None with GPT-2's ids, since bytes can encode any text."""
-        return self._id("<unk>") if self.is_roberta else None
+        """The id of the unknown token, or None. No text is encoded as it, since bytes can encode any text."""
+        return self._optional_id("unk")
 
     @property
     def cls_id(self) -> int:
-        """The id of <s>, the first token of RoBERTa's examples; see `mask_id`."""
-        return self._id("<s>")
+        """The id of the first token of an example, <s> in RoBERTa; see `mask_id`."""
+        return self._id("cls")
 
     @property
     def sep_id(self) -> int:
-        """The id of </s>, the last token of RoBERTa's segments; see `mask_id`."""
-        return self._id("</s>")
+        """The id of the last token of a segment, </s> in RoBERTa; see `mask_id`."""
+        return self._id("sep")
 
     @property
     def mask_id(self) -> int:
-        """The id of RoBERTa's <mask>.
+        """The id of the token that replaces masked tokens, <mask> in RoBERTa.
 
         Raises:
-          UserError: the ids are those of GPT-2, which has no such token.
+          UserError: the vocabulary has no such token, as GPT-2's.
         """
-        return self._id("<mask>")
+        return self._id("mask")
 
     @property
     def _base_vocab_size(self) -> int:
         return len(self.pieces)
 
-    def _id(self, piece: str) -> int:
-        ids = _read(*self.files).special_ids
-        if piece not in ids:
+    @property
+    def _bpe(self) -> "_BPE":
+        return _read(*self.files, self._added_tokens, tuple(sorted(set(self.special_tokens.values()))))
+
+    def _optional_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._bpe.special_ids[token]
+
+    def _id(self, role: str) -> int:
+        index = self._optional_id(role)
+        if index is None:
+            known = ", ".join(f"{known} {token}" for known, token in self.special_tokens.items())
             raise UserError(
-                f"GPT-2's vocabulary has no {piece}, only {', '.join(ids)}. Give `roberta_dict` to use RoBERTa's"
+                f"{self.files[0]!r} has no {role} token, only {known}. Use a vocabulary with such a token, such as "
+                "RoBERTa's"
             )
-        return ids[piece]
+        return index
 
     def _encode(self, s: str) -> list[int]:
         return self._encode_tf(tf.constant(s)).numpy().tolist()
@@ -151,9 +176,13 @@ class ByteBPEVocabulary(seqio.Vocabulary):
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
         s = tf.convert_to_tensor(s)
-        words = split_words(tf.reshape(s, [-1]))
+        texts = tf.reshape(s, [-1])
+        if self._add_prefix_space:
+            unchanged = (texts == "") | (tf.strings.substr(texts, 0, 1) == " ")
+            texts = tf.where(unchanged, texts, tf.strings.join([" ", texts]))
+        words = self._split(texts)
         distinct, index = tf.unique(words.flat_values)
-        ids = tf.gather(_read(*self.files).merged(distinct), index)
+        ids = tf.gather(self._bpe.encode(distinct, self._keep_whole_words), index)
         ids = words.with_flat_values(ids).merge_dims(-2, -1)
         return ids.flat_values if s.shape.rank == 0 else ids
 
@@ -164,6 +193,8 @@ class ByteBPEVocabulary(seqio.Vocabulary):
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         """Decode ids `[length]`, or several texts `[texts, length]`, each up to and without its first EOS."""
+        if self.eos_id is None:
+            return self._decode_tf(ids)
         after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
         return self._decode_tf(tf.ragged.boolean_mask(ids, tf.logical_not(after)))
 
@@ -172,7 +203,11 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return tf.strings.reduce_join(pieces, axis=-1)
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, ByteBPEVocabulary) and self.files == other.files
+        return isinstance(other, ByteBPEVocabulary) and self._state() == other._state()
+
+    def _state(self) -> tuple:
+        options = (self._added_tokens, self._split, self._add_prefix_space, self._keep_whole_words)
+        return (self.files, dict(self.special_tokens), *options)
 
     __hash__ = None
 
@@ -185,104 +220,94 @@ class _BPE:
       pieces: the bytes of each id.
       special_ids: ids of the special tokens.
       byte_ids: the id of each single byte, int32 `[256]`.
-      pairs: left * number of ids + right of every merge, int64 `[merges + 1]`, ascending, with the largest int64 last.
-      ranks: position of each merge in the order learned, int32 `[merges + 1]`.
-      results: the id that each merge produces, int32 `[merges + 1]`.
+      merges: the merges.
     """
 
     pieces: tuple[bytes, ...]
     special_ids: dict[str, int]
     byte_ids: np.ndarray
-    pairs: np.ndarray
-    ranks: np.ndarray
-    results: np.ndarray
+    merges: Merges
 
-    def merged(self, words: tf.Tensor) -> tf.RaggedTensor:
+    def encode(self, words: tf.Tensor, keep_whole_words: bool) -> tf.RaggedTensor:
         """Encode words: `[words]` -> ragged `[words, (ids)]`."""
         letters = tf.strings.bytes_split(words)
         bytes_ = tf.reshape(tf.io.decode_raw(letters.flat_values, tf.uint8), [-1])
-        tokens = tf.gather(self.byte_ids, tf.cast(bytes_, tf.int32))
-        count = tf.size(words, tf.int64)
-        owners = letters.value_rowids()
-        any_length = tf.TensorShape([None])
+        tokens = letters.with_flat_values(tf.gather(self.byte_ids, tf.cast(bytes_, tf.int32)))
+        if keep_whole_words:
+            whole = self._whole_words(words)
+            is_first = tokens.value_rowids() != tf.pad(tokens.value_rowids(), [[1, 0]], constant_values=-1)[:-1]
+            whole_ids = tf.gather(whole, tokens.value_rowids())
+            tokens = tokens.with_flat_values(tf.where(whole_ids < 0, tokens.flat_values, whole_ids))
+            tokens = tf.ragged.boolean_mask(tokens, tokens.with_flat_values(is_first | (whole_ids < 0)))
+        return self.merges.apply(tokens.flat_values, tokens.value_rowids(), tf.size(words, tf.int64))
 
-        def merge(_, tokens, owners):
-            return self._merge_lowest_rank(tokens, owners, count)
+    def _whole_words(self, words: tf.Tensor) -> tf.Tensor:
+        """Return the id of each word that is a piece, int32 `[words]`, and -1 for other words."""
+        hashes, ids = self._hashes
+        found = tf.searchsorted(hashes, tf.strings.to_hash_bucket_fast(words, _HASHES))
+        index = tf.gather(ids, tf.minimum(found, len(ids) - 1))
+        return tf.where(tf.gather(tf.constant(self.pieces), index) == words, index, -1)
 
-        _, tokens, owners = tf.while_loop(
-            lambda more, *_: more,
-            merge,
-            (tf.size(tokens) > 0, tokens, owners),
-            shape_invariants=(tf.TensorShape([]), any_length, any_length),
-            parallel_iterations=1,
-        )
-        return tf.RaggedTensor.from_value_rowids(tokens, owners, nrows=count, validate=False)
-
-    def _merge_lowest_rank(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor):
-        """Apply to each word the merge of lowest rank, wherever it occurs.
-
-        Args:
-          tokens: tokens of all words in sequence, int32 `[tokens]`.
-          owners: the word of each token, ascending, int64 `[tokens]`.
-          words: number of words.
-
-        Returns:
-          Whether any merge was applied, and both arrays after it.
-        """
-        pairs = tf.cast(tokens[:-1], tf.int64) * len(self.pieces) + tf.cast(tokens[1:], tf.int64)
-        pairs = tf.where(owners[:-1] == owners[1:], pairs, -1)
-        found = tf.searchsorted(self.pairs, pairs)
-        ranks = tf.where(tf.gather(self.pairs, found) == pairs, tf.gather(self.ranks, found), _NO_MERGE)
-        lowest_rank = tf.math.unsorted_segment_min(ranks, owners[:-1], words)
-        merges = (ranks < _NO_MERGE) & (ranks == tf.gather(lowest_rank, owners[:-1]))
-        merges = every_other(merges)
-        tokens = tf.where(tf.pad(merges, [[0, 1]]), tf.pad(tf.gather(self.results, found), [[0, 1]]), tokens)
-        kept = ~tf.pad(merges, [[1, 0]])
-        return tf.reduce_any(merges), tf.boolean_mask(tokens, kept), tf.boolean_mask(owners, kept)
-
-
-def every_other(flags: tf.Tensor) -> tf.Tensor:
-    """Keep the first, third, … flag of each run of True flags `[length]`: in "aaa" only the first two letters merge."""
-    begins = flags & ~tf.pad(flags, [[1, 0]])[:-1]
-    positions = tf.range(tf.size(flags))
-    run = tf.cumsum(tf.cast(begins, tf.int32))
-    begin_of_run = tf.concat([[0], tf.boolean_mask(positions, begins)], axis=0)
-    return flags & ((positions - tf.gather(begin_of_run, run)) % 2 == 0)
+    @functools.cached_property
+    def _hashes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The hash of each piece, int64 ascending, and its id."""
+        with tf.init_scope():
+            hashes = tf.strings.to_hash_bucket_fast(tf.constant(self.pieces), _HASHES).numpy()
+        ids = np.argsort(hashes).astype(np.int32)
+        if len(np.unique(hashes)) < len(hashes):
+            raise UserError("two pieces of the vocabulary have the same hash. Set keep_whole_words=False")
+        return hashes[ids], ids
 
 
 @functools.lru_cache(maxsize=4)
-def _read(encoder_json: str, vocab_bpe: str, roberta_dict: str | None) -> _BPE:
-    ids: dict[str, int] = json.loads(_text(encoder_json))
+def _read(
+    encoder_json: str,
+    vocab_bpe: str,
+    roberta_dict: str | None,
+    added_tokens: tuple[tuple[str, int], ...],
+    special_tokens: tuple[str, ...],
+) -> _BPE:
+    vocab = _vocab(encoder_json)
+    ids = vocab | dict(added_tokens)
     names = sorted(ids, key=ids.get)
     if [ids[name] for name in names] != list(range(len(ids))):
         raise UserError(f"{encoder_json!r}: the ids are not the numbers 0 … {len(ids) - 1}, each used once")
-    if END_OF_TEXT not in ids:
-        raise UserError(f"{encoder_json!r} has no {END_OF_TEXT}, so it is not a GPT-2 vocabulary")
-    order, special = np.arange(len(ids), dtype=np.int32), {END_OF_TEXT: ids[END_OF_TEXT]}
+    special = {name: ids.get(name) for name in special_tokens}
+    if roberta_dict is None and None in special.values():
+        missing = ", ".join(name for name in special if special[name] is None)
+        raise UserError(f"{encoder_json!r} has no {missing}. Give the vocabulary that has these special tokens")
     letters = _byte_letters()
     byte_of = {letter: byte for byte, letter in letters.items()}
-    pieces = [bytes(byte_of[letter] for letter in name) if name != END_OF_TEXT else name.encode() for name in names]
+    not_text = {*special_tokens, *dict(added_tokens), END_OF_TEXT}
+    try:
+        pieces = [name.encode() if name in not_text else bytes(byte_of[letter] for letter in name) for name in names]
+    except KeyError as error:
+        raise UserError(f"{encoder_json!r}: {error} in a piece is not a letter of byte-level BPE") from error
+    order = np.arange(len(ids), dtype=np.int32)
     if roberta_dict is not None:
         order, pieces, special = _roberta(roberta_dict, pieces)
-    lines = [line for line in _text(vocab_bpe).split("\n") if line and not line.startswith("#version")]
-    merges = [line.split(" ") for line in lines]
+    merges = _merges(vocab_bpe)
     try:
-        table = np.array([[order[ids[a]], order[ids[b]], order[ids[a + b]]] for a, b in merges], np.int64)
-        byte_ids = np.array([order[ids[letters[byte]]] for byte in range(256)], np.int32)
+        table = [(order[vocab[a]], order[vocab[b]], order[vocab[a + b]]) for a, b in merges]
+        byte_ids = np.array([order[vocab[letters[byte]]] for byte in range(256)], np.int32)
     except (KeyError, ValueError) as error:
         raise UserError(
             f"{vocab_bpe!r} and {encoder_json!r} do not match: a merge or a byte is not a piece ({error})"
         ) from error
-    pairs = table[:, 0] * len(pieces) + table[:, 1]
-    by_pair = np.argsort(pairs, kind="stable")
-    return _BPE(
-        pieces=tuple(pieces),
-        special_ids=special,
-        byte_ids=byte_ids,
-        pairs=np.append(pairs[by_pair], np.iinfo(np.int64).max),
-        ranks=np.append(by_pair, _NO_MERGE).astype(np.int32),
-        results=np.append(table[by_pair, 2], 0).astype(np.int32),
-    )
+    return _BPE(tuple(pieces), special, byte_ids, Merges.from_ids(table, len(pieces)))
+
+
+def _vocab(path: str) -> dict[str, int]:
+    contents = json.loads(_text(path))
+    return contents["model"]["vocab"] if path.endswith(TOKENIZER_FILE) else contents
+
+
+def _merges(path: str) -> list[list[str]]:
+    if path.endswith(TOKENIZER_FILE):
+        merges = json.loads(_text(path))["model"]["merges"]
+        return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    lines = [line for line in _text(path).split("\n") if line and not line.startswith("#version")]
+    return [line.split(" ") for line in lines]
 
 
 def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[bytes], dict[str, int]]:

@@ -26,33 +26,42 @@ _TOO_LONG = "\ue000"
 _DROPPED = r"[^\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\t\n\r]|\x{FFFD}"
 _ACCENTS = r"\p{Mn}+"
 # Characters that are words of their own: punctuation, including all ASCII symbols as in BERT, and CJK ideographs.
-_OWN_WORDS = (
-    r"([\x21-\x2F\x3A-\x40\x5B-\x60\x7B-\x7E\p{P}"
-    r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}])"
-)
+_PUNCTUATION = r"\x21-\x2F\x3A-\x40\x5B-\x60\x7B-\x7E\p{P}"
+_CJK = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
 _SPACES = r"\p{Z}"
 
 
-def split_words(text: tf.Tensor, lower_case: bool) -> tf.Tensor | tf.RaggedTensor:
+def split_words(
+    text: tf.Tensor,
+    lower_case: bool,
+    strip_accents: bool | None = None,
+    split_cjk: bool = True,
+    compose: bool = True,
+) -> tf.Tensor | tf.RaggedTensor:
     """Split text into words as BERT's `BasicTokenizer` does.
 
     Args:
       text: UTF-8, of any shape.
-      lower_case: whether to lower-case text and strip accents, as the uncased models do. Otherwise characters are
-        composed (NFC), as in Hugging Face's tokenizer.
+      lower_case: whether to lower-case text.
+      strip_accents: whether to strip accents. The default is `lower_case`, as in the published models.
+      split_cjk: whether CJK ideographs are words of their own.
+      compose: whether characters are composed (NFC) unless accents are stripped, as in Hugging Face's `BertTokenizer`
+        but not in `BertTokenizerFast`.
 
     Returns:
       `[…, (words)]`, ragged unless `text` is a scalar.
     """
+    strip_accents = lower_case if strip_accents is None else strip_accents
     text = tf.strings.regex_replace(text, _DROPPED, "")
+    if compose and not strip_accents:
+        text = tf_text.normalize_utf8(text, "NFC")
     if lower_case:
         # Hugging Face lower-cases characters one by one, without the final form of sigma.
-        text = tf.strings.regex_replace(text, "Σ", "σ")
-        text = tf_text.normalize_utf8(tf.strings.lower(text, encoding="utf-8"), "NFD")
-        text = tf.strings.regex_replace(text, _ACCENTS, "")
-    else:
-        text = tf_text.normalize_utf8(text, "NFC")
-    text = tf.strings.regex_replace(text, _OWN_WORDS, r" \1 ")
+        text = tf.strings.lower(tf.strings.regex_replace(text, "Σ", "σ"), encoding="utf-8")
+    if strip_accents:
+        text = tf.strings.regex_replace(tf_text.normalize_utf8(text, "NFD"), _ACCENTS, "")
+    own_words = _PUNCTUATION + _CJK if split_cjk else _PUNCTUATION
+    text = tf.strings.regex_replace(text, f"([{own_words}])", r" \1 ")
     return tf.strings.split(tf.strings.regex_replace(text, _SPACES, " "))
 
 
@@ -65,11 +74,23 @@ class WordPieceVocabulary(seqio.Vocabulary):
     Args:
       vocab_file: path of the file, local or in a bucket, or a function that returns the path at each use. With a
         function, a task can be registered before the path of its vocabulary is known.
-      lower_case: whether to lower-case text and strip accents (the uncased models), or a function that returns this.
+      lower_case: whether to lower-case text (the uncased models), or a function that returns this.
+      strip_accents: whether to strip accents. The default is `lower_case`, as in the published models.
+      split_cjk: whether CJK ideographs are words of their own.
+      compose: whether characters are composed (NFC) unless accents are stripped; see `split_words`.
     """
 
-    def __init__(self, vocab_file: str | Callable[[], str], lower_case: bool | Callable[[], bool] = True):
+    def __init__(
+        self,
+        vocab_file: str | Callable[[], str],
+        lower_case: bool | Callable[[], bool] = True,
+        *,
+        strip_accents: bool | None = None,
+        split_cjk: bool = True,
+        compose: bool = True,
+    ):
         self._vocab_file, self._lower_case = vocab_file, lower_case
+        self._split_options = {"strip_accents": strip_accents, "split_cjk": split_cjk, "compose": compose}
         super().__init__(extra_ids=0)
 
     @property
@@ -79,7 +100,7 @@ class WordPieceVocabulary(seqio.Vocabulary):
 
     @property
     def lower_case(self) -> bool:
-        """Whether text is lower-cased and stripped of accents."""
+        """Whether text is lower-cased."""
         return self._lower_case() if callable(self._lower_case) else self._lower_case
 
     @property
@@ -141,7 +162,7 @@ class WordPieceVocabulary(seqio.Vocabulary):
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         """Encode text as int32 ids, `[…, (pieces)]`, ragged unless `s` is a scalar."""
-        words = tf.ragged.map_flat_values(_without_too_long, split_words(s, self.lower_case))
+        words = tf.ragged.map_flat_values(_without_too_long, split_words(s, self.lower_case, **self._split_options))
         return _tokenizer(self.vocab_file).tokenize(words).merge_dims(-2, -1)
 
     def _decode(self, ids: Iterable[int]) -> str:
@@ -157,6 +178,7 @@ class WordPieceVocabulary(seqio.Vocabulary):
             isinstance(other, WordPieceVocabulary)
             and self.vocab_file == other.vocab_file
             and self.lower_case == other.lower_case
+            and self._split_options == other._split_options
         )
 
     __hash__ = None

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
-from data_tasks.vocabularies import byte_bpe, wordpiece
+from data_tasks.vocabularies import byte_bpe, merges, word_splits, wordpiece
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
@@ -228,7 +228,7 @@ def test_byte_bpe_merges(tiny, text, pieces):
 def test_every_other_flag_of_each_run():
     flags = [True, True, True, False, True, True, False, False, True]
     expected = [True, False, True, False, True, False, False, False, True]
-    assert byte_bpe.every_other(tf.constant(flags)).numpy().tolist() == expected
+    assert merges.every_other(tf.constant(flags)).numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_every_other_flag_of_each_run():
     ],
 )
 def test_split_words_matches_gpt2(text, words):
-    found = byte_bpe.split_words(tf.constant([text])).to_list()[0]
+    found = word_splits.GPT2(tf.constant([text])).to_list()[0]
     assert [word.decode() for word in found] == words
 
 
@@ -267,7 +267,7 @@ def test_roberta_ids(tiny, tmp_path):
     assert roberta.decode([0, *roberta.encode("a abc"), 269]) == "<s>a abc<mask>"
     starts = {piece for piece, start in zip(roberta.pieces, roberta.word_starts, strict=True) if start}
     assert {b" ", b" ab", b"\n", b"<s>", b"<mask>"} <= starts and not starts & {b"a", b"abc"}
-    with pytest.raises(ValueError, match="has no <mask>, only .*endoftext"):
+    with pytest.raises(ValueError, match="has no mask token, only bos .*endoftext"):
         _ = tiny.mask_id
 
 
