@@ -298,13 +298,13 @@ def _read(
 
 
 def _vocab(path: str) -> dict[str, int]:
-    contents = json.loads(_text(path))
+    contents = _json(path)
     return contents["model"]["vocab"] if path.endswith(TOKENIZER_FILE) else contents
 
 
 def _merges(path: str) -> list[list[str]]:
     if path.endswith(TOKENIZER_FILE):
-        merges = json.loads(_text(path))["model"]["merges"]
+        merges = _json(path)["model"]["merges"]
         return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     lines = [line for line in _text(path).split("\n") if line and not line.startswith("#version")]
     return [line.split(" ") for line in lines]
@@ -333,6 +333,13 @@ def _byte_letters() -> dict[int, str]:
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printed]
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def _json(path: str) -> dict:
+    try:
+        return json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path!r}: not valid JSON ({error}). Restore the file from a copy") from error
 
 
 def _text(path: str) -> str:

@@ -1,6 +1,6 @@
-"""Splits of texts into words before byte-level BPE, as regular expressions that RE2 can match.
+r"""Splits of texts into words before byte-level BPE, as regular expressions that RE2 can match.
 
-The expressions of the models contain the lookahead `\\s+(?!\\S)`: the last of several whitespace characters belongs to
+The expressions of the models contain the lookahead `\s+(?!\S)`: the last of several whitespace characters belongs to
 the following word. RE2 has no lookahead, so a separator is inserted before that character first.
 """
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable
 
 import fsspec
@@ -13,6 +14,7 @@ import tensorflow_text as tf_text
 from t5x_like.errors import UserError
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+TOKENIZER_FILE = "tokenizer.json"
 CONTINUATION = "##"
 """The prefix of pieces that continue a word."""
 
@@ -72,8 +74,8 @@ class WordPieceVocabulary(seqio.Vocabulary):
     are encoded as brackets and words, never as the special tokens.
 
     Args:
-      vocab_file: path of the file, local or in a bucket, or a function that returns the path at each use. With a
-        function, a task can be registered before the path of its vocabulary is known.
+      vocab_file: path of the file or of a `tokenizer.json`, local or in a bucket, or a function that returns the path
+        at each use. With a function, a task can be registered before the path of its vocabulary is known.
       lower_case: whether to lower-case text (the uncased models), or a function that returns this.
       strip_accents: whether to strip accents. The default is `lower_case`, as in the published models.
       split_cjk: whether CJK ideographs are words of their own.
@@ -205,6 +207,9 @@ def _read(path: str) -> _Pieces:
         raise UserError(f"{path!r} is not a WordPiece vocabulary: file not found. Give the path of one") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path!r} is not a WordPiece vocabulary: not UTF-8 text: {error}") from error
+    if path.endswith(TOKENIZER_FILE):
+        ids = json.loads("\n".join(lines))["model"]["vocab"]
+        lines = sorted(ids, key=ids.get)
     # splitlines() would split at pieces that are line separators of Unicode.
     pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     special = {piece: pieces.index(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece in pieces}

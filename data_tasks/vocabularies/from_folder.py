@@ -1,0 +1,169 @@
+"""SeqIO vocabularies from the tokenizer files of a Hugging Face model directory, in TensorFlow operations alone.
+
+Neither transformers nor tokenizers is needed. A vocabulary encodes text as the tokenizer that `AutoTokenizer` returns
+does (the "fast" one), with two differences. It adds no special tokens, since SeqIO's preprocessors do. Special tokens
+in a text, such as `[MASK]`, are encoded as characters.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+import seqio
+from google.protobuf import message
+
+from data_tasks.vocabularies import byte_bpe, tokenizer_json, wordpiece
+from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
+from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary
+from data_tasks.vocabularies.tokenizer_files import ADDED_TOKENS, CONFIG, GENERIC_CLASS, TOKENIZER, TokenizerFiles
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+
+# The special tokens that the classes of transformers have if the files name none.
+_BERT_TOKENS = {
+    "unk": wordpiece.UNKNOWN,
+    "sep": wordpiece.SEP,
+    "pad": wordpiece.PAD,
+    "cls": wordpiece.CLS,
+    "mask": wordpiece.MASK,
+}
+_GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
+_T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+_LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+# The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
+_T5_EXTRA_IDS = 100
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+def from_folder(path: str | os.PathLike) -> seqio.Vocabulary:
+    """Return the vocabulary of a Hugging Face model directory.
+
+    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3) and
+    SentencePiece (T5, Llama 1 and 2, Mistral).
+
+    Args:
+      path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model` or
+        `tokenizer.model`; or `tokenizer.json`) and `tokenizer_config.json`.
+
+    Returns:
+      The vocabulary. Its attributes `bos_id`, `eos_id`, `pad_id`, `unk_id` and, where the tokenizer has such tokens,
+      `cls_id`, `sep_id` and `mask_id` are the special ids of the tokenizer, or None.
+
+    Raises:
+      UserError: a file is missing or invalid, or a setting cannot be reproduced exactly. The message names file and
+        key.
+    """
+    files = TokenizerFiles(path)
+    build = _BUILDERS.get(files.tokenizer_class)
+    if build is None:
+        raise files.unsupported(CONFIG, "tokenizer_class", files.tokenizer_class, ", ".join(_BUILDERS))
+    return build(files)
+
+
+def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
+    normalizer = tokenizer_json.bert_normalizer(files)
+    lower_case = files.setting("do_lower_case", normalizer.get("lowercase"), None)
+    if lower_case is None:
+        raise files.error(CONFIG, "do_lower_case", "not found. Set it to true for an uncased model, else to false")
+    for key, supported in (("do_basic_tokenize", True), ("never_split", None)):
+        if files.config.get(key, supported) != supported:
+            raise files.unsupported(CONFIG, key, files.config[key], str(supported))
+    tokens = files.special_tokens(_BERT_TOKENS)
+    for role, token in tokens.items():
+        if token != _BERT_TOKENS.get(role):
+            raise files.unsupported(CONFIG, f"{role}_token", token, str(_BERT_TOKENS.get(role)))
+    vocabulary = WordPieceVocabulary(
+        files.path(TOKENIZER if files.tokenizer else "vocab.txt"),
+        lower_case,
+        strip_accents=files.setting("strip_accents", normalizer.get("strip_accents"), None),
+        split_cjk=files.setting("tokenize_chinese_chars", normalizer.get("handle_chinese_chars"), True),
+        compose=False,
+    )
+    for token, index in files.added_tokens(tokens).items():
+        if vocabulary.pieces[index : index + 1] != (token,):
+            raise files.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
+    return vocabulary
+
+
+def _byte_bpe(defaults: Mapping[str, str]) -> Callable[[TokenizerFiles], ByteBPEVocabulary]:
+    def build(files: TokenizerFiles) -> ByteBPEVocabulary:
+        split, prefix_space = tokenizer_json.byte_level_split(files)
+        tokens = files.special_tokens(defaults)
+        added = files.added_tokens(tokens)
+        if tokens.get("unk") == tokens.get("eos"):
+            tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
+        names = (TOKENIZER, TOKENIZER) if files.tokenizer else (byte_bpe.VOCAB_FILE, byte_bpe.MERGES_FILE)
+        vocabulary = ByteBPEVocabulary(
+            *(files.path(name) for name in names),
+            special_tokens=tokens,
+            added_tokens=added,
+            split=split,
+            add_prefix_space=files.setting("add_prefix_space", prefix_space, False),
+            keep_whole_words=files.tokenizer.get("model", {}).get("ignore_merges", False),
+        )
+        _ = vocabulary.pieces  # reads the files
+        return vocabulary
+
+    return build
+
+
+def _t5(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
+    return _sentencepiece(files, "spiece.model", _T5_TOKENS, files.config.get("extra_ids", _T5_EXTRA_IDS))
+
+
+def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
+    return _sentencepiece(files, "tokenizer.model", _LLAMA_TOKENS, 0)
+
+
+def _sentencepiece(
+    files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
+) -> HuggingFaceSentencePieceVocabulary:
+    """Return a SentencePiece vocabulary.
+
+    The setting `legacy` of transformers is not read: it only changes the text after a special token.
+    """
+    model = files.path(name)
+    prefix_space = files.setting("add_prefix_space", tokenizer_json.sentencepiece_prefix_space(files), None)
+    tokens = files.special_tokens(defaults)
+    try:
+        pieces = seqio.SentencePieceVocabulary(model).tokenizer
+    except (RuntimeError, message.DecodeError) as error:
+        raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
+    size = pieces.GetPieceSize()
+    for token, index in files.added_tokens(tokens).items():
+        sentinel = _SENTINEL.fullmatch(token)
+        if index < size:
+            known = pieces.IdToPiece(index) in (token, f"▁{token}")
+        else:
+            known = sentinel is not None and index == size + extra_ids - 1 - int(sentinel[1])
+        if not known:
+            supported = f"the pieces of {name} and {extra_ids} sentinels after them, <extra_id_0> last"
+            raise files.unsupported(CONFIG, "added_tokens_decoder", {token: index}, supported)
+    special_ids = {}
+    for role in ("bos", "eos", "pad", "unk"):
+        if role in tokens:
+            special_ids[role] = pieces.PieceToId(tokens[role])
+            if pieces.IdToPiece(special_ids[role]) != tokens[role]:
+                raise files.unsupported(CONFIG, f"{role}_token", tokens[role], f"pieces of {name}")
+    return HuggingFaceSentencePieceVocabulary(model, special_ids, extra_ids, prefix_space)
+
+
+def _generic(files: TokenizerFiles) -> seqio.Vocabulary:
+    model_type = files.tokenizer.get("model", {}).get("type")
+    if model_type == "WordPiece":
+        return _word_piece(files)
+    if model_type == "BPE":
+        return _byte_bpe({})(files)
+    raise files.unsupported(TOKENIZER, "model.type", model_type, "WordPiece and BPE")
+
+
+_BUILDERS: dict[str, Callable[[TokenizerFiles], seqio.Vocabulary]] = {
+    "BertTokenizer": _word_piece,
+    "DistilBertTokenizer": _word_piece,
+    "ElectraTokenizer": _word_piece,
+    "GPT2Tokenizer": _byte_bpe(_GPT2_TOKENS),
+    "RobertaTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
+    "BartTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
+    "T5Tokenizer": _t5,
+    "LlamaTokenizer": _llama,
+    GENERIC_CLASS: _generic,
+}

@@ -1,0 +1,64 @@
+"""SentencePiece models (Kudo and Richardson 2018) with the special tokens of a Hugging Face model directory."""
+
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+from sentencepiece import sentencepiece_model_pb2
+
+
+class HuggingFaceSentencePieceVocabulary(seqio.SentencePieceVocabulary):
+    """A SentencePiece vocabulary whose special ids are given, not those of the model.
+
+    The ids of a text are those of the SentencePiece library. Pieces that only controls stand for, such as </s>, are
+    encoded as characters.
+
+    Args:
+      model: path of the model.
+      special_ids: id of the special token of each role: bos, eos, pad and unk, where the tokenizer has one.
+      extra_ids: number of sentinels after the pieces. As in T5, <extra_id_0> is the last id.
+      add_prefix_space: whether a space is added before each text, or None to do as the model says.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        special_ids: Mapping[str, int],
+        extra_ids: int = 0,
+        add_prefix_space: bool | None = None,
+    ):
+        overrides = None
+        if add_prefix_space is not None:
+            overrides = sentencepiece_model_pb2.NormalizerSpec(add_dummy_prefix=add_prefix_space)
+        self._special_ids = dict(special_ids)
+        super().__init__(model, extra_ids=extra_ids, normalizer_spec_overrides=overrides)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id of the token before a text, or None."""
+        return self._special_ids.get("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id of the token after a text, or None."""
+        return self._special_ids.get("eos")
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id of padding, or None. Llama's tokenizers have no padding."""
+        return self._special_ids.get("pad")
+
+    @property
+    def unk_id(self) -> int | None:
+        """The id of pieces that are not in the model, or None."""
+        return self._special_ids.get("unk")
+
+    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Decode ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
+        if self.unk_id is not None:
+            ids = tf.where(ids < self.vocab_size, ids, self.unk_id)
+        if self.eos_id is not None:
+            # EOS itself is decoded as the empty text.
+            after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
+            ids = tf.where(after, self.eos_id, ids)
+        return self._decode_tf(ids)

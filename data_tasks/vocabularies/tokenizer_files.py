@@ -1,0 +1,187 @@
+"""The tokenizer files of a Hugging Face model directory, and what they say about special and added tokens."""
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_like import paths
+from t5x_like.errors import UserError
+
+CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
+ADDED_TOKENS, MODEL_CONFIG = "added_tokens.json", "config.json"
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""The roles of special tokens: `bos_token` in the files is the token of the role bos."""
+
+# The tokenizer class of each `model_type` in config.json, for directories whose tokenizer_config.json names no class.
+_CLASS_OF_MODEL_TYPE = {
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "bart": "BartTokenizer",
+    "t5": "T5Tokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer",
+}
+# The class of a tokenizer that its tokenizer.json defines alone.
+GENERIC_CLASS = "PreTrainedTokenizer"
+
+
+class TokenizerFiles:
+    """The tokenizer files of a directory, each read once.
+
+    Args:
+      directory: a Hugging Face model directory.
+
+    Raises:
+      UserError: the directory does not exist.
+    """
+
+    def __init__(self, directory: str | os.PathLike):
+        self.directory = os.fspath(directory)
+        if not paths.listdir(self.directory):
+            raise UserError(
+                f"{self.directory!r}: directory not found or empty. Give the directory of a Hugging Face model"
+            )
+
+    def has(self, name: str) -> bool:
+        """Return whether the directory has a file."""
+        return paths.is_file(paths.join(self.directory, name))
+
+    def path(self, name: str) -> str:
+        """Return the path of a file.
+
+        Raises:
+          UserError: the file does not exist.
+        """
+        if not self.has(name):
+            raise self.error(name, None, "file not found. Download it with the model")
+        return paths.join(self.directory, name)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the contents of a JSON file, or {} if it does not exist.
+
+        Raises:
+          UserError: the file is not a JSON object.
+        """
+        if not self.has(name):
+            return {}
+        try:
+            contents = json.loads(paths.read_text(self.path(name)))
+        except json.JSONDecodeError as error:
+            raise self.error(name, None, f"not valid JSON ({error}). Download the file again") from error
+        if not isinstance(contents, dict):
+            raise self.error(name, None, "not a JSON object. Download the file again")
+        return contents
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The contents of tokenizer_config.json."""
+        return self.json(CONFIG)
+
+    @functools.cached_property
+    def tokenizer(self) -> dict[str, Any]:
+        """The contents of tokenizer.json."""
+        return self.json(TOKENIZER)
+
+    def error(self, name: str, key: str | None, reason: str) -> UserError:
+        """Return the error for a key of a file, or for the file."""
+        path = paths.join(self.directory, name)
+        return UserError(f"{path!r}, key {key}: {reason}" if key else f"{path!r}: {reason}")
+
+    def unsupported(self, name: str, key: str, value: Any, supported: str) -> UserError:
+        """Return the error for a value that no vocabulary of this package can represent."""
+        shown = json.dumps(value, ensure_ascii=False)
+        shown = shown if len(shown) <= 120 else f"{shown[:120]}…"
+        return self.error(name, key, f"{shown} is not supported, only {supported}. Use another model's tokenizer")
+
+    @functools.cached_property
+    def tokenizer_class(self) -> str:
+        """The class in transformers, without the suffix "Fast".
+
+        Raises:
+          UserError: no file names it.
+        """
+        named = self.config.get("tokenizer_class")
+        if named:
+            return named.removesuffix("Fast")
+        model_type = self.json(MODEL_CONFIG).get("model_type")
+        if model_type in _CLASS_OF_MODEL_TYPE:
+            return _CLASS_OF_MODEL_TYPE[model_type]
+        if self.tokenizer:
+            return GENERIC_CLASS
+        raise self.error(
+            CONFIG,
+            "tokenizer_class",
+            f"not found, and {MODEL_CONFIG} has no model_type that implies it. Set the name of the class, such as "
+            '"BertTokenizer"',
+        )
+
+    def setting(self, key: str, in_tokenizer: Any, default: Any) -> Any:
+        """Return a setting that tokenizer_config.json and tokenizer.json may both have.
+
+        Args:
+          key: the key in tokenizer_config.json.
+          in_tokenizer: the value that tokenizer.json implies, None if it implies none.
+          default: the value if neither file has one.
+
+        Raises:
+          UserError: the files contradict each other.
+        """
+        value = self.config.get(key)
+        if None not in (value, in_tokenizer) and value != in_tokenizer:
+            raise self.error(
+                CONFIG, key, f"{json.dumps(value)}, but {TOKENIZER} has {json.dumps(in_tokenizer)}. Correct one of them"
+            )
+        return next((known for known in (value, in_tokenizer) if known is not None), default)
+
+    def special_tokens(self, defaults: Mapping[str, str]) -> dict[str, str]:
+        """Return the special token of each role.
+
+        As in transformers, special_tokens_map.json counts only if tokenizer_config.json has no `added_tokens_decoder`.
+
+        Args:
+          defaults: the tokens that the tokenizer class has if the files name none.
+        """
+        files = [self.config]
+        if "added_tokens_decoder" not in self.config:
+            files.append(self.json(SPECIAL_TOKENS_MAP))
+        tokens: dict[str, str | None] = dict(defaults)
+        for file in files:
+            for role in ROLES:
+                if f"{role}_token" in file:
+                    token = file[f"{role}_token"]
+                    tokens[role] = token["content"] if isinstance(token, dict) else token
+        return {role: token for role, token in tokens.items() if token is not None}
+
+    def added_tokens(self, known: Mapping[str, str]) -> dict[str, int]:
+        """Return the ids of all tokens that the files add to the vocabulary or mark as special in it.
+
+        Args:
+          known: the special tokens of the roles. A file that has ids only, added_tokens.json, may add no others.
+
+        Raises:
+          UserError: an added token is not special. Such tokens are found in texts, which is not supported.
+        """
+        ids: dict[str, int] = {}
+        for name, key, token, index, special in self._listed_added_tokens():
+            if not special and token not in known.values():
+                raise self.unsupported(name, key, token, "special tokens")
+            if ids.setdefault(token, index) != index:
+                raise self.error(name, key, f"the id of {token!r} is {index} here and {ids[token]} in another file")
+        return ids
+
+    def _listed_added_tokens(self) -> Iterator[tuple[str, str, str, int, bool]]:
+        """Yield file, key, token, id, and whether it is special, of all added tokens."""
+        for number, entry in enumerate(self.tokenizer.get("added_tokens") or []):
+            yield TOKENIZER, f"added_tokens[{number}]", entry["content"], entry["id"], entry.get("special", False)
+        for index, entry in self.config.get("added_tokens_decoder", {}).items():
+            key = f"added_tokens_decoder.{index}"
+            yield CONFIG, key, entry["content"], int(index), entry.get("special", False)
+        listed = self.config.get("additional_special_tokens") or []
+        listed += self.json(SPECIAL_TOKENS_MAP).get("additional_special_tokens") or []
+        special = {token["content"] if isinstance(token, dict) else token for token in listed}
+        for token, index in self.json(ADDED_TOKENS).items():
+            yield ADDED_TOKENS, token, token, index, token in special

@@ -1,0 +1,119 @@
+"""Checks of `tokenizer.json`: which of its normalizers, splits and models the vocabularies of this package reproduce.
+
+A directory without `tokenizer.json` passes: its other files then define the tokenizer.
+"""
+
+from typing import Any
+
+from data_tasks.vocabularies import word_splits, wordpiece
+from data_tasks.vocabularies.tokenizer_files import TOKENIZER, TokenizerFiles
+
+_SPACE_SYMBOL = "▁"
+
+
+def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
+    """Return the settings of the normalizer of a WordPiece tokenizer, {} without `tokenizer.json`.
+
+    Raises:
+      UserError: the tokenizer is not BERT's.
+    """
+    tokenizer = files.tokenizer
+    if not tokenizer:
+        return {}
+    _require(files, "model.type", "WordPiece")
+    _require(files, "model.continuing_subword_prefix", wordpiece.CONTINUATION)
+    _require(files, "model.max_input_chars_per_word", wordpiece.MAX_WORD_CHARACTERS)
+    _require(files, "model.unk_token", wordpiece.UNKNOWN)
+    _require(files, "normalizer.type", "BertNormalizer")
+    _require(files, "normalizer.clean_text", True)
+    _require(files, "pre_tokenizer.type", "BertPreTokenizer")
+    return tokenizer["normalizer"]
+
+
+def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool | None]:
+    """Return the split into words and `add_prefix_space` of a byte-level BPE tokenizer.
+
+    Without `tokenizer.json` the split is that of GPT-2, and `add_prefix_space` is None.
+
+    Raises:
+      UserError: the tokenizer is not byte-level BPE, or its split is not supported.
+    """
+    tokenizer = files.tokenizer
+    if not tokenizer:
+        return word_splits.GPT2_FAST, None
+    _require(files, "model.type", "BPE")
+    _require(files, "model.dropout", None)
+    _require(files, "model.byte_fallback", False, None)
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        _require(files, f"model.{affix}", None, "")
+    _require(files, "normalizer", None)
+    steps = _steps(files, "pre_tokenizer", "pretokenizers")
+    types = [step["type"] for _, step in steps]
+    if types == ["ByteLevel"] and steps[0][1].get("use_regex", True):
+        return word_splits.GPT2_FAST, steps[0][1]["add_prefix_space"]
+    if types != ["Split", "ByteLevel"] or steps[1][1].get("use_regex", True):
+        raise files.unsupported(TOKENIZER, "pre_tokenizer", types, "ByteLevel, or Split with the pattern of Llama 3")
+    (key, split), (_, byte_level) = steps
+    if split["pattern"] != {"Regex": word_splits.LLAMA_3_PATTERN}:
+        raise files.unsupported(TOKENIZER, f"{key}.pattern", split["pattern"], "the pattern of Llama 3")
+    if split["behavior"] != "Isolated" or split.get("invert"):
+        raise files.unsupported(TOKENIZER, f"{key}.behavior", split["behavior"], '"Isolated" without "invert"')
+    if byte_level["add_prefix_space"]:
+        raise files.unsupported(TOKENIZER, f"{steps[1][0]}.add_prefix_space", True, "false after Split")
+    return word_splits.LLAMA_3, False
+
+
+def sentencepiece_prefix_space(files: TokenizerFiles) -> bool | None:
+    """Return whether a SentencePiece tokenizer adds a space before texts, None without `tokenizer.json`.
+
+    Raises:
+      UserError: the tokenizer changes texts in ways that a SentencePiece model does not.
+    """
+    if not files.tokenizer:
+        return None
+    _require(files, "model.type", "Unigram", "BPE")
+    prefix = False
+    for key, step in _steps(files, "normalizer", "normalizers"):
+        if step["type"] == "Replace":
+            if step["pattern"] not in ({"String": " "}, {"Regex": " {2,}"}) or step["content"] not in (
+                " ",
+                _SPACE_SYMBOL,
+            ):
+                raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")
+        elif step["type"] == "Prepend":
+            if step["prepend"] != _SPACE_SYMBOL:
+                raise files.unsupported(TOKENIZER, f"{key}.prepend", step["prepend"], f'"{_SPACE_SYMBOL}"')
+            prefix = True
+        elif step["type"] not in ("Precompiled", "Strip"):
+            raise files.unsupported(TOKENIZER, f"{key}.type", step["type"], "Precompiled, Prepend, Replace and Strip")
+    for key, step in _steps(files, "pre_tokenizer", "pretokenizers"):
+        if step["type"] == "Metaspace":
+            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            prefix = prefix or scheme != "never"
+        elif step["type"] != "WhitespaceSplit":
+            raise files.unsupported(TOKENIZER, f"{key}.type", step["type"], "Metaspace and WhitespaceSplit")
+    return prefix
+
+
+def _steps(files: TokenizerFiles, key: str, within: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return key and contents of each step of a normalizer or pre-tokenizer, which may be a sequence."""
+    step = files.tokenizer.get(key)
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [(key, step)]
+    return [(f"{key}.{within}[{number}]", inner) for number, inner in enumerate(step[within])]
+
+
+def _require(files: TokenizerFiles, key: str, *supported: Any) -> None:
+    """Check the value of a dotted key; a missing key is None.
+
+    Raises:
+      UserError: the value is not one of those supported.
+    """
+    value: Any = files.tokenizer
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if value not in supported:
+        known = " or ".join("null" if one is None else repr(one) for one in supported)
+        raise files.unsupported(TOKENIZER, key, value, known)
