@@ -13,12 +13,17 @@ import urllib.request
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from absl import logging
+from families import FAMILIES, random_model
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
+from t5x_layouts import LAYOUTS, to_t5x
 
 from t5x_like import paths
+from t5x_like.interop import t5x
 from t5x_like.runtime import compilation_cache, cpu
+from t5x_like.training import weight_files
 
 pytestmark = [
     pytest.mark.notf,
@@ -151,3 +156,17 @@ def test_compilation_cache_in_the_bucket_is_used(bucket, monkeypatch):
     assert "0 programs found" in lines[0] and lines[1].endswith(" programs found, 0 compiled")
     stored = paths.listdir(paths.join(directory, cpu.fingerprint()))
     assert stored and not [name for name in stored if "probe" in name]
+
+
+@pytest.mark.parametrize("layout", ["legacy", "tensorstore", "orbax"])
+def test_t5x_checkpoint_in_a_bucket_is_read(bucket, tmp_path, layout):
+    model = random_model(FAMILIES["t5_1_1"].config)
+    LAYOUTS[layout](tmp_path, to_t5x(model))
+    for file in filter(Path.is_file, tmp_path.rglob("*")):
+        paths.write_atomic(f"{bucket}/{layout}/{file.relative_to(tmp_path)}", file.read_bytes())
+    local, stored = (
+        t5x.read(weight_files.find_t5x(directory), model.config) for directory in (str(tmp_path), f"{bucket}/{layout}")
+    )
+    assert local.keys() == stored.keys()
+    for name, leaf in local.items():
+        np.testing.assert_array_equal(stored[name], leaf, err_msg=name)

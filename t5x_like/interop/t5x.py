@@ -219,7 +219,9 @@ class _Source:
         tensors = [self._tensors[name] for name in names]
         started = [tensor if isinstance(tensor, np.ndarray) else tensor.read() for tensor in tensors]
         return [
-            (value if isinstance(value, np.ndarray) else _result(value, self._index, name)).astype(np.float32)
+            (value if isinstance(value, np.ndarray) else _result(value, self._index, name)).astype(
+                np.float32, copy=False
+            )
             for name, value in zip(names, started, strict=True)
         ]
 
