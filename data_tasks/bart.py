@@ -115,7 +115,7 @@ class NoiseTokens:
         if mask_id is None and not vocabulary.extra_ids:
             raise UserError(
                 f"{type(vocabulary).__name__} has no sentinel that BART's noise can use as its mask. Give mask_id, or "
-                "create the vocabulary with extra_ids=1 or more"
+                "create the vocabulary with extra_ids=1 or more."
             )
         mask = vocabulary.vocab_size - 1 if mask_id is None else mask_id
         return cls(mask, full_stop=vocabulary.encode("a.")[-1], begin_words=_begin_words(vocabulary))

@@ -41,7 +41,7 @@ class LateTfdsSource(seqio.DataSource):
         if not source.tfds_dataset.info.splits:
             raise UserError(
                 f"{name} is not prepared in the TFDS directory {source.tfds_dataset.builder.data_dir}. Give the right "
-                "directory in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`"
+                "directory in task_arguments {'data_dir': …}, or prepare the dataset with `tfds build`."
             )
         return source
 

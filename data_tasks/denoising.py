@@ -244,7 +244,7 @@ def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentin
         raise UserError(
             f"TASK_FEATURE_LENGTHS inputs={inputs_length}, targets={targets_length} with {sentinels} sentinels "
             "(extra_ids of the vocabulary): too small for this recipe. Two tokens of text need at least "
-            f"inputs={inputs + 1}, targets={targets + 1} and {recipe.max_sentinels(length)} sentinels"
+            f"inputs={inputs + 1}, targets={targets + 1} and {recipe.max_sentinels(length)} sentinels."
         )
     while fits(length + 1):
         length += 1

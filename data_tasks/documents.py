@@ -118,7 +118,7 @@ class DocumentSource(seqio.DataSource):
         """Return the documents of a split; see `seqio.DataSource`."""
         corpus = self._read()
         if split not in corpus.splits:
-            raise UserError(f"{corpus.name} has no split {split!r}. Known splits: {', '.join(corpus.splits)}")
+            raise UserError(f"{corpus.name} has no split {split!r}. Known splits: {', '.join(corpus.splits)}.")
         documents = corpus.splits[split]
         if not documents:
             raise UserError(f"the split {split!r} is empty: {corpus.describe()}")

@@ -23,7 +23,7 @@ def require_lengths(purpose: str, sequence_length: Mapping[str, int] | None, *fe
     """
     if sequence_length is None or not set(features) <= set(sequence_length):
         names = " and ".join(map(repr, features))
-        raise UserError(f"TASK_FEATURE_LENGTHS={sequence_length}: {purpose} needs {names}. Give the length of each")
+        raise UserError(f"TASK_FEATURE_LENGTHS={sequence_length}: {purpose} needs {names}. Give the length of each.")
     return {name: sequence_length[name] for name in features}
 
 
@@ -42,7 +42,7 @@ def require_shared_vocabulary(purpose: str, output_features: Mapping[str, seqio.
     """
     vocabulary = output_features["targets"].vocabulary
     if output_features["inputs"].vocabulary != vocabulary:
-        raise UserError(f"{purpose} needs the same vocabulary for 'inputs' and 'targets'. Register the task with one")
+        raise UserError(f"{purpose} needs the same vocabulary for 'inputs' and 'targets'. Register the task with one.")
     return vocabulary
 
 
@@ -61,6 +61,6 @@ def require_eos(vocabulary: seqio.Vocabulary) -> int:
     if vocabulary.eos_id is None:
         raise UserError(
             f"{type(vocabulary).__name__} has no EOS (eos_id is None), but this task ends each document with one. Use "
-            "another vocabulary"
+            "another vocabulary."
         )
     return vocabulary.eos_id

@@ -125,7 +125,7 @@ class RobertaMasking:
         if max_predictions < (most := math.ceil(self.rate * length)):
             raise UserError(
                 f"TASK_FEATURE_LENGTHS: up to {most} of {length} tokens of 'inputs' are masked, but 'targets' holds "
-                f"only {max_predictions}. Set targets to {most}"
+                f"only {max_predictions}. Set targets to {most}."
             )
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:

@@ -126,7 +126,7 @@ def _length(sequence_length: Mapping[str, int] | None) -> int:
     if length <= _SPECIAL_TOKENS:
         raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' includes {_SPECIAL_TOKENS} special tokens. Set it "
-            f"to {_SPECIAL_TOKENS + 1} or more"
+            f"to {_SPECIAL_TOKENS + 1} or more."
         )
     return length
 

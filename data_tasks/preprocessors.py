@@ -55,7 +55,7 @@ def documents(
     spec = ds.element_spec
     if text_feature not in spec:
         raise UserError(
-            f"the documents have no feature {text_feature!r}. Their features are {', '.join(map(repr, sorted(spec)))}"
+            f"the documents have no feature {text_feature!r}. Their features are {', '.join(map(repr, sorted(spec)))}."
         )
     if spec[text_feature].dtype != tf.string or spec[text_feature].shape.rank != 0:
         raise UserError(f"the feature {text_feature!r} must be a scalar string per document, got {spec[text_feature]}")

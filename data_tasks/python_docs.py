@@ -53,7 +53,7 @@ def read(stdlib: str | None = None) -> Corpus:
         raise UserError(
             f"the corpus python_docs needs the sources of the standard library, but {directory} has only "
             f"{len(present)} of {len(paths)} files. Install the full Python of your distribution (on Debian and Ubuntu "
-            "the package libpython3-stdlib, on others python3-libs), or use another task"
+            "the package libpython3-stdlib, on others python3-libs), or use another task."
         )
     texts = [*_topics(), *(document for path in present for document in _module(directory / path, _dotted(path)))]
     documents = [text.encode() for text in _without_repetition(texts)]
@@ -73,7 +73,7 @@ def _topics() -> Iterator[str]:
     if importlib.util.find_spec("pydoc_data") is None:
         raise UserError(
             "the corpus python_docs needs pydoc_data.topics, which this Python does not have. Install the full Python "
-            "of your distribution, or use another task"
+            "of your distribution, or use another task."
         )
     from pydoc_data import topics
 

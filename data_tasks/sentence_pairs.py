@@ -116,7 +116,7 @@ def sentence_pairs(
     if most < _MIN_TARGET_LENGTH:
         raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: a pair has three special tokens and at least one token per "
-            f"segment. Set 'inputs' to {SPECIAL_TOKENS_PER_PAIR + _MIN_TARGET_LENGTH} or more"
+            f"segment. Set 'inputs' to {SPECIAL_TOKENS_PER_PAIR + _MIN_TARGET_LENGTH} or more."
         )
     if documents_per_batch < 2:
         raise UserError(f"{documents_per_batch=} must be at least 2: random segments come from another document")

@@ -49,7 +49,7 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
     if vocabulary.extra_ids < len(names):
         raise UserError(
             f"{type(vocabulary).__name__} has neither [CLS], [SEP] and [MASK] nor three sentinels to use in their "
-            "place. Create it with extra_ids=3 or more, or use another vocabulary"
+            "place. Create it with extra_ids=3 or more, or use another vocabulary."
         )
     last = vocabulary.vocab_size - 1
     return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
@@ -76,7 +76,7 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     if not hasattr(model, "IdToPiece"):
         raise UserError(
             f"whole words cannot be masked: {type(vocabulary).__name__} does not define which pieces begin a word. Use "
-            "a SentencePiece model or a vocabulary with the attribute `word_starts`"
+            "a SentencePiece model or a vocabulary with the attribute `word_starts`."
         )
     starts = np.ones(vocabulary.vocab_size, bool)
     for index in range(model.GetPieceSize()):

@@ -128,7 +128,7 @@ def read(
             if size > max_corpus_bytes:
                 raise UserError(
                     f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
-                    "which would be held in memory. Increase it, or prepare the corpus with TFDS"
+                    "which would be held in memory. Increase it, or prepare the corpus with TFDS."
                 )
         return found
 
@@ -216,7 +216,7 @@ def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
         first = next(lines, b"")
         if first.startswith(_UTF_16_MARKS):
             raise UserError(
-                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8"
+                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8."
             )
         lines = itertools.chain([first] if first else [], lines)
         if _kind(file.path) == ".txt":

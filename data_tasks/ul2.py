@@ -68,7 +68,7 @@ def add_ul2_mixture(
     if mode_ids is None and vocabulary.extra_ids <= len(DENOISERS):
         raise UserError(
             f"{name}: {vocabulary.extra_ids} extra ids are too few for {len(DENOISERS)} modes and a sentinel. Use a "
-            "vocabulary with more extra_ids, or give mode_ids"
+            "vocabulary with more extra_ids, or give mode_ids."
         )
     defaults = {f"{mode}_rate": float(rate) for mode, rate in rates.items()}
     tasks = []

@@ -98,7 +98,7 @@ class Shell:
         try:
             result = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
         except FileNotFoundError:
-            raise CommandFailed(f"{words[0]} not found. Install it, or add it to PATH") from None
+            raise CommandFailed(f"{words[0]} not found. Install it, or add it to PATH.") from None
         if check and result.returncode:
             output = f": {(result.stderr or result.stdout).strip()}" if capture else ""
             raise CommandFailed(f"`{shlex.join(words[:6])} …` failed with exit code {result.returncode}{output}")
@@ -354,7 +354,7 @@ def pack_code(shell: Shell, root: Path, archive: Path) -> None:
         return
     result = subprocess.run(list_files, capture_output=True, text=True)
     if result.returncode:
-        raise LaunchError(f"{root} is not a git checkout: {result.stderr.strip()}. Run launch/tpu.py from a checkout")
+        raise LaunchError(f"{root} is not a git checkout: {result.stderr.strip()}. Run launch/tpu.py from a checkout.")
     archive.parent.mkdir(exist_ok=True)
     (archive.parent / ".gitignore").write_text("*\n")
     with tarfile.open(archive, "w:gz") as file:

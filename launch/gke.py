@@ -180,7 +180,7 @@ def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | Non
     if options.num_slices > 1 and shape.vms == 1:
         raise slices.LaunchError(
             f"--num_slices={options.num_slices}: GKE connects only slices of several VMs, and {shape} has one VM. "
-            "Choose a larger topology"
+            "Choose a larger topology."
         )
     jobs.check_slices(command, options.num_slices)
     jobs.environment(options.env)

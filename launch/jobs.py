@@ -115,7 +115,7 @@ def check_slices(command: list[str], num_slices: int) -> None:
         return
     raise LaunchError(
         f"t5x_like train on --num_slices={num_slices} without --gin.DCN: the mesh axis that crosses the network "
-        f"between the slices is not set. Add --gin.DCN=\"{{'data': {num_slices}}}\" to the command after --"
+        f"between the slices is not set. Add --gin.DCN=\"{{'data': {num_slices}}}\" to the command after --."
     )
 
 
@@ -141,19 +141,19 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
             "no command given. Add -- t5x_like train --gin_file=… --gin.MODEL_DIR=gs://my-bucket/runs/first"
         )
     if command[0] != "t5x_like":
-        raise LaunchError(f"{command[0]!r} after -- is not supported. Give a t5x_like command")
+        raise LaunchError(f"{command[0]!r} after -- is not supported. Give a t5x_like command.")
     if command[1:2] != ["train"] or local_model_dir:
         return
     directory = model_dir(command)
     if directory is None:
         raise LaunchError(
             "t5x_like train without --gin.MODEL_DIR: the disk of a machine is deleted with it, and all workers write "
-            "to one directory. Add --gin.MODEL_DIR=gs://BUCKET/DIRECTORY to the command"
+            "to one directory. Add --gin.MODEL_DIR=gs://BUCKET/DIRECTORY to the command."
         )
     if not directory.startswith("gs://"):
         raise LaunchError(
             f"--gin.MODEL_DIR={directory} is on the machine's own disk: it is lost when the machine is preempted or "
             "deleted, and other workers cannot read it. Give gs://BUCKET/DIRECTORY, or add --local_model_dir if it is "
-            "a mounted file store"
+            "a mounted file store."
         )
     check_bucket("--gin.MODEL_DIR", directory)

@@ -56,7 +56,7 @@ def create(tpu: Tpu, request: Request, poll_seconds: float) -> State:
     tpu.create(request)
     state = wait(tpu, poll_seconds)
     if state.kind == FAILED:
-        raise CommandFailed(f"{tpu.name} was refused: {tpu.failure_reason()}. `tpu.py delete` removes the request")
+        raise CommandFailed(f"{tpu.name} was refused: {tpu.failure_reason()}. `tpu.py delete` removes the request.")
     if state.kind == ABSENT:
         raise CommandFailed(f"{tpu.name} not found: it was deleted while it was being created")
     return state

@@ -198,7 +198,7 @@ def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:
     if topology_generation is not None and topology_generation is not generation:
         raise LaunchError(
             f"--type={accelerator_type} is {generation.name} and --topology={topology} is {topology_generation.name}. "
-            "Give one of them"
+            "Give one of them."
         )
     if sides_text is None:
         return Slice(generation, _default_sides(generation, chips))
@@ -207,7 +207,7 @@ def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:
         raise LaunchError(
             f"--type={accelerator_type} has {chips} chips and --topology={topology} has {math.prod(sides)}: "
             f"that topology is {Slice(generation, sides).accelerator_type}, and {accelerator_type} is "
-            f"{Slice(generation, _default_sides(generation, chips)).topology}. Give one of them"
+            f"{Slice(generation, _default_sides(generation, chips)).topology}. Give one of them."
         )
     return Slice(generation, sides)
 
@@ -216,7 +216,7 @@ def _parse_type(text: str) -> tuple[Generation, int]:
     match = re.fullmatch(r"(?P<name>[a-z0-9]+)-(?P<units>[1-9][0-9]*)", text)
     if match is None:
         raise LaunchError(
-            f"--type={text}: not a generation and a size. Write for example v5litepod-16, v6e-8, v4-32 or v5p-128"
+            f"--type={text}: not a generation and a size. Write for example v5litepod-16, v6e-8, v4-32 or v5p-128."
         )
     generation, units = _generation(match["name"], f"--type={text}"), int(match["units"])
     chips, remainder = divmod(units, generation.units_per_chip)
@@ -292,7 +292,7 @@ def check_name(setting: str, name: str, max_length: int) -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > max_length:
         raise LaunchError(
             f"{setting} {name!r}: invalid name. Use lower-case letters, digits and hyphens; start with a letter, do "
-            f"not end with a hyphen, and use at most {max_length} characters"
+            f"not end with a hyphen, and use at most {max_length} characters."
         )
 
 
@@ -309,7 +309,7 @@ def check_minimums(options: argparse.Namespace, minimums: dict[str, int]) -> Non
     for name, minimum in minimums.items():
         value = getattr(options, name, minimum)
         if value < minimum:
-            raise LaunchError(f"--{name}={value}: below the minimum. Give at least {minimum}")
+            raise LaunchError(f"--{name}={value}: below the minimum. Give at least {minimum}.")
 
 
 def check_zone(zone: str | None, generation: Generation | None = None, unlisted: bool = False) -> None:
@@ -335,7 +335,7 @@ def check_zone(zone: str | None, generation: Generation | None = None, unlisted:
         suggestion = f" (did you mean {similar[0]}?)" if similar else ""
         raise LaunchError(
             f"--zone={zone} is not known to have {generation.name}{suggestion}. {known}. "
-            "If the zone is new, add --unlisted_zone"
+            "If the zone is new, add --unlisted_zone."
         )
 
 
@@ -347,5 +347,5 @@ def check_project(project: str | None) -> None:
     """
     if project is not None and not re.fullmatch(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
         raise LaunchError(
-            f"--project={project!r} is not a project ID. Give 6 to 30 lower-case letters, digits and hyphens"
+            f"--project={project!r} is not a project ID. Give 6 to 30 lower-case letters, digits and hyphens."
         )

@@ -141,7 +141,7 @@ def send_signal(pids: list[int], number: int) -> None:
 
 
 def parent_death_hook():
-    """Returns a `preexec_fn` that ties the life of a child process to this process, or None if this is not Linux.
+    """Returns a `preexec_fn` that kills a child process when this process dies, or None if this is not Linux.
 
     The child gets SIGKILL instead of SIGTERM, because it must be gone when the job is started again.
     """
@@ -184,7 +184,7 @@ class Supervisor:
         code, reason = self._run_until_done(offset)
         code = code if code >= 0 else 128 - code
         if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
-            # The command was asked to exit. It may still have crashed, because peers that exited before took it down.
+            # The command was asked to exit. It may still have crashed, because its peers exited first.
             code = PREEMPTED
         self._log(f"the job ended: {reason}" if code else "the job is done")
         self._record("finished", offset, reason, exit_code=code)

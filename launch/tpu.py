@@ -162,9 +162,11 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     slices.check_project(options.project)
     slices.check_minimums(options, MINIMUMS)
     if not 0 < getattr(options, "poll_seconds", 1) < math.inf:
-        raise slices.LaunchError(f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give for example 30")
+        raise slices.LaunchError(
+            f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give a number of seconds, such as 30."
+        )
     if options.no_queue and options.num_slices > 1:
-        raise slices.LaunchError(f"--num_slices={options.num_slices} requires a queued resource. Remove --no_queue")
+        raise slices.LaunchError(f"--num_slices={options.num_slices} requires a queued resource. Remove --no_queue.")
     if options.action in ("train", "start"):
         jobs.check_command(command, options.local_model_dir)
         jobs.check_slices(command, options.num_slices)
@@ -179,14 +181,14 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     shape = slices.parse_slice(options.type, options.topology)
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
     if options.spot and options.reserved:
-        raise slices.LaunchError("--spot and --reserved exclude each other. Remove one of them")
+        raise slices.LaunchError("--spot and --reserved exclude each other. Remove one of them.")
     if options.valid_until and not re.fullmatch(r"([1-9][0-9]*[wdhms])+", options.valid_until):
         raise slices.LaunchError(
-            f"--valid_until={options.valid_until}: not a duration. Write for example 6h, 30m or 1d12h"
+            f"--valid_until={options.valid_until}: not a duration. Write for example 6h, 30m or 1d12h."
         )
     if options.no_queue and options.valid_until:
         raise slices.LaunchError(
-            f"--valid_until={options.valid_until} requires a queued resource. Remove --no_queue or --valid_until"
+            f"--valid_until={options.valid_until} requires a queued resource. Remove --no_queue or --valid_until."
         )
     return Request(shape, options.num_slices, **{name: getattr(options, name) for name in REQUEST_OPTIONS})
 

@@ -78,7 +78,7 @@ def ablate(
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
             raise RunFailed(
-                f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}"
+                f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}."
             )
         cells.append(_read(row, column, directory, parameters.count(result.params), metric))
         jax.clear_caches()  # the next cell does not use these programs
@@ -106,7 +106,7 @@ def resolve_cells(
     """
     cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
     if not cells:
-        raise UserError(f"grid={dict(grid)!r}: the grid is empty. Give row -> column -> gin files")
+        raise UserError(f"grid={dict(grid)!r}: the grid is empty. Give row -> column -> gin files.")
     runs = []
     for row, column, files in cells:
         directory = paths.join(output_dir, f"{_slug(row)}-{_slug(column)}")
@@ -143,7 +143,7 @@ def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") 
 
 
 def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "Ablation") -> None:
-    """Draws the curves of all cells, a panel a column, as a PNG."""
+    """Draws the curves of all cells as a PNG image with one panel per column."""
     from matplotlib.figure import Figure  # takes half a second to import
 
     columns = list(dict.fromkeys(cell.column for cell in cells))
@@ -180,7 +180,7 @@ def _read(row: str, column: str, directory: str, count: int, metric: str) -> Cel
     if not evaluations or metric not in evaluations[-1]:
         raise UserError(
             f"{directory}: no evaluation with the metric {metric!r}. Set EVAL_PERIOD, or another metric "
-            f"({', '.join(sorted(evaluations[-1])) if evaluations else 'the run was never evaluated'})"
+            f"({', '.join(sorted(evaluations[-1])) if evaluations else 'the run was never evaluated'})."
         )
     trained = max((r for r in rows if r["split"] == "train"), key=lambda r: r["step"])
     return Cell(

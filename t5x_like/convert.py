@@ -44,7 +44,7 @@ def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str
         has another shape. Nothing has been written.
     """
     if paths.exists(output_path) and paths.listdir(output_path):
-        raise UserError(f"output_path={output_path!r}: exists and is not empty. Give a new directory")
+        raise UserError(f"output_path={output_path!r}: exists and is not empty. Give a new directory.")
     if weight_files.is_huggingface(checkpoint_path):
         stored = interop.config_from_huggingface(checkpoint_path)
         leaves = interop.read(checkpoint_path, model or stored)

@@ -53,7 +53,7 @@ def evaluate(
     """
     single_process = jax.process_count() == 1
     if generate and not single_process:
-        raise UserError("generate=True: predictions need a single process. Give GENERATE=False, or start one process")
+        raise UserError("generate=True: predictions need a single process. Give GENERATE=False, or start one process.")
     if generate and not data.has_metrics():
         raise UserError(
             "generate=True: the data has no metrics of predictions; a cache never has any. Give GENERATE=False"
@@ -97,7 +97,7 @@ def _check_decodes(model, objective, data) -> None:
             raise UserError(
                 f"task {task.name}: its metric_fns {', '.join(metrics)} need predictions, but {type(model).__name__} "
                 f"with {type(objective).__name__} has no {missing}. Give --gin.GENERATE=False to compute "
-                "only the loss and metrics of the objective"
+                "only the loss and metrics of the objective."
             )
 
 

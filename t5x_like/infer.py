@@ -78,7 +78,7 @@ def infer(
             "--gin.TASK_FEATURE_LENGTHS=\"{'inputs': 512, 'targets': 128}\""
         )
     if os.path.abspath(input_path) == os.path.abspath(output_path):
-        raise UserError(f"output_path={output_path!r}: is the same as input_path. Give another file")
+        raise UserError(f"output_path={output_path!r}: is the same as input_path. Give another file.")
     layout = Layout.of(features.ENCODER_DECODER if objective is None else objective.features)
     records = list(read_records(input_path))
     codec = Codec(_vocabularies(data, records), lengths, layout, eos_id)
@@ -246,7 +246,7 @@ class Codec:
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
         example = {name: self._ids(number, record, name) for name in wanted}
         if not (self._layout.encoder or self._layout.bos or example["inputs"]):
-            raise UserError(f"line {number}: 'inputs' is empty, and the objective has no BOS. Give a prompt")
+            raise UserError(f"line {number}: 'inputs' is empty, and the objective has no BOS. Give a prompt.")
         return example
 
     def _ids(self, number, record, name) -> list[int]:
@@ -257,7 +257,7 @@ class Codec:
         if isinstance(value, str):
             if self._vocabularies is None:
                 raise UserError(
-                    f"line {number}: {name!r} is text. Give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids"
+                    f"line {number}: {name!r} is text. Give MIXTURE_OR_TASK_NAME for its vocabulary, or token ids."
                 )
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
             value = list(vocabulary.encode(value)) + [self.eos_id] * ended
@@ -296,7 +296,7 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
             if ids and max(ids) >= vocab_size:
                 raise UserError(
                     f"line {number}: token id {max(ids)} in {name!r}: the model only has the ids 0 … {vocab_size - 1}. "
-                    "Correct the ids, or give the vocabulary that the model was trained with"
+                    "Correct the ids, or give the vocabulary that the model was trained with."
                 )
 
 
@@ -311,7 +311,7 @@ def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[st
     if data is None or not getattr(data, "mixture_or_task_name", True):
         raise UserError(
             "INPUT_PATH: contains text, but no task defines its vocabulary. Give --gin.MIXTURE_OR_TASK_NAME=…, or "
-            "token ids in a .jsonl file"
+            "token ids in a .jsonl file."
         )
     return data.vocabularies()
 
@@ -352,7 +352,7 @@ def _as_text(path: str) -> Iterator[None]:
         try:
             yield
         except UnicodeDecodeError as error:
-            raise UserError(f"INPUT_PATH={path}: not UTF-8 text ({error}). Give a .txt or .jsonl file") from error
+            raise UserError(f"INPUT_PATH={path}: not UTF-8 text ({error}). Give a .txt or .jsonl file.") from error
 
 
 def _fingerprint(records, checkpoint_path, mode, lengths, batch_size) -> str:

@@ -91,7 +91,7 @@ def read_text(path: str | os.PathLike) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(
             f"{os.fspath(path)}, line {line}: not valid UTF-8 (byte {data[error.start]:#04x}). Restore the file from a "
-            "copy, or correct the line"
+            "copy, or correct the line."
         ) from error
 
 
@@ -202,7 +202,7 @@ def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]
     except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
         reason = (error.strerror or str(error) or type(error).__name__).lower()
         at = f" ({error.filename})" if error.filename and str(error.filename) != os.fspath(path) else ""
-        raise UserError(f"{setting}={os.fspath(path)}: {reason}{at}. Check the path and its permissions") from error
+        raise UserError(f"{setting}={os.fspath(path)}: {reason}{at}. Check the path and its permissions.") from error
 
 
 def check_writable(setting: str, directory: str | os.PathLike) -> None:
@@ -223,14 +223,14 @@ def check_writable(setting: str, directory: str | os.PathLike) -> None:
         pass  # the nearest existing parent is checked below
     except (OSError, ValueError) as error:  # the name is too long or has a null byte
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{setting}={os.fspath(directory)}: {reason.lower()}. Give another path") from error
+        raise UserError(f"{setting}={os.fspath(directory)}: {reason.lower()}. Give another path.") from error
     existing = local(directory).absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
     if not existing.is_dir():
-        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not a directory. Give another path")
+        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not a directory. Give another path.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not writable. Give another path")
+        raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not writable. Give another path.")
 
 
 def check_checkpoint_directory(setting: str, directory: str) -> None:
@@ -247,11 +247,11 @@ def check_checkpoint_directory(setting: str, directory: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{setting}={directory!a}: the path is not valid UTF-8. Rename it") from None
+        raise UserError(f"{setting}={directory!a}: the path is not valid UTF-8. Rename it.") from None
     if found := [character for character in _PATTERN_CHARACTERS if character in path]:
         raise UserError(
             f"{setting}={directory}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
-            "Rename it, or give another path"
+            "Rename it, or give another path."
         )
 
 

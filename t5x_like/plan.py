@@ -51,7 +51,7 @@ def plan(
     if search_for < 0:
         raise UserError(f"--search={search_for}: must be a positive integer, the number of combinations to compile")
     if price is not None and price < 0:
-        raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour")
+        raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour.")
     # ---- the slice and the arguments of the loop ---------------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
     # A search creates its own meshes; the configured mesh need not fit the slices.
@@ -92,7 +92,7 @@ def _compiled(
     if (mesh.size, program.partitioner.platform) != (slice_.num_devices, "tpu"):
         raise UserError(
             f"the mesh has {mesh.size} {program.partitioner.platform} devices, and {slice_} has "
-            f"{slice_.num_devices}. Give the Partitioner devices=topologies.devices(…) of this topology"
+            f"{slice_.num_devices}. Give the Partitioner devices=topologies.devices(…) of this topology."
         )
     return report.Plan(
         topology=slice_,

@@ -43,7 +43,7 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
         except tf.errors.OpError as error:
             raise UserError(
                 f"no SentencePiece model can be read at {self._path()!r}. Give the path of one in task_arguments "
-                f"{{'vocabulary_path': …}} ({error.message})"
+                f"{{'vocabulary_path': …}} ({error.message})."
             ) from error
 
     def __eq__(self, other) -> bool:

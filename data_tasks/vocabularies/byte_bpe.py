@@ -166,7 +166,7 @@ class ByteBPEVocabulary(seqio.Vocabulary):
             known = ", ".join(f"{known} {token}" for known, token in self.special_tokens.items())
             raise UserError(
                 f"{self.files[0]!r} has no {role} token, only {known}. Use a vocabulary with such a token, such as "
-                "RoBERTa's"
+                "RoBERTa's."
             )
         return index
 

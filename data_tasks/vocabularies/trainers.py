@@ -180,6 +180,6 @@ def _tokenizers() -> ModuleType:
     except ModuleNotFoundError as error:
         raise UserError(
             "tokenizers: not installed, but needed for WordPiece and byte-level BPE. "
-            "Run pip install 't5x_like[vocabulary]'"
+            "Run pip install 't5x_like[vocabulary]'."
         ) from error
     return tokenizers

@@ -204,7 +204,7 @@ def _read(path: str) -> _Pieces:
         with fsspec.open(path, "rb") as file:
             lines = file.read().decode("utf-8").split("\n")
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"{path!r} is not a WordPiece vocabulary: file not found. Give the path of one") from error
+        raise UserError(f"{path!r} is not a WordPiece vocabulary: file not found. Give the path of one.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path!r} is not a WordPiece vocabulary: not UTF-8 text: {error}") from error
     if path.endswith(TOKENIZER_FILE):
@@ -219,7 +219,7 @@ def _read(path: str) -> _Pieces:
         raise UserError(f"{path!r}: {PAD} is line {special[PAD] + 1}, but must be line 1, because 0 pads batches")
     if len(set(pieces)) != len(pieces) or "" in pieces:
         wrong = next(piece for piece in pieces if piece == "" or pieces.count(piece) > 1)
-        raise UserError(f"{path!r}: an empty line or a duplicate piece ({wrong!r}). Every line must be a unique piece")
+        raise UserError(f"{path!r}: an empty line or a duplicate piece ({wrong!r}). Every line must be a unique piece.")
     return _Pieces(pieces, special)
 
 

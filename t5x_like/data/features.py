@@ -245,7 +245,7 @@ class FeatureSpec:
         if not isinstance(task_feature_lengths, Mapping):
             raise UserError(
                 f"TASK_FEATURE_LENGTHS={task_feature_lengths!r} is not a dictionary. Give a length in tokens per "
-                f"feature, such as {dict.fromkeys(self.task_features, 128)}"
+                f"feature, such as {dict.fromkeys(self.task_features, 128)}."
             )
         given, fixed = dict(task_feature_lengths), self.fixed_lengths
         needed = [name for name in self.task_features if self.lead(name) == name and name not in fixed]

@@ -114,7 +114,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         raise UserError(
             f"position_offset={config.position_offset} with padding_id={config.padding_id}: not supported by "
             "transformers' RoBERTa, whose positions start at padding_id + 1. Set "
-            f"padding_id={config.position_offset - 1}"
+            f"padding_id={config.position_offset - 1}."
         )
     architecture = _architecture(model_type, heads)
     if architecture == "RobertaForMaskedLM":
@@ -169,7 +169,7 @@ def _check_head(activation: str, source: str) -> None:
     if activation != "gelu_exact":
         raise UserError(
             f"{source}: not supported with a masked-LM head, since transformers' RoBERTa head always uses exact GELU. "
-            "The head here uses the activation of the model"
+            "The head here uses the activation of the model."
         )
 
 

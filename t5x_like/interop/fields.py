@@ -92,7 +92,7 @@ def choice(hf_config: Mapping[str, Any], name: str, options: Mapping[str, Any]) 
     """
     value = hf_config[name]
     if not isinstance(value, str) or value not in options:
-        raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}")
+        raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}.")
     return options[value]
 
 
@@ -131,7 +131,7 @@ def check_fixed(hf_config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """
     for name, only in fixed.items():
         if hf_config.get(name, only) != only:
-            raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}")
+            raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}.")
 
 
 def head_dim(hf_config: Mapping[str, Any], width: str, heads: str) -> int:

@@ -72,7 +72,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
     if mistral:
         hf_config |= {"attention_bias": False, "mlp_bias": False}  # Mistral does not have these keys
     if len(set(fields.strings(hf_config, "layer_types"))) > 1:
-        raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type")
+        raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type.")
     theta, scaling, max_length = rope.from_json(hf_config)
     return LlamaConfig(
         activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS), "linear"),

@@ -47,7 +47,7 @@ def from_json(hf_config: Mapping[str, Any]) -> tuple[float, Scaling | None, int]
     except UserError as error:
         raise UserError(f"{'rope_parameters' if new else 'rope_scaling'} {new or old}: {error}") from None
     if len(set(scalings)) > 1:
-        raise UserError(f"rope_parameters {new} and rope_scaling {old}: must be equal. Remove one of them")
+        raise UserError(f"rope_parameters {new} and rope_scaling {old}: must be equal. Remove one of them.")
     scaling = scalings[0] if scalings else None
     if isinstance(scaling, Dynamic):
         # `max_position_embeddings` is the length of pretraining; `max_length` is the longest row, which may be longer.
@@ -58,7 +58,7 @@ def from_json(hf_config: Mapping[str, Any]) -> tuple[float, Scaling | None, int]
 
 def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
     if any(isinstance(value, dict) for value in field.values()):
-        raise UserError("not supported. All layers must have the same rotary positions")
+        raise UserError("not supported. All layers must have the same rotary positions.")
     kind = fields.choice({"rope_type": field.get("rope_type", field.get("type", "default"))}, "rope_type", _KINDS)
     if kind is None:
         return None

@@ -98,7 +98,7 @@ class Tensors(Mapping[str, np.ndarray]):
         if entry.dtype not in _DTYPES:
             raise UserError(
                 f"{path}: tensor {name!r} has dtype {entry.dtype}, which is not supported for weights. Save it as one "
-                f"of {', '.join(_DTYPES)}"
+                f"of {', '.join(_DTYPES)}."
             )
         with fsspec.open(path, "rb") as stream:
             stream.seek(start + entry.first)
@@ -149,7 +149,7 @@ def _weight_map(directory: str) -> dict[str, str]:
         raise UserError(f"{path}: weight_map must be an object that maps tensor names to files")
     for name, file in found.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\"):
-            raise UserError(f"{path}: weight_map has {file!r} for {name!r}. Give the name of a .safetensors file")
+            raise UserError(f"{path}: weight_map has {file!r} for {name!r}. Give the name of a .safetensors file.")
     return found
 
 
@@ -158,7 +158,7 @@ def _files(directory: str, weight_map: Mapping[str, str] | None) -> list[str]:
     if weight_map:
         files = sorted(set(weight_map.values()))
         if missing := [file for file in files if file not in present]:
-            raise UserError(f"{directory}: {missing[0]} not found. {INDEX} lists it ({len(files)} files in total)")
+            raise UserError(f"{directory}: {missing[0]} not found. {INDEX} lists it ({len(files)} files in total).")
         return files
     if SINGLE in present:
         return [SINGLE]
@@ -184,7 +184,7 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
         if size < _LENGTH_BYTES or start > size:
             raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated in its header")
         if length > _MAX_HEADER_BYTES:
-            raise UserError(f"{path}: header of {length} bytes. The format allows {_MAX_HEADER_BYTES}")
+            raise UserError(f"{path}: header of {length} bytes. The format allows {_MAX_HEADER_BYTES}.")
         header = json_files.parse(stream.read(length), path)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -204,9 +204,9 @@ def _entry(path: str, name: str, header_entry: Any) -> _Entry:
         raise UserError(f"{subject} has unknown dtype {dtype!r}")
     for field, values in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
-            raise UserError(f"{subject} has {field} {values!r}. Must be a list of non-negative integers")
+            raise UserError(f"{subject} has {field} {values!r}. Must be a list of non-negative integers.")
     if len(offsets) != 2:
-        raise UserError(f"{subject} has data_offsets {offsets}. Must be a first and a last byte")
+        raise UserError(f"{subject} has data_offsets {offsets}. Must be a first and a last byte.")
     if 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[dtype]:
         raise UserError(f"{subject} of {dtype} {shape} does not have {offsets[1] - offsets[0]} bytes")
     return _Entry(dtype, tuple(shape), *offsets)

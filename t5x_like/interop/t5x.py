@@ -121,7 +121,7 @@ class _Source:
         if _EMBEDDING not in tensors:
             raise UserError(
                 f"{index}: not a T5X checkpoint of T5: {_EMBEDDING!r} not found among its {len(tensors)} parameters. "
-                "Only T5 1.0 and 1.1 with encoder and decoder are supported"
+                "Only T5 1.0 and 1.1 with encoder and decoder are supported."
             )
         self._found: set[str] = set()
         self._missing: list[str] = []
@@ -175,7 +175,7 @@ class _Source:
             if np.any(biases != biases[0]):
                 raise UserError(
                     f"{self._index}: tensor {first!r}: each layer has its own position biases, as in T5X's scalable_t5 "
-                    "and in umT5. T5Config shares them between the layers of a stack. This checkpoint is not supported"
+                    "and in umT5. T5Config shares them between the layers of a stack. This checkpoint is not supported."
                 )
             return biases[0]
 
@@ -205,13 +205,13 @@ class _Source:
         if tuple(tensor.shape) not in shapes:
             raise UserError(
                 f"{self._index}: tensor {name!r} has shape {tuple(tensor.shape)}, but this T5Config requires "
-                f"{shapes[-1]}{description}. Give the model file of the checkpoint"
+                f"{shapes[-1]}{description}. Give the model file of the checkpoint."
             )
         dtype = tensor.dtype if isinstance(tensor, np.ndarray) else tensor.dtype.numpy_dtype
         if not jnp.issubdtype(dtype, jnp.floating):
             raise UserError(
                 f"{self._index}: tensor {name!r} has dtype {dtype}, which is not a floating-point type. Before June "
-                "2021, T5X stored bfloat16 as uint16; save such a checkpoint again with a later T5X"
+                "2021, T5X stored bfloat16 as uint16; save such a checkpoint again with a later T5X."
             )
 
     def _values(self, names: Sequence[str]) -> list[np.ndarray]:
@@ -287,7 +287,7 @@ def _parse(index: str, parser: Callable[[bytes], Any]) -> Mapping[str, Any]:
             raise TypeError(f"it contains a {type(contents).__name__} instead of a tree of tensors")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UserError(
-            f"{index}: truncated, or not the index of a T5X checkpoint ({error}). Copy the checkpoint again"
+            f"{index}: truncated, or not the index of a T5X checkpoint ({error}). Copy the checkpoint again."
         ) from error
     return contents
 
@@ -340,4 +340,4 @@ def _result(future: tensorstore.Future, index: str, name: str) -> Any:
         return future.result()
     except ValueError as error:
         reason = str(error).partition(" [")[0]
-        raise UserError(f"{index}: tensor {name!r} cannot be read: {reason}. Copy the checkpoint again") from error
+        raise UserError(f"{index}: tensor {name!r} cannot be read: {reason}. Copy the checkpoint again.") from error

@@ -253,7 +253,7 @@ class _Source:
             if self._family.must_be_zero.fullmatch(canonical):
                 if np.any(self._tensors[name]):
                     raise UserError(
-                        f"{self._directory}: tensor {name!r} is not zero. {config_name} does not support it"
+                        f"{self._directory}: tensor {name!r} is not zero. {config_name} does not support it."
                     )
                 self._read.add(name)
         unexpected = [

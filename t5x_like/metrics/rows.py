@@ -72,7 +72,7 @@ def _parse(file: str) -> list[dict[str, Any]]:
 
 
 def _not_a_row(file: str, number: int, problem: str) -> UserError:
-    return UserError(f"{file}, line {number}: {problem}. Restore the file from a copy, or delete the line")
+    return UserError(f"{file}, line {number}: {problem}. Restore the file from a copy, or delete the line.")
 
 
 def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ def _explain_write_errors(model_dir: str) -> Iterator[None]:
     except OSError as error:
         raise RunFailed(
             f"{paths.join(model_dir, _FILE)} cannot be written: {error.strerror or error}. The checkpoints written so "
-            "far are intact; free space or repair the storage, then run the same command to resume from the newest one"
+            "far are intact; free space or repair the storage, then run the same command to resume from the newest one."
         ) from error
 
 

@@ -83,7 +83,7 @@ def activations(config: object) -> None:
     if unknown or not config.activations:
         raise UserError(
             f"{_field(config, 'activations')}: {f'unknown: {sorted(unknown)}' if unknown else 'empty'}. Give one or "
-            f"more of {sorted(ACTIVATIONS)}"
+            f"more of {sorted(ACTIVATIONS)}."
         )
 
 
@@ -113,7 +113,7 @@ def row_length(config: object, length: int) -> None:
     if length > config.max_length:
         raise UserError(
             f"rows of {length} tokens: longer than the positions of the model ({_field(config, 'max_length')}). Lower "
-            "TASK_FEATURE_LENGTHS, or raise max_length"
+            "TASK_FEATURE_LENGTHS, or raise max_length."
         )
 
 

@@ -224,12 +224,12 @@ def check_attention_windows(config: DecoderConfig) -> None:
         if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
             raise UserError(
                 f"{name}.attention_windows={windows}: {window!r} is not a positive integer. Give a number of "
-                "positions, or None for no window"
+                "positions, or None for no window."
             )
     if not windows or config.num_layers % len(windows):
         raise UserError(
             f"{name}.attention_windows={windows}: the number of windows must divide num_layers={config.num_layers}. "
-            "The windows repeat over the layers"
+            "The windows repeat over the layers."
         )
 
 

@@ -89,7 +89,7 @@ class LlamaConfig(BaseConfig):
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
             raise UserError(
                 f"LlamaConfig.rope_scaling={self.rope_scaling!r}: unknown. Give None or one of "
-                f"{', '.join(kind.__name__ for kind in SCALINGS)} of t5x_like.layers.rope_scaling"
+                f"{', '.join(kind.__name__ for kind in SCALINGS)} of t5x_like.layers.rope_scaling."
             )
         if self.head_dim % 2:
             raise UserError(f"LlamaConfig.head_dim={self.head_dim}: must be even, since rotary embeddings rotate pairs")

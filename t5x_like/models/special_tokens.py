@@ -42,7 +42,7 @@ def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
     found = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in dict(ids).items())
     for key, value in found:
         if not key.endswith(SUFFIX):
-            raise UserError(f"{key}: not a special token key. Give keys such as 'bos{SUFFIX}'")
+            raise UserError(f"{key}: not a special token key. Give keys such as 'bos{SUFFIX}'.")
         several = isinstance(value, tuple) and "eos" in key  # only EOS may have several ids
         tokens = value if several else (value,)
         if value is not None and not all(type(token) is int and abs(token) < 2**31 for token in tokens):

@@ -58,7 +58,7 @@ def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[A
       UserError: `max_norm` is not positive.
     """
     if not max_norm > 0:
-        raise UserError(f"MAX_GRAD_NORM={max_norm} is not positive. Give a positive number, or None for no clipping")
+        raise UserError(f"MAX_GRAD_NORM={max_norm} is not positive. Give a positive number, or None for no clipping.")
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(optax.tree.cast(gradients, jnp.float32), clip.init(gradients))
     return optax.tree.cast_like(clipped, gradients), global_norm(gradients)

@@ -61,7 +61,7 @@ def from_optax(
     if not weight_decay and (group := next((group for group in groups if group.weight_decay_factor != 1.0), None)):
         raise UserError(
             f"weight_decay_factor={group.weight_decay_factor} of the parameter group {group} cannot scale the weight "
-            "decay of an optax optimizer. Set weight_decay of from_optax, and that of the optax optimizer to 0"
+            "decay of an optax optimizer. Set weight_decay of from_optax, and that of the optax optimizer to 0."
         )
 
     def init(params):

@@ -53,7 +53,7 @@ class ParameterGroup:
             value = float(value) if np.ndim(value) == 0 else tuple(float(number) for number in value)
             if np.min(value) < 0:
                 raise UserError(
-                    f"{field}={value} of the parameter group {self.pattern!r} is negative. Give 0 or a positive number"
+                    f"{field}={value} of the parameter group {self.pattern!r} is negative. Give 0 or a positive number."
                 )
             object.__setattr__(self, field, value)
 
@@ -165,7 +165,7 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
     assigned = leaves(params, groups)
     if assigned and all(leaf.group.freeze for leaf in assigned.values()):
         named = ", ".join(map(str, groups))
-        raise UserError(f"the parameter groups {named} freeze every parameter. Leave at least one parameter trainable")
+        raise UserError(f"the parameter groups {named} freeze every parameter. Leave at least one parameter trainable.")
     trainable = parameters.map_named(lambda name, array: None if assigned[name].group.freeze else array, params)
     frozen = parameters.map_named(lambda name, array: array if assigned[name].group.freeze else None, params)
     return trainable, frozen
@@ -207,7 +207,7 @@ def _check_all_apply(assigned: list[Leaf], groups: Sequence[ParameterGroup]):
         if shadowing:
             raise UserError(
                 f"the parameter group {group} applies to no parameter: all its matches belong to the earlier group "
-                f"{', '.join(shadowing)}. Move it to the front or remove it"
+                f"{', '.join(shadowing)}. Move it to the front or remove it."
             )
         near = _nearest(group.pattern, sorted({leaf.stored_name for leaf in assigned}))
         axes = sorted({axis for leaf in assigned for axis in leaf.all_axes if axis})
@@ -231,7 +231,7 @@ def _check_vectors(assigned: list[Leaf]):
                 found = "is not in a stack of layers" if layers is None else f"is a stack of {layers} layers"
                 raise UserError(
                     f"{field} of the parameter group {leaf.group} has {len(value)} numbers, one per layer, but "
-                    f"{leaf.stored_name} {found}. Restrict the group by its pattern, or by axis={LAYERS!r}"
+                    f"{leaf.stored_name} {found}. Restrict the group by its pattern, or by axis={LAYERS!r}."
                 )
 
 

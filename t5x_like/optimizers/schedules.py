@@ -59,7 +59,7 @@ def rsqrt(base: float = 1.0, *, warmup_steps: int = 10_000, floor: float = 0.0) 
     """
     _check(base, warmup_steps, floor)
     if warmup_steps < 1:
-        raise UserError(f"warmup_steps={warmup_steps} of rsqrt is not positive. Give a positive integer")
+        raise UserError(f"warmup_steps={warmup_steps} of rsqrt is not positive. Give a positive integer.")
     return _bounded(lambda step: base / jnp.sqrt(jnp.maximum(step, warmup_steps)), floor)
 
 
@@ -229,12 +229,12 @@ def _check(peak: float, warmup_steps: int, floor: float):
     if not 0.0 <= floor <= peak:
         raise UserError(f"floor={floor} must lie between 0 and the maximum learning rate {peak}")
     if warmup_steps < 0:
-        raise UserError(f"warmup_steps={warmup_steps} is negative. Give 0 or a positive integer")
+        raise UserError(f"warmup_steps={warmup_steps} is negative. Give 0 or a positive integer.")
 
 
 def _check_span(warmup_steps: int, total_steps: int):
     if warmup_steps >= total_steps:
         raise UserError(
             f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}. Set WARMUP_STEPS below "
-            "TRAIN_STEPS, or use a schedule without decay (constant, rsqrt)"
+            "TRAIN_STEPS, or use a schedule without decay (constant, rsqrt)."
         )

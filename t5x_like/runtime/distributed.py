@@ -107,13 +107,14 @@ def _given(coordinator: str | None, count: int | None, index: int | None, enviro
     if missing:
         raise UserError(
             f"{', '.join('--' + name for name in missing)}: missing. A run of several processes needs "
-            f"--coordinator_address, --num_processes and --process_id (or {COORDINATOR}, {NUM_PROCESSES}, {PROCESS_ID})"
+            "--coordinator_address, --num_processes and --process_id (or the environment variables "
+            f"{COORDINATOR}, {NUM_PROCESSES} and {PROCESS_ID})."
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(f"--coordinator_address={coordinator}: not HOST:PORT. Give an address such as 10.0.0.1:1234")
+        raise UserError(f"--coordinator_address={coordinator}: not HOST:PORT. Give an address such as 10.0.0.1:1234.")
     if not 0 <= index < count:
-        raise UserError(f"--process_id={index}: out of range. Give 0 to {count - 1}, because --num_processes={count}")
+        raise UserError(f"--process_id={index}: out of range. Give 0 to {count - 1}, because --num_processes={count}.")
     return values
 
 
@@ -122,14 +123,14 @@ def _number(flag: str, variable: str, value: int | None, environment: Mapping[st
     if value is not None or text is None:
         return value
     if not text.isdigit():
-        raise UserError(f"{variable}={text}: not an integer. Give a number, as for --{flag}")
+        raise UserError(f"{variable}={text}: not an integer. Give a number, as for --{flag}.")
     return int(text)
 
 
 def _seconds(variable: str, default: int, environment: Mapping[str, str]) -> int:
     text = environment.get(variable) or str(default)
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{variable}={text}: not a positive integer. Give a number of seconds")
+        raise UserError(f"{variable}={text}: not a positive integer. Give a number of seconds.")
     return int(text)
 
 
@@ -150,7 +151,7 @@ def check_agreement(model_dir: str, configuration: str) -> None:
     if different := [process for process, other in enumerate(everyone) if other != everyone[0]]:
         raise UserError(
             f"processes {different} of {len(everyone)} have another configuration than process 0. Start the "
-            "same command with the same gin files in all processes"
+            "same command with the same gin files in all processes."
         )
     number = int(multihost_utils.broadcast_one_to_all(np.int32(secrets.randbelow(2**31 - 1))))
     probe = paths.join(model_dir, f".shared-{number}")
@@ -165,7 +166,7 @@ def check_agreement(model_dir: str, configuration: str) -> None:
     if separate := [process for process, sees in enumerate(seen.ravel()) if not sees]:
         raise UserError(
             f"MODEL_DIR={model_dir}: processes {separate} of {len(everyone)} do not see the files of process 0. Give a "
-            "bucket (gs://…) or a directory that all machines share"
+            "bucket (gs://…) or a directory that all machines share."
         )
 
 

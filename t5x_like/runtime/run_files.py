@@ -28,7 +28,7 @@ def not_a_run(setting: str, directory: str) -> UserError:
       directory: its value.
     """
     return UserError(
-        f"{setting}={directory} is not a run directory: {CONFIG} not found. Give the directory of an existing run"
+        f"{setting}={directory} is not a run directory: {CONFIG} not found. Give the directory of an existing run."
     )
 
 

@@ -80,7 +80,7 @@ class Checkpoints:
         if not read_only:
             paths.check_checkpoint_directory("directory", directory)
         if keep_latest < 1:
-            raise UserError(f"keep_latest={keep_latest} is not positive. Give a positive integer")
+            raise UserError(f"keep_latest={keep_latest} is not positive. Give a positive integer.")
         scheme = directory.split("://", 1)[0] if "://" in directory else ""
         self._mirror = None if scheme in _NATIVE_SCHEMES else CheckpointMirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -176,7 +176,7 @@ class Checkpoints:
         except Exception as error:
             raise RunFailed(
                 f"checkpoint {self.directory}/{step} was written but cannot be read: {error}. Check the storage, or "
-                "give another MODEL_DIR"
+                "give another MODEL_DIR."
             ) from error
 
     def _upload(self):
@@ -256,7 +256,7 @@ class Checkpoints:
             raise DamagedCheckpoint(
                 f"checkpoint {self.directory}/{step} is damaged: {damage}. Restore the file from a copy, or use an "
                 f"earlier checkpoint (available: {self.steps()}); `t5x_like train --restore=previous` resumes from the "
-                "newest intact one"
+                "newest intact one."
             )
 
     def delete_damaged(self) -> None:
@@ -277,7 +277,7 @@ class Checkpoints:
             if damaged:
                 raise DamagedCheckpoint(
                     f"{self.directory}: every checkpoint is damaged ({damaged}), and none was deleted. Restore the "
-                    "files from a copy, or start a new run in another MODEL_DIR"
+                    "files from a copy, or start a new run in another MODEL_DIR."
                 )
         for step in damaged:
             self.delete(step)
@@ -311,18 +311,18 @@ class Checkpoints:
         if missing:
             raise UserError(
                 f"checkpoint {self.directory}/{step}: tensor {missing[0]!r} not found ({len(missing)} of {len(wanted)} "
-                "tensors are missing). Give the model and optimizer that wrote the checkpoint, or another MODEL_DIR"
+                "tensors are missing). Give the model and optimizer that wrote the checkpoint, or another MODEL_DIR."
             )
         for name, leaf in wanted.items():
             if stored[name] != tuple(leaf.shape):
                 raise UserError(
                     f"checkpoint {self.directory}/{step}: {name} has shape {stored[name]} instead of {leaf.shape}. "
-                    "Give the configuration that wrote the checkpoint, or another MODEL_DIR"
+                    "Give the configuration that wrote the checkpoint, or another MODEL_DIR."
                 )
 
     def _require(self, step):
         if step not in self.steps():
-            raise UserError(f"{self.directory}: checkpoint {step} not found. Give one of {self.steps()}")
+            raise UserError(f"{self.directory}: checkpoint {step} not found. Give one of {self.steps()}.")
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""

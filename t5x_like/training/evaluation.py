@@ -38,7 +38,7 @@ class Evaluator:
         vocab_size: int | None = None,
     ):
         if batches is not None and batches < 1:
-            raise UserError(f"EVAL_STEPS={batches} is not positive. Give a positive integer, or None for all batches")
+            raise UserError(f"EVAL_STEPS={batches} is not positive. Give a positive integer, or None for all batches.")
         self._limits = {} if vocab_size is None else token_ids.model_limits(objective.features, vocab_size)
         self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
         self._step = partitioner.jit(step.make_eval_step(objective))
@@ -78,6 +78,6 @@ class Evaluator:
         if not batches:
             raise UserError(
                 f"the evaluation split of {name} has no batch. Give a split with at least one batch of examples, or "
-                "--gin.EVAL_DATA=None"
+                "--gin.EVAL_DATA=None."
             )
         return batches

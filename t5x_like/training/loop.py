@@ -50,7 +50,7 @@ class Periods:
             period = getattr(self, name)
             if period is not None and period < 1:
                 never = ", or None for never" if name in ("evaluate", "save") else ""
-                raise UserError(f"{macro}={period} is not positive. Give a positive integer{never}")
+                raise UserError(f"{macro}={period} is not positive. Give a positive integer{never}.")
 
     def logs_at(self, step: int) -> bool:
         """Returns whether the metrics of `step` are logged."""

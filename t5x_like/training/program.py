@@ -153,7 +153,7 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
     raise UserError(
         f"{type(config).__name__} does not fit {name}, whose features are {', '.join(batch)}: {problem}. Choose an "
         "objective for this kind of model: add a file of objectives/ after the recipe, or use the family's recipe, "
-        "such as runs/bert.gin or runs/gpt.gin"
+        "such as runs/bert.gin or runs/gpt.gin."
     )
 
 

@@ -78,14 +78,14 @@ def resolve(model_dir: str | None) -> str:
         a new one.
     """
     if model_dir is not None and not isinstance(model_dir, str | os.PathLike):
-        raise UserError(f"MODEL_DIR={model_dir!r} has type {type(model_dir).__name__}. Give a path or URL as text")
+        raise UserError(f"MODEL_DIR={model_dir!r} has type {type(model_dir).__name__}. Give a path or URL as text.")
     if model_dir:
         if not paths.is_local(model_dir):
             return os.fspath(model_dir).rstrip("/")
         paths.check_writable("MODEL_DIR", model_dir)
         return str(paths.local(model_dir).absolute())
     if jax.process_count() > 1:
-        raise UserError("MODEL_DIR: missing. Give a directory that all processes of the run share")
+        raise UserError("MODEL_DIR: missing. Give a directory that all processes of the run share.")
     paths.check_writable("MODEL_DIR", RUNS)
     root = pathlib.Path(RUNS).absolute()
     root.mkdir(exist_ok=True)
@@ -286,7 +286,7 @@ def explain_storage_errors(model_dir: str) -> Iterator[None]:
             raise
         raise RunFailed(
             f"MODEL_DIR={model_dir} cannot be written: {reason or error}. The checkpoints written so far are intact; "
-            "free space or repair the storage, then run the same command to resume from the newest one"
+            "free space or repair the storage, then run the same command to resume from the newest one."
         ) from error
 
 

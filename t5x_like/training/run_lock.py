@@ -144,7 +144,7 @@ class RunLock:
         if self._lost:
             raise RunInUse(
                 f"MODEL_DIR={self._model_dir} was taken over by {self._lost}: this process sent no heartbeat for "
-                f"{self._stale:.0f} s. It stops without further writes"
+                f"{self._stale:.0f} s. It stops without further writes."
             )
 
     def _take_over(self, mine: _Holder) -> None:
@@ -191,7 +191,7 @@ class RunLock:
         return RunInUse(
             f"MODEL_DIR={self._model_dir} is in use by {holder or 'another process'}. Wait until it ends, stop it, or "
             f"give another MODEL_DIR. If it is dead, the next start takes over after no heartbeat for "
-            f"{self._stale / 60:g} minutes, or at once after `rm {self._path}`"
+            f"{self._stale / 60:g} minutes, or at once after `rm {self._path}`."
         )
 
     def _send_heartbeats(self) -> None:

@@ -116,7 +116,7 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
     if isinstance(factor, str) or factor <= 0:
         raise UserError(
             f"LOSS_NORMALIZING_FACTOR={factor!r} is invalid. Give 'NUM_REAL_TARGET_TOKENS', a positive number, or None "
-            "for a sum"
+            "for a sum."
         )
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
 
@@ -206,7 +206,7 @@ def make_train_step(
       UserError: `microbatches` is not positive.
     """
     if microbatches < 1:
-        raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer")
+        raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer.")
 
     def train_step(state: TrainState, frozen: Any, batch: Mapping[str, Array]):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step) if dropout else None

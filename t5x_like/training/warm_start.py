@@ -61,7 +61,7 @@ def restore(
         if not any(name.startswith(MODEL) for name in same):
             raise UserError(
                 f"{path}: none of this model's tensors found, such as {next(iter(wanted.values()))!r}. Give a "
-                "checkpoint of this model, or map the names with `initial_mapping`"
+                "checkpoint of this model, or map the names with `initial_mapping`."
             )
         leaves = read({other: shapes[name] for name, other in same.items()})
         found = {name: leaves[other] for name, other in same.items()}
@@ -180,7 +180,7 @@ def _check_shapes(path, shapes, wanted, stored, other_shape):
     for name in other_shape:
         raise UserError(
             f"{path}: {wanted[name]} has shape {stored[wanted[name]]}, but {name} of this model has shape "
-            f"{shapes[name].shape}. Give a checkpoint of this model, or change the configuration"
+            f"{shapes[name].shape}. Give a checkpoint of this model, or change the configuration."
         )
 
 

@@ -134,7 +134,7 @@ def test_preemption_under_a_supervisor_exits_with_75(directory):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UserError("TRAIN_STEPS=0: must be positive. Give a positive integer"), 2),
+        (UserError("TRAIN_STEPS=0: must be positive. Give a positive integer."), 2),
         (RunFailed("the loss is not finite. Lower the learning rate"), 1),
         (cli.UsageError("no such flag"), 2),
         (KeyboardInterrupt(), 130),

@@ -1,8 +1,8 @@
-"""Encodes rows as bytes and decodes them to batches, in plain numpy.
+"""Encodes rows as bytes and decodes them to batches, in plain NumPy.
 
-A row is little-endian. It starts with the number of examples (uint32). Then follow the number of items of each example
-in each track, and for each joined track the number of items before its last feature (uint32). The values follow, with
-the dtypes that the manifest lists.
+A row is little-endian and has three parts: the number of examples (uint32); the counts (uint32), which are the number
+of items of each example in each track, and for each joined track the number of items before its last feature; and the
+values, with the dtypes that the manifest lists.
 """
 
 import functools
@@ -204,7 +204,7 @@ def _exclusive(counts: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - counts).astype(np.int32)
 
 
-# Role -> function of the flat items, their track and the BOS id, with flat result; the converter's roles in numpy.
+# Role -> function of the flat items, their track and the BOS id, with flat result; the converter's roles in NumPy.
 _ROLES = {
     "tokens": lambda tokens, track, bos: tokens,
     "shifted": lambda tokens, track, bos: np.where(track.positions > 0, np.roll(tokens, 1), np.int32(bos)),
