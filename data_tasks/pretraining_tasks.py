@@ -8,7 +8,8 @@ from data_tasks.denoising import add_denoising_task
 from data_tasks.documents import DocumentSource
 from data_tasks.language_model import add_causal_lm_task, add_prefix_lm_task
 from data_tasks.ul2 import add_ul2_mixture
-from data_tasks.vocabularies.byte_bpe import MERGES_FILE, VOCAB_FILE, ByteBPEVocabulary
+from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
+from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from t5x_like import paths
 from t5x_like.errors import UserError
 

@@ -7,21 +7,18 @@ which the merges were learned. The distinct words of a text are merged together,
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping
 
-import fsspec
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from data_tasks.vocabularies import word_splits
+from data_tasks.vocabularies.bpe_files import read_ids, read_merges, read_text
 from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-# The names that transformers gives the two files of a vocabulary.
-VOCAB_FILE, MERGES_FILE, TOKENIZER_FILE = "vocab.json", "merges.txt", "tokenizer.json"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 # The number of hashes of pieces, by which whole words are found.
 _HASHES = np.iinfo(np.int64).max
@@ -267,7 +264,7 @@ def _read(
     added_tokens: tuple[tuple[str, int], ...],
     special_tokens: tuple[str, ...],
 ) -> _BPE:
-    vocab = _vocab(encoder_json)
+    vocab = read_ids(encoder_json)
     ids = vocab | dict(added_tokens)
     names = sorted(ids, key=ids.get)
     if [ids[name] for name in names] != list(range(len(ids))):
@@ -286,7 +283,7 @@ def _read(
     order = np.arange(len(ids), dtype=np.int32)
     if roberta_dict is not None:
         order, pieces, special = _roberta(roberta_dict, pieces)
-    merges = _merges(vocab_bpe)
+    merges = read_merges(vocab_bpe)
     try:
         table = [(order[vocab[a]], order[vocab[b]], order[vocab[a + b]]) for a, b in merges]
         byte_ids = np.array([order[vocab[letters[byte]]] for byte in range(256)], np.int32)
@@ -297,22 +294,9 @@ def _read(
     return _BPE(tuple(pieces), special, byte_ids, Merges.from_ids(table, len(pieces)))
 
 
-def _vocab(path: str) -> dict[str, int]:
-    contents = _json(path)
-    return contents["model"]["vocab"] if path.endswith(TOKENIZER_FILE) else contents
-
-
-def _merges(path: str) -> list[list[str]]:
-    if path.endswith(TOKENIZER_FILE):
-        merges = _json(path)["model"]["merges"]
-        return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    lines = [line for line in _text(path).split("\n") if line and not line.startswith("#version")]
-    return [line.split(" ") for line in lines]
-
-
 def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[bytes], dict[str, int]]:
     """Return RoBERTa's id of each GPT-2 id, RoBERTa's pieces in the order of their ids, and its special ids."""
-    listed = [line.split(" ")[0] for line in _text(path).split("\n") if line]
+    listed = [line.split(" ")[0] for line in read_text(path).split("\n") if line]
     old = [int(number) for number in listed if number.isdigit()]
     if sorted(old) != list(range(len(gpt2_pieces))):
         raise UserError(f"{path!r} does not list each of the {len(gpt2_pieces)} ids of the vocabulary exactly once")
@@ -333,18 +317,3 @@ def _byte_letters() -> dict[int, str]:
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printed]
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-def _json(path: str) -> dict:
-    try:
-        return json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path!r}: not valid JSON ({error}). Restore the file from a copy") from error
-
-
-def _text(path: str) -> str:
-    try:
-        with fsspec.open(path, "rb") as file:
-            return file.read().decode("utf-8")
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"{path!r} is not a file of a byte-level BPE vocabulary: file not found") from error

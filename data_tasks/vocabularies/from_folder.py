@@ -7,15 +7,17 @@ in a text, such as `[MASK]`, are encoded as characters.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 from google.protobuf import message
 
 from data_tasks.vocabularies import byte_bpe, tokenizer_json, wordpiece
+from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary
 from data_tasks.vocabularies.tokenizer_files import ADDED_TOKENS, CONFIG, GENERIC_CLASS, TOKENIZER, TokenizerFiles
+from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 
 # The special tokens that the classes of transformers have if the files name none.
@@ -27,6 +29,7 @@ _BERT_TOKENS = {
     "mask": wordpiece.MASK,
 }
 _GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
+_GPT1_TOKENS = {"unk": "<unk>"}
 _T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
@@ -37,8 +40,8 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 def from_folder(path: str | os.PathLike) -> seqio.Vocabulary:
     """Return the vocabulary of a Hugging Face model directory.
 
-    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3) and
-    SentencePiece (T5, Llama 1 and 2, Mistral).
+    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3), BPE of words
+    (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral).
 
     Args:
       path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model` or
@@ -61,9 +64,9 @@ def from_folder(path: str | os.PathLike) -> seqio.Vocabulary:
 
 def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
     normalizer = tokenizer_json.bert_normalizer(files)
-    lower_case = files.setting("do_lower_case", normalizer.get("lowercase"), None)
-    if lower_case is None:
+    if files.config.get("do_lower_case") is None and normalizer.get("lowercase") is None:
         raise files.error(CONFIG, "do_lower_case", "not found. Set it to true for an uncased model, else to false")
+    lower_case = files.setting("do_lower_case", normalizer.get("lowercase"), True)
     for key, supported in (("do_basic_tokenize", True), ("never_split", None)):
         if files.config.get(key, supported) != supported:
             raise files.unsupported(CONFIG, key, files.config[key], str(supported))
@@ -74,14 +77,19 @@ def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
     vocabulary = WordPieceVocabulary(
         files.path(TOKENIZER if files.tokenizer else "vocab.txt"),
         lower_case,
-        strip_accents=files.setting("strip_accents", normalizer.get("strip_accents"), None),
+        strip_accents=files.setting("strip_accents", normalizer.get("strip_accents"), lower_case),
         split_cjk=files.setting("tokenize_chinese_chars", normalizer.get("handle_chinese_chars"), True),
         compose=False,
     )
-    for token, index in files.added_tokens(tokens).items():
-        if vocabulary.pieces[index : index + 1] != (token,):
-            raise files.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
+    _require_pieces(files, tokens, vocabulary.pieces)
     return vocabulary
+
+
+def _require_pieces(files: TokenizerFiles, tokens: Mapping[str, str], pieces: Sequence[str]) -> None:
+    """Check that all added tokens are pieces of the vocabulary."""
+    for token, index in files.added_tokens(tokens).items():
+        if tuple(pieces[index : index + 1]) != (token,):
+            raise files.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
 
 
 def _byte_bpe(defaults: Mapping[str, str]) -> Callable[[TokenizerFiles], ByteBPEVocabulary]:
@@ -91,7 +99,7 @@ def _byte_bpe(defaults: Mapping[str, str]) -> Callable[[TokenizerFiles], ByteBPE
         added = files.added_tokens(tokens)
         if tokens.get("unk") == tokens.get("eos"):
             tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
-        names = (TOKENIZER, TOKENIZER) if files.tokenizer else (byte_bpe.VOCAB_FILE, byte_bpe.MERGES_FILE)
+        names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
         vocabulary = ByteBPEVocabulary(
             *(files.path(name) for name in names),
             special_tokens=tokens,
@@ -104,6 +112,19 @@ def _byte_bpe(defaults: Mapping[str, str]) -> Callable[[TokenizerFiles], ByteBPE
         return vocabulary
 
     return build
+
+
+def _word_bpe(files: TokenizerFiles) -> WordBPEVocabulary:
+    if not files.config.get("do_lower_case", True):
+        raise files.unsupported(CONFIG, "do_lower_case", False, "true")
+    tokens = files.special_tokens(_GPT1_TOKENS)
+    if "unk" not in tokens:
+        raise files.unsupported(CONFIG, "unk_token", None, f'a token such as "{_GPT1_TOKENS["unk"]}"')
+    tokenizer_json.check_word_bpe(files, tokens["unk"])
+    names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
+    vocabulary = WordBPEVocabulary(*(files.path(name) for name in names), special_tokens=tokens)
+    _require_pieces(files, tokens, vocabulary.pieces)
+    return vocabulary
 
 
 def _t5(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
@@ -163,6 +184,7 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], seqio.Vocabulary]] = {
     "GPT2Tokenizer": _byte_bpe(_GPT2_TOKENS),
     "RobertaTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
     "BartTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
+    "OpenAIGPTTokenizer": _word_bpe,
     "T5Tokenizer": _t5,
     "LlamaTokenizer": _llama,
     GENERIC_CLASS: _generic,

@@ -125,15 +125,19 @@ class TokenizerFiles:
         Args:
           key: the key in tokenizer_config.json.
           in_tokenizer: the value that tokenizer.json implies, None if it implies none.
-          default: the value if neither file has one.
+          default: the value that the tokenizer class uses, whatever tokenizer.json has, if tokenizer_config.json has
+            none. None if it then uses that of tokenizer.json, as the generic class always does.
 
         Raises:
           UserError: the files contradict each other.
         """
         value = self.config.get(key)
+        named = json.dumps(value)
+        if value is None and self.tokenizer_class != GENERIC_CLASS:
+            value, named = default, f"not found, which means {json.dumps(default)}"
         if None not in (value, in_tokenizer) and value != in_tokenizer:
             raise self.error(
-                CONFIG, key, f"{json.dumps(value)}, but {TOKENIZER} has {json.dumps(in_tokenizer)}. Correct one of them"
+                CONFIG, key, f"{named}, but {TOKENIZER} has {json.dumps(in_tokenizer)}. Set the key to the right one"
             )
         return next((known for known in (value, in_tokenizer) if known is not None), default)
 
@@ -180,8 +184,8 @@ class TokenizerFiles:
         for index, entry in self.config.get("added_tokens_decoder", {}).items():
             key = f"added_tokens_decoder.{index}"
             yield CONFIG, key, entry["content"], int(index), entry.get("special", False)
-        listed = self.config.get("additional_special_tokens") or []
-        listed += self.json(SPECIAL_TOKENS_MAP).get("additional_special_tokens") or []
+        key = "additional_special_tokens"
+        listed = [*(self.config.get(key) or []), *(self.json(SPECIAL_TOKENS_MAP).get(key) or [])]
         special = {token["content"] if isinstance(token, dict) else token for token in listed}
         for token, index in self.json(ADDED_TOKENS).items():
             yield ADDED_TOKENS, token, token, index, token in special

@@ -5,7 +5,7 @@ A directory without `tokenizer.json` passes: its other files then define the tok
 
 from typing import Any
 
-from data_tasks.vocabularies import word_splits, wordpiece
+from data_tasks.vocabularies import word_bpe, word_splits, wordpiece
 from data_tasks.vocabularies.tokenizer_files import TOKENIZER, TokenizerFiles
 
 _SPACE_SYMBOL = "▁"
@@ -24,10 +24,34 @@ def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
     _require(files, "model.continuing_subword_prefix", wordpiece.CONTINUATION)
     _require(files, "model.max_input_chars_per_word", wordpiece.MAX_WORD_CHARACTERS)
     _require(files, "model.unk_token", wordpiece.UNKNOWN)
-    _require(files, "normalizer.type", "BertNormalizer")
-    _require(files, "normalizer.clean_text", True)
-    _require(files, "pre_tokenizer.type", "BertPreTokenizer")
+    _require_bert_words(files)
     return tokenizer["normalizer"]
+
+
+def check_word_bpe(files: TokenizerFiles, unk_token: str) -> None:
+    """Check that `tokenizer.json`, if it exists, has the settings of GPT-1.
+
+    Args:
+      files: the files of a directory.
+      unk_token: the token of characters that are not in the vocabulary.
+
+    Raises:
+      UserError: the tokenizer is not GPT-1's.
+    """
+    if not files.tokenizer:
+        return
+    _require(files, "model.type", "BPE")
+    _require(files, "model.dropout", None)
+    _require(files, "model.unk_token", unk_token)
+    _require(files, "model.byte_fallback", False, None)
+    _require(files, "model.ignore_merges", False, None)
+    _require(files, "model.fuse_unk", False, None)
+    _require(files, "model.continuing_subword_prefix", None, "")
+    _require(files, "model.end_of_word_suffix", word_bpe.END_OF_WORD)
+    _require_bert_words(files)
+    _require(files, "normalizer.lowercase", True)
+    _require(files, "normalizer.strip_accents", None, True)
+    _require(files, "normalizer.handle_chinese_chars", True)
 
 
 def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool | None]:
@@ -48,17 +72,17 @@ def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool
         _require(files, f"model.{affix}", None, "")
     _require(files, "normalizer", None)
     steps = _steps(files, "pre_tokenizer", "pretokenizers")
-    types = [step["type"] for _, step in steps]
+    types = [step.get("type") for _, step in steps]
     if types == ["ByteLevel"] and steps[0][1].get("use_regex", True):
-        return word_splits.GPT2_FAST, steps[0][1]["add_prefix_space"]
+        return word_splits.GPT2_FAST, steps[0][1].get("add_prefix_space", True)
     if types != ["Split", "ByteLevel"] or steps[1][1].get("use_regex", True):
         raise files.unsupported(TOKENIZER, "pre_tokenizer", types, "ByteLevel, or Split with the pattern of Llama 3")
     (key, split), (_, byte_level) = steps
-    if split["pattern"] != {"Regex": word_splits.LLAMA_3_PATTERN}:
-        raise files.unsupported(TOKENIZER, f"{key}.pattern", split["pattern"], "the pattern of Llama 3")
-    if split["behavior"] != "Isolated" or split.get("invert"):
-        raise files.unsupported(TOKENIZER, f"{key}.behavior", split["behavior"], '"Isolated" without "invert"')
-    if byte_level["add_prefix_space"]:
+    if split.get("pattern") != {"Regex": word_splits.LLAMA_3_PATTERN}:
+        raise files.unsupported(TOKENIZER, f"{key}.pattern", split.get("pattern"), "the pattern of Llama 3")
+    if split.get("behavior") != "Isolated" or split.get("invert"):
+        raise files.unsupported(TOKENIZER, f"{key}.behavior", split.get("behavior"), '"Isolated" without "invert"')
+    if byte_level.get("add_prefix_space", True):
         raise files.unsupported(TOKENIZER, f"{steps[1][0]}.add_prefix_space", True, "false after Split")
     return word_splits.LLAMA_3, False
 
@@ -74,25 +98,34 @@ def sentencepiece_prefix_space(files: TokenizerFiles) -> bool | None:
     _require(files, "model.type", "Unigram", "BPE")
     prefix = False
     for key, step in _steps(files, "normalizer", "normalizers"):
-        if step["type"] == "Replace":
+        if step.get("type") == "Replace":
             if step["pattern"] not in ({"String": " "}, {"Regex": " {2,}"}) or step["content"] not in (
                 " ",
                 _SPACE_SYMBOL,
             ):
                 raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")
-        elif step["type"] == "Prepend":
+        elif step.get("type") == "Prepend":
             if step["prepend"] != _SPACE_SYMBOL:
                 raise files.unsupported(TOKENIZER, f"{key}.prepend", step["prepend"], f'"{_SPACE_SYMBOL}"')
             prefix = True
-        elif step["type"] not in ("Precompiled", "Strip"):
-            raise files.unsupported(TOKENIZER, f"{key}.type", step["type"], "Precompiled, Prepend, Replace and Strip")
+        elif step.get("type") not in ("Precompiled", "Strip"):
+            raise files.unsupported(
+                TOKENIZER, f"{key}.type", step.get("type"), "Precompiled, Prepend, Replace and Strip"
+            )
     for key, step in _steps(files, "pre_tokenizer", "pretokenizers"):
-        if step["type"] == "Metaspace":
+        if step.get("type") == "Metaspace":
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
             prefix = prefix or scheme != "never"
-        elif step["type"] != "WhitespaceSplit":
-            raise files.unsupported(TOKENIZER, f"{key}.type", step["type"], "Metaspace and WhitespaceSplit")
+        elif step.get("type") != "WhitespaceSplit":
+            raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Metaspace and WhitespaceSplit")
     return prefix
+
+
+def _require_bert_words(files: TokenizerFiles) -> None:
+    """Check that texts are split into words as in BERT."""
+    _require(files, "normalizer.type", "BertNormalizer")
+    _require(files, "normalizer.clean_text", True)
+    _require(files, "pre_tokenizer.type", "BertPreTokenizer")
 
 
 def _steps(files: TokenizerFiles, key: str, within: str) -> list[tuple[str, dict[str, Any]]]:
@@ -100,7 +133,7 @@ def _steps(files: TokenizerFiles, key: str, within: str) -> list[tuple[str, dict
     step = files.tokenizer.get(key)
     if step is None:
         return []
-    if step["type"] != "Sequence":
+    if step.get("type") != "Sequence":
         return [(key, step)]
     return [(f"{key}.{within}[{number}]", inner) for number, inner in enumerate(step[within])]
 

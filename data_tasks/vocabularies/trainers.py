@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from data_tasks.vocabularies import SENTINELS, byte_bpe, train, wordpiece
+from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
@@ -129,8 +130,8 @@ def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) ->
     ids[byte_bpe.END_OF_TEXT] = len(ids)
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     return {
-        byte_bpe.VOCAB_FILE: json.dumps(ids, ensure_ascii=False).encode(),
-        byte_bpe.MERGES_FILE: (MERGES_HEADER + merges).encode(),
+        VOCAB_FILE: json.dumps(ids, ensure_ascii=False).encode(),
+        MERGES_FILE: (MERGES_HEADER + merges).encode(),
     }
 
 

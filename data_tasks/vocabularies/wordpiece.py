@@ -11,10 +11,10 @@ import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from data_tasks.vocabularies.bpe_files import TOKENIZER_FILE
 from t5x_like.errors import UserError
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-TOKENIZER_FILE = "tokenizer.json"
 CONTINUATION = "##"
 """The prefix of pieces that continue a word."""
 

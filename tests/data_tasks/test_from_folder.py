@@ -182,6 +182,32 @@ def test_llama3_ids_match_transformers(test_data, tmp_path, lines):
     assert [ids.tolist() for ids in ds.as_numpy_iterator()] == vocabulary.encode_tf(tf.constant(lines[:50])).to_list()
 
 
+# ---- BPE of words ----------------------------------------------------------------------------------------------------
+
+
+def test_gpt1_ids_match_transformers(test_data, tmp_path, lines):
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    trained.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    settings = {"special_tokens": ["<unk>"], "end_of_word_suffix": "</w>", "show_progress": False}
+    trained.train_from_iterator(lines[::2], tokenizers.trainers.BpeTrainer(vocab_size=1500, **settings))
+    trained.model.save(str(tmp_path))
+    files = (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    reference = transformers.OpenAIGPTTokenizerFast(*files)
+    reference.save_pretrained(tmp_path)
+    vocabulary = from_folder(tmp_path)
+    assert_same_ids(vocabulary, reference, lines)
+    assert_same_special_ids(vocabulary, reference, "unk")
+    ids = vocabulary.encode_tf(tf.constant(lines))
+    assert any(vocabulary.unk_id in row for row in ids.to_list())
+    decoded = [text.decode() for text in vocabulary.decode_tf(ids).numpy()]
+    assert decoded == [vocabulary.decode(row) for row in ids.to_list()]
+    (tmp_path / "tokenizer.json").unlink()
+    assert from_folder(tmp_path).encode_tf(tf.constant(lines)).to_list() == ids.to_list()
+
+
 # ---- SentencePiece ---------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,14 @@ def bert(tmp_path):
         ("tokenizer.json", "added_tokens.4.special", False, r"key added_tokens\[4\]: \"\[MASK\]\" is not supported"),
         ("tokenizer.json", "added_tokens.4.id", 7, "key .*MASK.*: 7 is not supported"),
         ("tokenizer_config.json", "do_lower_case", False, "key do_lower_case: false, but tokenizer.json has true"),
+        (
+            "tokenizer.json",
+            "normalizer.strip_accents",
+            False,
+            "key strip_accents: not found, which means true, but tok",
+        ),
+        ("tokenizer.json", "normalizer.lowercase", False, "key do_lower_case: true, but tokenizer.json has false"),
+        ("tokenizer.json", "normalizer.handle_chinese_chars", False, "key tokenize_chinese_chars: not found, which me"),
         ("tokenizer_config.json", "tokenizer_class", "XLNetTokenizer", r"class: \"XLNetTokenizer\" is not supported"),
         ("tokenizer_config.json", "mask_token", "<mask>", r"key mask_token: \"<mask>\" is not supported"),
         ("tokenizer_config.json", "do_basic_tokenize", False, "key do_basic_tokenize: false is not supported"),
@@ -156,6 +164,45 @@ def test_truncated_vocab_json_raises(tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(UserError, match="vocab.json': not valid JSON"):
         from_folder(tmp_path)
+
+
+@pytest.fixture
+def gpt1(tmp_path):
+    """A minimal GPT-1 directory with a tokenizer.json."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "OpenAIGPTTokenizer"}))
+    vocab = {piece: index for index, piece in enumerate(["<unk>", "a", "b</w>", "ab</w>"])}
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    model = {"type": "BPE", "unk_token": "<unk>", "end_of_word_suffix": "</w>", "vocab": vocab, "merges": ["a b</w>"]}
+    tokenizer = {
+        "normalizer": {**bert, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": model,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return tmp_path
+
+
+def test_minimal_gpt1_directory(gpt1):
+    vocabulary = from_folder(gpt1)
+    assert vocabulary.encode("AB ba Áb") == [3, 0, 0, 3] and vocabulary.decode([3, 1, 2]) == "ab ab"
+    assert vocabulary.eos_id is None and vocabulary.unk_id == 0 and vocabulary == from_folder(gpt1)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("tokenizer.json", "normalizer.lowercase", False, "key normalizer.lowercase: false is not supported"),
+        ("tokenizer.json", "model.end_of_word_suffix", None, "key model.end_of_word_suffix: null is not supported"),
+        ("tokenizer.json", "model.merges", ["a c"], "do not match: a merge is not a piece"),
+        ("tokenizer_config.json", "do_lower_case", False, "key do_lower_case: false is not supported"),
+        ("tokenizer_config.json", "unk_token", None, "key unk_token: null is not supported"),
+        ("tokenizer_config.json", "eos_token", "<end>", "has no <end>"),
+    ],
+)
+def test_unsupported_gpt1_setting_raises(gpt1, file, key, value, message):
+    edit(gpt1 / file, key, value)
+    with pytest.raises(UserError, match=message):
+        from_folder(gpt1)
 
 
 @pytest.fixture
