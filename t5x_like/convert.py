@@ -131,7 +131,7 @@ def describe(config: Any) -> str:
 
 
 def _objective(config: Any) -> tuple[type, dict[str, Any]]:
-    """The usual objective of a model, and its settings. The special tokens of the model give the BOS of a decoder."""
+    """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     tokens = dict(config.special_tokens.config) if config.special_tokens is not None else {}
     if isinstance(model, GenerativeEncoderDecoder):
@@ -155,7 +155,7 @@ def _class_name(each: type) -> str:
 
 
 def _reference(value: Any) -> str:
-    """A value in gin syntax: a literal, or a reference that builds a dataclass."""
+    """Returns a value in gin syntax: a literal, or a reference that builds a dataclass."""
     return f"@{_name(value)}()" if dataclasses.is_dataclass(value) else repr(value)
 
 

@@ -137,7 +137,7 @@ class Layout:
 
     @classmethod
     def of(cls, spec: features.FeatureSpec) -> "Layout":
-        """The layout for a feature spec.
+        """Returns the layout for a feature spec.
 
         Raises:
           UserError: The spec has no features of a decoder.
@@ -153,7 +153,7 @@ class Layout:
         )
 
     def shapes(self, rows: int, lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the arrays of `batch` for predictions."""
+        """Returns the shapes of the arrays of `batch` for predictions."""
         return {name: array.shape for name, array in self.batch([{"inputs": [1]}], rows, lengths).items()}
 
     def batch(
@@ -275,7 +275,7 @@ class Codec:
             logging.warning("%d sequences were longer than %s and were truncated", self.truncated, dict(self._lengths))
 
     def decode(self, mode: str, result: Any) -> list[dict[str, Any]]:
-        """The output fields for each row of a result. The result is on the host."""
+        """Returns the output fields for each row of a result. The result is on the host."""
         if mode == "score":
             return [{"score": float(value)} for value in result]
         decode = self._vocabularies["targets"].decode if self._vocabularies is not None else list
@@ -301,7 +301,7 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
 
 
 def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The vocabularies for the text in the records; None if all records are token ids.
+    """Returns the vocabularies for the text in the records; None if all records are token ids.
 
     Raises:
       UserError: Records have text, and no task provides its vocabulary.

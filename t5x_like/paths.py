@@ -21,7 +21,7 @@ _PATTERN_CHARACTERS = "*?[\\"
 
 
 def is_local(path: str | os.PathLike) -> bool:
-    """Whether `path` is local. Local file systems can append to files and rename them; stores cannot."""
+    """Returns whether `path` is local. Local file systems can append to files and rename them; stores cannot."""
     text = os.fspath(path)
     return "://" not in text or text.startswith("file://")
 
@@ -39,7 +39,7 @@ def join(path: str | os.PathLike, *parts: str) -> str:
 
 
 def exists(path: str | os.PathLike) -> bool:
-    """Whether `path` is an existing file or directory."""
+    """Returns whether `path` is an existing file or directory."""
     if is_local(path):
         return os.path.exists(local(path))
     filesystem, inner = _open_store(path)
@@ -47,7 +47,7 @@ def exists(path: str | os.PathLike) -> bool:
 
 
 def is_file(path: str | os.PathLike) -> bool:
-    """Whether `path` is an existing file."""
+    """Returns whether `path` is an existing file."""
     if is_local(path):
         return os.path.isfile(local(path))
     filesystem, inner = _open_store(path)

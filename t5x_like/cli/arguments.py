@@ -103,7 +103,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def overview() -> str:
-    """The help of `t5x_like` itself."""
+    """Returns the help of `t5x_like` itself."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -121,7 +121,7 @@ def overview() -> str:
 
 
 def help_text(name: str) -> str:
-    """The help of one command."""
+    """Returns the help of one command."""
     command = COMMANDS[name]
     parser, _ = _parser(name, command)
     if command.positional:
@@ -135,7 +135,7 @@ def help_text(name: str) -> str:
 
 
 def _default(macro: str, text: str, command: Command) -> str:
-    """The default of a macro in the gin file that the command reads by default, unless its help states one."""
+    """Returns the default of a macro in the gin file that the command reads by default, unless its help states one."""
     found = settings.read([command.base_gin_file or command.default_gin_file]).macros.get(macro)
     if found is None or "(default" in text or found.default in ("None", settings.REQUIRED):
         return ""
@@ -154,7 +154,7 @@ class _Bind(argparse.Action):
 
 
 def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[str, str | None]]:
-    """The parser of a command, and its flags, each with the value that it has without one (None: it needs one)."""
+    """Returns the parser of a command, and flag -> its value if it is given without one; None if it needs one."""
     positional = f" [{command.positional[1]}]" if command.positional else ""
     parser = argparse.ArgumentParser(
         prog=f"t5x_like {name}",

@@ -50,12 +50,12 @@ def run(arguments: Arguments) -> int:
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor reads the exit code of this process."""
+    """Returns whether a supervisor reads the exit code of this process."""
     return any(os.environ.get(name) for name in protocol.SUPERVISORS)
 
 
 def _compilation_cache(macros: Mapping[str, Any], run_directory: str | None) -> contextlib.AbstractContextManager:
-    """The persistent compilation cache of a command.
+    """Returns the persistent compilation cache of a command.
 
     A command that reads an existing run (`run_directory`) does not load programs from its directory: another user may
     have written them, and compiled programs are code.
@@ -140,14 +140,14 @@ def find_run(arguments: Arguments) -> str | None:
 
 
 def given_macros(arguments: Arguments) -> dict[str, Any]:
-    """The values of the macros and parameters that the command line sets."""
+    """Returns the values of the macros and parameters that the command line sets."""
     from t5x_like.config.values import from_command_line
 
     return {name: from_command_line(name, text) for name, text in arguments.bindings}
 
 
 def _parameters(command: Command) -> list[str]:
-    """The parameters of a command's function that the command line passes, apart from the configuration."""
+    """Returns the parameters of a command's function that the command line passes, apart from the configuration."""
     import inspect
 
     from t5x_like.config.files import locate
@@ -157,7 +157,7 @@ def _parameters(command: Command) -> list[str]:
 
 
 def _given(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
-    """The arguments for `_parameters`."""
+    """Returns the arguments for `_parameters`."""
     names = _parameters(command)
     given: dict[str, Any] = {"placeholders": resolved.placeholders} if "placeholders" in names else {}
     if "run_config" in names:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_gin_trail(error: Exception) -> str:
-    """The message of an error without the call stack that gin appends."""
+    """Returns the message of an error without the call stack that gin appends."""
     return str(error).split("\n  In call to configurable", 1)[0]
 
 
@@ -79,7 +79,7 @@ def _run_with_restarts(arguments: Arguments, argv: Sequence[str]) -> int:
 
 
 def _without_flag(argv: Sequence[str], flag: str) -> list[str]:
-    """The command line without a flag and its value, given as `--flag=value` or as `--flag value`."""
+    """Returns the command line without a flag and its value, given as `--flag=value` or as `--flag value`."""
     kept, remaining = [], list(argv)
     while remaining:
         word = remaining.pop(0)

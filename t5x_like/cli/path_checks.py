@@ -38,7 +38,7 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
 
 
 def _may_resume(model_dir: str | None) -> bool:
-    """Whether a run may have checkpoints of its own, so that it does not read its initial checkpoint."""
+    """Returns whether a run may have checkpoints of its own, so that it does not read its initial checkpoint."""
     return model_dir is not None and (not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints")))
 
 

@@ -91,7 +91,7 @@ def _unused(statements, reached):
 
 
 def _user_of(macro, statements, reached):
-    """A hint for an unused macro: a parameter outside of the run that uses it, or the nearest name."""
+    """Returns a hint for an unused macro: a parameter outside of the run that uses it, or the nearest name."""
     for (_, name), settings in statements.bindings.items():
         for parameter, setting in settings.items():
             if Macro(macro) in references_in(setting.value):
@@ -149,7 +149,7 @@ def _origin(setting, label, statements):
 
 
 def _scalar_types(function, parameter):
-    """The types that a parameter accepts if its annotation only has scalar types, else None."""
+    """Returns the types that a parameter accepts if its annotation only has scalar types, else None."""
     try:
         annotation = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)[parameter]
     except Exception:  # an annotation that cannot be evaluated is not checked

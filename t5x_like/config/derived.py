@@ -74,7 +74,7 @@ class _Objects:
         return inspect.signature(factory).parameters[parameter].default
 
     def _name(self, function: Any) -> str:
-        """The import path of a function or class, from its package if that exports it."""
+        """Returns the import path of a function or class, from its package if that exports it."""
         module, name = function.__module__, function.__qualname__
         package = module.rpartition(".")[0]
         if getattr(sys.modules.get(package), name, None) is function:

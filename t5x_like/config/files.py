@@ -224,7 +224,7 @@ class _File:
         return dataclasses.replace(item, selector=self._resolve(item.selector, where, self._reader.trust.may_refer_to))
 
     def _resolve(self, selector: str, where: str, may_use: Callable[[Any], bool]) -> str:
-        """The full name of a selector. A stored configuration may only use callables that satisfy `may_use`."""
+        """Returns the full name of a selector. A stored configuration may only use callables that satisfy `may_use`."""
         if selector == "gin.singleton":
             return self._reader.register(selector, gin_config.singleton, "gin")
         if self._origin != STORED:
@@ -258,7 +258,7 @@ class _File:
             raise ConfigError(f"{where}: {error}{hint}") from error
 
     def _by_ending(self, selector: str, where: str) -> str | None:
-        """The one known callable whose name ends with `selector`."""
+        """Returns the one known callable whose name ends with `selector`."""
         known = self._reader.statements.callables
         matches = [name for name in known if f".{name}".endswith(f".{selector}")]
         if len(matches) > 1:
@@ -266,7 +266,7 @@ class _File:
         return matches[0] if matches else None
 
     def _registered(self, selector: str) -> str | None:
-        """The name of the callable that a module registered with gin under `selector`, possibly abbreviated."""
+        """Returns the name of the callable that a module registered with gin under `selector`, possibly abbreviated."""
         try:
             function = gin_config.get_configurable(selector)
             return self._reader.add(f"{function.__module__}.{function.__qualname__}")
@@ -275,7 +275,7 @@ class _File:
 
 
 def _endings(names) -> list[str]:
-    """All abbreviations of names: `a.b.c`, `b.c`, `c`."""
+    """Returns all abbreviations of names: `a.b.c`, `b.c`, `c`."""
     return [name.split(".", cut)[-1] for name in names for cut in range(name.count(".") + 1)]
 
 

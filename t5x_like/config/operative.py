@@ -47,7 +47,7 @@ def render(statements: Statements, reached: Reached, root: str, given: Collectio
 
 
 def _block(statements, reached, name, scope, skipped):
-    """The lines of one callable in one scope, in the order of its signature. Defaults are written without scope."""
+    """Returns the lines of a callable in a scope, in the order of its signature. Defaults are written without scope."""
     known = signature(statements.callables[name])
     settings = {
         parameter: setting.value
@@ -69,7 +69,7 @@ def _block(statements, reached, name, scope, skipped):
 
 
 def _keeps_default(statements: Statements, reached: Reached, name: str, parameter: str) -> bool:
-    """Whether a callable is reached in a scope in which `parameter` is not set."""
+    """Returns whether a callable is reached in a scope in which `parameter` is not set."""
     return any(parameter not in applicable(statements, name, scope) for scope in reached.callables[name])
 
 

@@ -55,7 +55,7 @@ def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
 
 
 def shipped_setters(macro: str) -> str:
-    """A hint that names a shipped gin file which sets a macro, directly or by an include; or an empty string."""
+    """Returns a hint with a shipped gin file that sets a macro, directly or by an include, or an empty string."""
     texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
     includes = {name: set(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE)) for name, text in texts.items()}
     setting = re.compile(rf"^{re.escape(macro)} *=(?! *%gin.REQUIRED)", re.MULTILINE)
@@ -70,7 +70,7 @@ def shipped_setters(macro: str) -> str:
 
 
 def shipped_references(macro: str) -> dict[str, str]:
-    """The shipped gin files that set a macro to a reference, each with the reference such as `@optimizers.adamw()`."""
+    """Returns shipped gin file -> reference, such as `@optimizers.adamw()`, for files that set the macro to one."""
     setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)
     found = {}
     for file in sorted(SHIPPED_ROOT.rglob("*.gin")):

@@ -41,17 +41,17 @@ class Trust:
         self._modules = tuple(name for name in (*modules, *(name.strip() for name in listed)) if name)
 
     def may_import(self, module: str) -> bool:
-        """Whether a module may be imported because a stored configuration names it."""
+        """Returns whether a module may be imported because a stored configuration names it."""
         return _is_below(module, (*SAFE_PACKAGES, *self._modules))
 
     def may_refer_to(self, function: Any) -> bool:
-        """Whether a stored configuration may call a function or class, or pass it as an argument."""
+        """Returns whether a stored configuration may call a function or class, or pass it as an argument."""
         module = getattr(function, "__module__", None) or ""
         name = f"{module}.{getattr(function, '__qualname__', '')}"
         return _is_below(name, (*BUILDERS, *self._modules))
 
     def may_set(self, function: Any) -> bool:
-        """Whether a stored configuration may set parameters of a function or class."""
+        """Returns whether a stored configuration may set parameters of a function or class."""
         return _is_below(getattr(function, "__module__", None) or "", (*SAFE_PACKAGES, *self._modules))
 
 
@@ -60,7 +60,7 @@ def _is_below(name: str, roots: Sequence[str]) -> bool:
 
 
 def refusal(where: str, name: str) -> str:
-    """The message for a name that a stored configuration may not use."""
+    """Returns the message for a name that a stored configuration may not use."""
     module = name.rpartition(".")[0] or name
     return (
         f"{where}: {name}: a stored configuration may only use t5x_like's models, objectives, optimizers and data "
@@ -69,7 +69,7 @@ def refusal(where: str, name: str) -> str:
 
 
 def module_refusal(where: str, module: str) -> str:
-    """The message for a task module that a stored configuration may not import."""
+    """Returns the message for a task module that a stored configuration may not import."""
     return (
         f"{where}: {TASK_MODULE}={module}: only the stored configuration names this module, and importing it executes "
         f"its code. If you trust it, add --gin.{TASK_MODULE}={module} (or set {TRUSTED_MODULES}={module})"

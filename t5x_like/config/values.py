@@ -86,7 +86,7 @@ def replace(value: Any, function: Callable[[Reference | Macro], Any]) -> Any:
 
 
 def is_literal(value: Any) -> bool:
-    """Whether gin syntax can express `value`."""
+    """Returns whether gin syntax can express `value`."""
     if isinstance(value, dict):
         return all(is_literal(key) and is_literal(item) for key, item in value.items())
     if type(value) in (list, tuple):
@@ -106,7 +106,7 @@ def format_value(value: Any, before: str = "") -> str:
 
 
 def python_spelling(text: str) -> str | None:
-    """The Python spelling of a constant in the spelling of another language, such as `True` for `true`; else None."""
+    """Returns the Python spelling of a constant of another language, such as `True` for `true`; None for other text."""
     right = _PYTHON_SPELLING.get(text.strip().lower())
     return None if right is None or right == text.strip() else right
 
@@ -156,7 +156,7 @@ def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` with the known name that is most similar to `name`, or an empty string."""
+    """Returns `; did you mean X?` with the known name most similar to `name`, or an empty string."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""

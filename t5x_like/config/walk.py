@@ -35,13 +35,13 @@ class Reached:
 
 
 def prefixes(scope: str) -> list[str]:
-    """The scopes whose bindings apply in `scope`, outermost first: `""`, `a`, `a/b`."""
+    """Returns the scopes whose bindings apply in `scope`, outermost first: `""`, `a`, `a/b`."""
     parts = scope.split("/") if scope else []
     return ["/".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
 def applicable(statements: Statements, name: str, scope: str) -> dict[str, Setting]:
-    """The settings of a callable in a scope. Inner scopes take precedence over outer scopes."""
+    """Returns the settings of a callable in a scope. Inner scopes take precedence over outer scopes."""
     settings: dict[str, Setting] = {}
     for prefix in prefixes(scope):
         settings |= statements.bindings.get((prefix, name), {})
@@ -154,7 +154,7 @@ class Signature(NamedTuple):
 
 
 def signature(function: Any) -> Signature:
-    """The signature of a function or class. Without an available signature, every parameter is accepted."""
+    """Returns the signature of a function or class. Without an available signature, every parameter is accepted."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -167,7 +167,7 @@ def signature(function: Any) -> Signature:
 
 
 def _is_decorated(function) -> bool:
-    """Whether its module made a function configurable, so that gin binds its parameters for every caller."""
+    """Returns whether its module made a function configurable, so that gin binds its parameters for every caller."""
     try:
         return gin.get_configurable(function) is function
     except ValueError:
@@ -175,7 +175,7 @@ def _is_decorated(function) -> bool:
 
 
 def _is_constant(name: str) -> bool:
-    """Whether a module has defined a gin constant of this name."""
+    """Returns whether a module has defined a gin constant of this name."""
     try:
         gin.query_parameter(name)
     except ValueError:
