@@ -214,7 +214,10 @@ def _read(path: str) -> _Pieces:
     pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     special = {piece: pieces.index(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece in pieces}
     if missing := [piece for piece in (PAD, UNKNOWN, CLS, SEP, MASK) if piece not in special]:
-        raise UserError(f"{path!r} is not a WordPiece vocabulary of BERT: no line {', '.join(missing)}")
+        raise UserError(
+            f"{path!r} is not a WordPiece vocabulary of BERT: {', '.join(missing)} not found. Give a vocab.txt with "
+            "one token per line, special tokens included."
+        )
     if special[PAD] != 0:
         raise UserError(f"{path!r}: {PAD} is line {special[PAD] + 1}, but must be line 1, because 0 pads batches")
     if len(set(pieces)) != len(pieces) or "" in pieces:

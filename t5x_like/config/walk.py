@@ -167,7 +167,7 @@ def signature(function: Any) -> Signature:
 
 
 def _is_decorated(function) -> bool:
-    """Returns whether its module made a function configurable, so that gin binds its parameters for every caller."""
+    """Returns whether gin binds a function's parameters for every caller, because its module made it configurable."""
     try:
         return gin.get_configurable(function) is function
     except ValueError:

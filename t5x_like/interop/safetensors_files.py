@@ -26,6 +26,7 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9  # largest file size that the Hugging Face Hub recommends
 
 _LENGTH_BYTES = 8
+_REPLACE = "Download or export the file again."
 _MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 # Dtypes of weights. Tensors of other dtypes, such as integer and boolean buffers, are not read.
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
@@ -182,7 +183,7 @@ def _header(path: str) -> tuple[int, dict[str, _Entry]]:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         start = _LENGTH_BYTES + length
         if size < _LENGTH_BYTES or start > size:
-            raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated in its header")
+            raise UserError(f"{path} ({size} bytes): not a safetensors file, or truncated in its header. {_REPLACE}")
         if length > _MAX_HEADER_BYTES:
             raise UserError(f"{path}: header of {length} bytes. The format allows {_MAX_HEADER_BYTES}.")
         header = json_files.parse(stream.read(length), path)
@@ -198,17 +199,17 @@ def _entry(path: str, name: str, header_entry: Any) -> _Entry:
     """Parses and checks the header entry of one tensor."""
     subject = f"{path}: tensor {name!r}"
     if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
-        raise UserError(f"{subject} must have dtype, shape and data_offsets, and no other key")
+        raise UserError(f"{subject} must have dtype, shape and data_offsets, and no other key. {_REPLACE}")
     dtype, shape, offsets = header_entry["dtype"], header_entry["shape"], header_entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise UserError(f"{subject} has unknown dtype {dtype!r}")
+        raise UserError(f"{subject} has unknown dtype {dtype!r}. Known dtypes: {', '.join(_BITS)}.")
     for field, values in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise UserError(f"{subject} has {field} {values!r}. Must be a list of non-negative integers.")
     if len(offsets) != 2:
         raise UserError(f"{subject} has data_offsets {offsets}. Must be a first and a last byte.")
     if 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[dtype]:
-        raise UserError(f"{subject} of {dtype} {shape} does not have {offsets[1] - offsets[0]} bytes")
+        raise UserError(f"{subject} of {dtype} {shape} does not have {offsets[1] - offsets[0]} bytes. {_REPLACE}")
     return _Entry(dtype, tuple(shape), *offsets)
 
 
@@ -217,11 +218,15 @@ def _check_layout(path: str, entries: Mapping[str, _Entry], size: int) -> None:
     end, before = 0, None
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
         if entry.last > size:
-            raise UserError(f"{path} is truncated: tensor {name!r} ends at byte {entry.last} of the data, of {size}")
+            raise UserError(
+                f"{path} is truncated: tensor {name!r} ends at byte {entry.last} of the data, of {size}. {_REPLACE}"
+            )
         if entry.first < end:
-            raise UserError(f"{path}: tensors {before!r} and {name!r} overlap")
+            raise UserError(f"{path}: tensors {before!r} and {name!r} overlap. {_REPLACE}")
         if entry.first > end:
-            raise UserError(f"{path}: {entry.first - end} bytes before tensor {name!r} belong to no tensor")
+            raise UserError(
+                f"{path}: {entry.first - end} bytes before tensor {name!r} are not used by a tensor. {_REPLACE}"
+            )
         end, before = entry.last, name
     if end < size:
-        raise UserError(f"{path}: {size - end} bytes after the last tensor belong to no tensor")
+        raise UserError(f"{path}: {size - end} bytes after the last tensor are not used by a tensor. {_REPLACE}")

@@ -11,7 +11,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("laptop", "weights", "new_task")
 # Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
-ELSEWHERE = ("gs://", "t5-small")
+ELSEWHERE = ("gs://", "t5-small", "checkpoint_1000000")
 
 
 def read(page):

@@ -30,7 +30,7 @@ class Block(nnx.Module):
         self.norm = nnx.Param(jnp.full((EMBED,), 2.0), axes=("embed",))
 
 
-class Network(nnx.Module):
+class Model(nnx.Module):
     def __init__(self, stacked):
         keys = jax.random.split(jax.random.key(0), LAYERS)
         self.layers = jax.vmap(Block)(keys) if stacked else nnx.List([Block(key) for key in keys])
@@ -59,7 +59,7 @@ def assert_close(ours, theirs):
 @BOTH_LAYOUTS
 @BOTH_OPTIMIZERS
 def test_first_matching_group_applies(maker, stacked):
-    params = {"model": Network(stacked)}
+    params = {"model": Model(stacked)}
     groups = [
         ParameterGroup("norm$", axis="layers", learning_rate_factor=0.0, weight_decay_factor=0.0),
         ParameterGroup("norm", learning_rate_factor=3.0, weight_decay_factor=3.0),
@@ -79,7 +79,7 @@ def test_first_matching_group_applies(maker, stacked):
 @BOTH_LAYOUTS
 @BOTH_OPTIMIZERS
 def test_factor_per_layer(maker, stacked):
-    params = {"model": Network(stacked)}
+    params = {"model": Model(stacked)}
     groups = [ParameterGroup(axis="layers", learning_rate_factor=[0, 1, 4], weight_decay_factor=[0, 0, 0])]
     undecayed = one_update(MAKERS[maker]([ParameterGroup(weight_decay_factor=0.0)]), params)
     grouped = one_update(MAKERS[maker](groups), params)
@@ -91,7 +91,7 @@ def test_factor_per_layer(maker, stacked):
 @BOTH_LAYOUTS
 @BOTH_OPTIMIZERS
 def test_frozen_parameters_have_no_gradient_and_no_state(maker, stacked):
-    params = {"model": Network(stacked)}
+    params = {"model": Model(stacked)}
     groups = [ParameterGroup("embedding", freeze=True), ParameterGroup(r"layers/norm", freeze=True)]
     optimizer = MAKERS[maker](groups)
     trainable, frozen = optimizers.split(params, optimizer.groups)
@@ -117,7 +117,7 @@ def test_frozen_parameters_have_no_gradient_and_no_state(maker, stacked):
 
 
 def test_split_works_on_shapes_and_without_groups():
-    shapes = jax.eval_shape(lambda: {"model": Network(stacked=True)})
+    shapes = jax.eval_shape(lambda: {"model": Model(stacked=True)})
     trainable, frozen = optimizers.split(shapes, [])
     assert jax.tree.structure(trainable) == jax.tree.structure(shapes)
     assert jax.tree.leaves(frozen) == []
@@ -139,7 +139,7 @@ def test_split_works_on_shapes_and_without_groups():
     ],
 )
 def test_group_without_effect_raises(groups, message, stacked):
-    params = {"model": Network(stacked)}
+    params = {"model": Model(stacked)}
     with pytest.raises(ValueError, match=message):
         optimizers.split(params, groups)
     with pytest.raises(ValueError, match=message):
@@ -148,14 +148,14 @@ def test_group_without_effect_raises(groups, message, stacked):
 
 def test_freezing_everything_raises():
     with pytest.raises(ValueError, match=r"'\.\*' freeze every parameter"):
-        optimizers.split({"model": Network(stacked=True)}, [ParameterGroup(freeze=True)])
+        optimizers.split({"model": Model(stacked=True)}, [ParameterGroup(freeze=True)])
 
 
 @BOTH_OPTIMIZERS
 def test_frozen_parameters_passed_to_optimizer_raise(maker):
     optimizer = MAKERS[maker]([ParameterGroup("embedding", freeze=True)])
     with pytest.raises(ValueError, match="model/embedding is frozen.*optimizers.split"):
-        optimizer.init({"model": Network(stacked=True)})
+        optimizer.init({"model": Model(stacked=True)})
 
 
 def test_invalid_group_raises():
@@ -167,7 +167,7 @@ def test_invalid_group_raises():
 
 @BOTH_LAYOUTS
 def test_adamw_equals_optax_with_mask_for_vectors(stacked):
-    params = {"model": Network(stacked)}
+    params = {"model": Model(stacked)}
     ours, theirs = params, dict(parameters.named_leaves(params))
     rate = optax.linear_schedule(0.1, 0.0, 10)
     optimizer = optimizers.adamw(learning_rate=rate, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3)
@@ -205,7 +205,7 @@ def test_adamw_decay_vectors():
 def test_both_layouts_store_the_same_state(maker):
     states = {}
     for stacked in (False, True):
-        params, optimizer = {"model": Network(stacked)}, MAKERS[maker]([])
+        params, optimizer = {"model": Model(stacked)}, MAKERS[maker]([])
         _, states[stacked] = optimizer.update(jax.grad(loss)(params), optimizer.init(params), params, step=jnp.int32(0))
     unrolled, stacked = states[False], states[True]
     on_disk = parameters.stack(parameters.named_leaves(unrolled))
@@ -270,7 +270,7 @@ def built(*lines):
 def test_shipped_adafactor_matches_t5_pretraining(clean_gin):
     optimizer = built("adafactor.gin")
     assert [float(optimizer.learning_rate(step)) for step in (0, 1_000_000)] == pytest.approx([0.01, 0.001])
-    params = {"model": Network(stacked=True)}
+    params = {"model": Model(stacked=True)}
     assert isinstance(optimizer.init(params), optimizers.AdafactorState)
 
 
