@@ -112,7 +112,7 @@ def test_cased_vocabulary_keeps_case_and_accents(tmp_path):
     ("content", "message"),
     [
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] is line 2, but must be line 1"),
-        ("[PAD]\n[UNK]\na\n", r"no line \[CLS\], \[SEP\], \[MASK\]"),
+        ("[PAD]\n[UNK]\na\n", r"\[CLS\], \[SEP\], \[MASK\] not found"),
         ("\n".join([*SPECIAL, "a", "b", "a"]), "a duplicate piece .'a'."),
         (b"\xff\xfe", "not UTF-8 text"),
     ],
