@@ -101,7 +101,7 @@ def _compiled(
         microbatches=arguments.get("microbatches", 1),
         remat=getattr(program.config, "remat", None),
         parameters=parameters.count(optimizers.merge(state.params, frozen)),
-        model_flops=program.config.train_flops(shapes) / mesh.size,
+        model_flops=program.flops / mesh.size,
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],
         total_steps=steps,
