@@ -58,7 +58,7 @@ def test_plan_and_train_commands_set_hardware_file_and_train_steps():
 def test_metrics_paths_are_correct():
     names = re.findall(r"`([0-9][^`]*\.jsonl)`", TEXT)
     assert len(names) == 2 and all(map(rows._OBJECT.match, names))
-    assert f"cat 'gs://my-bucket/runs/first/{rows._FOLDER}/*.jsonl'" in TEXT
+    assert f"cat 'gs://my-bucket/runs/first/{rows._DIRECTORY}/*.jsonl'" in TEXT
     assert "runs/first/metrics.jsonl" not in TEXT
 
 
