@@ -25,6 +25,7 @@ class Family:
       attention: name of the self-attention block of each stack; None: the default of `attention_of`.
       generates: whether the model implements `GenerativeDecoder` or `GenerativeEncoderDecoder`.
       padding_id: padding token in batches without segment ids, or None.
+      huggingface: whether transformers supports the family, so that weights are converted.
       initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
     """
 
@@ -37,6 +38,7 @@ class Family:
     attention: Mapping[str, str] | None = None
     generates: bool = True
     padding_id: int | None = 0
+    huggingface: bool = True
     initial_loss_margin: float = 0.2
 
     @property

@@ -96,3 +96,26 @@ def test_for_platform_replaces_only_none():
     assert partitioning.for_platform(Config(), "cpu") == Config("float32", False)
     assert partitioning.for_platform(Config(dtype="float32"), "tpu") == Config("float32", True)
     assert partitioning.for_platform(Config(), "cuda") == Config("bfloat16", True)
+
+
+@pytest.mark.parametrize(
+    "rows_of, shares",
+    [
+        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
+        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # ordered by rows, not by processes
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # pairs of processes hold the same rows
+        ({0: {0}, 1: {0}}, [(0,)]),
+    ],
+)
+def test_processes_with_the_same_rows_read_the_same_shard(rows_of, shares):
+    assert partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
+
+
+def test_overlapping_or_interleaved_rows_raise():
+    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
+        with pytest.raises(ValueError, match="unevenly over 2 processes"):
+            partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values())))
+
+
+def test_single_process_reads_all_rows():
+    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_shard == (0, 1)

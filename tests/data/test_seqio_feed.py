@@ -1,4 +1,4 @@
-"""Batches from SeqIO tasks: conversion, packing, restored positions, sharding and invalid settings."""
+"""Batches from SeqIO tasks: restored positions, sharding, evaluation and invalid settings."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like.data.features import CAUSAL_LM, ENCODER_DECODER, FeatureSpec, ModelFeature
 from t5x_like.data.feed import PrefetchingFeed
-from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 
 LENGTHS = {"inputs": 32, "targets": 14}
@@ -70,87 +70,6 @@ def assert_same(left, right):
         assert set(one) == set(other)
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
-
-
-# ---- the converter ---------------------------------------------------------------------------------------------------
-
-
-def converted(examples, lengths, *, pack, spec=ENCODER_DECODER):
-    ds = tf.data.Dataset.from_tensor_slices(
-        {name: tf.ragged.constant([example[name] for example in examples], dtype=tf.int32) for name in lengths}
-    )
-    ds = ds.map(lambda example: {name: tf.identity(value) for name, value in example.items()})
-    return list(SpecConverter(spec, pack=pack)(ds, lengths).as_numpy_iterator())
-
-
-def test_two_examples_share_a_row():
-    examples = [{"inputs": [7, 8, 5, 1], "targets": [3, 9, 1]}, {"inputs": [8, 4, 9, 3, 1], "targets": [4, 1]}]
-    (row,) = converted(examples, {"inputs": 10, "targets": 7}, pack=True)
-    assert {name: array.tolist() for name, array in row.items()} == {
-        "encoder_input_tokens": [7, 8, 5, 1, 8, 4, 9, 3, 1, 0],
-        "encoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 2, 2, 0],
-        "encoder_positions": [0, 1, 2, 3, 0, 1, 2, 3, 4, 0],
-        "decoder_target_tokens": [3, 9, 1, 4, 1, 0, 0],
-        "decoder_input_tokens": [0, 3, 9, 0, 4, 0, 0],
-        "decoder_loss_weights": [1, 1, 1, 1, 1, 0, 0],
-        "decoder_segment_ids": [1, 1, 1, 2, 2, 0, 0],
-        "decoder_positions": [0, 1, 2, 0, 1, 0, 0],
-    }
-    assert {array.dtype for array in row.values()} == {np.dtype(np.int32)}
-
-
-def test_unpacked_rows_have_one_segment_each():
-    examples = [{"inputs": [7, 8, 1], "targets": [3, 1]}, {"inputs": [9, 9, 9, 9, 1], "targets": [4]}]
-    first, second = converted(examples, {"inputs": 4, "targets": 3}, pack=False)
-    assert first["encoder_segment_ids"].tolist() == [1, 1, 1, 0]
-    assert first["encoder_positions"].tolist() == [0, 1, 2, 0]
-    assert first["decoder_input_tokens"].tolist() == [0, 3, 0]
-    assert first["decoder_loss_weights"].tolist() == [1, 1, 0]
-    assert second["encoder_input_tokens"].tolist() == [9, 9, 9, 9]  # trimmed
-    assert second["decoder_loss_weights"].tolist() == [1, 0, 0]
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 200])
-def test_packing_equals_seqio(count):
-    generator = np.random.default_rng(count)
-    lengths = {"inputs": 12, "targets": 9}
-    examples = [
-        {"inputs": generator.integers(1, 99, generator.integers(1, 9)), "targets": generator.integers(1, 99, 4)}
-        for _ in range(count)
-    ]
-    if not examples:
-        ds = tf.data.Dataset.from_tensor_slices({name: tf.zeros([0, 3], tf.int32) for name in lengths})
-        assert list(SpecConverter(ENCODER_DECODER, pack=True)(ds, lengths)) == []
-        return
-    ds = tf.data.Dataset.from_tensor_slices(
-        {name: tf.ragged.constant([example[name].tolist() for example in examples], dtype=tf.int32) for name in lengths}
-    ).map(lambda example: {name: tf.identity(value) for name, value in example.items()})
-    ours = list(SpecConverter(ENCODER_DECODER, pack=True)(ds, lengths).as_numpy_iterator())
-    assert_same(ours, list(seqio.EncDecFeatureConverter(pack=True)(ds, lengths).as_numpy_iterator()))
-    packed = np.concatenate([row["encoder_input_tokens"] for row in ours])
-    assert packed[packed > 0].tolist() == [token for example in examples for token in example["inputs"]]
-
-
-def test_segment_ids_match_across_features_with_empty_examples():
-    examples = [
-        {"inputs": [5], "targets": []},
-        {"inputs": [], "targets": []},
-        {"inputs": [6], "targets": [7]},
-        {"inputs": [], "targets": [8]},
-    ]
-    (row,) = converted(examples, {"inputs": 4, "targets": 4}, pack=True)
-    assert row["encoder_input_tokens"].tolist() == [5, 6, 0, 0]
-    assert row["encoder_segment_ids"].tolist() == [1, 2, 0, 0]
-    assert row["decoder_target_tokens"].tolist() == [7, 8, 0, 0]
-    assert row["decoder_segment_ids"].tolist() == [2, 3, 0, 0]
-
-
-def test_packing_an_unpackable_spec_raises():
-    spec = FeatureSpec((ModelFeature("x", "inputs", "tokens"),), packable=False)
-    with pytest.raises(ValueError, match="Set PACK=False"):
-        SpecConverter(spec, pack=True)
-    (row,) = converted([{"inputs": [3, 4]}], {"inputs": 3}, pack=False, spec=spec)
-    assert row["x"].tolist() == [3, 4, 0]
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ FAMILIES = {
         dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),
         ("decoder",),
         flops_sizes=WIDE | {"num_layers": 4, "max_length": 96},
+        huggingface=False,
     ),
 }
 

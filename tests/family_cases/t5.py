@@ -26,6 +26,7 @@ FAMILIES = {
         flops_sizes=WIDE | {"encoder_layers": 2, "decoder_layers": 2},
         attention={"encoder": "self_attention", "decoder": "self_attention"},
         initial_loss_margin=1.5,
+        huggingface=False,
     ),
     "t5_decoder": Family(
         _convert(T5DecoderConfig, _T5_1_0),
@@ -34,6 +35,7 @@ FAMILIES = {
         flops_sizes=WIDE_STACKS,
         generates=False,
         initial_loss_margin=1.5,
+        huggingface=False,
     ),
 }
 

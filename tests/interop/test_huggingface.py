@@ -22,9 +22,7 @@ from t5x_like.objectives.next_sentence import NextSentence
 
 # Objectives whose heads transformers stores with the model.
 OBJECTIVES = {"bert": Joint([MaskedLM(), NextSentence()]), "roberta": MaskedLM()}
-# Families that transformers does not support.
-UNSUPPORTED = ("gpt3", "t5_shared", "t5_decoder")
-NAMES = [name for name in FAMILIES if name not in UNSUPPORTED]
+NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 # Sizes that transformers requires for these families.
 REQUIRED = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -371,22 +369,6 @@ def test_invalid_json_raises_one_line(name, directory, file, contents, message):
     with pytest.raises(UserError, match=f"/{file}: {message}") as refused:
         interop.from_huggingface(str(directory))
     assert "\n" not in str(refused.value)
-
-
-def test_unknown_model_type_and_missing_config_raise(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "squid"}')
-    with pytest.raises(UserError, match="config.json: model_type 'squid': not supported. Supported: bart, bert, .*t5"):
-        interop.config_from_huggingface(str(tmp_path))
-    with pytest.raises(UserError, match="nowhere/config.json: file not found"):
-        interop.config_from_huggingface(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_families_raise_and_write_nothing(name, tmp_path):
-    config = FAMILIES[name].config
-    with pytest.raises(UserError, match="transformers"):
-        interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 @EVERY

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like import errors, optimizers, partitioning, train
+from t5x_like import errors, optimizers, train
 from t5x_like import eval as eval_command
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
@@ -386,26 +386,3 @@ def test_each_evaluation_batch_sends_a_heartbeat(monkeypatch):
     with distributed.with_watchdog():
         assert evaluate(None) == {"loss": 3.0}
     assert heartbeats == ["the start", *(f"batch {number} of 3 of the evaluation" for number in (1, 2, 3))]
-
-
-@pytest.mark.parametrize(
-    "rows_of, shares",
-    [
-        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
-        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # ordered by rows, not by processes
-        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # pairs of processes hold the same rows
-        ({0: {0}, 1: {0}}, [(0,)]),
-    ],
-)
-def test_processes_with_the_same_rows_read_the_same_shard(rows_of, shares):
-    assert partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
-
-
-def test_overlapping_or_interleaved_rows_raise():
-    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
-        with pytest.raises(ValueError, match="unevenly over 2 processes"):
-            partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values())))
-
-
-def test_single_process_reads_all_rows():
-    assert Partitioner(rules="fsdp", ici={"fsdp": 8}).feed_shard == (0, 1)
