@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-import seqio
 import tensorflow as tf
 
 from data_tasks.vocabularies import word_splits
 from data_tasks.vocabularies.bpe_files import read_ids, read_merges, read_text
+from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
 from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
 
@@ -35,7 +35,7 @@ ROBERTA_ROLES = {
 """The special tokens of RoBERTa and BART by role."""
 
 
-class ByteBPEVocabulary(seqio.Vocabulary):
+class ByteBPEVocabulary(BPEVocabulary):
     """The byte-level BPE of GPT-2 (50,257 ids), or the same pieces with the ids of RoBERTa and BART (50,265 ids).
 
     The ids of a text are those of Hugging Face's `GPT2Tokenizer`, with one difference: `<|endoftext|>` in a text is
@@ -107,21 +107,6 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return GPT2_SPECIAL if self.files[2] is None else ROBERTA_ROLES
 
     @property
-    def pad_id(self) -> int | None:
-        """The id of padding, or None. GPT-2's ids are all text (0 is `!`) or END_OF_TEXT."""
-        return self._optional_id("pad")
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id of the token before a text, or None."""
-        return self._optional_id("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id of the token after a text, or None."""
-        return self._optional_id("eos")
-
-    @property
     def unk_id(self) -> int | None:
         """The id of the unknown token, or None. No text is encoded as it, since bytes can encode any text."""
         return self._optional_id("unk")
@@ -146,16 +131,12 @@ class ByteBPEVocabulary(seqio.Vocabulary):
         return self._id("mask")
 
     @property
-    def _base_vocab_size(self) -> int:
-        return len(self.pieces)
-
-    @property
     def _bpe(self) -> "_BPE":
         return _read(*self.files, self._added_tokens, tuple(sorted(set(self.special_tokens.values()))))
 
-    def _optional_id(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self._bpe.special_ids[token]
+    @property
+    def _special_ids(self) -> Mapping[str, int]:
+        return self._bpe.special_ids
 
     def _id(self, role: str) -> int:
         index = self._optional_id(role)
@@ -167,21 +148,14 @@ class ByteBPEVocabulary(seqio.Vocabulary):
             )
         return index
 
-    def _encode(self, s: str) -> list[int]:
-        return self._encode_tf(tf.constant(s)).numpy().tolist()
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
-        s = tf.convert_to_tensor(s)
-        texts = tf.reshape(s, [-1])
+    def _words(self, texts: tf.Tensor) -> tf.RaggedTensor:
         if self._add_prefix_space:
             unchanged = (texts == "") | (tf.strings.substr(texts, 0, 1) == " ")
             texts = tf.where(unchanged, texts, tf.strings.join([" ", texts]))
-        words = self._split(texts)
-        distinct, index = tf.unique(words.flat_values)
-        ids = tf.gather(self._bpe.encode(distinct, self._keep_whole_words), index)
-        ids = words.with_flat_values(ids).merge_dims(-2, -1)
-        return ids.flat_values if s.shape.rank == 0 else ids
+        return self._split(texts)
+
+    def _encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
+        return self._bpe.encode(words, self._keep_whole_words)
 
     def _decode(self, ids: Iterable[int]) -> str:
         pieces, eos_id = self.pieces, self.eos_id

@@ -5,11 +5,11 @@ import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import seqio
 import tensorflow as tf
 
 from data_tasks.vocabularies import wordpiece
 from data_tasks.vocabularies.bpe_files import read_ids, read_merges
+from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
 from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
 
@@ -17,7 +17,7 @@ END_OF_WORD = "</w>"
 """The suffix of pieces that end a word."""
 
 
-class WordBPEVocabulary(seqio.Vocabulary):
+class WordBPEVocabulary(BPEVocabulary):
     """The BPE of GPT-1 (40,478 ids).
 
     The ids of a text are those of Hugging Face's `OpenAIGPTTokenizerFast`: words are BERT's, in lower case and without
@@ -45,48 +45,23 @@ class WordBPEVocabulary(seqio.Vocabulary):
         return self._bpe.pieces
 
     @property
-    def bos_id(self) -> int | None:
-        """The id of the token before a text, or None."""
-        return self._optional_id("bos")
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id of the token after a text, or None."""
-        return self._optional_id("eos")
-
-    @property
-    def pad_id(self) -> int | None:
-        """The id of padding, or None."""
-        return self._optional_id("pad")
-
-    @property
     def unk_id(self) -> int:
         """The id of characters that are not in the vocabulary."""
         return self._bpe.ids[self.special_tokens["unk"]]
 
     @property
-    def _base_vocab_size(self) -> int:
-        return len(self.pieces)
-
-    @property
     def _bpe(self) -> "_BPE":
         return _read(*self.files, tuple(sorted(set(self.special_tokens.values()))))
 
-    def _optional_id(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self._bpe.ids[token]
+    @property
+    def _special_ids(self) -> Mapping[str, int]:
+        return self._bpe.ids
 
-    def _encode(self, s: str) -> list[int]:
-        return self._encode_tf(tf.constant(s)).numpy().tolist()
+    def _words(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        return wordpiece.split_words(texts, lower_case=True, compose=False)
 
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
-        s = tf.convert_to_tensor(s)
-        words = wordpiece.split_words(tf.reshape(s, [-1]), lower_case=True, compose=False)
-        distinct, index = tf.unique(words.flat_values)
-        ids = tf.gather(self._bpe.encode(distinct, self.unk_id), index)
-        ids = words.with_flat_values(ids).merge_dims(-2, -1)
-        return ids.flat_values if s.shape.rank == 0 else ids
+    def _encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
+        return self._bpe.encode(words, self.unk_id)
 
     def _decode(self, ids: Iterable[int]) -> str:
         return "".join(self.pieces[index] for index in ids).replace(END_OF_WORD, " ").removesuffix(" ")

@@ -184,7 +184,7 @@ def run(
                 newest = checkpointer.latest()
                 logging.warning(
                     "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
-                    *(step, "there is no earlier one" if newest is None else f"the latest checkpoint is {newest}"),
+                    *(step, "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"),
                 )
             elif saves:
                 distributed.heartbeat(f"the checkpoint of step {step}")
