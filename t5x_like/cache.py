@@ -17,6 +17,7 @@ from t5x_like import paths
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.source import TaskSource
 from t5x_like.errors import UserError
+from t5x_like.objectives.base import Objective
 
 if TYPE_CHECKING:
     from t5x_like.data.cached.writer import Plan
@@ -29,7 +30,7 @@ _LINE_SECONDS = 10.0
 def cache(
     *,
     data: TaskSource,
-    objective: Any,
+    objective: Objective,
     cache_dir: str,
     eval_data: TaskSource | None = None,
     loop: Callable[..., Any] | None = None,

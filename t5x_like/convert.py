@@ -11,7 +11,7 @@ from absl import logging
 from t5x_like import interop, parameters, partitioning, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
-from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel
+from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -21,7 +21,7 @@ from t5x_like.training.checkpoints import Checkpoints
 _PARAMS = "params/"
 
 
-def convert(*, checkpoint_path: str, output_path: str, model: Any = None) -> str:
+def convert(*, checkpoint_path: str, output_path: str, model: ModelConfig | None = None) -> str:
     """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
 
     The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
@@ -94,7 +94,7 @@ def _read_run(path: str) -> dict[str, Any]:
         reader.close()
 
 
-def _write_run(leaves: Mapping[str, Any], config: Any, source: str, output_path: str) -> None:
+def _write_run(leaves: Mapping[str, Any], config: ModelConfig, source: str, output_path: str) -> None:
     checkpoints = Checkpoints(paths.join(output_path, "checkpoints"))
     try:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
@@ -106,7 +106,7 @@ def _write_run(leaves: Mapping[str, Any], config: Any, source: str, output_path:
     paths.write_atomic(paths.join(output_path, run_directory.CONFIG), describe(config))
 
 
-def describe(config: Any) -> str:
+def describe(config: ModelConfig) -> str:
     """Writes the configuration of a model as a gin file.
 
     Args:
@@ -130,7 +130,7 @@ def describe(config: Any) -> str:
     return "\n".join([*lines, ""])
 
 
-def _objective(config: Any) -> tuple[type, dict[str, Any]]:
+def _objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
     """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
     model = jax.eval_shape(config.make, jax.random.key(0))
     tokens = dict(config.special_tokens.config) if config.special_tokens is not None else {}

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from absl import logging
 
 from t5x_like import partitioning, paths
 from t5x_like.data.features import EOS_ID
+from t5x_like.data.source import DataSource
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
 from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluator
@@ -20,9 +22,9 @@ from t5x_like.training.evaluation import Evaluator
 @distributed.with_watchdog()
 def evaluate(
     *,
-    model: Any,
-    objective: Any,
-    data: Any,
+    model: ModelConfig,
+    objective: Objective,
+    data: DataSource,
     checkpoint_path: str,
     eval_steps: int | None = None,
     generate: bool | None = None,

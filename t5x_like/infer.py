@@ -16,10 +16,13 @@ from rich.progress import Progress
 
 from t5x_like import partitioning, paths
 from t5x_like.data import batches, features
+from t5x_like.data.source import DataSource
 from t5x_like.decoding.greedy import greedy
 from t5x_like.decoding.part_files import PartFiles
 from t5x_like.decoding.score import score
 from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 from t5x_like.training import warm_start
 from t5x_like.training.program import check_inputs
 
@@ -28,13 +31,13 @@ _BATCHES_PER_PART = 16
 
 def infer(
     *,
-    model: Any,
+    model: ModelConfig,
     checkpoint_path: str,
     input_path: str,
     output_path: str,
     mode: Literal["predict", "score"] = "predict",
-    objective: Any = None,
-    data: Any = None,
+    objective: Objective | None = None,
+    data: DataSource | None = None,
     task_feature_lengths: Mapping[str, int] | None = None,
     eos_id: int | None = None,
     batch_size: int = 32,
@@ -300,7 +303,7 @@ def _check_ids(examples: Sequence[Mapping[str, Sequence[int]]], vocab_size: int)
                 )
 
 
-def _vocabularies(data: Any, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _vocabularies(data: DataSource | None, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Returns the vocabularies for the text in the records; None if all records are token ids.
 
     Raises:

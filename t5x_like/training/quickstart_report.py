@@ -11,13 +11,22 @@ from rich.console import Console
 from rich.text import Text
 
 from t5x_like import paths
+from t5x_like.data.source import DataSource
 from t5x_like.decoding.greedy import EOS_ID, greedy
 from t5x_like.metrics import loss_curve, read_metrics
+from t5x_like.objectives.base import Objective
 from t5x_like.training.evaluation import Evaluator
 
 
 def span_corruption(
-    *, params: Any, objective: Any, partitioner: Any, data: Any, model_dir: str, batches: int = 20, samples: int = 3
+    *,
+    params: Any,
+    objective: Objective,
+    partitioner: Any,
+    data: DataSource,
+    model_dir: str,
+    batches: int = 20,
+    samples: int = 3,
 ) -> dict[str, float]:
     """Plots the losses, compares the held-out loss with a unigram model, and fills in blanks of held-out text.
 
@@ -72,7 +81,7 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 class _WordsOnly:
     """Evaluation batches in which sentinels and EOS have no loss weight."""
 
-    data: Any
+    data: DataSource
     first_sentinel: int
 
     @property

@@ -12,6 +12,8 @@ from absl import logging
 from t5x_like import interop, optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
@@ -24,7 +26,7 @@ def restore(
     path: str,
     state: Any,
     frozen: Any,
-    config: Any,
+    config: ModelConfig,
     partitioner: Any,
     mapping: Sequence[tuple[str, str]] = (),
 ) -> tuple[Any, Any]:
@@ -72,7 +74,7 @@ def restore(
     return state.replace(params=_select(state.params, merged)), _select(frozen, merged)
 
 
-def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dict[str, Any]:
+def load_params(path: str, config: ModelConfig, objective: Objective, partitioner: Any) -> dict[str, Any]:
     """Loads all parameters of a model and of the heads of an objective.
 
     Args:
@@ -92,7 +94,7 @@ def load_params(path: str, config: Any, objective: Any, partitioner: Any) -> dic
     return _load(path, {"model": model, "objective": heads}, config, partitioner)
 
 
-def load_model(path: str, config: Any, partitioner: Any) -> Any:
+def load_model(path: str, config: ModelConfig, partitioner: Any) -> Any:
     """Loads all parameters of a model.
 
     Args:
@@ -138,7 +140,7 @@ def _renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
 
 
 @contextlib.contextmanager
-def _open(path: str, config: Any, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
+def _open(path: str, config: ModelConfig, partitioner: Any) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable]]:
     """Yields the shapes of the parameters at `path` by stored name, and a function that reads the wanted ones."""
     if weight_files.is_huggingface(path):
         leaves = interop.read(path, config)
