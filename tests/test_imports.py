@@ -23,6 +23,7 @@ LEVELS = (
     {"models"},
     {"objectives", "decoding"},
     {"interop", "config"},
+    {"distillation"},
     {"training", "inference"},
 )
 COMMANDS = len(LEVELS)

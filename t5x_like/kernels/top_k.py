@@ -4,9 +4,28 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
+
+
+@struct.dataclass
+class TopK:
+    """The largest logits of each position, and the mass of the others.
+
+    With Z = Σ exp(values) + exp(log_tail), class `ids[b, p, i]` has the probability exp(values[b, p, i]) / Z, and all
+    classes that are not in `ids` together have exp(log_tail[b, p]) / Z.
+
+    Attributes:
+      values: the `k` largest logits in descending order, float32.
+      ids: their classes, int32.
+      log_tail: log Σ exp(logit) over the other classes, float32; -inf if there are none.
+    """
+
+    values: Float[Array, "batch positions k"]
+    ids: Int[Array, "batch positions k"]
+    log_tail: Float[Array, "batch positions"]
 
 
 def top_k(x: Float[Array, "batch n"], k: int) -> tuple[Float[Array, "batch k"], Int[Array, "batch k"]]:

@@ -1,0 +1,1 @@
+"""Distillation: a student learns from the outputs of teachers."""
