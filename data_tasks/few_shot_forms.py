@@ -1,8 +1,9 @@
 """How tasks are written as text for in-context evaluation: the forms of GPT-2 and GPT-3.
 
 The sources are Radford et al. 2019 (GPT-2, sections 3.6 to 3.8: `TL;DR:`, `a = b`, questions and answers), Brown et al.
-2020 (GPT-3, appendix G) and, for SST-2, Zhao et al. 2021 ("Calibrate before use", appendix). A task without a form of
-its own has its text-to-text inputs, followed by `answer:` on the next line.
+2020 (GPT-3, appendix G) and, for SST-2, Zhao et al. 2021 ("Calibrate before use", appendix). The forms `question` and
+`grammar` are written in the manner of GPT-3, whose paper does not evaluate these tasks; the form of MNLI is that of
+ANLI. A task without a form of its own has its text-to-text inputs, followed by `answer:` on the next line.
 """
 
 import dataclasses
@@ -79,19 +80,19 @@ FORMS: Mapping[str, Mapping[str, Form]] = {
     },
     **{f"glue_{name}_v002": {"gpt3": _MNLI} for name in ("mnli", "mnli_matched", "mnli_mismatched")},
     "glue_mrpc_v002": {
-        "gpt3": Form(
+        "question": Form(
             _pair("sentence1", "sentence2", "\\1\n\\2\nquestion: Do both sentences say the same?"),
             words=(("equivalent", "yes"), ("not_equivalent", "no")),
         )
     },
     "glue_qqp_v002": {
-        "gpt3": Form(
+        "question": Form(
             _pair("question1", "question2", "\\1\n\\2\nquestion: Do both ask the same?"),
             words=(("duplicate", "yes"), ("not_duplicate", "no")),
         )
     },
     "glue_qnli_v002": {
-        "gpt3": Form(
+        "question": Form(
             _pair("question", "sentence", "\\2\nquestion: Does this answer the question: \\1"),
             words=(("entailment", "yes"), ("not_entailment", "no")),
         )

@@ -120,6 +120,7 @@ PARTS = (
     "hardware/tpu.gin",
     "runs/study/study.gin",
     "runs/study/training_small.gin",
+    "runs/study/books_causal_lm_model.gin",
     "runs/study/books_masked_lm_model.gin",
     "runs/study/books_span_corruption_model.gin",
 )
