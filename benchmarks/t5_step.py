@@ -29,7 +29,7 @@ def measure(microbatches: int) -> None:
 
     def init(key):
         trainable, frozen = optimizers.split({"model": config.make(key), "objective": {}}, ())
-        return step.create_state(trainable, optimizer, 0), frozen
+        return step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
 
     state, frozen = partitioner.jit(init)(jax.random.key(0))
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
 """Logical-axis rules and sharding constraints.
 
 Parameters and activations name *logical* axes (`batch`, `embed`, `heads`, …). A rule set maps them to the *mesh* axes
-`data` (data parallelism), `fsdp` (data parallelism with sharded parameters), `sequence` and `tensor`. Only this module
-and `mesh` name mesh axes. `Partitioner.jit` binds the rules while it traces a function. Inside the trace,
+`data` (data parallelism), `fsdp` (data parallelism with sharded parameters), `sequence` and `tensor`. Only this module,
+`axis_rules` and `mesh` name mesh axes. `Partitioner.jit` binds the rules while it traces a function. Inside the trace,
 `shard(x, "batch", "length", "embed")` constrains the sharding of an activation. Without bound rules `shard` returns its
 argument, so models also run outside of a partitioner.
 """
@@ -21,35 +21,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like import parameters
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, NO_AXES, Axes, Rules, as_tuple, batch_axes, checked_rules
 from t5x_like.errors import UserError
-from t5x_like.mesh import MESH_AXES, make_mesh
-
-LENGTH = "length"
-# Suffix of the features that a model reads as tokens. Their length is the length of a row.
-INPUT_TOKENS_SUFFIX = "_input_tokens"
-Rules = Mapping[str, str | tuple[str, ...]]
-
-# Logical axis -> mesh axes. A mesh axis shards only the first dimension of an array that maps to it: `embed` is sharded
-# over `fsdp` in parameters, but not in activations, whose `batch` already uses `fsdp`. Other axes are replicated.
-RULE_SETS: dict[str, Rules] = {
-    "dp": {"batch": ("data", "fsdp")},
-    "fsdp": {"batch": ("data", "fsdp"), "embed": "fsdp"},
-    "fsdp_tp": {
-        "batch": ("data", "fsdp"),
-        "embed": "fsdp",
-        "vocab": "tensor",
-        "mlp": "tensor",
-        "heads": "tensor",
-    },
-    "fsdp_tp_sp": {
-        "batch": ("data", "fsdp"),
-        "length": "sequence",
-        "embed": "fsdp",
-        "vocab": "tensor",
-        "mlp": "tensor",
-        "heads": "tensor",
-    },
-}
+from t5x_like.mesh import make_mesh
 
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
 
@@ -58,7 +32,7 @@ class Partitioner:
     """A mesh and the rules that map logical axes to mesh axes.
 
     Args:
-      rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
+      rules: name of a rule set in `axis_rules.RULE_SETS`, or a mapping logical axis -> mesh axes.
       ici: see `make_mesh`.
       dcn: see `make_mesh`.
       devices: see `make_mesh`.
@@ -81,15 +55,7 @@ class Partitioner:
         dcn: Mapping[str, int] | None = None,
         devices: Sequence[Any] | None = None,
     ):
-        if isinstance(rules, str) and rules not in RULE_SETS:
-            raise UserError(f"rule set {rules!r} is unknown. Give one of {sorted(RULE_SETS)} or a mapping.")
-        self.rules_name = rules if isinstance(rules, str) else "custom"
-        self.rules: Rules = RULE_SETS[rules] if isinstance(rules, str) else dict(rules)
-        for logical, axes in self.rules.items():
-            if unknown := set(_as_tuple(axes)) - set(MESH_AXES):
-                raise UserError(
-                    f"rule {logical!r}: unknown mesh axes {sorted(unknown)}. The mesh axes are {list(MESH_AXES)}."
-                )
+        self.rules_name, self.rules = checked_rules(rules)
         self.mesh = make_mesh(ici=ici, dcn=dcn, devices=devices)
 
     @property
@@ -104,7 +70,7 @@ class Partitioner:
           logical: the logical axis.
           size: size of the dimension. `length` is not sharded if its size is not divisible by the number of shards.
         """
-        shards = math.prod(self.mesh.shape[axis] for axis in _as_tuple(self.rules.get(logical, ())))
+        shards = math.prod(self.mesh.shape[axis] for axis in as_tuple(self.rules.get(logical, ())))
         return 1 if logical == LENGTH and size is not None and size % shards else shards
 
     def spec(
@@ -126,7 +92,7 @@ class Partitioner:
         used: set[str] = set()
         entries: list[Any] = []
         for position, logical in enumerate(axes):
-            candidates = _as_tuple(self.rules.get(logical, ())) if logical else ()
+            candidates = as_tuple(self.rules.get(logical, ())) if logical else ()
             free = tuple(axis for axis in candidates if axis not in used and self.mesh.shape[axis] > 1)
             shards = math.prod(self.mesh.shape[axis] for axis in free)
             if shape is not None and shape[position] % shards:
@@ -169,29 +135,46 @@ class Partitioner:
 
         Mesh axes such as `tensor`, over which each device computes a part of a row, still shard parameters.
         """
-        rows = _as_tuple(self.rules.get("batch", ()))
+        rows = as_tuple(self.rules.get("batch", ()))
         rules = {
-            logical: axes if logical == "batch" else tuple(axis for axis in _as_tuple(axes) if axis not in rows)
+            logical: axes if logical == "batch" else tuple(axis for axis in as_tuple(axes) if axis not in rows)
             for logical, axes in self.rules.items()
         }
         gathered = copy.copy(self)
         gathered.rules = rules
         return gathered
 
+    def with_rules(self, rules: "str | Rules | None") -> "Partitioner":
+        """Returns a partitioner of the same mesh with other rules, or this one for None.
+
+        Args:
+          rules: as in the constructor.
+
+        Raises:
+          UserError: the rule set or a mesh axis is unknown.
+        """
+        if rules is None:
+            return self
+        changed = copy.copy(self)
+        changed.rules_name, changed.rules = checked_rules(rules)
+        changed.__dict__.pop("gathered", None)  # computed from the other rules
+        return changed
+
     @property
     def replicated(self) -> NamedSharding:
         """Sharding of an array that is replicated on all devices."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def batch_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, PartitionSpec]:
+    def batch_specs(self, shapes: Mapping[str, tuple[int, ...]], axes: Axes = NO_AXES) -> dict[str, PartitionSpec]:
         """Returns the partition specs of the features of a batch: rows over `batch` and tokens over `length`.
 
         A feature is sharded along `length` if it is as long as a model input (`*_input_tokens`). Features of other
-        lengths, such as masked positions or labels, are replicated along their last dimension. If no feature is named
+        lengths, such as masked positions or labels, are replicated along this dimension. If no feature is named
         `*_input_tokens`, all features are sharded. The choices of a row are never sharded.
 
         Args:
-          shapes: model feature -> global shape `(rows,)`, `(rows, length)` or `(rows, choices, length)`.
+          shapes: model feature -> global shape.
+          axes: model feature -> logical axes; see `batch_axes`.
 
         Returns:
           Model feature -> partition spec.
@@ -200,16 +183,20 @@ class Partitioner:
           UserError: the number of rows or the length of an input is not divisible by its mesh axes.
         """
         inputs = [name for name in shapes if name.endswith(INPUT_TOKENS_SUFFIX)] or list(shapes)
-        lengths = {shapes[name][-1] for name in inputs if len(shapes[name]) > 1}
+        named = {name: dict(enumerate(batch_axes(name, len(shape), axes))) for name, shape in shapes.items()}
+        lengths = {shapes[name][at] for name in inputs for at, axis in named[name].items() if axis == LENGTH}
         specs = {}
         for name, shape in shapes.items():
-            *rows, last = batch_axes(len(shape))
-            if last == LENGTH and shape[-1] not in lengths:
-                last = None
-            specs[name] = self.spec((*rows, last), shape, name)
-            if last == LENGTH and (shards := self.axis_size(LENGTH)) != self.axis_size(LENGTH, shape[-1]):
+            logical = [
+                None if axis == LENGTH and shape[at] not in lengths else axis for at, axis in named[name].items()
+            ]
+            specs[name] = self.spec(logical, shape, name)
+            if LENGTH not in logical:
+                continue
+            length = shape[logical.index(LENGTH)]
+            if (shards := self.axis_size(LENGTH)) != self.axis_size(LENGTH, length):
                 raise UserError(
-                    f"{name}: length={shape[-1]} is not divisible by the {shards} shards of the rules "
+                    f"{name}: length={length} is not divisible by the {shards} shards of the rules "
                     f"{self.rules_name!r}. Change TASK_FEATURE_LENGTHS or the mesh axis 'sequence'."
                 )
         return specs
@@ -233,11 +220,12 @@ class Partitioner:
         feed_shards = _equal_feed_shards(shards_of, shards)
         return feed_shards.index(tuple(sorted(shards_of[jax.process_index()]))), len(feed_shards)
 
-    def put_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    def put_batch(self, host_batch: Mapping[str, np.ndarray], axes: Axes = NO_AXES) -> dict[str, jax.Array]:
         """Assembles global arrays from the rows that each process has read.
 
         Args:
           host_batch: model feature -> the rows of this process's feed shard (see `feed_shard`).
+          axes: model feature -> logical axes; see `batch_axes`.
 
         Returns:
           Model feature -> global array.
@@ -247,7 +235,7 @@ class Partitioner:
         """
         num_shards = self.feed_shard[1]
         shapes = {name: (rows.shape[0] * num_shards, *rows.shape[1:]) for name, rows in host_batch.items()}
-        specs = self.batch_specs(shapes)
+        specs = self.batch_specs(shapes, axes)
         return {
             name: jax.make_array_from_process_local_data(NamedSharding(self.mesh, specs[name]), rows, shapes[name])
             for name, rows in host_batch.items()
@@ -279,17 +267,6 @@ class Partitioner:
         """Returns `jax.eval_shape(function, *args)` with this partitioner bound."""
         with self.bound():
             return jax.eval_shape(function, *args)
-
-
-def batch_axes(dimensions: int) -> tuple[str, ...]:
-    """Returns the logical axes of a feature of a batch.
-
-    No rule shards `choices`, so the choices of a row are on one device.
-
-    Args:
-      dimensions: number of dimensions: 1 for a value per row, 2 for rows of tokens, 3 for rows with choices.
-    """
-    return ("batch",) + ("choices",) * (dimensions - 2) + (LENGTH,) * (dimensions > 1)
 
 
 def shard(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -393,7 +370,3 @@ def _device_put(results: Any, layout: Any) -> Any:
         return results
     put = lambda sharding, part: part if sharding is None else jax.device_put(part, sharding)  # noqa: E731
     return jax.tree.map(put, layout, results, is_leaf=lambda node: node is None)
-
-
-def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else tuple(axes or ())

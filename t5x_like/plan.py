@@ -100,7 +100,7 @@ def _compiled(
         rules=program.partitioner.rules_name,
         microbatches=arguments.get("microbatches", 1),
         remat=getattr(program.config, "remat", None),
-        parameters=parameters.count(optimizers.merge(state.params, frozen)),
+        parameters=parameters.count(optimizers.merge(state.params, frozen.params)),
         model_flops=program.flops / mesh.size,
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],

@@ -197,13 +197,13 @@ def train(
             best_step = checkpointer.best()
             logging.info("%s", run_directory.describe_end(model_dir, start, early, best_step))
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
-            params = optimizers.merge(state.params, frozen)
+            params = optimizers.merge(state.params, frozen.params)
             return TrainResult(model_dir, start, params, None, {}, best_step)
         if start:
             _restore_position(feed, checkpointer.restore_feed(start), run_config)
 
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
-        info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1]), partitioner)
+        info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1].params), partitioner)
         logging.info("%s", info.splitlines()[-1])
         writer = stack.enter_context(run_directory.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
         writer.rewind(start)
@@ -240,7 +240,7 @@ def train(
         best_step = checkpointer.best()
 
     # ---- Result -------------------------------------------------------------------------------------------------
-    params = optimizers.merge(result.state.params, frozen)
+    params = optimizers.merge(result.state.params, frozen.params)
     if on_finish is not None and not result.stopped_by:
         distributed.heartbeat("the final report")
         held_out = next((each.data for each in (evaluations or {}).values() if each.data is not None), data)
@@ -261,7 +261,7 @@ def _open_feed(
     def put(batch):
         token_ids.check_ids(batch, limits, data=data.name, holder="the model")
         token_ids.check_labels(batch, objective.features.num_labels, data=data.name)
-        return partitioner.put_batch(batch)
+        return partitioner.put_batch(batch, objective.features.axes)
 
     return PrefetchingFeed(source, put)
 
@@ -269,17 +269,17 @@ def _open_feed(
 def _restore(
     checkpointer: Checkpoints,
     last: int,
-    shapes: tuple[step.TrainState, Any],
+    shapes: tuple[step.TrainState, step.Frozen],
     optimizer: optimizers.Optimizer,
     partitioner: partitioning.Partitioner,
-) -> tuple[step.TrainState, Any]:
+) -> tuple[step.TrainState, step.Frozen]:
     """Restores `(state, frozen)`; a checkpoint holds trainable and frozen parameters together."""
     state_shapes, frozen_shapes = shapes
-    merged = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes))
+    merged = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes.params))
     restored = checkpointer.restore(last, merged, partitioner)
     trainable, frozen = optimizers.split(restored.params, optimizer.groups)
     logging.info("restored step %d", last)
-    return restored.replace(params=trainable), frozen
+    return restored.replace(params=trainable), step.Frozen(frozen)
 
 
 def _restore_position(feed: Feed, position: bytes, run_config: run_directory.RunConfig | None) -> None:

@@ -71,6 +71,20 @@ def test_choices_of_a_row_stay_on_one_device():
     np.testing.assert_array_equal(split[1], batch["encoder_input_tokens"][1::2])
 
 
+def test_axes_of_a_feature_replace_those_of_its_dimensions():
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
+    rows = {"decoder_input_tokens": np.zeros((8, 16), np.int32), "values": np.ones((8, 16, 6), np.float16)}
+    axes = {"values": ("batch", "length", None)}
+    assert partitioner.batch_specs({name: x.shape for name, x in rows.items()}, axes)["values"] == P(
+        "fsdp", "sequence", None
+    )
+    batch = partitioner.put_batch(rows, axes)
+    split = partitioner.jit(lambda batch: step.split_batch(batch, 2, axes))(batch)["values"]
+    assert split.sharding.shard_shape(split.shape) == (2, 2, 4, 6) and split.dtype == np.float16
+    with pytest.raises(ValueError, match="values has 3 dimensions, but the axes"):
+        partitioner.batch_specs({"values": (8, 16, 6)}, {"values": ("batch", "length")})
+
+
 def test_activations_of_indivisible_length_are_replicated_along_length():
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
     assert partitioner.spec(("batch", "length", "embed"), (8, 18, 16)) == P("fsdp", None, None)

@@ -56,7 +56,10 @@ def rows(made):
     """Returns name -> (shape, partition spec) of the state, the frozen parameters, a batch and a cache."""
     state, frozen = made.shapes
     found = {}
-    for prefix, shapes, shardings in (("", state, made.shardings[0]), ("frozen/", frozen, made.shardings[1])):
+    for prefix, shapes, shardings in (
+        ("", state, made.shardings[0]),
+        ("frozen/", frozen.params, made.shardings[1].params),
+    ):
         layouts = parameters.named_leaves(shardings)
         for name, leaf in parameters.named_leaves(shapes).items():
             found[prefix + name] = (leaf.shape, layouts[name].spec)
@@ -151,7 +154,7 @@ def test_gradients_are_sharded_like_their_parameters():
 
     def gradients(params, batch):
         normalize = step.normalizers(objective, batch, None)
-        return step.gradients(objective, params, frozen, batch, None, 1, normalize)[0]
+        return step.gradients(objective, params, step.Frozen(frozen), batch, None, 1, normalize)[0]
 
     placed = jax.tree.map(
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), params, layouts

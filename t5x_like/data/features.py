@@ -250,6 +250,14 @@ class FeatureSpec:
             for feature in self.features
         }
 
+    @property
+    def axes(self) -> dict[str, tuple[str | None, ...]]:
+        """Model feature -> logical axes of its array."""
+        return {
+            feature.name: ("batch", "choices", "length") if isinstance(feature.source, Choices) else ("batch", "length")
+            for feature in self.features
+        }
+
     def is_token_ids(self, name: str) -> bool:
         """Returns whether a task feature is a sequence of token ids: not aligned, of fixed length or float32."""
         plain = self.lead(name) == name and name not in self.fixed_lengths

@@ -8,10 +8,12 @@ from flax import nnx, struct
 from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.optimizers.schedules import Schedule
 
 # Model feature -> array. An array is `[batch, length]` unless the feature says otherwise.
 Batch = Mapping[str, Array]
-# The models and heads of a run: `{"model": module, "objective": the heads that Objective.init returns}`.
+# The model and heads of a run: `{"model": module, "objective": the heads that Objective.init returns}`. With teachers,
+# "teachers" has the same of each: `{name: {"model": …, "objective": …}}`.
 Params = Mapping[str, Any]
 Scalar = Float[Array, ""]
 
@@ -50,15 +52,20 @@ class Objective(Protocol):
 
     The loss of a batch is the sum over its terms of coefficient · sum / weight.
 
+    An objective may also define `prepare(params, batch, key) -> batch`, for batches that depend on the parameters, such
+    as text that the model generates. The training step calls it on the global batch, before it computes weights and
+    splits the batch into microbatches. Nothing that it computes has a gradient.
+
     Attributes:
       features: the features that the objective reads.
-      coefficients: term -> factor of its normalized loss in the total loss. Its keys are the names of all terms.
+      coefficients: term -> factor of its normalized loss in the total loss: a number, or a function of the step. Its
+        keys are the names of all terms.
       other_names: parameter or part of a head -> name under which pretrained weights may have it instead, both without
         the leading `objective/`. BERT's classifiers begin with the pooler of the next-sentence head.
     """
 
     features: FeatureSpec
-    coefficients: Mapping[str, float]
+    coefficients: Mapping[str, float | Schedule]
     other_names: Mapping[str, str]
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:

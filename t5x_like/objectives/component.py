@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array
 
 from t5x_like import partitioning
+from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.data.features import FeatureSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Params, Terms
@@ -16,17 +17,20 @@ from t5x_like.objectives.base import Batch, Params, Terms
 _HEADS = 2**31
 
 
-def flatten_choices(batch: Batch) -> dict[str, Array]:
+def flatten_choices(batch: Batch, axes: Axes = NO_AXES) -> dict[str, Array]:
     """Makes each choice a row of its own, because models read rows. The rows of an example stay on its device.
 
     Args:
       batch: features `[batch, choices, length]`, and others.
+      axes: model feature -> logical axes; see `axis_rules.batch_axes`.
 
     Returns:
       The features with choices as `[batch * choices, length]`, and the others unchanged.
     """
     return {
-        name: partitioning.shard(x.reshape(-1, x.shape[-1]), "batch", "length") if x.ndim == 3 else x
+        name: partitioning.shard(x.reshape(-1, x.shape[-1]), "batch", "length")
+        if "choices" in batch_axes(name, x.ndim, axes)
+        else x
         for name, x in batch.items()
     }
 
@@ -43,14 +47,14 @@ class Component:
 
     def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
         """Runs the model and computes the terms; see `Objective.terms`."""
-        rows = flatten_choices(batch)
+        rows = flatten_choices(batch, self.features.axes)
         outputs = params["model"](rows, dropout_key=dropout_key)
         head_key = None if dropout_key is None else jax.random.fold_in(dropout_key, _HEADS)
         return self.terms_of(params, outputs, rows, dropout_key=head_key)
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Runs the model and predicts the targets; see `Objective.predict`."""
-        rows = flatten_choices(batch)
+        rows = flatten_choices(batch, self.features.axes)
         return self.predictions_of(params, params["model"](rows, dropout_key=None), rows)
 
     def terms_of(

@@ -23,7 +23,7 @@ class Memory:
     """Memory of a step in bytes per device.
 
     Attributes:
-      parameters: parameters, including frozen ones.
+      parameters: parameters, including frozen ones and those of teachers.
       optimizer: optimizer state and counters.
       batch: features of a batch.
       temporaries: gradients, activations, other temporaries and the program: `peak` minus the other attributes.
@@ -70,7 +70,7 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
     started = time.monotonic()
     state, frozen = _with_shardings(program.shapes, program.shardings)
     batch = _batch(program)
-    weights = _bytes_per_device(optimizers.merge(state.params, frozen))
+    weights = _bytes_per_device((optimizers.merge(state.params, frozen.params), frozen.teachers))
     others = _bytes_per_device(state.replace(params=()))
     rows = _bytes_per_device(batch)
     try:
@@ -136,7 +136,7 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
 
 def _batch(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of the arrays that `Partitioner.put_batch` returns."""
-    specs = program.partitioner.batch_specs(program.batch_shapes)
+    specs = program.partitioner.batch_specs(program.batch_shapes, program.batch_axes)
     return {
         name: jax.ShapeDtypeStruct(
             shape, program.batch_dtypes[name], sharding=NamedSharding(program.partitioner.mesh, specs[name])

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_like import optimizers, parameters, partitioning
+from t5x_like import parameters, partitioning
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.objectives.base import Objective
 from t5x_like.planning import report, tracing
@@ -122,11 +122,16 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A parameter or an array of the optimizer state, with (logical axis, size) per dimension and its bytes."""
+    """An array that a run keeps, with (logical axis, size) per dimension and its bytes.
+
+    A trained parameter has a gradient. `passes` is the number of passes that read a parameter: forward and backward, or
+    only forward for those of teachers; 0 for the optimizer state.
+    """
 
     dims: tuple[tuple[str | None, int], ...]
     bytes: float
-    is_parameter: bool
+    is_trained: bool
+    passes: int
 
     @property
     def size(self) -> int:
@@ -142,13 +147,13 @@ class _Leaf:
 
 def _leaves(program: Program) -> list[_Leaf]:
     state, frozen = program.shapes
-    trees = [(optimizers.merge(state.params, frozen), True), (state.opt_state, False)]
+    trees = [(state.params, True, 2), (frozen.params, False, 2), (frozen.teachers, False, 1)]
     leaves = []
-    for tree, is_parameter in trees:
+    for tree, is_trained, passes in [*trees, (state.opt_state, False, 0)]:
         axes = parameters.logical_axes(tree)
         for name, leaf in parameters.named_leaves(tree).items():
             dims = tuple(zip(axes[name], leaf.shape, strict=True))
-            leaves.append(_Leaf(dims, leaf.size * leaf.dtype.itemsize, is_parameter))
+            leaves.append(_Leaf(dims, leaf.size * leaf.dtype.itemsize, is_trained, passes))
     return leaves
 
 
@@ -185,9 +190,7 @@ class _Estimate:
         self._length = sum(math.prod(shape[1:]) for shape in shapes) / len(shapes)
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes)
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
-        gradients = sum(
-            GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_parameter
-        )
+        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_trained)
         held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
         self.bytes = static + held + residuals / microbatches + SLACK_BYTES
         within, across = self._sent()
@@ -205,22 +208,24 @@ class _Estimate:
         doubled = 2 if ici["fsdp"] == devices >= ALL_REDUCE_GATHER_DEVICES else 1
         within = across = 0.0
         for leaf in self._leaves:
-            if not leaf.is_parameter:
+            if not leaf.passes:
                 continue
             axes = [axis for axis, _ in leaf.dims]
             sent = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards({**ici, "fsdp": 1})
             shard = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici)
-            # A sharded kernel is gathered in both passes and its gradient reduce-scattered. Otherwise its gradient is
+            # A sharded kernel is gathered in each pass and its gradient reduce-scattered. Otherwise its gradient is
             # all-reduced.
-            times = 3 * doubled if "embed" in axes else 2
-            within += times * sent * _ring_fraction(ici["fsdp"]) + 2 * shard * _ring_fraction(ici["data"])
-            across += 2 * shard * _ring_fraction(slices)
+            times = (leaf.passes + leaf.is_trained) * doubled if "embed" in axes else 2 * leaf.is_trained
+            within += times * sent * _ring_fraction(ici["fsdp"])
+            if leaf.is_trained:
+                within += 2 * shard * _ring_fraction(ici["data"])
+                across += 2 * shard * _ring_fraction(slices)
             inner = axes[1:] if axes[:1] == [parameters.LAYERS] else axes
-            if inner and inner[0] in ("heads", "mlp"):  # its products are all-reduced over tensor in both passes
+            if inner and inner[0] in ("heads", "mlp"):  # its products are all-reduced over tensor in each pass
                 layers = leaf.dims[0][1] if axes[:1] == [parameters.LAYERS] else 1
                 width = dict(leaf.dims).get("embed", 1)
                 sums = layers * self._rows / self._microbatches * self._length * width * COLLECTIVE_ELEMENT_BYTES
-                within += 2 * 2 * sums * _ring_fraction(ici["tensor"])
+                within += leaf.passes * 2 * sums * _ring_fraction(ici["tensor"])
         return within * self._microbatches, across * self._microbatches
 
 

@@ -43,26 +43,28 @@ def row_cost(
     Returns:
       The cost of one row.
     """
-    params = optimizers.merge(shapes[0].params, shapes[1])
+    state, frozen = shapes
+    params = optimizers.merge(state.params, frozen.params)
     rebuilt = jax.eval_shape(config.make, jax.random.key(0))  # with this configuration's remat, not the program's
     params = {**params, "model": jax.tree.unflatten(jax.tree.structure(rebuilt), jax.tree.leaves(params["model"]))}
-    one, two = (_cost_of_rows(objective, params, row_shapes, rows, embed) for rows in (1, 2))
+    one, two = (_cost_of_rows(objective, params, frozen.teachers, row_shapes, rows, embed) for rows in (1, 2))
     return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
 
 
-def _cost_of_rows(objective, params, row_shapes, rows, embed) -> tuple[float, float, float]:
+def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple[float, float, float]:
     dtypes = objective.features.dtypes
     batch = {name: jax.ShapeDtypeStruct((rows, *shape[1:]), dtypes[name]) for name, shape in row_shapes.items()}
 
-    def loss(params, batch):
-        return sum(objective.terms(params, batch, dropout_key=None).sums.values())
+    def loss(params, teachers, batch):
+        read = {**params, "teachers": teachers} if teachers else params
+        return sum(objective.terms(read, batch, dropout_key=None).sums.values())
 
     residuals = jax.eval_shape(
-        lambda params, batch: jax.vjp(lambda params: loss(params, batch), params)[1], params, batch
+        lambda params, *others: jax.vjp(lambda params: loss(params, *others), params)[1], params, teachers, batch
     )
     sizes = [(leaf.shape, leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(residuals)]
     unsplit = sum(size for shape, size in sizes if shape and shape[-1] == embed)
-    gradient = jax.make_jaxpr(jax.grad(loss))(params, batch)
+    gradient = jax.make_jaxpr(jax.grad(loss))(params, teachers, batch)
     return jaxpr_flops(gradient.jaxpr), sum(size for _, size in sizes) - unsplit, unsplit
 
 

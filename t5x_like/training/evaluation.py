@@ -152,7 +152,9 @@ class Evaluator:
         totals: dict[str, np.ndarray] = {}
         for number, host_batch in enumerate(self._host_batches, 1):
             distributed.heartbeat(f"batch {number} of {len(self._host_batches)} of the evaluation")
-            pairs = jax.device_get(self._step(params, self._partitioner.put_batch(host_batch)))
+            pairs = jax.device_get(
+                self._step(params, self._partitioner.put_batch(host_batch, self._objective.features.axes))
+            )
             for name, pair in pairs.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}

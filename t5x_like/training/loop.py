@@ -19,7 +19,7 @@ from t5x_like.training import debugging, run_directory
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.program import Program
 from t5x_like.training.run_lock import RunLock
-from t5x_like.training.step import TrainState
+from t5x_like.training.step import Frozen, TrainState
 
 
 class TrainingFailed(RunFailed):
@@ -111,7 +111,7 @@ class LoopResult:
 def run(
     program: Program,
     state: TrainState,
-    frozen: Any,
+    frozen: Frozen,
     feed: Feed,
     *,
     periods: Periods,
@@ -133,7 +133,7 @@ def run(
     Args:
       program: Its `train_step` is called once per batch.
       state: The state to start from. Its memory is reused.
-      frozen: Parameters that are not trained; see `training.step`.
+      frozen: Arrays that are not trained; see `training.step`.
       feed: Yields global batches, starting with the one that follows `state`.
       periods: When to log, evaluate, save and stop.
       checkpointer: Saves the state, with the position of the feed.
@@ -189,7 +189,7 @@ def run(
             clock.pause()
             if evaluates:
                 distributed.heartbeat(f"the evaluation after step {step}")
-                results = evaluate(optimizers.merge(state.params, frozen))
+                results = evaluate(optimizers.merge(state.params, frozen.params))
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)
@@ -206,7 +206,7 @@ def run(
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
                 checkpointer.save(
                     step,
-                    state.replace(params=optimizers.merge(state.params, frozen)),
+                    state.replace(params=optimizers.merge(state.params, frozen.params)),
                     feed=feed.state(),
                     about=run_directory.environment(program.partitioner),
                     metrics=evaluation if evaluates else None,

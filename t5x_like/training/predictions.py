@@ -132,7 +132,8 @@ class Predictor:
         shards = self._partitioner.axis_size("batch")
         missing = -len(next(iter(batch.values()))) % shards
         padded = {name: repeat_last_row(rows, missing) for name, rows in batch.items()}
-        return self._partitioner.put_batch({name: np.split(rows, count)[index] for name, rows in padded.items()})
+        own = {name: np.split(rows, count)[index] for name, rows in padded.items()}
+        return self._partitioner.put_batch(own, self._objective.features.axes)
 
 
 def prompts(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -2,17 +2,34 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from t5x_like import optimizers, partitioning
+from t5x_like.axis_rules import Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.training import step
+
+
+class Teacher(Protocol):
+    """A frozen network of a run, as `distillation.teachers.LoadedTeacher`.
+
+    Attributes:
+      config: The configuration of its model.
+    """
+
+    config: ModelConfig
+
+    def shapes(self, partitioner: partitioning.Partitioner) -> dict[str, Any]:
+        """Returns the shapes of its parameters, `{"model": …, "objective": …}`, in its dtype."""
+
+    def shardings(self, partitioner: partitioning.Partitioner) -> dict[str, Any]:
+        """Returns the shardings of its parameters under its own rules, on the mesh of the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +39,16 @@ class Program:
     Attributes:
       config: The model's configuration. Fields that were left to the platform are set.
       partitioner: Device mesh and sharding rules.
-      init: `init(key) -> (state, frozen)`, jitted; arrays are created in their shards.
-      shapes: The shapes of the result of `init`.
-      shardings: The shardings of the result of `init`.
+      init: `init(key) -> (state, frozen)`, jitted; arrays are created in their shards. Teachers are not part of the
+        result: they are read from their checkpoints.
+      shapes: The shapes of (state, frozen), teachers included.
+      shardings: The shardings of (state, frozen), teachers included.
       train_step: `train_step(state, frozen, batch) -> (state, metrics)`, jitted; it reuses the memory of `state`.
       batch_shapes: Model feature -> shape of the global batch.
       batch_dtypes: Model feature -> dtype.
-      flops: Floating-point operations of one training step, forward and backward, without recomputation.
+      batch_axes: Model feature -> logical axes.
+      flops: Floating-point operations of one training step, forward and backward, without recomputation, and forward of
+        the teachers.
     """
 
     config: ModelConfig
@@ -39,6 +59,7 @@ class Program:
     train_step: Callable
     batch_shapes: Mapping[str, tuple[int, ...]]
     batch_dtypes: Mapping[str, str]
+    batch_axes: Axes
     flops: float
 
 
@@ -54,6 +75,7 @@ def make_program(
     loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
     seed: int = 0,
     compiler_options: Mapping[str, Any] | None = None,
+    teachers: Mapping[str, Teacher] | None = None,
 ) -> Program:
     """Creates the program of a run.
 
@@ -68,6 +90,7 @@ def make_program(
       loss_normalizing_factor: What the summed loss is divided by.
       seed: Seed of initialization and dropout.
       compiler_options: XLA options for the training step.
+      teachers: Name -> network that the objective reads at `params["teachers"][name]`.
 
     Returns:
       The `Program`.
@@ -75,23 +98,27 @@ def make_program(
     Raises:
       UserError: The mesh does not divide the batch or a parameter, or the objective does not fit the model.
     """
-    partitioner = partitioner or partitioning.Partitioner()
+    partitioner, teachers = partitioner or partitioning.Partitioner(), dict(teachers or {})
     config = partitioning.for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
-    _check_batch(batch_shapes, microbatches, partitioner)
+    _check_batch(batch_shapes, objective.features.axes, microbatches, partitioner)
     check_inputs(config, objective, batch_shapes)
+    rows = {name: rows_of_shape(shape) for name, shape in batch_shapes.items()}
 
     def init(key):
         model_key, objective_key = jax.random.split(key)
         module = config.make(model_key)
         params = {"model": module, "objective": objective.init(objective_key, module)}
         trainable, frozen = optimizers.split(params, optimizer.groups)
-        return step.create_state(trainable, optimizer, seed), frozen
+        return step.create_state(trainable, optimizer, seed), step.Frozen(frozen)
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
-    partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1]))
-    shardings = partitioner.shardings(shapes)
+    partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
+    shardings = own_shardings = partitioner.shardings(shapes)
+    if teachers:
+        shapes = _with_teachers(shapes, {name: each.shapes(partitioner) for name, each in teachers.items()})
+        shardings = _with_teachers(shardings, {name: each.shardings(partitioner) for name, each in teachers.items()})
     train_step = step.make_train_step(
         objective,
         optimizer,
@@ -103,7 +130,7 @@ def make_program(
     return Program(
         config=config,
         partitioner=partitioner,
-        init=partitioner.jit(init, out_shardings=shardings),
+        init=partitioner.jit(init, out_shardings=own_shardings),
         shapes=shapes,
         shardings=shardings,
         train_step=partitioner.jit(
@@ -114,8 +141,15 @@ def make_program(
         ),
         batch_shapes=batch_shapes,
         batch_dtypes=objective.features.dtypes,
-        flops=config.train_flops({name: rows_of_shape(shape) for name, shape in batch_shapes.items()}),
+        batch_axes=objective.features.axes,
+        # A third of the operations of a training step are those of the forward pass.
+        flops=config.train_flops(rows) + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
     )
+
+
+def _with_teachers(pair: tuple[Any, step.Frozen], teachers: Mapping[str, Any]) -> tuple[Any, step.Frozen]:
+    state, frozen = pair
+    return state, frozen.replace(teachers=dict(teachers))
 
 
 class _RecordedReads(dict):
@@ -165,7 +199,7 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
     )
 
 
-def _check_batch(shapes, microbatches, partitioner):
+def _check_batch(shapes, axes, microbatches, partitioner):
     batch_size = next(iter(shapes.values()))[0]
     shards = partitioner.axis_size("batch")
     if batch_size % (shards * microbatches):
@@ -173,4 +207,4 @@ def _check_batch(shapes, microbatches, partitioner):
             f"BATCH_SIZE={batch_size} must be a multiple of {shards * microbatches}: the mesh splits a batch into "
             f"{shards} shards, times {microbatches} microbatches"
         )
-    partitioner.batch_specs(shapes)
+    partitioner.batch_specs(shapes, axes)

@@ -14,8 +14,12 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from t5x_like import optimizers, partitioning
+from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
+
+# Number of the key of `Objective.prepare` among the keys derived from that of a step. Microbatches count from 0.
+_PREPARE = 2**31
 
 Scalar = Float[Array, ""]
 LossNormalization = Literal["NUM_REAL_TARGET_TOKENS"] | float | None
@@ -42,6 +46,33 @@ class TrainState:
     skipped_in_a_row: Int[Array, ""]
 
 
+@struct.dataclass
+class Frozen:
+    """The arrays of a run that are not trained. They are arguments of the step, without gradient or optimizer state.
+
+    Attributes:
+      params: The frozen parameters of the run, with None in place of the trainable ones; a checkpoint stores them.
+      teachers: Teacher -> its parameters, `{"model": …, "objective": …}`; never stored.
+    """
+
+    params: Any
+    teachers: Mapping[str, Any] = struct.field(default_factory=dict)
+
+
+def assemble(params: Any, frozen: Frozen) -> dict[str, Any]:
+    """Returns what an objective reads.
+
+    Args:
+      params: The trainable parameters.
+      frozen: The other arrays.
+
+    Returns:
+      `{"model": …, "objective": …}`, and `"teachers"` if there are any.
+    """
+    merged = optimizers.merge(params, frozen.params)
+    return {**merged, "teachers": frozen.teachers} if frozen.teachers else merged
+
+
 def create_state(params: Any, optimizer: optimizers.Optimizer, seed: int) -> TrainState:
     """Creates the state before the first update.
 
@@ -64,7 +95,7 @@ def create_state(params: Any, optimizer: optimizers.Optimizer, seed: int) -> Tra
     )
 
 
-def split_batch(batch: Mapping[str, Array], microbatches: int) -> dict[str, Array]:
+def split_batch(batch: Mapping[str, Array], microbatches: int, axes: Axes = NO_AXES) -> dict[str, Array]:
     """Reshapes features `[batch, …]` to `[microbatches, batch / microbatches, …]`; each device keeps its rows.
 
     The choices of a row are in the same microbatch.
@@ -72,6 +103,7 @@ def split_batch(batch: Mapping[str, Array], microbatches: int) -> dict[str, Arra
     Args:
       batch: The global batch.
       microbatches: Number of microbatches.
+      axes: Model feature -> logical axes; see `axis_rules.batch_axes`.
 
     Returns:
       The features with a leading dimension of microbatches.
@@ -87,12 +119,12 @@ def split_batch(batch: Mapping[str, Array], microbatches: int) -> dict[str, Arra
             f"shards, times {microbatches} microbatches"
         )
 
-    def split(x):
+    def split(name, x):
         # Row i goes to microbatch i % microbatches, so that no row moves to another device.
         rows = x.reshape(size // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
-        return partitioning.shard(rows, None, *partitioning.batch_axes(x.ndim))
+        return partitioning.shard(rows, None, *batch_axes(name, x.ndim, axes))
 
-    return {name: split(x) for name, x in batch.items()}
+    return {name: split(name, x) for name, x in batch.items()}
 
 
 def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNormalization) -> dict[str, Scalar]:
@@ -123,33 +155,41 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
 
 
+def coefficients_at(objective: Objective, step: Int[Array, ""] | int) -> dict[str, float | Scalar]:
+    """Returns the coefficient of each term at a step, counted from 0."""
+    return {name: each(step) if callable(each) else each for name, each in objective.coefficients.items()}
+
+
 def gradients(
     objective: Objective,
     params: Any,
-    frozen: Any,
+    frozen: Frozen,
     batch: Mapping[str, Array],
-    key: jax.Array,
+    key: jax.Array | None,
     microbatches: int,
     normalize: Any,
+    step: Int[Array, ""] | int = 0,
 ) -> tuple[Any, Any]:
     """Computes the gradient of the normalized loss over the whole batch, and the summed metrics.
 
     Args:
       objective: See `objectives.base.Objective`.
       params: The trainable parameters.
-      frozen: Parameters that are merged in and not differentiated.
+      frozen: Arrays that are not differentiated.
       batch: The global batch.
       key: Dropout key of this step, or None.
       microbatches: Number of microbatches, which run one after the other.
       normalize: The divisor of each term; see `normalizers`.
+      step: The step of the update, counted from 0, for coefficients that are schedules.
 
     Returns:
       `(gradients, metrics)`: float32 gradients shaped like `params`, and metrics as `{name: (sum, weight)}`.
     """
+    coefficients = coefficients_at(objective, step)
 
     def loss(params, microbatch, key):
-        terms = objective.terms(optimizers.merge(params, frozen), microbatch, dropout_key=key)
-        total = sum(objective.coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
+        terms = objective.terms(assemble(params, frozen), microbatch, dropout_key=key)
+        total = sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
         return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
 
     differentiate = jax.grad(loss, has_aux=True)
@@ -162,7 +202,7 @@ def gradients(
     if microbatches == 1:
         grads, metrics = one(batch, 0)
     else:
-        stacked = split_batch(batch, microbatches)
+        stacked = split_batch(batch, microbatches, objective.features.axes)
 
         def accumulate(total, indexed):
             index, microbatch = indexed
@@ -184,7 +224,7 @@ def make_train_step(
     loss_normalizing_factor: LossNormalization = "NUM_REAL_TARGET_TOKENS",
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
-) -> Callable[[TrainState, Any, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
+) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Creates `train_step(state, frozen, batch) -> (state, metrics)`, to be jitted with `Partitioner.jit`.
 
     An update is skipped if its loss or gradient is not finite: parameters and optimizer state keep their values, the
@@ -210,10 +250,15 @@ def make_train_step(
     if microbatches < 1:
         raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer.")
 
-    def train_step(state: TrainState, frozen: Any, batch: Mapping[str, Array]):
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step) if dropout else None
+    prepare: Callable | None = getattr(objective, "prepare", None)  # optional, see `Objective`
+
+    def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
+        step_key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        if prepare is not None:
+            batch = prepare(assemble(state.params, frozen), batch, jax.random.fold_in(step_key, _PREPARE))
         normalize = normalizers(objective, batch, loss_normalizing_factor)
-        grads, metrics = gradients(objective, state.params, frozen, batch, key, microbatches, normalize)
+        key = step_key if dropout else None
+        grads, metrics = gradients(objective, state.params, frozen, batch, key, microbatches, normalize, state.step)
         norm = optimizers.global_norm(grads)
         if max_grad_norm is not None:
             grads, _ = optimizers.clip_by_global_norm(grads, max_grad_norm)

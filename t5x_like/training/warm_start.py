@@ -18,6 +18,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.training import checkpoint_choice, weight_files
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.step import Frozen
 
 MODEL, OBJECTIVE, PARAMS = "model/", "objective/", "params/"
 VOCAB = "vocab"
@@ -26,13 +27,13 @@ VOCAB = "vocab"
 def restore(
     path: str,
     state: Any,
-    frozen: Any,
+    frozen: Frozen,
     config: ModelConfig,
     partitioner: partitioning.Partitioner,
     mapping: Sequence[tuple[str, str]] = (),
     other_names: Mapping[str, str] = types.MappingProxyType({}),
     new_tokens: int = 0,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Frozen]:
     """Restores pretrained parameters. Step, optimizer and data position stay fresh.
 
     The heads of the objective are also restored if their names and shapes agree. A head of another shape, such as the
@@ -43,7 +44,7 @@ def restore(
       path: a run directory, its `checkpoints` directory, one checkpoint in it (`checkpoints/400`, or `checkpoints/best`
         for the best by its evaluation), a Hugging Face directory with safetensors, or a T5X checkpoint of T5.
       state: a `TrainState` with freshly initialized parameters.
-      frozen: the frozen parameters.
+      frozen: the arrays that are not trained.
       config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it.
       partitioner: the mesh and rules that place the arrays.
       mapping: (regex, replacement) pairs that convert a tensor name of this model or its heads, without the leading
@@ -61,7 +62,7 @@ def restore(
       UserError: a tensor of the model has another shape at `path`, no tensor of the model was found, or with
         `new_tokens`, no table over the vocabulary has that many rows fewer.
     """
-    params = optimizers.merge(state.params, frozen)
+    params = optimizers.merge(state.params, frozen.params)
     shapes = stacked_shapes(params, partitioner)
     wanted = {name: _renamed(name, mapping) for name in shapes}
     with _open(path, config, partitioner) as (stored, read):
@@ -85,7 +86,7 @@ def restore(
     shardings = parameters.named_leaves(partitioner.shardings(params))
     placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in found})
     merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
-    return state.replace(params=_select(state.params, merged)), _select(frozen, merged)
+    return state.replace(params=_select(state.params, merged)), frozen.replace(params=_select(frozen.params, merged))
 
 
 def load_params(

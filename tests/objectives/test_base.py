@@ -49,7 +49,7 @@ def gradient(case, microbatches, devices):
 
     def run(params, batch):
         normalize = step.normalizers(case.objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(case.objective, params, frozen, batch, None, microbatches, normalize)
+        return step.gradients(case.objective, params, step.Frozen(frozen), batch, None, microbatches, normalize)
 
     found, metrics = partitioner.jit(run)(case.params(), partitioner.put_batch(case.batch()))
     return parameters.named_leaves(found), {name: np.stack(pair) for name, pair in metrics.items()}

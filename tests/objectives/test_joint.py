@@ -88,7 +88,7 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
 
     def run(params, batch):
         normalize = step.normalizers(PRETRAINING, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(PRETRAINING, params, frozen, batch, None, microbatches, normalize)
+        return step.gradients(PRETRAINING, params, step.Frozen(frozen), batch, None, microbatches, normalize)
 
     found, metrics = partitioner.jit(run)(make_params(), partitioner.put_batch(make_batch()))
     assert_close(parameters.named_leaves(found), reference_gradient())

@@ -8,6 +8,7 @@ from flax import nnx
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import batches, specs
+from t5x_like.data.features import FeatureSpec
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.base import Terms
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -30,6 +31,7 @@ class TwoTerms:
     """A mean over masked positions plus a mean over rows, so that the terms have different weights, as in BERT."""
 
     coefficients = {"masked": 1.0, "row": 0.5}
+    features = FeatureSpec(features=(), packable=False)
 
     def weights(self, batch):
         return {"masked": jnp.sum(batch["mask"]), "row": jnp.asarray(batch["x"].shape[0], jnp.float32)}
@@ -65,7 +67,7 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
         pytest.skip("more shards than rows")
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
     params = {"model": Net(jax.random.key(0)), "objective": {}}
-    _, frozen = optimizers.split(params, ())
+    frozen = step.Frozen(optimizers.split(params, ())[1])
 
     def run(params, batch):
         normalize = step.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
@@ -83,7 +85,7 @@ def make_state(optimizer=None, **options):
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
     train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options))
-    return step.create_state(trainable, optimizer, 0), frozen, train_step
+    return step.create_state(trainable, optimizer, 0), step.Frozen(frozen), train_step
 
 
 def test_loss_decreases_and_step_is_incremented():
@@ -140,6 +142,37 @@ def test_unknown_loss_normalizing_factor_raises():
         step.normalizers(TwoTerms(), make_batch(), "mean")
 
 
+def test_coefficients_may_be_schedules_of_the_step():
+    class Scheduled(TwoTerms):
+        coefficients = {"masked": 1.0, "row": schedules.linear(0.5, total_steps=10)}
+
+    params = {"model": Net(jax.random.key(0)), "objective": {}}
+    frozen = step.Frozen(optimizers.split(params, ())[1])
+
+    def row_gradient(objective, at):
+        return step.gradients(objective, params, frozen, make_batch(), None, 1, {"masked": jnp.inf, "row": 1.0}, at)[0]
+
+    first, fifth = (row_gradient(Scheduled(), at)["model"].kernel[...] for at in (0, 5))
+    np.testing.assert_array_equal(first, row_gradient(TwoTerms(), 5)["model"].kernel[...])
+    np.testing.assert_allclose(fifth, first / 2, rtol=1e-6)
+
+
+def test_batch_is_prepared_before_weights_and_microbatches():
+    class Doubled(TwoTerms):
+        def prepare(self, params, batch, key):
+            noise = jax.random.normal(key, batch["x"].shape)
+            return {"x": jnp.concatenate([params["model"](batch["x"]), noise]), "mask": jnp.ones((2 * BATCH, LENGTH))}
+
+    params = {"model": Net(jax.random.key(0)), "objective": {}}
+    optimizer = optimizers.adamw(learning_rate=0.1)
+    state, frozen = step.create_state(params, optimizer, 0), step.Frozen(optimizers.split(params, ())[1])
+    train_step = jax.jit(step.make_train_step(Doubled(), optimizer, microbatches=4, dropout=False))
+    state, first = train_step(state, frozen, make_batch())
+    assert float(first["loss"][1]) == 2 * BATCH * LENGTH
+    _, second = train_step(state.replace(params=params), frozen, make_batch())
+    assert float(first["loss"][0]) != float(second["loss"][0])  # every step has its own key
+
+
 def test_indivisible_batch_raises():
     with pytest.raises(ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* times 3 microbatches"):
         step.split_batch(make_batch(), 3)
@@ -154,7 +187,7 @@ def test_microbatches_lower_peak_memory():
     optimizer = optimizers.adafactor(learning_rate=0.1)
     params = {"model": config.make(jax.random.key(0)), "objective": {}}
     state = step.create_state(params, optimizer, 0)
-    _, frozen = optimizers.split(params, ())
+    frozen = step.Frozen(optimizers.split(params, ())[1])
 
     def temporary_bytes(microbatches):
         train_step = step.make_train_step(SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False)

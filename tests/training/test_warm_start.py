@@ -44,9 +44,9 @@ def restored(path, params, mapping=(), other_names=None, config=BERT, **options)
     trainable, frozen = optimizers.split(params, optimizer.groups)
     state = step.create_state(trainable, optimizer, 0)
     state, frozen = warm_start.restore(
-        path, state, frozen, config, Partitioner(rules="dp"), mapping, other_names or {}, **options
+        path, state, step.Frozen(frozen), config, Partitioner(rules="dp"), mapping, other_names or {}, **options
     )
-    return parameters.named_leaves(optimizers.merge(state.params, frozen))
+    return parameters.named_leaves(optimizers.merge(state.params, frozen.params))
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
