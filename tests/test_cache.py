@@ -105,7 +105,7 @@ def test_manifest_describes_the_shards(written):
     assert found.dtypes == ("<u2", "<u2")
     assert sorted(path.name for path in (written / "train").iterdir()) == ["manifest.json", "pass-000", "pass-001"]
     assert len(list((written / "train" / "pass-001").iterdir())) == 2
-    manifest.check_files(str(written / "train"), found, checksums=True)
+    manifest.check_files(str(written / "train"), found.shards, checksums=True)
 
 
 def test_eval_batches_have_the_segments_of_the_live_source(written):
@@ -253,7 +253,7 @@ def test_shards_are_stored_in_a_bucket():
         writer.write_shard(plan, unit)
     written = plan.finish()
     assert manifest.read(plan.directory) == written
-    manifest.check_files(plan.directory, written, checksums=True)
+    manifest.check_files(plan.directory, written.shards, checksums=True)
     assert plan.completed_manifest() == written
 
 

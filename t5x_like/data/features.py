@@ -1,10 +1,12 @@
 """Feature specs: the model features that an objective reads, and how each is made from a task's features."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from t5x_like.data.attached import Attached
 from t5x_like.errors import UserError
 
 Role = Literal[
@@ -173,16 +175,18 @@ class FeatureSpec:
         the length of another key. Every other task feature is a sequence of token ids, whose maximum length
         `TASK_FEATURE_LENGTHS` gives.
       bos_id: First id of `shifted` features; GPT-2's is set by `dataclasses.replace(CAUSAL_LM, bos_id=50256)`.
+      attached: The arrays that are read from a sidecar of a cache.
     """
 
     features: tuple[ModelFeature, ...]
     packable: bool
     aligned_features: tuple[TaskFeature, ...] = ()
     bos_id: int = BOS_ID
+    attached: tuple[Attached, ...] = ()
 
     def __post_init__(self):
         for kind, names in (
-            ("model", [feature.name for feature in self.features]),
+            ("model", [feature.name for feature in (*self.features, *self.attached)]),
             ("task", [feature.name for feature in self.aligned_features]),
         ):
             if duplicates := sorted(name for name in set(names) if names.count(name) > 1):
@@ -244,19 +248,19 @@ class FeatureSpec:
 
     @property
     def dtypes(self) -> dict[str, DType]:
-        """Model feature -> dtype."""
+        """Model feature or attached array -> dtype."""
         return {
             feature.name: self.task_dtype(feature.sources[0]) if feature.role == "tokens" else "int32"
             for feature in self.features
-        }
+        } | {attached.name: attached.dtype for attached in self.attached}
 
     @property
     def axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Model feature -> logical axes of its array."""
+        """Model feature or attached array -> logical axes of its array."""
         return {
             feature.name: ("batch", "choices", "length") if isinstance(feature.source, Choices) else ("batch", "length")
             for feature in self.features
-        }
+        } | {attached.name: attached.axes for attached in self.attached}
 
     def is_token_ids(self, name: str) -> bool:
         """Returns whether a task feature is a sequence of token ids: not aligned, of fixed length or float32."""
@@ -365,7 +369,7 @@ class FeatureSpec:
         return found
 
     def row_shapes(self, task_feature_lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of a row of each model feature: `(length,)` or `(choices, length)`; see `model_lengths`."""
+        """Returns the shape of a row of each model feature, `(length,)` or `(choices, length)`, and attached array."""
         lengths = self.model_lengths(task_feature_lengths)
         return {
             feature.name: (
@@ -373,7 +377,12 @@ class FeatureSpec:
                 lengths[feature.name],
             )
             for feature in self.features
-        }
+        } | {attached.name: attached.shape for attached in self.attached}
+
+    @property
+    def digest(self) -> str:
+        """Hash of the spec without its attached arrays, which determines how rows are made from a task's features."""
+        return hashlib.blake2b(repr(dataclasses.replace(self, attached=())).encode(), digest_size=8).hexdigest()
 
 
 def rows_of_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -107,7 +107,9 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     """
     model_features = dict.fromkeys(feature for spec in specs for feature in spec.features)
     aligned_features = dict.fromkeys(feature for spec in specs for feature in spec.aligned_features)
-    for kind, found in (("model feature", model_features), ("task feature", aligned_features)):
+    attached = dict.fromkeys(each for spec in specs for each in spec.attached)
+    named = (("model feature", model_features), ("task feature", aligned_features), ("attached array", attached))
+    for kind, found in named:
         _check_unique(kind, [[feature.name] for feature in found])
     if len({spec.bos_id for spec in specs}) > 1:
         raise UserError(
@@ -118,6 +120,7 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
         features=tuple(model_features),
         aligned_features=tuple(aligned_features),
         packable=all(spec.packable for spec in specs),
+        attached=tuple(attached),
     )
 
 

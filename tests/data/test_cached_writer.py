@@ -115,7 +115,7 @@ def test_recorded_shard_without_its_file_is_rewritten(plan, written, damage):
         writer.write_shard(plan, unit)
     damage(Path(plan.directory, plan.file((0, 1))))
     written.clear()
-    manifest.check_files(plan.directory, write(plan), checksums=True)
+    manifest.check_files(plan.directory, write(plan).shards, checksums=True)
     assert written == [(0, 1), (1, 1)]
 
 
@@ -134,7 +134,7 @@ def test_complete_cache_rewrites_only_lost_files(plan, written, damage, monkeypa
     ]
     assert again.fingerprint == complete.fingerprint
     assert files(plan) == expected
-    manifest.check_files(plan.directory, again, checksums=True)
+    manifest.check_files(plan.directory, again.shards, checksums=True)
 
 
 def test_cache_being_rewritten_is_not_read(plan, monkeypatch):

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import fsspec
 
@@ -23,6 +23,22 @@ UNFINISHED = "unfinished"
 PLAN = "plan.json"
 _DIGEST_BYTES = 16
 _READ_BYTES = 2**22
+
+
+class StoredFile(Protocol):
+    """A file of records, one per row.
+
+    Attributes:
+      file: Path relative to the directory.
+      rows: Number of rows.
+      size: Size of the file in bytes.
+      checksum: BLAKE2b hash of the file, 128 bits in hexadecimal.
+    """
+
+    file: str
+    rows: int
+    size: int
+    checksum: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,39 +173,46 @@ def read(directory: str) -> Manifest:
     return manifest
 
 
-def check_files(directory: str, manifest: Manifest, *, checksums: bool = False) -> None:
+def check_files(
+    directory: str,
+    shards: Sequence[StoredFile],
+    *,
+    checksums: bool = False,
+    kind: str = "cache",
+    command: str = "cache",
+) -> None:
     """Checks that the files of a cache are neither missing nor truncated nor, with `checksums`, altered.
 
     The sizes need only one listing of the directory. Without `checksums`, an altered byte is still detected when its
     row is read, by ArrayRecord's own hash of each record.
 
     Args:
-      directory: Directory of the cache.
-      manifest: Manifest of the cache.
+      directory: Directory of the cache, or of a sidecar.
+      shards: Its files.
       checksums: Whether to read every file and compare its checksum too.
+      kind: What the directory is, for messages.
+      command: Command that writes it, for messages.
 
     Raises:
       UserError: a file is missing, truncated or altered; the message names it.
     """
     found = sizes(directory)
-    for shard in manifest.shards:
+    rewrite = f"repeat the `t5x_like {command}` command of the {kind}, which writes the file again."
+    for shard in shards:
         if shard.file not in found:
             raise UserError(
-                f"the cache {directory} is incomplete: {shard.file} not found. Copy the file, or {_REWRITE}"
+                f"the {kind} {directory} is incomplete: {shard.file} not found. Copy the file, or {rewrite}"
             )
         if found[shard.file] != shard.size:
             raise UserError(
-                f"{shard.file} in the cache {directory} is truncated or altered: it has {found[shard.file]} bytes, "
-                f"the manifest says {shard.size}. Copy the file, or {_REWRITE}"
+                f"{shard.file} in the {kind} {directory} is truncated or altered: it has {found[shard.file]} bytes, "
+                f"the manifest says {shard.size}. Copy the file, or {rewrite}"
             )
         if checksums and checksum(paths.join(directory, shard.file)) != shard.checksum:
             raise UserError(
-                f"{shard.file} in the cache {directory} does not match its checksum. Copy the file, or delete it and "
-                f"{_REWRITE}"
+                f"{shard.file} in the {kind} {directory} does not match its checksum. Copy the file, or delete it and "
+                f"{rewrite}"
             )
-
-
-_REWRITE = "repeat the `t5x_like cache` command of the cache, which writes the file again."
 
 
 def sizes(directory: str) -> dict[str, int]:

@@ -36,7 +36,7 @@ def remove_stale(directory: str) -> None:
     """Removes temporary files of processes of this machine that were killed while writing."""
     if not paths.is_local(directory):
         return
-    for path in paths.local(directory).glob("pass-*/.*.tmp"):
+    for path in paths.local(directory).glob("*/.*.tmp"):
         writer = TEMPORARY.fullmatch(path.name)
         if writer and writer["host"] == socket.gethostname() and not _is_alive(int(writer["process"])):
             path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from absl import logging
 from array_record.python.array_record_module import ArrayRecordReader
 
 from t5x_like import paths
-from t5x_like.data.cached.manifest import Shard
+from t5x_like.data.cached.manifest import StoredFile
 from t5x_like.errors import RunFailed
 
 # From a disk, each row is read alone and without readahead; from a bucket, all rows of a call are read in parallel.
@@ -33,10 +33,12 @@ class Shards:
     Args:
       directory: Directory of the cache.
       shards: Files of the cache.
+      kind: What the directory is, for messages.
+      command: Command that writes it, for messages.
     """
 
-    def __init__(self, directory: str, shards: Sequence[Shard]):
-        self._directory, self._shards = directory, tuple(shards)
+    def __init__(self, directory: str, shards: Sequence[StoredFile], *, kind: str = "cache", command: str = "cache"):
+        self._directory, self._shards, self._kind, self._command = directory, tuple(shards), kind, command
         self._ends = list(itertools.accumulate(shard.rows for shard in shards))
         self._options = _FROM_DISK if paths.is_local(directory) else _FROM_BUCKET
         self._readers: dict[int, ArrayRecordReader] = {}
@@ -78,21 +80,22 @@ class Shards:
                 if pause is None:
                     raise CacheReadError(self._error_message(file, error, tried)) from error
                 logging.warning(
-                    "%s in the cache %s could not be read in attempt %d of %d (%s); retrying in %g s",
-                    *(file, self._directory, tried, len(pauses) + 1, error, pause),
+                    "%s in the %s %s could not be read in attempt %d of %d (%s); retrying in %g s",
+                    *(file, self._kind, self._directory, tried, len(pauses) + 1, error, pause),
                 )
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     def _error_message(self, file: str, error: Exception, tried: int) -> str:
+        where = f"{file} in the {self._kind} {self._directory}"
         if _DAMAGED.search(str(error)):
             return (
-                f"{file} in the cache {self._directory} is damaged: {error}. Copy the file again, or delete it and "
-                "repeat the `t5x_like cache` command of the cache, which writes the file again."
+                f"{where} is damaged: {error}. Copy the file again, or delete it and "
+                f"repeat the `t5x_like {self._command}` command of the {self._kind}, which writes the file again."
             )
         attempts = f" in {tried} attempts over {sum(_PAUSES):.0f} s" if tried > 1 else ""
         return (
-            f"{file} in the cache {self._directory} cannot be read{attempts}: {error}. Check that the file exists and "
+            f"{where} cannot be read{attempts}: {error}. Check that the file exists and "
             "is reachable, then repeat the command; it resumes from the last checkpoint."
         )
 

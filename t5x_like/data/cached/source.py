@@ -90,7 +90,7 @@ class CachedSource:
                 f"the cache {self.directory} contains {task}, not {self.mixture_or_task_name}. Set CACHE_DIR or "
                 "MIXTURE_OR_TASK_NAME accordingly."
             )
-        manifests.check_files(self.directory, manifest, checksums=self.verify_checksums)
+        manifests.check_files(self.directory, manifest.shards, checksums=self.verify_checksums)
         return manifest
 
     def describe(self) -> list[str]:

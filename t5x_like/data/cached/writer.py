@@ -4,12 +4,10 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import fsspec
 import numpy as np
 import seqio
 import tensorflow as tf
@@ -19,9 +17,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import t5x_like
 from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached import shard_files
+from t5x_like.data.cached import shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
-from t5x_like.data.cached.manifest import PLAN, UNFINISHED, Manifest, Shard
+from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter, task_errors
@@ -139,28 +137,11 @@ class Plan:
         Raises:
           UserError: the directory contains another incomplete cache.
         """
-        wanted = self._to_json()
-        path = paths.join(self.directory, UNFINISHED, PLAN)
-        if paths.exists(path):
-            stored = json.loads(paths.read_text(path))
-            if found := [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]:
-                raise UserError(
-                    f"{self.directory} is an incomplete cache with other settings ({'; '.join(found)}). Delete it, or "
-                    "give another CACHE_DIR."
-                )
-        else:
-            paths.write_atomic(path, json.dumps(wanted, indent=1))
-        shard_files.remove_stale(self.directory)
-        done, sizes = {}, manifests.sizes(self.directory)
-        for unit in self.units():
-            if f"{UNFINISHED}/{_name(unit)}" not in sizes:
-                continue
-            shard = Shard.from_json(json.loads(paths.read_text(self._record_path(unit))))
-            if shard.rows and sizes.get(shard.file) != shard.size:
-                logging.warning("%s in %s is missing or truncated; writing it again", shard.file, self.directory)
-                continue
-            done[unit] = shard
-        return done
+        claimed = self._unfinished()
+        claimed.claim()
+        units = {_name(unit): unit for unit in self.units()}
+        found = claimed.shards({name: self.file(unit) for name, unit in units.items()})
+        return {units[name]: Shard.from_json(shard) for name, shard in found.items()}
 
     def completed_manifest(self) -> Manifest | None:
         """Returns the manifest if this cache is already complete, otherwise None.
@@ -178,8 +159,7 @@ class Plan:
             "layout": manifest.layout.to_json(),
             "vocabularies": manifest.vocabularies,
         }
-        wanted = self._to_json()
-        if found := [line for part in stored for line in manifests.differences(stored[part], wanted[part])]:
+        if found := self._unfinished().differences(stored):
             raise UserError(
                 f"{self.directory} contains a cache with other settings ({'; '.join(found)}). Give another CACHE_DIR."
             )
@@ -196,14 +176,14 @@ class Plan:
             *(self.directory, len(lost), ", ".join(lost[:_NAMED])),
         )
         written = {shard.file: shard for shard in manifest.shards}
-        paths.write_atomic(paths.join(self.directory, UNFINISHED, PLAN), json.dumps(self._to_json(), indent=1))
-        for unit in self.units():
-            file = self.file(unit)
-            if file not in lost:  # shards that the manifest does not list have no rows
-                self.record_shard(
-                    unit, written.get(file) or Shard("", unit[0], 0, 0, (0,) * len(self.layout.tracks), 0, "")
-                )
-        paths.remove(paths.join(self.directory, manifests.MANIFEST))
+        empty = (0,) * len(self.layout.tracks)  # shards that the manifest does not list have no rows
+        self._unfinished().reopen(
+            {
+                _name(unit): dataclasses.asdict(written.get(file) or Shard("", unit[0], 0, 0, empty, 0, ""))
+                for unit in self.units()
+                if (file := self.file(unit)) not in lost
+            }
+        )
 
     def finish(self) -> Manifest:
         """Writes the manifest, once all shards are complete.
@@ -239,8 +219,7 @@ class Plan:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         manifest.write(self.directory)
-        filesystem, inner = fsspec.core.url_to_fs(paths.join(self.directory, UNFINISHED))
-        filesystem.rm(inner, recursive=True)
+        self._unfinished().remove()
         written = sum(shard.examples for shard in shards)
         if self.examples is not None and written < self.examples:
             logging.warning(
@@ -251,17 +230,15 @@ class Plan:
 
     def record_shard(self, unit: tuple[int, int], shard: Shard) -> None:
         """Records that a shard is complete."""
-        paths.write_atomic(self._record_path(unit), json.dumps(dataclasses.asdict(shard)))
+        unfinished.record(self.directory, _name(unit), dataclasses.asdict(shard))
 
     def file(self, unit: tuple[int, int]) -> str:
         """Returns the path of a shard's file relative to the directory."""
         return f"pass-{unit[0]:03d}/{unit[1]:05d}-of-{self.shards:05d}.array_record"
 
-    def _record_path(self, unit: tuple[int, int]) -> str:
-        return paths.join(self.directory, UNFINISHED, _name(unit))
-
-    def _to_json(self) -> Mapping[str, Any]:
-        return {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
+    def _unfinished(self) -> unfinished.Unfinished:
+        settings = {"settings": self.settings(), "layout": self.layout.to_json(), "vocabularies": self.vocabularies}
+        return unfinished.Unfinished(self.directory, settings, "cache", "CACHE_DIR")
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
@@ -291,8 +268,8 @@ class Plan:
 
 
 def _name(unit: tuple[int, int]) -> str:
-    """Returns the file name of a shard's record."""
-    return f"{unit[0]:03d}-{unit[1]:05d}.json"
+    """Returns the name of a shard's record."""
+    return f"{unit[0]:03d}-{unit[1]:05d}"
 
 
 def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], None] | None = None) -> Shard:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5x_like.data import mixing, specs
+from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
@@ -192,6 +193,7 @@ class SeqIOSource:
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, ...]]:
         """Returns model feature -> shape of the global batch, `(batch, length)` or `(batch, choices, length)`."""
+        refuse_attached(spec.attached, self.name)
         return {name: (self.batch_size, *shape) for name, shape in spec.row_shapes(self.task_feature_lengths).items()}
 
     def check_vocabulary(self, embeddings: int) -> None:
