@@ -249,5 +249,6 @@ def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
     with torch.no_grad():
         rows = torch.tensor(np.where(valid, inputs, padding))
         expected = reference(input_ids=rows, attention_mask=torch.tensor(valid)).logits.numpy()
-    found = objective.logits(params, model(batch), batch)[:, 0]
+    (predicted,) = objective.predictions(params, model(batch), batch).values()
+    found = predicted.hidden[:, 0]
     np.testing.assert_allclose(found, expected, atol=1e-5)

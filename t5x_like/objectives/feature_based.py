@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
+from t5x_like.objectives.component import Component
 from t5x_like.objectives.layer_mix import Features, ScalarMix, chosen_states
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.parameters import LAYERS
 from t5x_like.runtime.recorded import recorded
 
@@ -18,7 +20,7 @@ NAME = "layer_mix"
 
 
 @recorded
-class FeatureBased:
+class FeatureBased(Component):
     """Another objective whose heads read a mixture of the layers of a model that does not use dropout.
 
     Freeze the model in addition: a parameter group with `freeze` and the pattern `^model/`. The model then has no
@@ -29,9 +31,10 @@ class FeatureBased:
       features: the mixture that the heads read. Learned weights are the parameters `objective/layer_mix`.
     """
 
-    def __init__(self, objective: Objective, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
+    def __init__(self, objective: Component, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
         self.objective, self.mixture = objective, features
         self.features, self.coefficients = objective.features, objective.coefficients
+        self.other_names = objective.other_names
 
     def __getattr__(self, name: str) -> Any:
         if name == "objective":  # while the object is copied
@@ -48,13 +51,35 @@ class FeatureBased:
         """Computes the total weight of each term; see `Objective.weights`."""
         return self.objective.weights(batch)
 
-    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
-        """Computes the terms on the features; only the heads get the dropout key. See `Objective.terms`."""
-        return self.objective.terms(self._viewed(params), batch, dropout_key=dropout_key)
+    def forward(
+        self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()
+    ) -> Outputs:
+        """Computes the features as `hidden`, without dropout; see `Component.forward`."""
+        return self.objective.forward(self._viewed(params), batch, dropout_key=dropout_key, capture=capture)
 
-    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
-        """Predicts the targets from the features; see `Objective.predict`."""
-        return self.objective.predict(self._viewed(params), batch)
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns those of the other objective; see `Component.prediction_weights`."""
+        return self.objective.prediction_weights(batch)
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns those of the other objective; see `Component.target_weights`."""
+        return self.objective.target_weights(batch)
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns what the heads predict from the features; see `Component.predictions`."""
+        return self.objective.predictions(self._viewed(params), outputs, batch, dropout_key=dropout_key)
+
+    def terms_of(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> Terms:
+        """Computes the terms from the features; see `Component.terms_of`."""
+        return self.objective.terms_of(self._viewed(params), outputs, batch, dropout_key=dropout_key)
+
+    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+        """Predicts the targets from the features; see `Component.predictions_of`."""
+        return self.objective.predictions_of(self._viewed(params), outputs, batch)
 
     def _viewed(self, params: Params) -> dict[str, Any]:
         heads = dict(params["objective"])

@@ -22,6 +22,7 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
 from t5x_like.objectives.component import Component
 from t5x_like.objectives.heads import Hidden, LastToken, LinearHead, States
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "auxiliary_lm"
@@ -119,16 +120,28 @@ class AuxiliaryLM(Component):
         """Counts the sequences with a next token; see `Objective.weights`."""
         return {NAME: jnp.sum(jnp.any(batch["decoder_loss_weights"] != 0, axis=-1)).astype(jnp.float32)}
 
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns the loss weights; see `Component.prediction_weights`."""
+        return {NAME: batch["decoder_loss_weights"].astype(jnp.float32)}
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns the loss weights divided by their sum in the sequence; see `Component.target_weights`."""
+        return {NAME: _mean_weights(batch["decoder_loss_weights"])}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the distributions of the next tokens as `auxiliary_lm`; see `Component.predictions`."""
+        weights, known = self.prediction_weights(batch)[NAME], self.target_weights(batch)[NAME]
+        targets = batch["decoder_target_tokens"]
+        return {NAME: Prediction(outputs.hidden, params["model"].unembed, weights, targets, known)}
+
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        entropy = cross_entropy(
-            outputs.hidden,
-            params["model"].unembed,
-            batch["decoder_target_tokens"],
-            _mean_weights(batch["decoder_loss_weights"]),
-        )
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
+        entropy = cross_entropy(predicted.hidden, predicted.logits, predicted.targets, predicted.target_weights)
         return Terms(sums={NAME: entropy.total}, metrics={f"{NAME}_loss": (entropy.nll, entropy.weight)})
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -15,6 +15,7 @@ from t5x_like.kernels.dropout import split_key
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Params, Scalar, Terms
 from t5x_like.objectives.component import Component
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 
@@ -63,6 +64,25 @@ class Joint(Component):
     def weights(self, batch: Batch) -> dict[str, Scalar]:
         """Computes the total weight of each term; see `Objective.weights`."""
         return _union("term", [objective.weights(batch) for objective in self.objectives])
+
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the predictions of all objectives; see `Component.prediction_weights`."""
+        return _union("prediction", [objective.prediction_weights(batch) for objective in self.objectives])
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the targets of all objectives; see `Component.target_weights`."""
+        return _union("prediction", [objective.target_weights(batch) for objective in self.objectives])
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the predictions of all objectives; see `Component.predictions`."""
+        keys = split_key(dropout_key, len(self.objectives))
+        predictions = [
+            objective.predictions(params, outputs, batch, dropout_key=key)
+            for objective, key in zip(self.objectives, keys, strict=True)
+        ]
+        return _union("prediction", predictions)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None

@@ -35,13 +35,11 @@ def real_tokens(batch: Batch) -> Bool[Array, "batch length"]:
     return batch[name] != 0
 
 
-def real_choices(batch: Batch) -> Bool[Array, "batch choices"]:
-    """Returns which choices of each labeled row have a token, before or after `component.flatten_choices`."""
-    examples = batch["label"].shape[0]
-    real = real_tokens(batch)
-    return jnp.any(real.reshape(examples, -1, real.shape[-1]), axis=2)
+def real_choices(batch: Batch, choices: int) -> Bool[Array, "batch choices"]:
+    """Returns which choices of each example have a token, if each choice is a row (`component.flatten_choices`)."""
+    return jnp.any(real_tokens(batch), axis=1).reshape(-1, choices)
 
 
-def row_weights(batch: Batch) -> Float[Array, "batch 1"]:
-    """Returns 1 for rows with a token, 0 for rows of padding. The labels may be unknown."""
-    return jnp.any(real_choices(batch), axis=1, keepdims=True).astype(jnp.float32)
+def row_weights(batch: Batch, choices: int = 1) -> Float[Array, "batch 1"]:
+    """Returns 1 for examples with a token, 0 for padding. The labels may be unknown."""
+    return jnp.any(real_choices(batch, choices), axis=1, keepdims=True).astype(jnp.float32)

@@ -1,6 +1,6 @@
 """Masked language modeling: an encoder predicts the original tokens at masked positions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
@@ -16,11 +16,14 @@ from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, HeadConfig, Params, Terms
 from t5x_like.objectives.component import Component
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "masked_lm"
+# The prediction at every token, not only at masked ones.
+ALL_TOKENS = "all_tokens"
 
 
 class MaskedLMConfig(HeadConfig, Protocol):
@@ -118,19 +121,42 @@ class MaskedLM(Component):
         """Initializes the head `masked_lm`; see `Objective.init`."""
         return {NAME: MaskedLMHead(model.config, key=key)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the masked tokens; see `Objective.weights`."""
-        return {NAME: jnp.sum(batch["masked_weights"]).astype(jnp.float32)}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns 1 for the masked tokens, and for all tokens; see `Component.prediction_weights`."""
+        return {
+            NAME: batch["masked_weights"].astype(jnp.float32),
+            ALL_TOKENS: (batch["encoder_segment_ids"] != 0).astype(jnp.float32),
+        }
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the distributions at the masked tokens and at all tokens; see `Component.predictions`.
+
+        Returns:
+          * `masked_lm` `[batch, predictions]`, the distributions of the masked tokens;
+          * `all_tokens` `[batch, length]`, those at every token. DistilBERT's student learns all of them. Its logits
+            include the head, so nothing of it is computed unless it is read.
+        """
+        model, head = params["model"], params["objective"][NAME]
+
+        def logits(transformed):
+            return model.unembed(transformed) + head.bias[...]
+
+        weights = self.prediction_weights(batch)
+        transformed = head(gather_positions(outputs.hidden, batch["masked_positions"]))
+        return {
+            NAME: Prediction(transformed, logits, weights[NAME], batch["masked_targets"], weights[NAME]),
+            ALL_TOKENS: Prediction(outputs.hidden, lambda hidden: logits(head(hidden)), weights[ALL_TOKENS]),
+        }
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
         entropy = cross_entropy(
-            *_head_and_logits(params, outputs, batch),
-            batch["masked_targets"],
-            batch["masked_weights"],
-            z_loss=self.z_loss,
+            predicted.hidden, predicted.logits, predicted.targets, predicted.target_weights, z_loss=self.z_loss
         )
         metrics = {
             "loss": (entropy.nll, entropy.weight),
@@ -141,16 +167,9 @@ class MaskedLM(Component):
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the most probable token id of each masked position as `predictions` `[batch, predictions]`."""
-        transformed, logits = _head_and_logits(params, outputs, batch)
+        predicted = self.predictions(params, outputs, batch)[NAME]
         # One position at a time, so that the logits of the whole batch are never in memory.
-        ids = jax.lax.map(lambda hidden: jnp.argmax(logits(hidden[:, None])[:, 0], axis=-1), transformed.swapaxes(0, 1))
+        ids = jax.lax.map(
+            lambda hidden: jnp.argmax(predicted.logits(hidden[:, None])[:, 0], axis=-1), predicted.hidden.swapaxes(0, 1)
+        )
         return {"predictions": ids.swapaxes(0, 1).astype(jnp.int32)}
-
-
-def _head_and_logits(
-    params: Params, outputs: Outputs, batch: Batch
-) -> tuple[Float[Array, "batch predictions embed"], Callable]:
-    """Returns the transformed hidden states of the masked positions, and the function from these to logits."""
-    model, head = params["model"], params["objective"][NAME]
-    transformed = head(gather_positions(outputs.hidden, batch["masked_positions"]))
-    return transformed, lambda hidden: model.unembed(hidden) + head.bias[...]

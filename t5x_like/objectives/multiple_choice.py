@@ -10,10 +10,11 @@ from jaxtyping import Array, Float
 from t5x_like.data import specs
 from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Terms
 from t5x_like.objectives.component import Component
 from t5x_like.objectives.heads import HeadForm, check_form
-from t5x_like.objectives.labels import real_choices, real_tokens
+from t5x_like.objectives.labels import real_choices, row_weights
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "multiple_choice"
@@ -52,39 +53,42 @@ class MultipleChoice(Component):
         """Initializes the head `multiple_choice`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, 1, key=key)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the examples whose label is known; see `Objective.weights`."""
-        return {NAME: jnp.sum(_label_weights(batch))}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for examples with a choice, with or without a label; see `Component.prediction_weights`."""
+        return {NAME: row_weights(batch, self._choices)}
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for examples whose label is that of a choice with tokens; see `Component.target_weights`."""
+        is_label = batch["label"] == jnp.arange(self._choices)
+        known = is_label & real_choices(batch, self._choices)
+        return {NAME: jnp.any(known, axis=1, keepdims=True).astype(jnp.float32)}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the distribution over the choices, one position per example; see `Component.predictions`.
+
+        The logit of a choice without tokens is `MASKED`.
+        """
+        states = self._head.read(outputs.hidden, batch)
+        states = states.reshape(-1, self._choices, states.shape[-1])
+        scores = params["objective"][NAME](states, dropout_key)[..., 0]
+        logits = jnp.where(real_choices(batch, self._choices), scores, MASKED)[:, jnp.newaxis]
+        return self.of_logits({NAME: logits}, {NAME: batch["label"]} if "label" in batch else {}, batch)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        logits = self.logits(params, outputs, batch, dropout_key)
-        entropy = from_logits(logits[:, jnp.newaxis], batch["label"], _label_weights(batch))
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
+        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
         metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
         return Terms(sums={NAME: entropy.total}, metrics=metrics)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the index of the choice as `predictions` `[batch, 1]`, and `probabilities` `[batch, choices]`."""
-        logits = self.logits(params, outputs, batch)
+        logits = self.predictions(params, outputs, batch)[NAME].hidden[:, 0]
         return {
             "predictions": jnp.argmax(logits, axis=1, keepdims=True).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits, axis=1),
         }
-
-    def logits(
-        self, params: Params, outputs: Outputs, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> Float[Array, "batch choices"]:
-        """Returns the score of each choice, `MASKED` for a choice without tokens."""
-        states = self._head.read(outputs.hidden, batch)
-        states = states.reshape(-1, self._choices, states.shape[-1])
-        scores = params["objective"][NAME](states, dropout_key)[..., 0]
-        real = jnp.any(real_tokens(batch), axis=1).reshape(scores.shape)
-        return jnp.where(real, scores, MASKED)
-
-
-def _label_weights(batch: Batch) -> Float[Array, "batch 1"]:
-    real = real_choices(batch)
-    is_label = batch["label"] == jnp.arange(real.shape[1])
-    return jnp.any(is_label & real, axis=1, keepdims=True).astype(jnp.float32)

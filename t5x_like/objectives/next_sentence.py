@@ -12,8 +12,10 @@ from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, HeadConfig, Params, Terms
 from t5x_like.objectives.component import Component
+from t5x_like.objectives.labels import row_weights
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "next_sentence"
@@ -71,16 +73,23 @@ class NextSentence(Component):
         """Initializes the head `next_sentence`; see `Objective.init`."""
         return {NAME: NextSentenceHead(model.config, key=key)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the rows that are not padding; see `Objective.weights`."""
-        return {NAME: jnp.sum(_row_weights(batch))}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows that are not padding; see `Component.prediction_weights`."""
+        return {NAME: row_weights(batch)}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the distribution over the classes of each row; see `Component.predictions`."""
+        logits = params["objective"][NAME](outputs.hidden)
+        return self.of_logits({NAME: logits}, {NAME: batch["next_sentence_label"]}, batch)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        logits = params["objective"][NAME](outputs.hidden)
-        entropy = from_logits(logits, batch["next_sentence_label"], _row_weights(batch))
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
+        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
         metrics = {
             "next_sentence_loss": (entropy.nll, entropy.weight),
             "next_sentence_accuracy": (entropy.correct, entropy.weight),
@@ -89,12 +98,8 @@ class NextSentence(Component):
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the class of each row as `predictions` `[batch, 1]`, and `probabilities` `[batch, 2]`."""
-        logits = params["objective"][NAME](outputs.hidden)
+        logits = self.predictions(params, outputs, batch)[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits[:, 0], axis=-1),
         }
-
-
-def _row_weights(batch: Batch) -> Float[Array, "batch 1"]:
-    return jnp.any(batch["encoder_segment_ids"] != 0, axis=1, keepdims=True).astype(jnp.float32)

@@ -20,18 +20,18 @@ class Prediction:
       logits: maps `hidden`, or some of its positions, to float32 logits. Its closure holds the parameters, which
         receive gradients, and the dropout of the head is already applied to `hidden`. A score that is not a
         distribution, as of a regression, has one class.
-      targets: index of the target class (int32), or the target score (float32); None if there are no targets. An
-        unknown target has weight 0 in `target_weights`, and may have any value.
       weights: 1 where the objective predicts something, otherwise 0; depends on the data alone. It does not depend on
         the targets: rows without a label count, because a teacher labels them.
-      target_weights: weights of the loss with respect to `targets`; 0 where a target is unknown.
+      targets: index of the target class (int32), or the target score (float32); None if there are no targets. An
+        unknown target has weight 0 in `target_weights`, and may have any value.
+      target_weights: weights of the loss with respect to `targets`, 0 where a target is unknown; None without targets.
     """
 
     hidden: Float[Array, "batch positions embed"]
     logits: Callable[[Float[Array, "batch chunk embed"]], Float[Array, "batch chunk classes"]]
-    targets: Shaped[Array, "batch positions"] | None
     weights: Float[Array, "batch positions"]
-    target_weights: Float[Array, "batch positions"]
+    targets: Shaped[Array, "batch positions"] | None = None
+    target_weights: Float[Array, "batch positions"] | None = None
 
 
 def identity(logits: Float[Array, "batch positions classes"]) -> Float[Array, "batch positions classes"]:

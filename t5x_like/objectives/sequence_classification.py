@@ -45,18 +45,16 @@ class SequenceClassification(SequencePrediction):
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
         entropy = from_logits(
-            self.logits(params, outputs, batch, dropout_key),
-            batch["label"],
-            self.label_weights(batch),
-            label_smoothing=self.label_smoothing,
+            predicted.hidden, predicted.targets, predicted.target_weights, label_smoothing=self.label_smoothing
         )
         metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
         return Terms(sums={NAME: entropy.total}, metrics=metrics)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the index of the label as `predictions` `[batch, 1]`, and `probabilities` `[batch, labels]`."""
-        logits = self.logits(params, outputs, batch)
+        logits = self.predictions(params, outputs, batch)[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits[:, 0], axis=-1),

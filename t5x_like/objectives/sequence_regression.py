@@ -41,12 +41,13 @@ class SequenceRegression(SequencePrediction):
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        scores, weights = self.logits(params, outputs, batch, dropout_key)[:, :, 0], self.label_weights(batch)
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[TERM]
+        weights = predicted.target_weights
         # Unknown scores may be NaN, which a weight of 0 does not remove.
-        errors = jnp.where(weights > 0, scores - batch["label"], 0.0)
+        errors = jnp.where(weights > 0, predicted.hidden[:, :, 0] - predicted.targets, 0.0)
         total, weight = jnp.sum(jnp.square(errors)), jnp.sum(weights)
         return Terms(sums={TERM: total}, metrics={"loss": (total, weight)})
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the score as `predictions` `[batch, 1]`."""
-        return {"predictions": self.logits(params, outputs, batch)[:, :, 0]}
+        return {"predictions": self.predictions(params, outputs, batch)[TERM].hidden[:, :, 0]}

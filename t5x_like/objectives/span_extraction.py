@@ -5,17 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.data import specs
 from t5x_like.decoding.spans import MAX_ANSWER_LENGTH, NULL_POSITION
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import CrossEntropy, from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Terms
 from t5x_like.objectives.component import Component
 from t5x_like.objectives.heads import HeadForm, check_form
-from t5x_like.objectives.labels import real_tokens
+from t5x_like.objectives.labels import real_tokens, row_weights
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "span_extraction"
@@ -59,30 +60,48 @@ class SpanExtraction(Component):
         """Initializes the head `span_extraction`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, 2, key=key)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the known positions; see `Objective.weights`."""
-        start, end = jnp.sum(_position_weights(batch), axis=0)
-        return {START: start, END: end}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows of text, with or without a span; see `Component.prediction_weights`."""
+        return dict.fromkeys((START, END), row_weights(batch))
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows whose position is that of a token; see `Component.target_weights`."""
+        real = real_tokens(batch)
+        is_position = batch["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
+        known = jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)
+        return {START: known[:, :1], END: known[:, 1:]}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns two distributions over the tokens of a row, `MASKED` at padding; see `Component.predictions`."""
+        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
+        logits = jnp.where(real_tokens(batch)[:, jnp.newaxis], jnp.swapaxes(logits, 1, 2), MASKED)
+        span = batch.get("span")
+        targets = {} if span is None else {START: span[:, :1], END: span[:, 1:]}
+        return self.of_logits({START: logits[:, :1], END: logits[:, 1:]}, targets, batch)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the terms from a forward pass; see `Component.terms_of`."""
-        logits, weights = self.logits(params, outputs, batch, dropout_key), _position_weights(batch)
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
 
-        def entropy(of: int) -> CrossEntropy:
-            position = slice(of, of + 1)
-            return from_logits(logits[:, position], batch["span"][:, position], weights[:, position])
+        def entropy(each: Prediction) -> CrossEntropy:
+            return from_logits(each.hidden, each.targets, each.target_weights)
 
-        start, end = entropy(0), entropy(1)
+        def correct(each: Prediction) -> Bool[Array, "batch 1"]:
+            return jnp.argmax(each.hidden, axis=2) == each.targets
+
+        start, end = entropy(predicted[START]), entropy(predicted[END])
         # Both positions of an answer are known, or none.
-        known = jnp.min(weights, axis=1)
-        correct = jnp.all(jnp.argmax(logits, axis=2) == batch["span"], axis=1)
+        known = jnp.minimum(predicted[START].target_weights, predicted[END].target_weights)
+        both = correct(predicted[START]) & correct(predicted[END])
         return Terms(
             sums={START: start.total, END: end.total},
             metrics={
                 "loss": (start.nll + end.nll, start.weight + end.weight),
-                "accuracy": (jnp.sum(correct * known), jnp.sum(known)),
+                "accuracy": (jnp.sum(both * known), jnp.sum(known)),
             },
         )
 
@@ -99,8 +118,8 @@ class SpanExtraction(Component):
           * `null_score_difference` `[batch]`: the score of no answer, that is of the span (0, 0), minus that of the
             predicted span. An unanswerable question has a value above a threshold, which the metric tunes.
         """
-        logits = self.logits(params, outputs, batch)
-        start, end = logits[:, 0], logits[:, 1]
+        predicted = self.predictions(params, outputs, batch)
+        start, end = predicted[START].hidden[:, 0], predicted[END].hidden[:, 0]
         span, score = best_span(start, end, self._max_answer_length)
         null_score = start[:, NULL_POSITION] + end[:, NULL_POSITION]
         return {
@@ -109,13 +128,6 @@ class SpanExtraction(Component):
             "end_logits": end,
             "null_score_difference": null_score - score,
         }
-
-    def logits(
-        self, params: Params, outputs: Outputs, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> Float[Array, "batch 2 length"]:
-        """Returns the logits of start and end, `MASKED` at padding."""
-        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
-        return jnp.where(real_tokens(batch)[:, jnp.newaxis], jnp.swapaxes(logits, 1, 2), MASKED)
 
 
 def best_span(
@@ -144,10 +156,3 @@ def best_span(
     first = best % length
     span = jnp.stack([first, first + best // length], axis=1)
     return jnp.where(found[:, jnp.newaxis], span, 0).astype(jnp.int32), jnp.maximum(score, MASKED)
-
-
-def _position_weights(batch: Batch) -> Float[Array, "batch 2"]:
-    """Returns 1 for positions of tokens, 0 for others."""
-    real = real_tokens(batch)
-    is_position = batch["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
-    return jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)

@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 from t5x_like.data import specs
 from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Terms
 from t5x_like.objectives.component import Component
 from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.labels import check_names, real_tokens
+from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
 NAME = "token_classification"
@@ -48,16 +49,27 @@ class TokenClassification(Component):
         """Initializes the head `token_classification`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, len(self.labels), key=key)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the tokens with a label; see `Objective.weights`."""
-        return {NAME: jnp.sum(_label_weights(batch))}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns 1 for tokens, with or without a label; see `Component.prediction_weights`."""
+        return {NAME: real_tokens(batch).astype(jnp.float32)}
+
+    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns 1 for tokens whose label is known; see `Component.target_weights`."""
+        return {NAME: (real_tokens(batch) & (batch["labels"] >= 0)).astype(jnp.float32)}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the outputs of the head at each token; see `Component.predictions`."""
+        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
+        return self.of_logits({NAME: logits}, {NAME: batch["labels"]} if "labels" in batch else {}, batch)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        logits = self.logits(params, outputs, batch, dropout_key)
-        entropy = from_logits(logits, batch["labels"], _label_weights(batch))
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
+        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
         metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
         return Terms(sums={NAME: entropy.total}, metrics=metrics)
 
@@ -67,18 +79,8 @@ class TokenClassification(Component):
         Returns:
           The indices of the labels as `predictions` `[batch, length]`, and `probabilities` `[batch, length, labels]`.
         """
-        logits = self.logits(params, outputs, batch)
+        logits = self.predictions(params, outputs, batch)[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits, axis=-1),
         }
-
-    def logits(
-        self, params: Params, outputs: Outputs, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> Float[Array, "batch length labels"]:
-        """Returns the outputs of the head in float32."""
-        return params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
-
-
-def _label_weights(batch: Batch) -> Float[Array, "batch length"]:
-    return (real_tokens(batch) & (batch["labels"] >= 0)).astype(jnp.float32)

@@ -5,15 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.decoding.score import score_hidden
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import cross_entropy
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
+from t5x_like.objectives.base import Batch, Params, Terms
 from t5x_like.objectives.component import Component
+from t5x_like.objectives.prediction import Prediction
+
+TERM = "targets"
 
 
 class TokenPrediction(Component):
@@ -31,7 +34,7 @@ class TokenPrediction(Component):
     """
 
     features: FeatureSpec
-    coefficients = {"targets": 1.0}
+    coefficients = {TERM: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0, label_smoothing: float = 0.0):
         if z_loss < 0:
@@ -44,19 +47,28 @@ class TokenPrediction(Component):
         """Returns no heads: the logits are those of the model's `unembed`."""
         return {}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Sums the loss weights; see `Objective.weights`."""
-        return {"targets": jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32)}
+    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns the loss weights; see `Component.prediction_weights`."""
+        return {TERM: batch["decoder_loss_weights"].astype(jnp.float32)}
+
+    def predictions(
+        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> dict[str, Prediction]:
+        """Returns the distributions of the target tokens as `targets`; see `Component.predictions`."""
+        weights = self.prediction_weights(batch)[TERM]
+        targets = batch["decoder_target_tokens"]
+        return {TERM: Prediction(outputs.hidden, params["model"].unembed, weights, targets, weights)}
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[TERM]
         entropy = cross_entropy(
-            outputs.hidden,
-            params["model"].unembed,
-            batch["decoder_target_tokens"],
-            batch["decoder_loss_weights"],
+            predicted.hidden,
+            predicted.logits,
+            predicted.targets,
+            predicted.target_weights,
             z_loss=self.z_loss,
             label_smoothing=self.label_smoothing,
         )
@@ -65,7 +77,7 @@ class TokenPrediction(Component):
             "accuracy": (entropy.correct, entropy.weight),
             "z_loss": (entropy.z_loss, entropy.weight),
         }
-        return Terms(sums={"targets": entropy.total}, metrics=metrics)
+        return Terms(sums={TERM: entropy.total}, metrics=metrics)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Scores the targets of each row; see `decoding.score.Scored`.

@@ -165,9 +165,8 @@ def test_logits_loss_and_gradients(example, assert_parity):
     def loss(params):
         outputs = params["model"](example.batch)
         total = example.objective.terms_of(params, outputs, example.batch).sums[term]
-        return total / example.objective.weights(example.batch)[term], example.objective.logits(
-            params, outputs, example.batch
-        )
+        logits = example.objective.predictions(params, outputs, example.batch)[term].hidden
+        return total / example.objective.weights(example.batch)[term], logits
 
     (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(example.params)
     expected = reference.logits.detach().numpy()

@@ -161,7 +161,10 @@ def test_logits_losses_and_gradients(example, assert_parity):
     assert_parity(terms, {name: term.detach() for name, term in expected.items()}, "losses")
     rows = flatten_choices(example.batch)
     main = getattr(example.objective, "objectives", [example.objective])[0]
-    logits = np.asarray(main.logits(example.params, example.params["model"](rows), rows))
+    predicted = main.predictions(example.params, example.params["model"](rows), rows).values()
+    logits = np.concatenate([each.hidden for each in predicted], axis=1)
+    if not isinstance(main, SpanExtraction):
+        logits = logits[:, 0]
     if len(expected_logits) == 2:
         valid = np.arange(LENGTH) < LENGTHS[:, None]
         logits = {name: logits[:, index][valid] for index, name in enumerate(expected_logits)}

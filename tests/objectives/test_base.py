@@ -119,7 +119,7 @@ def test_dropout_keys_of_the_model_and_of_each_head_differ():
             keys.append(dropout_key)
             return Terms(sums=dict.fromkeys(self.coefficients, 0.0), metrics={})
 
-    def model(batch, *, dropout_key):
+    def model(batch, *, dropout_key, capture):
         keys.extend([dropout_key, *jax.random.split(dropout_key, 4)])  # a model splits its key
 
     Joint([Head("a"), Head("b")]).terms({"model": model}, {}, dropout_key=jax.random.key(0))
