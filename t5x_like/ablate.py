@@ -207,6 +207,7 @@ def _resolve(entries, bindings, gin_files, settings):
         given=("run_config",),
         process=(compilation_cache.MACRO,),  # the cells share the compilation cache of this process
         derivations=derivations.of_command("train"),
+        root_macro="LOOP",
     )
 
 

@@ -59,6 +59,9 @@ class Copying:
     def check(self, spec):
         assert spec == specs.ENCODER_DECODER
 
+    def vocabulary_digest(self, spec):
+        return "digest"
+
     def check_vocabulary(self, embeddings):
         assert embeddings >= 30
 
@@ -66,8 +69,9 @@ class Copying:
         return iter([self.make(10_000 + seed) for seed in range(number)])
 
 
-def run(model_dir, **changes):
-    arguments = dict(
+def arguments(model_dir, **changes):
+    """Returns the arguments of `train`."""
+    given = dict(
         model=CONFIG,
         objective=SequenceToSequence(),
         optimizer=optimizers.adafactor(learning_rate=schedules.rsqrt(1.0, warmup_steps=100)),
@@ -80,7 +84,11 @@ def run(model_dir, **changes):
         eval_period=3,
         save_period=3,
     )
-    return train(**arguments | changes)
+    return given | changes
+
+
+def run(model_dir, **changes):
+    return train(**arguments(model_dir, **changes))
 
 
 def losses(model_dir, split="train"):

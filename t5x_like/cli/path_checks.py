@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.training import weight_files
 
 # Macros of paths that must exist. A command writes to all its other paths.
-CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH")
+CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH", "TEACHER")
 INPUTS = ("INPUT_PATH",)
 # The path of standard input and output.
 STANDARD = "-"

@@ -22,7 +22,7 @@ from t5x_like.config.files import COMMON, SHIPPED, Reader, Setting, locate
 from t5x_like.config.operative import differences, flat_text, flatten, render
 from t5x_like.config.search import SHIPPED_ROOT
 from t5x_like.config.trust import TASK_MODULE, Trust
-from t5x_like.config.values import REQUIRED, ConfigError, from_command_line
+from t5x_like.config.values import REQUIRED, ConfigError, Reference, from_command_line
 from t5x_like.config.walk import resolved, walk
 
 __all__ = [
@@ -64,17 +64,37 @@ class Resolved:
 
         gin keeps bindings in global state; this call first clears the bindings of an earlier configuration.
         """
-        gin.clear_config()
-        gin.enter_interactive_mode()  # a reloaded module may register its functions again
-        try:
-            gin.parse_config(self.text)
-        finally:
-            gin.exit_interactive_mode()
+        _bind(self.text)
         function = locate(self.root)[0]
         try:
             return gin.get_configurable(function)
         except ValueError:  # gin does not know functions without bindings
             return function
+
+    def build(self) -> dict[str, Any]:
+        """Builds the arguments of the command's function, and leaves gin's global bindings as they were.
+
+        The configuration of another run, such as a teacher's, is built by this method: its bindings never apply to the
+        objects of the current configuration, nor the reverse.
+
+        Returns:
+          Arguments by parameter.
+        """
+        bindings = gin.config_str()
+        try:
+            return arguments(self.configured())
+        finally:
+            _bind(bindings)
+
+
+def _bind(text: str) -> None:
+    """Replaces gin's global bindings."""
+    gin.clear_config()
+    gin.enter_interactive_mode()  # a reloaded module may register its functions again
+    try:
+        gin.parse_config(text)
+    finally:
+        gin.exit_interactive_mode()
 
 
 def load(
@@ -89,6 +109,7 @@ def load(
     placeholder_macros: Mapping[str, str] | None = None,
     process: Collection[str] = (),
     derivations: Sequence[Derivation] = (),
+    root_macro: str | None = None,
 ) -> Resolved:
     """Reads and checks the configuration of a command.
 
@@ -107,6 +128,7 @@ def load(
       placeholder_macros: Values for macros that a run requires and this command does not, used if they are not set.
       process: Macros that configure this process only; they are not part of the text.
       derivations: Compute settings from others, in this order; see `derivations`.
+      root_macro: A macro that names another function in place of `root`, if a file or the command line sets it.
 
     Returns:
       The `Resolved` configuration. No object has been built.
@@ -127,6 +149,10 @@ def load(
         reader.read_binding(name, text, COMMON)
     for name, text in bindings:
         reader.read_binding(name, text)
+    if root_macro is not None and (chosen := reader.statements.macros.pop(root_macro, None)) is not None:
+        if not isinstance(chosen.value, Reference):
+            raise ConfigError(f"{root_macro}={chosen.value!r} ({chosen.where}) is not a function. Give @FUNCTION.")
+        root = chosen.value.selector
     for derivation in derivations:
         if (derived := derivation.derive(KnownSettings(root, reader.statements))) is not None:
             reader.read_derived(derived.source, derived.text)

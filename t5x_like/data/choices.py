@@ -18,6 +18,11 @@ def count_choices(task_features: Collection[str]) -> int:
     return next(number for number in itertools.count() if choice_name("inputs", number) not in task_features)
 
 
+def choices_of(spec: FeatureSpec) -> int | None:
+    """Returns the number of choices per example of a spec; None without choices."""
+    return next((len(each.parts) for each in spec.features if isinstance(each.source, Choices)), None)
+
+
 def with_choices(spec: FeatureSpec, number: int, *, shared: Collection[str] = ("targets",)) -> FeatureSpec:
     """Replaces the task features of a spec by those of several choices, which are stacked in each model feature.
 

@@ -38,6 +38,13 @@ class DataSource(Protocol):
           UserError: a vocabulary has more ids than `embeddings`.
         """
 
+    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
+        """Returns the digest of the vocabulary of the text, or None if it is not known.
+
+        Args:
+          spec: Features that the objective reads.
+        """
+
     def vocabularies(self) -> "Mapping[str, seqio.Vocabulary]":
         """Returns task feature -> vocabulary; needs SeqIO and TensorFlow."""
 

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 
 from t5x_like import interop
+from t5x_like.errors import UserError
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
 from t5x_like.objectives import multiple_choice, sequence_prediction, span_extraction, token_classification
 from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.component import Component
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.multiple_choice import MultipleChoice
 from t5x_like.objectives.sequence_classification import SequenceClassification
@@ -92,6 +94,32 @@ def describe_head(head: TaskHead) -> str:
     settings = {macro.lower(): f"%{macro}" for macro in (*macros, "HEAD")}
     text = describe_objective(objective, settings) + describe_dataclass("HEAD", head.form)
     return text + "".join(f"{macro} = {value}\n" for macro, value in macros.items())
+
+
+def objective_of(config: ModelConfig, head: TaskHead | None = None, choices: int | None = None) -> Component:
+    """Builds the objective of a Hugging Face directory.
+
+    Args:
+      config: The configuration of its model.
+      head: The head of a downstream task, if the directory has one. Otherwise the result is `usual_objective`.
+      choices: Number of choices of a multiple-choice task, which no directory has.
+
+    Raises:
+      UserError: The number of choices is needed and missing.
+    """
+    if head is None:
+        objective, settings = usual_objective(config)
+        return objective(**settings)
+    settings = {"labels": head.labels} if head.labels else {}
+    if head.name == sequence_prediction.NAME:
+        objective = SequenceClassification if head.labels else SequenceRegression
+    else:
+        objective = _OBJECTIVES[head.name]
+    if objective is MultipleChoice:
+        if choices is None:
+            raise UserError("the number of choices of a multiple-choice model is not known. Give its objective.")
+        settings["num_choices"] = choices
+    return objective(**settings, head=head.form)
 
 
 def describe_objective(objective: type, settings: Mapping[str, str]) -> str:

@@ -108,7 +108,7 @@ def load_params(
     """
     model = partitioner.eval_shape(config.make, jax.random.key(0))
     heads = partitioner.eval_shape(objective.init, jax.random.key(0), model)
-    return _load(path, {"model": model, "objective": heads}, config, partitioner)
+    return load(path, {"model": model, "objective": heads}, config, partitioner)
 
 
 def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partitioner) -> Any:
@@ -125,10 +125,26 @@ def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partiti
     Raises:
       UserError: a tensor is missing at `path` or has another shape there.
     """
-    return _load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
+    return load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
 
 
-def _load(path, like, config, partitioner):
+def load(
+    path: str, like: Mapping[str, Any], config: ModelConfig, partitioner: partitioning.Partitioner
+) -> dict[str, Any]:
+    """Loads all parameters of a tree, in its dtypes.
+
+    Args:
+      path: as in `restore`.
+      like: shapes, `{"model": …}`, optionally with `"objective"`.
+      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      partitioner: the mesh and rules that place the arrays.
+
+    Returns:
+      A tree of the structure of `like`.
+
+    Raises:
+      UserError: a tensor is missing at `path` or has another shape there.
+    """
     shapes = stacked_shapes(like, partitioner)
     with _open(path, config, partitioner) as (stored, read):
         for root in like:

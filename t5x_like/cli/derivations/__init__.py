@@ -12,7 +12,7 @@ from t5x_like.cli.derivations import epochs, generation, huggingface, labels
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = ("train", "plan", "cache", "inspect", "eval", "infer")
+_COMMANDS = ("train", "distill", "plan", "cache", "inspect", "eval", "infer")
 
 
 def of_command(command: str) -> tuple[Derivation, ...]:
@@ -28,6 +28,6 @@ def of_command(command: str) -> tuple[Derivation, ...]:
     return (
         Derivation(("HF_PATH", "DECODER_OBJECTIVE"), huggingface.from_directory),
         Derivation((), labels.from_task),
-        *([Derivation((), generation.from_directory)] if command in ("train", "eval", "infer") else []),
-        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if command in ("train", "plan", "cache") else []),
+        *([Derivation((), generation.from_directory)] if command in ("train", "distill", "eval", "infer") else []),
+        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if command in ("train", "distill", "plan", "cache") else []),
     )

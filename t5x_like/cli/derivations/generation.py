@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
+from t5x_like.cli.derivations.task import LOOPS
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 
 if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
 
-_TRAIN = "t5x_like.train.train"
 _LENGTHS = "TASK_FEATURE_LENGTHS"
 _IMPORTS = "from __gin__ import dynamic_registration\nfrom t5x_like.decoding import settings\n"
 # Fields of `Decoding` that are macros of decoding/settings.gin.
@@ -76,7 +76,7 @@ def _directory(settings: KnownSettings) -> str | None:
 def _replaced(settings: KnownSettings) -> set[str]:
     """Returns the fields that settings of the user replace."""
     names: set[str] = set()
-    if settings.root == _TRAIN or settings.is_given(_LENGTHS) or settings.is_stored(_LENGTHS):
+    if settings.root in LOOPS or settings.is_given(_LENGTHS) or settings.is_stored(_LENGTHS):
         names.add("max_length")
     if settings.is_given("EOS_ID"):
         names.add("eos_ids")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from t5x_like.data.seqio_feed import SeqIOSource
 
 SPLIT = "train"
+# The commands that train.
+LOOPS = ("t5x_like.train.train", "t5x_like.distill.distill")
 # Works without TensorFlow and the data.
 _WITHOUT_TASK = "t5x_like.plan.plan"
 

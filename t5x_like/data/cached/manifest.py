@@ -77,8 +77,8 @@ class Manifest:
       settings: Settings that determine the contents, such as task, split, seed and passes; see `writer.Plan`.
       layout: Layout of the rows.
       dtypes: Storage dtype of each value of a row.
-      vocabularies: Task feature -> `ids` (their number), `kind`, and `sample`, a hash of the text of some ids;
-        for labels also their `names`.
+      vocabularies: Task feature -> `ids` (their number), `kind`, `sample`, a hash of the text of some ids,
+        and `digest` (`data.vocabulary_digest`); for labels also their `names`.
       shards: Shards in order.
       versions: Library -> version that wrote the cache.
       created: Time of completion, ISO 8601.

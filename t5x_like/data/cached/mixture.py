@@ -16,7 +16,7 @@ import numpy as np
 from t5x_like import paths
 from t5x_like.data import batches, mixing
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
-from t5x_like.data.cached.manifest import MIXTURE
+from t5x_like.data.cached.manifest import MIXTURE, Manifest
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -205,6 +205,10 @@ class CachedMixture:
         """Returns task feature -> vocabulary; the only method that needs SeqIO and TensorFlow."""
         return next(iter(self.sources.values())).vocabularies()
 
+    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
+        """Returns the digest of the vocabulary of the text; see `CachedSource.vocabulary_digest`."""
+        return next(iter(self.sources.values())).vocabulary_digest(spec)
+
     def check_vocabulary(self, embeddings: int) -> None:
         """Checks that a model has an embedding for each token id.
 
@@ -226,7 +230,7 @@ class CachedMixture:
         for task, source in others:
             source.check(spec)
             found = reference.manifest.layout.differences(source.manifest.layout)
-            if reference.manifest.vocabularies != source.manifest.vocabularies:
+            if _known(reference.manifest) != _known(source.manifest):
                 found.append("their vocabularies differ")
             if found:
                 raise UserError(
@@ -372,3 +376,11 @@ def _read_mixed(readers: Mapping[str, RowReader], rows: Sequence[tuple[str, int]
 def _examples(source: CachedSource) -> int:
     """Returns the number of examples of one pass."""
     return sum(shard.examples for shard in source.manifest.shards if shard.number_of_pass == 0)
+
+
+def _known(manifest: Manifest) -> dict[str, Any]:
+    """Returns the vocabularies of a cache without digests, which caches of earlier versions do not have."""
+    return {
+        name: {key: value for key, value in about.items() if key != "digest"}
+        for name, about in manifest.vocabularies.items()
+    }

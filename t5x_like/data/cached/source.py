@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches
+from t5x_like.data import batches, vocabulary_digest
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
 from t5x_like.data.cached.layout import Layout
@@ -123,6 +123,12 @@ class CachedSource:
             task_arguments=settings["task_arguments"],
             vocabulary_path=self.vocabulary_path or settings.get("vocabulary_path"),
         ).vocabularies()
+
+    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
+        """Returns the digest of the vocabulary of the text, or None for a cache of an earlier version without it."""
+        if self.vocabulary_path and (digest := vocabulary_digest.of_path(self.vocabulary_path)) is not None:
+            return digest
+        return self.manifest.vocabularies.get(vocabulary_digest.text_feature(spec), {}).get("digest")
 
     def check_vocabulary(self, embeddings: int) -> None:
         """Checks that a model has an embedding for each token id.

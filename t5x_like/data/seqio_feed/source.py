@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import mixing, specs
+from t5x_like.data import mixing, specs, vocabulary_digest
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -153,6 +153,10 @@ class SeqIOSource:
             late = importlib.import_module("data_tasks.vocabularies.late")
             return {"targets": late.LateVocabulary(lambda: self.vocabulary_path)}
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
+
+    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
+        """Returns the digest of the vocabulary of the text, or None if it is not known."""
+        return vocabulary_digest.of_task(self.vocabulary_path, self.vocabularies(), spec)
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
@@ -299,11 +303,13 @@ class SeqIOSource:
           process_index: Index of this process.
           process_count: Number of processes.
         """
+        from t5x_like.data.seqio_feed import task_errors
+
         mine = rows_of_process(self.batch_size, process_index, process_count)
         ds = self._dataset(self.provider, spec, shuffle=False, num_epochs=1, shard_info=None)
         ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
         limits = self.id_limits(spec)
-        for batch in _explain_errors(ds.as_numpy_iterator(), self):
+        for batch in task_errors.explain_each(ds.as_numpy_iterator(), self):
             check_ids(batch, limits, data=self.mixture_or_task_name, holder="its vocabulary")
             missing = self.batch_size - len(next(iter(batch.values())))
             yield {name: pad_rows(array, missing)[mine.start : mine.stop] for name, array in batch.items()}
@@ -316,7 +322,9 @@ class SeqIOSource:
 
     def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
         """Yields the first examples of the task, at most `number`."""
-        yield from _explain_errors(self.task_dataset().take(number).as_numpy_iterator(), self)
+        from t5x_like.data.seqio_feed import task_errors
+
+        yield from task_errors.explain_each(self.task_dataset().take(number).as_numpy_iterator(), self)
 
     def suitable_spec(self) -> FeatureSpec:
         """Returns the spec that reads most of the task's features; see `specs.spec_for_task`."""
@@ -382,13 +390,6 @@ class SeqIOSource:
         """Returns a hash of the descriptions of the corpora, which include hashes of their contents."""
         lines = [task.source.describe() for task in self.tasks if hasattr(task.source, "describe")]
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
-
-
-def _explain_errors(batches: Iterator[dict[str, np.ndarray]], source: SeqIOSource) -> Iterator[dict[str, np.ndarray]]:
-    from t5x_like.data.seqio_feed import task_errors
-
-    with task_errors.explain_errors(source):
-        yield from batches
 
 
 def _options(ds: "tf.data.Dataset") -> "tf.data.Dataset":

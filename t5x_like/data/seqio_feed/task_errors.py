@@ -48,6 +48,12 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
         raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor.") from error
 
 
+def explain_each(batches: Iterator[Any], source: "SeqIOSource") -> Iterator[Any]:
+    """Yields the batches of a task under `explain_errors`."""
+    with explain_errors(source):
+        yield from batches
+
+
 def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Builds the dataset of a task or mixture.
 

@@ -1,0 +1,268 @@
+"""A run from its first access to MODEL_DIR to its last checkpoint; `train` and `distill` prepare its arguments."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+
+from t5x_like import metrics, optimizers, partitioning, paths
+from t5x_like.data import token_ids
+from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
+from t5x_like.data.source import DataSource
+from t5x_like.distillation.teachers import LoadedTeacher
+from t5x_like.objectives.base import Objective
+from t5x_like.runtime import distributed
+from t5x_like.runtime.preemption import StopRequest
+from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start
+from t5x_like.training import teachers as teacher_files
+from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.evaluation import Evaluation, Evaluations, check_run, restore_improvement
+from t5x_like.training.program import Program
+
+
+@dataclasses.dataclass
+class TrainResult:
+    """The result of `train` and `distill`.
+
+    Attributes:
+      model_dir: The run directory.
+      step: The last step.
+      params: The parameters after it, `{"model": …, "objective": …}`.
+      stopped_by: The signal that ended the run early, or None.
+      evaluation: The metrics of the last evaluation: `metric` -> value, or `evaluation/metric` if there are several.
+      best_step: The step of the best checkpoint by the checkpointer's `best_metric`, or None if no checkpoint was
+        saved with an evaluation.
+    """
+
+    model_dir: str
+    step: int
+    params: Any
+    stopped_by: str | None
+    evaluation: dict[str, float]
+    best_step: int | None = None
+
+
+def run(
+    program: Program,
+    *,
+    objective: Objective,
+    evaluated: Objective,
+    optimizer: optimizers.Optimizer,
+    data: DataSource,
+    periods: loop.Periods,
+    model_dir: str | None,
+    evaluations: Mapping[str, Evaluation] | None,
+    microbatches: int,
+    seed: int,
+    checkpoints: Callable[..., Checkpoints],
+    patience: int | None,
+    initial_checkpoint_path: str | None,
+    initial_mapping: Sequence[tuple[str, str]],
+    initial_new_tokens: int,
+    vocabulary_path: str | None,
+    stop_after_skipped: int,
+    on_finish: Callable[..., None] | None,
+    run_config: run_directory.RunConfig | None,
+    teachers: Mapping[str, LoadedTeacher] | None = None,
+    arguments: Mapping[str, Any],
+    started: float,
+) -> TrainResult:
+    """Trains until the last step, and resumes from the latest checkpoint in `model_dir`.
+
+    Args:
+      program: The compiled functions of the run.
+      objective: The objective of the program.
+      evaluated: The objective of evaluations, which reads the same parameters.
+      optimizer: Its parameter groups say which parameters are frozen.
+      data: Source of training batches.
+      periods: When to log, evaluate, save and stop.
+      model_dir: The run directory, or None for a new one. See `train.train` for this and the following arguments.
+      evaluations: Name -> what to evaluate.
+      microbatches: Number of microbatches of the program, for error messages.
+      seed: Seed of initialization and dropout.
+      checkpoints: Creates the checkpointer of a directory.
+      patience: Number of evaluations without improvement after which the run finishes early.
+      initial_checkpoint_path: Pretrained weights to start from.
+      initial_mapping: Turns tensor names into those of the pretrained weights.
+      initial_new_tokens: Number of token ids that the pretrained vocabulary lacks.
+      vocabulary_path: The tokenizer to copy to the run directory.
+      stop_after_skipped: Number of consecutive non-finite updates that ends the run.
+      on_finish: Called when training has finished.
+      run_config: The resolved gin configuration.
+      teachers: Name -> teacher of the program.
+      arguments: The arguments of `train.train`, from which the stored configuration of a run from Python is derived.
+      started: `time.monotonic()` at the start of the command.
+
+    Returns:
+      The `TrainResult`.
+
+    Raises:
+      Exception: See `train.train`.
+    """
+    config, shapes, partitioner, teachers = program.config, program.shapes, program.partitioner, dict(teachers or {})
+    data.check_vocabulary(config.vocab_size)
+    evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
+    check_run(evaluate.names if periods.evaluate is not None else (), patience)
+
+    # ---- Run directory: exclusive, and its stored configuration agrees --------------------------------------------
+    model_dir = run_directory.resolve(model_dir)
+    is_main = jax.process_index() == 0
+    logging.info("run directory %s", model_dir)
+    logging.info("%s", _describe(partitioner))
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the
+        # supervisor's log have the same message as the command.
+        with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
+            lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
+        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main))
+        stack.enter_context(distributed.explain_lost_process())
+        stack.enter_context(run_directory.explain_storage_errors(model_dir))
+        stack.enter_context(debugging.explain_out_of_memory(program, microbatches))
+        run_directory.check_config(model_dir, run_config)
+        teacher_files.check(model_dir, teachers, run_config)
+        distributed.heartbeat("the other processes, to compare configurations and directories")
+        distributed.check_agreement(model_dir, run_config.text if run_config else "")
+
+        # ---- Data: batches are prefetched while the model is initialized ------------------------------------------
+        feed = stack.enter_context(run_directory.closing(_open_feed(data, objective, config.vocab_size, partitioner)))
+
+        # ---- State: restored, or initialized directly into its shards ----------------------------------------------
+        checkpointer = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
+        start = run_directory.resume_step(checkpointer, model_dir, run_config)
+        if start:
+            run_tokenizer.check(model_dir, vocabulary_path)
+        status.step = start
+        distributed.heartbeat(f"the state of step {start}")
+        if start:
+            state, frozen = _restore(checkpointer, start, shapes, optimizer, partitioner)
+            run_directory.warn_if_environment_changed(checkpointer.about(start), partitioner)
+        else:
+            state, frozen = program.init(jax.random.key(seed))
+            if initial_checkpoint_path:
+                state, frozen = warm_start.restore(
+                    initial_checkpoint_path,
+                    state,
+                    frozen,
+                    config,
+                    partitioner,
+                    initial_mapping,
+                    objective.other_names,
+                    initial_new_tokens,
+                )
+        improvement = restore_improvement(checkpointer.best_metric, patience, model_dir, start, evaluate.names)
+        early = improvement.reason() if start and improvement.is_exhausted else None
+        if start >= periods.total_steps or early:
+            best_step = checkpointer.best()
+            logging.info("%s", run_directory.describe_end(model_dir, start, early, best_step))
+            logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
+            params = optimizers.merge(state.params, frozen.params)
+            return TrainResult(model_dir, start, params, None, {}, best_step)
+        frozen = frozen.replace(teachers={name: each.read(partitioner) for name, each in teachers.items()})
+        if start:
+            _restore_position(feed, checkpointer.restore_feed(start), run_config)
+
+        # ---- Reports: metrics, progress, description -----------------------------------------------------------------
+        info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1].params), partitioner)
+        logging.info("%s", info.splitlines()[-1])
+        writer = stack.enter_context(run_directory.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
+        writer.rewind(start)
+        if is_main:
+            run_directory.write_description(model_dir, info, run_config, {**arguments, "model_dir": model_dir})
+            teacher_files.store(model_dir, teachers)
+            if not start:
+                digest = data.vocabulary_digest(objective.features)
+                run_tokenizer.store(model_dir, vocabulary_path, initial_checkpoint_path, digest)
+        progress = stack.enter_context(metrics.Progress(periods.total_steps, start, enabled=is_main))
+        profile_steps = run_config.profile_steps if run_config and is_main else None
+        profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
+
+        # ---- Training: from the first batch to the last checkpoint ---------------------------------------------------
+        result = loop.run(
+            program,
+            state,
+            frozen,
+            feed,
+            periods=periods,
+            checkpointer=checkpointer,
+            evaluate=evaluate if evaluate.names else None,
+            improvement=improvement,
+            reports=loop.Reports(writer, progress, status, profile),
+            stop=stop,
+            lock=lock,
+            stop_after_skipped=stop_after_skipped,
+            started=started,
+        )
+        if result.stopped_by:
+            resume = run_directory.how_to_resume(model_dir, checkpointer.latest(), result.step)
+            logging.warning("stopped by %s, %s", result.stopped_by, resume)
+        else:
+            end = run_directory.describe_end(model_dir, result.step, result.finished, checkpointer.best())
+            logging.info("%s", end)
+        best_step = checkpointer.best()
+
+    # ---- Result -------------------------------------------------------------------------------------------------
+    params = optimizers.merge(result.state.params, frozen.params)
+    if on_finish is not None and not result.stopped_by:
+        distributed.heartbeat("the final report")
+        held_out = next((each.data for each in (evaluations or {}).values() if each.data is not None), data)
+        on_finish(params=params, objective=evaluated, partitioner=partitioner, data=held_out, model_dir=model_dir)
+    return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best_step)
+
+
+def _open_feed(
+    data: DataSource, objective: Objective, vocab_size: int, partitioner: partitioning.Partitioner
+) -> PrefetchingFeed:
+    """Starts to prefetch this process's shard of the data as global arrays. Token ids and labels are checked."""
+    index, count = partitioner.feed_shard
+    source = data.host_iterator(objective.features, process_index=index, process_count=count)
+    for line in data.describe():
+        logging.info("%s", line)
+    limits = token_ids.model_limits(objective.features, vocab_size)
+
+    def put(batch):
+        token_ids.check_ids(batch, limits, data=data.name, holder="the model")
+        token_ids.check_labels(batch, objective.features.num_labels, data=data.name)
+        return partitioner.put_batch(batch, objective.features.axes)
+
+    return PrefetchingFeed(source, put)
+
+
+def _restore(
+    checkpointer: Checkpoints,
+    last: int,
+    shapes: tuple[step.TrainState, step.Frozen],
+    optimizer: optimizers.Optimizer,
+    partitioner: partitioning.Partitioner,
+) -> tuple[step.TrainState, step.Frozen]:
+    """Restores `(state, frozen)`; a checkpoint holds trainable and frozen parameters together."""
+    state_shapes, frozen_shapes = shapes
+    merged = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes.params))
+    restored = checkpointer.restore(last, merged, partitioner)
+    trainable, frozen = optimizers.split(restored.params, optimizer.groups)
+    logging.info("restored step %d", last)
+    return restored.replace(params=trainable), step.Frozen(frozen)
+
+
+def _restore_position(feed: Feed, position: bytes, run_config: run_directory.RunConfig | None) -> None:
+    """Restores the position in the data. With --override_config, other data starts from its beginning."""
+    try:
+        feed.restore(position)
+    except DataMismatchError as error:
+        if run_config is None or not run_config.override:
+            raise
+        logging.warning(
+            "%s: because of --override_config, the data starts from its beginning. Examples that were already read "
+            "are read again in the same order, unless the seed changes",
+            str(error).rstrip("."),
+        )
+
+
+def _describe(partitioner: partitioning.Partitioner) -> str:
+    mesh = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
+    shape = ", ".join(f"{axis}={size}" for axis, size in mesh.items()) or "one device"
+    return f"{partitioner.mesh.size} {partitioner.platform} devices, mesh {shape}, rules {partitioner.rules_name}"
