@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.kernels.cross_entropy import LOGITS_BUDGET_BYTES, target_probabilities
+from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES
+from t5x_like.kernels.cross_entropy import target_probabilities
 
 
 @struct.dataclass

@@ -1,6 +1,5 @@
 """Cross-entropy and log-probabilities from hidden states, in chunks that bound the memory of the logits."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,13 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like import partitioning
-
-# Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
-# pass needs about three times as much in addition.
-LOGITS_BUDGET_BYTES = 256 * 2**20
-
-Scalar = Float[Array, ""]
+from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES, Chunks, PositionLoss, Readout, Scalar, sum_over_positions
 
 
 @struct.dataclass
@@ -124,9 +117,7 @@ def cross_entropy(
 ) -> CrossEntropy:
     """Computes `from_logits(unembed(hidden), …)` in bounded memory.
 
-    If the logits on a device exceed the budget, `length` is split into chunks. Chunks are computed one after another,
-    and again in the backward pass. Where `length` is sharded, every chunk takes positions from each device, so all
-    devices work on all chunks and nothing is communicated.
+    The logits are computed in chunks; see `chunks.sum_over_positions`.
 
     Args:
       hidden: hidden states that `unembed` reads.
@@ -148,23 +139,30 @@ def cross_entropy(
             f"targets {targets.shape} and weights {weights.shape} do not match hidden states {hidden.shape}: expected "
             f"{hidden.shape[:2]}"
         )
-    loss = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
-    chunks = _Chunks.of(hidden, unembed, budget_bytes)
-    if chunks.number == 1:
-        return loss(unembed(hidden), targets, weights)
+    loss = position_loss(targets, weights, z_loss=z_loss, label_smoothing=label_smoothing)
+    return sum_over_positions(Readout(hidden, unembed), {"loss": loss}, budget_bytes=budget_bytes)["loss"]
 
-    @jax.checkpoint
-    def chunk_loss(chunk):
-        hidden, targets, weights = chunk
-        return loss(unembed(hidden), targets, weights)
 
-    def accumulate(sums, chunk):
-        return jax.tree.map(jnp.add, sums, chunk_loss(chunk)), None
+def position_loss(
+    targets: Int[Array, "batch length"],
+    weights: Float[Array, "batch length"],
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> PositionLoss:
+    """Returns the cross-entropy for `sum_over_positions`, which sums it together with other losses.
 
-    zero = jnp.zeros((), jnp.float32)
-    return jax.lax.scan(
-        accumulate, CrossEntropy(zero, zero, zero, zero, zero), tuple(map(chunks.split, (hidden, targets, weights)))
-    )[0]
+    Args:
+      targets: token ids.
+      weights: weight of each position; 0 excludes the position.
+      z_loss: see `from_logits`.
+      label_smoothing: see `from_logits`.
+
+    Returns:
+      A loss whose sum is a `CrossEntropy`.
+    """
+    function = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
+    return PositionLoss(lambda logits, others, arrays: function(logits, *arrays), (targets, weights))
 
 
 def target_probabilities(
@@ -191,53 +189,7 @@ def target_probabilities(
         log_z, target_logit, correct = _at_targets(unembed(hidden).astype(jnp.float32), targets)
         return TargetProbabilities(log_probability=target_logit - log_z, most_probable=correct)
 
-    chunks = _Chunks.of(hidden, unembed, budget_bytes)
+    chunks = Chunks.of([Readout(hidden, unembed)], budget_bytes)
     if chunks.number == 1:
         return of_chunk((hidden, targets))
     return jax.tree.map(chunks.join, jax.lax.map(of_chunk, (chunks.split(hidden), chunks.split(targets))))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chunks:
-    """How `length` is split into chunks within each of its shards.
-
-    Attributes:
-      number: number of chunks.
-      size: positions of a chunk on a device.
-      shards: number of shards of `length`.
-      length: number of positions of the whole array.
-    """
-
-    number: int
-    size: int
-    shards: int
-    length: int
-
-    @classmethod
-    def of(cls, hidden: Array, unembed: Callable, budget_bytes: int) -> "_Chunks":
-        """Returns the fewest chunks whose logits fit into the budget of a device."""
-        batch, length, _ = hidden.shape
-        shards = partitioning.axis_size("length", length)
-        local_length = length // shards
-        vocab = jax.eval_shape(unembed, hidden).shape[-1]
-        bytes_per_position = 4 * vocab * batch / (partitioning.batch_shards() * partitioning.axis_size("vocab"))
-        number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
-        return cls(number, -(-local_length // number), shards, length)
-
-    def split(self, x: Array) -> Array:
-        """Splits `[batch, length, …]` into `[chunks, batch, shards · size, …]`, zero-padded, within each shard."""
-        batch, _, *rest = x.shape
-        trailing = [(0, 0)] * len(rest)
-        local_length = self.length // self.shards
-        x = x.reshape(batch, self.shards, local_length, *rest)
-        x = jnp.pad(x, [(0, 0), (0, 0), (0, self.number * self.size - local_length), *trailing])
-        x = jnp.moveaxis(x.reshape(batch, self.shards, self.number, self.size, *rest), 2, 0)
-        x = x.reshape(self.number, batch, self.shards * self.size, *rest)
-        return partitioning.shard(x, None, "batch", "length", *[None] * len(rest))
-
-    def join(self, x: Array) -> Array:
-        """Joins `[chunks, batch, shards · size]` to `[batch, length]`, the inverse of `split`."""
-        _, batch, _ = x.shape
-        x = jnp.moveaxis(x.reshape(self.number, batch, self.shards, self.size), 0, 2)
-        x = x.reshape(batch, self.shards, self.number * self.size)[:, :, : self.length // self.shards]
-        return partitioning.shard(x.reshape(batch, self.length), "batch", "length")

@@ -1,0 +1,143 @@
+"""Sums over positions of functions of logits, in chunks that bound the memory of the logits.
+
+Logits over a vocabulary are much larger than the hidden states that they are computed from. The functions here compute
+them for one chunk of the positions at a time, and again in the backward pass, so that no array
+`[batch, length, vocab]` exists.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t5x_like import partitioning
+
+# Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
+# pass needs about three times as much in addition.
+LOGITS_BUDGET_BYTES = 256 * 2**20
+
+Scalar = Float[Array, ""]
+Logits = Float[Array, "batch chunk vocab"]
+Unembed = Callable[[Float[Array, "batch chunk embed"]], Logits]
+
+
+@dataclasses.dataclass(frozen=True)
+class Readout:
+    """The logits of a network at some positions, as hidden states and a function.
+
+    Attributes:
+      hidden: hidden states that `logits` reads.
+      logits: maps hidden states to logits. Parameters in its closure receive gradients.
+    """
+
+    hidden: Float[Array, "batch length embed"]
+    logits: Unembed
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionLoss:
+    """A function of the logits at each position, to be summed over the positions.
+
+    Attributes:
+      function: `function(logits, others, arrays)` returns a tree of sums over the positions of a chunk. `logits` are
+        those of the network that is trained, `others` is a list with the logits of each of `others`, and `arrays` is a
+        chunk of `arrays`.
+      arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
+      others: further networks that the function compares with, such as a teacher. They have no gradient.
+    """
+
+    function: Callable[[Logits, list[Logits], Any], Any]
+    arrays: Any
+    others: Sequence[Readout] = ()
+
+
+def sum_over_positions(
+    network: Readout, losses: Mapping[str, PositionLoss], *, budget_bytes: int = LOGITS_BUDGET_BYTES
+) -> dict[str, Any]:
+    """Sums several functions of the same logits over all positions, in one pass and in bounded memory.
+
+    If the logits of all networks exceed the budget of a device, `length` is split into chunks, each of which holds the
+    logits of all networks. Chunks are computed one after another, and again in the backward pass. Where `length` is
+    sharded, every chunk takes positions from each device, so all devices work on all chunks and nothing is
+    communicated. A network that several functions read is computed once.
+
+    Args:
+      network: the network that is trained.
+      losses: name -> function to sum.
+      budget_bytes: bytes of float32 logits to hold on a device at a time.
+
+    Returns:
+      Name -> tree of sums.
+    """
+    others = {(id(readout.hidden), id(readout.logits)): readout for loss in losses.values() for readout in loss.others}
+    readouts = [network, *others.values()]
+
+    def chunk_sums(hiddens, arrays):
+        logits, *rest = (readout.logits(hidden) for readout, hidden in zip(readouts, hiddens, strict=True))
+        known = dict(zip(others, jax.lax.stop_gradient(rest), strict=True))
+        return {
+            name: loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], arrays[name])
+            for name, loss in losses.items()
+        }
+
+    inputs = ([readout.hidden for readout in readouts], {name: loss.arrays for name, loss in losses.items()})
+    chunks = Chunks.of(readouts, budget_bytes)
+    if chunks.number == 1:
+        return chunk_sums(*inputs)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_sums, *inputs))
+    recomputed = jax.checkpoint(chunk_sums)
+
+    def accumulate(sums, chunk):
+        return jax.tree.map(jnp.add, sums, recomputed(*chunk)), None
+
+    return jax.lax.scan(accumulate, zeros, jax.tree.map(chunks.split, inputs))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """How `length` is split into chunks within each of its shards.
+
+    Attributes:
+      number: number of chunks.
+      size: positions of a chunk on a device.
+      shards: number of shards of `length`.
+      length: number of positions of the whole array.
+    """
+
+    number: int
+    size: int
+    shards: int
+    length: int
+
+    @classmethod
+    def of(cls, readouts: Sequence[Readout], budget_bytes: int) -> "Chunks":
+        """Returns the fewest chunks in which the logits of all networks fit into the budget of a device."""
+        batch, length = readouts[0].hidden.shape[:2]
+        shards = partitioning.axis_size("length", length)
+        local_length = length // shards
+        vocab = sum(jax.eval_shape(readout.logits, readout.hidden).shape[-1] for readout in readouts)
+        bytes_per_position = 4 * vocab * batch / (partitioning.batch_shards() * partitioning.axis_size("vocab"))
+        number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
+        return cls(number, -(-local_length // number), shards, length)
+
+    def split(self, x: Array) -> Array:
+        """Splits `[batch, length, …]` into `[chunks, batch, shards · size, …]`, zero-padded, within each shard."""
+        batch, _, *rest = x.shape
+        trailing = [(0, 0)] * len(rest)
+        local_length = self.length // self.shards
+        x = x.reshape(batch, self.shards, local_length, *rest)
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, self.number * self.size - local_length), *trailing])
+        x = jnp.moveaxis(x.reshape(batch, self.shards, self.number, self.size, *rest), 2, 0)
+        x = x.reshape(self.number, batch, self.shards * self.size, *rest)
+        return partitioning.shard(x, None, "batch", "length", *[None] * len(rest))
+
+    def join(self, x: Array) -> Array:
+        """Joins `[chunks, batch, shards · size]` to `[batch, length]`, the inverse of `split`."""
+        _, batch, _ = x.shape
+        x = jnp.moveaxis(x.reshape(self.number, batch, self.shards, self.size), 0, 2)
+        x = x.reshape(batch, self.shards, self.number * self.size)[:, :, : self.length // self.shards]
+        return partitioning.shard(x.reshape(batch, self.length), "batch", "length")

@@ -1,0 +1,214 @@
+"""Divergences between the predictions of a teacher and of a student, in chunks that bound the memory of the logits.
+
+`from_teacher` and `mean_squared_error` return losses for `chunks.sum_over_positions`, which computes the logits of both
+networks for a chunk of the positions at a time, together with the cross-entropy of the targets. P denotes the
+teacher's distribution and Q the student's.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from t5x_like.errors import UserError
+from t5x_like.kernels.chunks import PositionLoss, Readout, Scalar
+
+LogProbabilities = Float[Array, "batch length classes"]
+PerPosition = Float[Array, "batch length"]
+# divergence(log P, log Q) -> nats per position.
+Divergence = Callable[[LogProbabilities, LogProbabilities], PerPosition]
+
+
+@struct.dataclass
+class TopK:
+    """The largest logits of a teacher at each position, and what remains.
+
+    A constant may be added to `values` and `temperature * log_tail` of a position: log-probabilities are as good as
+    logits, except for the mean squared error of logits.
+
+    With k classes of V, a divergence compares k + 1 outcomes: the k classes, and one of the others. Merging outcomes
+    never increases a forward, reverse or Jensen-Shannon divergence, so the result is a lower bound, which is exact if
+    the tails of both networks have the same shape.
+
+    Attributes:
+      values: the k largest logits; of all classes if k = V.
+      ids: the classes of `values`, each at most once.
+      log_tail: log Σ exp(logit / temperature) over the other classes; unused if k = V.
+      temperature: the temperature of `log_tail`.
+    """
+
+    values: Float[Array, "batch length k"]
+    ids: Int[Array, "batch length k"]
+    log_tail: Float[Array, "batch length"]
+    temperature: float = struct.field(pytree_node=False, default=1.0)
+
+
+def forward_kl(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:
+    """Computes KL(P || Q) = Σ P · (log P - log Q), the loss of Hinton et al. 2015 up to the entropy of P.
+
+    Args:
+      log_p: log-probabilities of the teacher; -inf for an impossible outcome.
+      log_q: log-probabilities of the student.
+
+    Returns:
+      The divergence of each position, in nats.
+    """
+    possible = log_p > -jnp.inf
+    return jnp.sum(jnp.where(possible, jnp.exp(log_p) * (jnp.where(possible, log_p, 0.0) - log_q), 0.0), axis=-1)
+
+
+def reverse_kl(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:
+    """Computes KL(Q || P), which prefers the modes of P to its whole support (Gu et al. 2024, arXiv:2306.08543).
+
+    Args:
+      log_p: log-probabilities of the teacher.
+      log_q: log-probabilities of the student.
+
+    Returns:
+      The divergence of each position, in nats.
+    """
+    return forward_kl(log_q, log_p)
+
+
+def jensen_shannon(log_p: LogProbabilities, log_q: LogProbabilities, *, beta: float) -> PerPosition:
+    """Computes the generalized Jensen-Shannon divergence β KL(P || M) + (1 - β) KL(Q || M), M = β P + (1 - β) Q.
+
+    Source: Agarwal et al. 2024, arXiv:2306.13649, equation 1. Divided by β it tends to KL(P || Q) for β -> 0, and
+    divided by 1 - β to KL(Q || P) for β -> 1.
+
+    Args:
+      log_p: log-probabilities of the teacher.
+      log_q: log-probabilities of the student.
+      beta: β, in (0, 1).
+
+    Returns:
+      The divergence of each position, in nats.
+    """
+    log_m = jnp.logaddexp(math.log(beta) + log_p, math.log1p(-beta) + log_q)
+    return beta * forward_kl(log_p, log_m) + (1.0 - beta) * forward_kl(log_q, log_m)
+
+
+def cross_entropy(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:
+    """Computes the cross-entropy -Σ P · log Q, which has the gradient of KL(P || Q).
+
+    Args:
+      log_p: log-probabilities of the teacher.
+      log_q: log-probabilities of the student.
+
+    Returns:
+      The cross-entropy of each position, in nats.
+    """
+    return -jnp.sum(jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_q, 0.0), axis=-1)
+
+
+def from_teacher(
+    divergence: Divergence,
+    teacher: Readout | TopK,
+    weights: Float[Array, "batch length"],
+    *,
+    temperature: float = 1.0,
+) -> PositionLoss:
+    """Returns a divergence between softmax(teacher / T) and softmax(student / T), times T².
+
+    The gradient of a divergence at temperature T is about 1 / T² of that at temperature 1. The factor T² keeps the
+    proportion to the other losses (Hinton et al. 2015, section 2).
+
+    Args:
+      divergence: `forward_kl`, `reverse_kl`, …
+      teacher: the teacher's logits.
+      weights: weight of each position; 0 excludes the position.
+      temperature: T.
+
+    Returns:
+      A loss whose sum is T² times the weighted sum of the divergence, a float32 scalar.
+
+    Raises:
+      UserError: the teacher is a `TopK` of another temperature.
+    """
+
+    def weighted_sum(log_p, log_q, weights):
+        return temperature**2 * jnp.sum(divergence(log_p, log_q) * weights)
+
+    if isinstance(teacher, TopK):
+
+        def of_top_k(logits, others, arrays) -> Scalar:
+            teacher, weights = arrays
+            _check_temperature(teacher, temperature, logits.shape[-1])
+            return weighted_sum(*_outcomes(teacher, logits, temperature), weights)
+
+        return PositionLoss(of_top_k, (jax.lax.stop_gradient(teacher), weights))
+
+    def of_logits(logits, others, weights) -> Scalar:
+        log_p, log_q = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (others[0], logits))
+        return weighted_sum(log_p, log_q, weights)
+
+    return PositionLoss(of_logits, weights, (teacher,))
+
+
+def mean_squared_error(teacher: Readout | TopK, weights: Float[Array, "batch length"]) -> PositionLoss:
+    """Returns the mean over the classes of (student - teacher)², of logits without a softmax.
+
+    Ba and Caruana 2014, arXiv:1312.6184, equation 1, sum over the classes and divide by 2: with V classes their loss is
+    V / 2 times this one.
+
+    Args:
+      teacher: the teacher's logits, of all classes.
+      weights: weight of each position; 0 excludes the position.
+
+    Returns:
+      A loss whose sum is the weighted sum, a float32 scalar.
+
+    Raises:
+      UserError: the teacher is a `TopK` with fewer classes than the student.
+    """
+
+    def weighted_sum(teacher, student, weights):
+        return jnp.sum(jnp.mean(jnp.square(student - teacher), axis=-1) * weights)
+
+    if isinstance(teacher, TopK):
+
+        def of_top_k(logits, others, arrays) -> Scalar:
+            teacher, weights = arrays
+            if teacher.ids.shape[-1] < logits.shape[-1]:
+                raise UserError(
+                    f"k={teacher.ids.shape[-1]} stored logits: the mean squared error of logits needs all "
+                    f"{logits.shape[-1]} classes. Store all classes, or use a divergence of probabilities."
+                )
+            return weighted_sum(teacher.values, _at_ids(logits, teacher.ids), weights)
+
+        return PositionLoss(of_top_k, (jax.lax.stop_gradient(teacher), weights))
+    return PositionLoss(
+        lambda logits, others, weights: weighted_sum(others[0], logits.astype(jnp.float32), weights),
+        weights,
+        (teacher,),
+    )
+
+
+def _outcomes(
+    teacher: TopK, logits: Float[Array, "batch length vocab"], temperature: float
+) -> tuple[LogProbabilities, LogProbabilities]:
+    """Returns the log-probabilities of teacher and student of the k classes, and of the tail if there is one."""
+    logits = logits.astype(jnp.float32) / temperature
+    p, q = teacher.values.astype(jnp.float32) / temperature, _at_ids(logits, teacher.ids)
+    if p.shape[-1] < logits.shape[-1]:
+        # The tail is summed by itself: 1 minus the sum of the others would lose all digits of a small tail.
+        others = jnp.put_along_axis(logits, teacher.ids, -jnp.inf, axis=-1, inplace=False)
+        tails = (teacher.log_tail.astype(jnp.float32), jax.nn.logsumexp(others, axis=-1))
+        p, q = (jnp.concatenate([x, tail[..., None]], axis=-1) for x, tail in zip((p, q), tails, strict=True))
+    return jax.nn.log_softmax(p), jax.nn.log_softmax(q)
+
+
+def _at_ids(logits: Float[Array, "batch length vocab"], ids: Int[Array, "batch length k"]) -> LogProbabilities:
+    return jnp.take_along_axis(logits.astype(jnp.float32), ids, axis=-1)
+
+
+def _check_temperature(teacher: TopK, temperature: float, classes: int) -> None:
+    k = teacher.ids.shape[-1]
+    if k < classes and temperature != teacher.temperature:
+        raise UserError(
+            f"temperature={temperature}: the tail of the k={k} stored logits of {classes} classes was summed at "
+            f"temperature {teacher.temperature}. Use this temperature, or store the logits of all classes."
+        )
