@@ -3,6 +3,10 @@
 `from_teacher` and `mean_squared_error` return losses for `chunks.sum_over_positions`, which computes the logits of both
 networks for a chunk of the positions at a time, together with the cross-entropy of the targets. P denotes the
 teacher's distribution and Q the student's.
+
+Of a teacher whose k largest logits of V are stored (`TopK`), a divergence compares k + 1 outcomes: the k classes, and
+one of the others. Merging outcomes never increases a forward, reverse or Jensen-Shannon divergence, so the result is a
+lower bound. It is exact if k = V, or if the two networks agree on the proportions of the other classes.
 """
 
 import math
@@ -10,40 +14,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss, Readout, Scalar
+from t5x_like.kernels.top_k import TopK
 
 LogProbabilities = Float[Array, "batch length classes"]
 PerPosition = Float[Array, "batch length"]
 # divergence(log P, log Q) -> nats per position.
 Divergence = Callable[[LogProbabilities, LogProbabilities], PerPosition]
-
-
-@struct.dataclass
-class TopK:
-    """The largest logits of a teacher at each position, and what remains.
-
-    A constant may be added to `values` and `temperature * log_tail` of a position: log-probabilities are as good as
-    logits, except for the mean squared error of logits.
-
-    With k classes of V, a divergence compares k + 1 outcomes: the k classes, and one of the others. Merging outcomes
-    never increases a forward, reverse or Jensen-Shannon divergence, so the result is a lower bound, which is exact if
-    the tails of both networks have the same shape.
-
-    Attributes:
-      values: the k largest logits; of all classes if k = V.
-      ids: the classes of `values`, each at most once.
-      log_tail: log Σ exp(logit / temperature) over the other classes; unused if k = V.
-      temperature: the temperature of `log_tail`.
-    """
-
-    values: Float[Array, "batch length k"]
-    ids: Int[Array, "batch length k"]
-    log_tail: Float[Array, "batch length"]
-    temperature: float = struct.field(pytree_node=False, default=1.0)
 
 
 def forward_kl(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:

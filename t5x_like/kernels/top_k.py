@@ -15,17 +15,21 @@ class TopK:
     """The largest logits of each position, and the mass of the others.
 
     With Z = Σ exp(values) + exp(log_tail), class `ids[b, p, i]` has the probability exp(values[b, p, i]) / Z, and all
-    classes that are not in `ids` together have exp(log_tail[b, p]) / Z.
+    classes that are not in `ids` together have exp(log_tail[b, p]) / Z. A constant may be added to `values` and
+    `log_tail` of a position: log-probabilities are as good as logits, except for the mean squared error of logits.
 
     Attributes:
       values: the `k` largest logits in descending order, float32.
       ids: their classes, int32.
-      log_tail: log Σ exp(logit) over the other classes, float32; -inf if there are none.
+      log_tail: log Σ exp(logit) over the other classes, float32; -inf if there are none. At another temperature than 1
+        it is log Σ exp(logit / temperature), and belongs to `values / temperature`.
+      temperature: the temperature of `log_tail`.
     """
 
     values: Float[Array, "batch positions k"]
     ids: Int[Array, "batch positions k"]
     log_tail: Float[Array, "batch positions"]
+    temperature: float = struct.field(pytree_node=False, default=1.0)
 
 
 def top_k(x: Float[Array, "batch n"], k: int) -> tuple[Float[Array, "batch k"], Int[Array, "batch k"]]:

@@ -13,7 +13,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.kernels import cross_entropy, divergence
 from t5x_like.kernels.chunks import Readout, sum_over_positions
-from t5x_like.kernels.divergence import TopK
+from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
 
