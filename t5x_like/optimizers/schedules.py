@@ -6,7 +6,7 @@ BERT's released fine-tuning code.
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import optax
@@ -155,6 +155,27 @@ def wsd(
         peak, floor, transition_steps=decay_steps, transition_begin=total_steps - decay_steps - warmup_steps
     )
     return _bounded(_after_warmup(decay, peak, warmup_steps), floor)
+
+
+@recorded
+def piecewise(values: Mapping[int, float]) -> Schedule:
+    """Creates a schedule of constant values, such as the coefficient of a loss that is active for some of the steps.
+
+    Args:
+      values: Step -> the value from this step on. Step 0 must have a value.
+
+    Returns:
+      The schedule.
+
+    Raises:
+      UserError: Step 0 has no value, or a step is negative or not an integer.
+    """
+    steps = sorted(values)
+    if not steps or steps[0] != 0 or not all(isinstance(step, int) for step in steps):
+        raise UserError(f"piecewise.values={dict(values)} is not valid. Give integer steps, the first of which is 0.")
+    schedules = [optax.constant_schedule(values[step]) for step in steps]
+    joined = optax.join_schedules(schedules, steps[1:])
+    return lambda step: jnp.asarray(joined(jnp.asarray(step)), jnp.float32)
 
 
 @recorded

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from t5x_like.errors import UserError
 from t5x_like.optimizers import schedules
 
 
@@ -133,3 +134,11 @@ def test_unknown_factor_raises_with_suggestion():
 def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_piecewise_values():
+    schedule = schedules.piecewise({0: 0.0, 10: 2.0, 20: 0.5})
+    assert at(schedule, 0, 9, 10, 19, 20, 99) == approx(0.0, 0.0, 2.0, 2.0, 0.5, 0.5)
+    for values in ({}, {1: 1.0}, {0: 1.0, 2.5: 0.0}):
+        with pytest.raises(UserError, match="is not valid. Give integer steps, the first of which is 0"):
+            schedules.piecewise(values)

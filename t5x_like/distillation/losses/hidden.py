@@ -1,0 +1,176 @@
+"""Losses between hidden states of student and teacher."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t5x_like.distillation.layer_maps import LayerMap, Pairs
+from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken, attended, outputs_of
+from t5x_like.errors import UserError
+from t5x_like.layers import initializers
+from t5x_like.layers.projections import Projection
+from t5x_like.objectives.base import Batch, Scalar
+from t5x_like.objectives.component import Component
+
+States = Float[Array, "batch length embed"]
+PROJECTION = "projection"
+# Added to the squared norms of both vectors by torch's CosineEmbeddingLoss, which DistilBERT's code uses.
+_COSINE_EPSILON = 1e-12
+# Smallest norm that torch's `normalize` divides by, which the code of PKD uses.
+_MIN_NORM = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenMSE(LayerLoss):
+    """Mean squared error of hidden states, per token, summed over the pairs of layers.
+
+    The error of a token is the mean over the features of (W · student + b - teacher)². One projection W, b is shared by
+    all layers and the embeddings; without it, the states are compared directly. Source: TinyBERT (Jiao et al. 2020,
+    equations 8 and 9). Its released code has the bias and the shared projection, and averages over padding as well;
+    here padding does not count.
+    """
+
+    # See LayerLoss; () for the embeddings alone.
+    layers: LayerMap
+    # Whether the inputs of the first layers are compared as well: the embeddings, after their norm and dropout.
+    embeddings: bool = False
+    # Whether to learn a projection; None to learn one if the widths differ. TinyBERT's code always has one.
+    project: bool | None = None
+
+    def pairs(self, student: Network, teacher: Network) -> Pairs:
+        """Returns the pairs of layers, which may be empty if the embeddings are compared."""
+        if self.embeddings and not callable(self.layers) and not self.layers:
+            return ()
+        return super().pairs(student, teacher)
+
+    def check(self, student: Network, teacher: Network) -> None:
+        """Checks the layers, and the widths if there is no projection; see `Loss.check`."""
+        super().check(student, teacher)
+        ours, theirs = self.sizes(student, teacher)
+        if self.project is False and ours.embed != theirs.embed:
+            raise UserError(
+                f"HiddenMSE.project=False: the hidden states of the student have {ours.embed} features, those of "
+                f"{teacher.name} have {theirs.embed}. Give None or True."
+            )
+
+    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the hidden states of the mapped layers, and the embeddings; see `Loss.captures`."""
+        embedding = (f"{self.stack}/embedding",) if self.embeddings else ()
+        ours, theirs = super().captures(student, teacher)
+        return embedding + ours, embedding + theirs
+
+    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+        """Initializes the projection, with the standard deviation 0.02 of TinyBERT's code; see `Loss.init`."""
+        ours, theirs = self.sizes(student, teacher)
+        if not (ours.embed != theirs.embed if self.project is None else self.project):
+            return {}
+        axes, init = ("embed", "mlp"), initializers.normal(0.02)
+        return {PROJECTION: Projection((ours.embed,), (theirs.embed,), axes=axes, key=key, init=init, bias=True)}
+
+    def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
+        """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
+        return self._error(heads, student["hidden"], teacher["hidden"])
+
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+        """Computes the loss of a microbatch; see `Loss`."""
+        value = super().__call__(heads, student, teacher) if self.pairs(student.network, teacher.network) else None
+        if self.embeddings:
+            states = [
+                outputs_of(self, view).captured[f"{self.stack}/embedding"].astype(jnp.float32)
+                for view in (student, teacher)
+            ]
+            of_embeddings = self.weighted_sum([self._error(heads, *states)], student.batch)
+            value = LossValue(of_embeddings.sum + (value.sum if value else 0.0))
+        return value
+
+    def _error(self, heads: Mapping[str, nnx.Module], student: States, teacher: States) -> PerToken:
+        if PROJECTION in heads:
+            student = heads[PROJECTION](student)
+        return jnp.mean(jnp.square(student - teacher), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenCosine:
+    """1 - cosine of the last hidden states of student and teacher, per token.
+
+    The last hidden states are those from which logits are computed, after the final norm if there is one. Source:
+    DistilBERT (Sanh et al. 2019), whose code averages over the tokens that are not padding. Implements `Loss`.
+    """
+
+    # Name of the only teacher that the loss reads; None for all teachers.
+    teacher: str | None = None
+
+    def check(self, student: Network, teacher: Network) -> None:
+        """Checks that the hidden states have the same number of features; see `Loss.check`."""
+        ours, theirs = student.config.embed_dim, teacher.config.embed_dim
+        if ours != theirs:
+            raise UserError(
+                f"HiddenCosine: the hidden states of the student have {ours} features, those of {teacher.name} have "
+                f"{theirs}. Use HiddenMSE, which learns a projection."
+            )
+
+    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns no names: the last hidden states are always known of a network in memory."""
+        return (), ()
+
+    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+        """Returns no projections."""
+        return {}
+
+    def weight(self, batch: Batch, objective: Component) -> Scalar:
+        """Counts the tokens that are not padding; see `Loss.weight`."""
+        return jnp.sum(attended(batch, _last_stack(batch)))
+
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+        """Computes the loss of a microbatch; see `Loss`."""
+        ours, theirs = (outputs_of(self, view).hidden.astype(jnp.float32) for view in (student, teacher))
+        squares = [jnp.sum(jnp.square(x), axis=-1) + _COSINE_EPSILON for x in (ours, theirs)]
+        cosine = jnp.sum(ours * theirs, axis=-1) * jax.lax.rsqrt(squares[0] * squares[1])
+        return LossValue(jnp.sum((1.0 - cosine) * attended(student.batch, _last_stack(student.batch))))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatientCLS(LayerLoss):
+    """Mean squared error of the first token's hidden states, per row, averaged over features and pairs of layers.
+
+    Source: Patient-KD (Sun et al. 2019, arXiv:1908.09355), equation 7. The paper sums squared distances over layers and
+    divides by the number of rows; the released code averages over features and layers as well, and so does this loss.
+    Its coefficients of 10 to 1000 belong to the average.
+    """
+
+    # Whether the hidden states are divided by their norms, as in the paper.
+    normalize: bool = True
+
+    same_sizes: ClassVar[tuple[str, ...]] = ("embed",)
+
+    def weight(self, batch: Batch, objective: Component) -> Scalar:
+        """Counts the rows that are not padding; see `Loss.weight`."""
+        return jnp.sum(attended(batch, self.stack)[:, 0])
+
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+        """Computes the loss of a microbatch; see `Loss`."""
+        pairs = self.pairs(student.network, teacher.network)
+        rows = attended(student.batch, self.stack)[:, 0]
+        total = sum(
+            jnp.sum(jnp.mean(jnp.square(self._first(student, ours) - self._first(teacher, theirs)), axis=-1) * rows)
+            for ours, theirs in pairs
+        )
+        return LossValue(total / len(pairs))
+
+    def _first(self, view: View, layer: int) -> Float[Array, "batch embed"]:
+        first = self._arrays(view, layer)["hidden"][:, 0]
+        if not self.normalize:
+            return first
+        # The root of a clipped square, because the gradient of a norm is undefined at 0.
+        return first * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(first), axis=-1, keepdims=True), _MIN_NORM**2))
+
+
+def _last_stack(batch: Batch) -> str:
+    """Returns the stack whose output the logits are computed from."""
+    return "decoder" if "decoder_segment_ids" in batch else "encoder"

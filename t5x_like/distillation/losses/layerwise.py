@@ -1,0 +1,143 @@
+"""Base class of the losses that compare arrays of mapped layers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
+from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.distillation.stack_sizes import StackSizes, stack_sizes
+from t5x_like.errors import UserError
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives.base import Batch, Scalar
+from t5x_like.objectives.component import Component
+
+# Captured arrays of a layer by their names within it.
+Arrays = Mapping[str, Array]
+PerToken = Float[Array, "batch length"]
+
+
+def attended(batch: Batch, stack: str) -> PerToken:
+    """Returns 1 for tokens and 0 for padding.
+
+    Args:
+      batch: the features of a batch.
+      stack: `encoder` or `decoder`.
+    """
+    return (batch[f"{stack}_segment_ids"] != 0).astype(jnp.float32)
+
+
+def outputs_of(loss: object, view: View) -> Outputs:
+    """Returns what a network computed.
+
+    Raises:
+      UserError: the logits of the network are cached, and nothing else is known of it.
+    """
+    if view.outputs is None:
+        raise UserError(
+            f"{type(loss).__name__} reads hidden states or attention of {view.network.name}, whose logits are cached. "
+            "Train with the teacher in memory, or use losses of logits alone."
+        )
+    return view.outputs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerLoss:
+    """A loss between mapped layers of one stack. Implements `Loss`, except for `per_token`.
+
+    The loss is an average over the tokens that are not padding. It is summed over the pairs of layers, or averaged if
+    `averages_layers`.
+    """
+
+    # Pairs (layer of the student, layer of the teacher), or a function of layer_maps that makes them.
+    layers: LayerMap
+    # The stack whose layers are compared: `encoder` or `decoder`.
+    stack: str = "encoder"
+    # Name of the only teacher that the loss reads; None for all teachers.
+    teacher: str | None = None
+
+    # Names within a layer of the arrays that the loss reads.
+    reads: ClassVar[tuple[str, ...]] = ("hidden",)
+    # Sizes that student and teacher must share: fields of StackSizes.
+    same_sizes: ClassVar[tuple[str, ...]] = ()
+    averages_layers: ClassVar[bool] = False
+
+    def per_token(
+        self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch
+    ) -> Float[Array, "batch length"]:
+        """Computes the loss of a pair of layers at each token, including padding, whose values are ignored.
+
+        Args:
+          heads: the projections of the loss.
+          student: the arrays of the student's layer that the loss reads.
+          teacher: those of the teacher's layer.
+          batch: the features of the batch.
+        """
+        raise NotImplementedError
+
+    def sizes(self, student: Network, teacher: Network) -> tuple[StackSizes, StackSizes]:
+        """Returns the sizes of the stack of both networks."""
+        return stack_sizes(student, self.stack), stack_sizes(teacher, self.stack)
+
+    def pairs(self, student: Network, teacher: Network) -> Pairs:
+        """Returns the pairs of layers; see `layer_maps.resolve`."""
+        described = (
+            (f"the {self.stack} of {network.name}", sizes.layers)
+            for network, sizes in zip((student, teacher), self.sizes(student, teacher), strict=True)
+        )
+        return resolve(self.layers, *described, setting=f"{type(self).__name__}.layers")
+
+    def check(self, student: Network, teacher: Network) -> None:
+        """Checks the layers and the sizes of both networks; see `Loss.check`."""
+        self.pairs(student, teacher)
+        ours, theirs = self.sizes(student, teacher)
+        for name in self.same_sizes:
+            if getattr(ours, name) != getattr(theirs, name):
+                raise UserError(
+                    f"{type(self).__name__} needs the same {name} in both networks: the {self.stack} of the student "
+                    f"has {getattr(ours, name)}, that of {teacher.name} has {getattr(theirs, name)}. Change the "
+                    "student, or use a loss that does not depend on it."
+                )
+
+    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the arrays of the mapped layers; see `Loss.captures`."""
+        pairs = self.pairs(student, teacher)
+        return tuple(
+            tuple(dict.fromkeys(self._name(pair[number], what) for pair in pairs for what in self.reads))
+            for number in (0, 1)
+        )
+
+    def _name(self, layer: int, what: str) -> str:
+        return f"{self.stack}/layers/{layer}/{what}"
+
+    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+        """Returns no projections; see `Loss.init`."""
+        return {}
+
+    def weight(self, batch: Batch, objective: Component) -> Scalar:
+        """Counts the tokens that are not padding; see `Loss.weight`."""
+        return jnp.sum(attended(batch, self.stack))
+
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+        """Computes the loss of a microbatch; see `Loss`."""
+        pairs = self.pairs(student.network, teacher.network)
+        losses = [
+            self.per_token(heads, self._arrays(student, ours), self._arrays(teacher, theirs), student.batch)
+            for ours, theirs in pairs
+        ]
+        return self.weighted_sum(losses, student.batch)
+
+    def weighted_sum(self, losses: list[PerToken], batch: Batch) -> LossValue:
+        """Sums the losses of pairs of layers over the tokens that are not padding."""
+        tokens = attended(batch, self.stack) > 0
+        total = sum(jnp.sum(jnp.where(tokens, loss, 0.0)) for loss in losses)
+        return LossValue(total / len(losses) if self.averages_layers else total)
+
+    def _arrays(self, view: View, layer: int) -> Arrays:
+        captured = outputs_of(self, view).captured
+        return {what: captured[self._name(layer, what)].astype(jnp.float32) for what in self.reads}

@@ -1,0 +1,206 @@
+"""Losses between the distributions that student and teacher predict, in chunks that bound the memory of the logits.
+
+A loss reads one prediction of the objectives, such as `targets` (each target token), `masked_lm` (each masked token),
+`all_tokens` (each token, by the masked-LM head) or `sequence_classification` (one label per row). All of them are
+averages over the positions whose weight is not 0. They also read a teacher whose logits are stored.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.errors import UserError
+from t5x_like.kernels import divergence
+from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
+from t5x_like.kernels.divergence import Divergence
+from t5x_like.kernels.top_k import TopK
+from t5x_like.objectives import masked_lm
+from t5x_like.objectives.base import Batch, Scalar
+from t5x_like.objectives.component import Component
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogitLoss:
+    """Base class of the losses of logits. Implements `Loss`, except for `of_positions`."""
+
+    # The prediction that is compared, which both objectives have.
+    prediction: str = "targets"
+    # Name of the only teacher that the loss reads; None for all teachers.
+    teacher: str | None = None
+
+    def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
+        """Returns the loss for `sum_over_positions`.
+
+        Args:
+          teacher: the teacher's logits.
+          weights: weights of the positions.
+        """
+        raise NotImplementedError
+
+    def check(self, student: Network, teacher: Network) -> None:
+        """Checks that both networks predict the same classes; see `Loss.check`."""
+        for network in (student, teacher):
+            if self.prediction not in (names := prediction_names(network.objective)):
+                raise UserError(
+                    f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {network.name} does not "
+                    f"predict it. Give one of {', '.join(names)}."
+                )
+        labels = [tuple(getattr(network.objective, "labels", ())) for network in (student, teacher)]
+        if labels[0] != labels[1]:
+            raise UserError(
+                f"{type(self).__name__}: student and {teacher.name} predict different labels, {labels[0]} and "
+                f"{labels[1]}. Use a teacher with the labels of the student, in the same order."
+            )
+        if not labels[0] and None not in (student.vocabulary, teacher.vocabulary):
+            if student.vocabulary != teacher.vocabulary:
+                raise UserError(
+                    f"{type(self).__name__}: the vocabulary of the student ({student.vocabulary}) differs from that of "
+                    f"{teacher.name} ({teacher.vocabulary}), so their logits cannot be compared. Use the teacher's "
+                    "vocabulary, or losses of hidden states and attention."
+                )
+
+    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns no names: the loss reads predictions alone."""
+        return (), ()
+
+    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+        """Returns no projections."""
+        return {}
+
+    def weight(self, batch: Batch, objective: Component) -> Scalar:
+        """Counts the positions of the prediction; see `Loss.weight`."""
+        return jnp.sum(objective.prediction_weights(batch)[self.prediction]).astype(jnp.float32)
+
+    def position_loss(self, student: View, teacher: View) -> PositionLoss:
+        """Returns the loss for `sum_over_positions`, which sums it together with other losses of the same logits.
+
+        Args:
+          student: what the student computed.
+          teacher: what the teacher computed.
+
+        Raises:
+          UserError: the networks have different numbers of classes.
+        """
+        ours, theirs = student.predictions[self.prediction], teacher.predictions[self.prediction]
+        if not isinstance(theirs, TopK):
+            theirs = Readout(theirs.hidden, theirs.logits)
+            classes = [jax.eval_shape(each.logits, each.hidden).shape[-1] for each in (ours, theirs)]
+            if classes[0] != classes[1]:
+                raise UserError(
+                    f"{type(self).__name__}: the student predicts {classes[0]} classes of {self.prediction!r}, "
+                    f"{teacher.network.name} predicts {classes[1]}. Use a teacher with the classes of the student."
+                )
+        return self.of_positions(theirs, ours.weights)
+
+    def __call__(self, heads: dict[str, nnx.Module], student: View, teacher: View) -> LossValue:
+        """Computes the loss by itself; see `Loss`."""
+        ours = student.predictions[self.prediction]
+        losses = {"loss": self.position_loss(student, teacher)}
+        return LossValue(sum_over_positions(Readout(ours.hidden, ours.logits), losses)["loss"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Divergence(LogitLoss):
+    # T: both networks' logits are divided by it before the softmax.
+    temperature: float = 1.0
+
+    def __post_init__(self):
+        if self.temperature <= 0:
+            raise UserError(
+                f"{type(self).__name__}.temperature={self.temperature} is not positive. Give a positive number."
+            )
+
+    def divergence(self) -> Divergence:
+        """Returns the function of the log-probabilities of teacher and student."""
+        raise NotImplementedError
+
+    def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
+        """Returns the loss for `sum_over_positions`; see `LogitLoss.of_positions`."""
+        return divergence.from_teacher(self.divergence(), teacher, weights, temperature=self.temperature)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardKL(_Divergence):
+    """T² · KL(teacher || student) of the distributions at temperature T, in nats per position.
+
+    Source: Hinton et al. 2015, arXiv:1503.02531, section 2; DistilBERT (Sanh et al. 2019) with T = 2 and the prediction
+    `all_tokens`. It differs from the cross-entropy with soft targets by the entropy of the teacher, which does not
+    depend on the student.
+    """
+
+    def divergence(self) -> Divergence:
+        """Returns KL(P || Q)."""
+        return divergence.forward_kl
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReverseKL(_Divergence):
+    """T² · KL(student || teacher) of the distributions at temperature T, in nats per position.
+
+    Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, section 2.1. The student prefers modes of the teacher to its
+    whole support.
+    """
+
+    def divergence(self) -> Divergence:
+        """Returns KL(Q || P)."""
+        return divergence.reverse_kl
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JensenShannon(_Divergence):
+    """T² times the generalized Jensen-Shannon divergence at temperature T, in nats per position.
+
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1. It is at most log 2 for beta = 0.5.
+    """
+
+    # Weight of the teacher in the mixture, in (0, 1). Values near 0 resemble the forward KL, near 1 the reverse KL.
+    beta: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.beta < 1:
+            raise UserError(
+                f"JensenShannon.beta={self.beta} is out of range. Give a number between 0 and 1, or use ForwardKL or "
+                "ReverseKL."
+            )
+
+    def divergence(self) -> Divergence:
+        """Returns the divergence with `beta`."""
+        return functools.partial(divergence.jensen_shannon, beta=self.beta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftCrossEntropy(_Divergence):
+    """T² · cross-entropy of the student with the teacher's probabilities, in nats per position.
+
+    Source: Turc et al. 2019, arXiv:1908.08962, section 2 (T = 1); TinyBERT's prediction layer (Jiao et al. 2020,
+    equation 10, T = 1; the released code does not multiply by T²).
+    """
+
+    def divergence(self) -> Divergence:
+        """Returns the cross-entropy."""
+        return divergence.cross_entropy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogitMSE(LogitLoss):
+    """Mean over the classes of (student - teacher)² of the logits, per position.
+
+    Source: Ba and Caruana 2014, arXiv:1312.6184, equation 1, which sums over the classes and divides by 2: with n
+    classes its value is n / 2 times this one. For a regression, whose score is the only class, it is the squared error
+    (TinyBERT's STS-B).
+    """
+
+    def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
+        """Returns the loss for `sum_over_positions`; see `LogitLoss.of_positions`."""
+        return divergence.mean_squared_error(teacher, weights)
+
+
+def prediction_names(objective: Component) -> tuple[str, ...]:
+    """Returns the names of the predictions of an objective."""
+    terms = tuple(objective.coefficients)
+    return (*terms, masked_lm.ALL_TOKENS) if masked_lm.NAME in terms else terms
