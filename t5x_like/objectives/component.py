@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float
 from t5x_like import partitioning
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.data.features import FeatureSpec
+from t5x_like.kernels.chunks import PositionLoss
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Params, Scalar, Terms
 from t5x_like.objectives.prediction import Prediction, identity
@@ -157,6 +159,39 @@ class Component:
           The terms and metrics, as `terms` returns them.
         """
         raise NotImplementedError
+
+    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
+        """Returns the loss of each prediction whose logits are computed in chunks.
+
+        A caller may sum them together with other losses of the same logits, and give the sums to `terms_of_sums`.
+
+        Args:
+          predictions: result of `predictions(…)`.
+
+        Returns:
+          Name of a prediction -> its loss; empty if all logits are held in memory.
+        """
+        return {}
+
+    def terms_of_sums(
+        self,
+        sums: Mapping[str, Any],
+        params: Params,
+        outputs: Outputs,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Terms:
+        """Computes the same as `terms_of`, without the logits whose losses are summed already.
+
+        Args:
+          sums: name of a prediction -> sum of its loss in `position_losses`, for all of them.
+          params: see `terms_of`.
+          outputs: see `terms_of`.
+          batch: see `terms_of`.
+          dropout_key: see `terms_of`.
+        """
+        return self.terms_of(params, outputs, batch, dropout_key=dropout_key)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Predicts the targets from the outputs of a forward pass without dropout.

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
+from t5x_like.kernels.chunks import PositionLoss
 from t5x_like.kernels.dropout import split_key
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Params, Scalar, Terms
@@ -89,13 +90,29 @@ class Joint(Component):
     ) -> Terms:
         """Computes the terms of all objectives from a forward pass; see `Component.terms_of`."""
         keys = split_key(dropout_key, len(self.objectives))
-        terms = [
+        return _add(
             objective.terms_of(params, outputs, batch, dropout_key=key)
             for objective, key in zip(self.objectives, keys, strict=True)
-        ]
-        return Terms(
-            sums=_union("term", [each.sums for each in terms]),
-            metrics=_union("metric", [each.metrics for each in terms]),
+        )
+
+    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
+        """Returns the losses of all objectives; see `Component.position_losses`."""
+        return _union("prediction", [objective.position_losses(predictions) for objective in self.objectives])
+
+    def terms_of_sums(
+        self,
+        sums: Mapping[str, Any],
+        params: Params,
+        outputs: Outputs,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Terms:
+        """Computes the terms of all objectives; see `Component.terms_of_sums`."""
+        keys = split_key(dropout_key, len(self.objectives))
+        return _add(
+            objective.terms_of_sums(sums, params, outputs, batch, dropout_key=key)
+            for objective, key in zip(self.objectives, keys, strict=True)
         )
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
@@ -141,6 +158,14 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
         aligned_features=tuple(aligned_features),
         packable=all(spec.packable for spec in specs),
         attached=tuple(attached),
+    )
+
+
+def _add(terms: Iterable[Terms]) -> Terms:
+    terms = list(terms)
+    return Terms(
+        sums=_union("term", [each.sums for each in terms]),
+        metrics=_union("metric", [each.metrics for each in terms]),
     )
 
 

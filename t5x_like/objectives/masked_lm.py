@@ -1,6 +1,6 @@
 """Masked language modeling: an encoder predicts the original tokens at masked positions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import cross_entropy
+from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
+from t5x_like.kernels.cross_entropy import CrossEntropy, position_loss
 from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
@@ -154,10 +155,27 @@ class MaskedLM(Component):
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = cross_entropy(
-            predicted.hidden, predicted.logits, predicted.targets, predicted.target_weights, z_loss=self.z_loss
-        )
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
+        readout = Readout(predicted[NAME].hidden, predicted[NAME].logits)
+        sums = sum_over_positions(readout, self.position_losses(predicted))
+        return self.terms_of_sums(sums, params, outputs, batch, dropout_key=dropout_key)
+
+    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
+        """Returns the cross-entropy of the targets; see `Component.position_losses`."""
+        predicted = predictions[NAME]
+        return {NAME: position_loss(predicted.targets, predicted.target_weights, z_loss=self.z_loss)}
+
+    def terms_of_sums(
+        self,
+        sums: Mapping[str, CrossEntropy],
+        params: Params,
+        outputs: Outputs,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Terms:
+        """Makes the term and the metrics of the cross-entropy; see `Component.terms_of_sums`."""
+        entropy = sums[NAME]
         metrics = {
             "loss": (entropy.nll, entropy.weight),
             "accuracy": (entropy.correct, entropy.weight),

@@ -1,5 +1,6 @@
 """Base class of the objectives that predict `decoder_target_tokens` at each position."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ from jaxtyping import Array, Float
 from t5x_like.data.features import FeatureSpec
 from t5x_like.decoding.score import score_hidden
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import cross_entropy
+from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
+from t5x_like.kernels.cross_entropy import CrossEntropy, position_loss
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Params, Terms
 from t5x_like.objectives.component import Component
@@ -63,15 +65,31 @@ class TokenPrediction(Component):
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
     ) -> Terms:
         """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[TERM]
-        entropy = cross_entropy(
-            predicted.hidden,
-            predicted.logits,
-            predicted.targets,
-            predicted.target_weights,
-            z_loss=self.z_loss,
-            label_smoothing=self.label_smoothing,
-        )
+        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
+        readout = Readout(predicted[TERM].hidden, predicted[TERM].logits)
+        sums = sum_over_positions(readout, self.position_losses(predicted))
+        return self.terms_of_sums(sums, params, outputs, batch, dropout_key=dropout_key)
+
+    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
+        """Returns the cross-entropy of the targets; see `Component.position_losses`."""
+        predicted = predictions[TERM]
+        return {
+            TERM: position_loss(
+                predicted.targets, predicted.target_weights, z_loss=self.z_loss, label_smoothing=self.label_smoothing
+            )
+        }
+
+    def terms_of_sums(
+        self,
+        sums: Mapping[str, CrossEntropy],
+        params: Params,
+        outputs: Outputs,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Terms:
+        """Makes the term and the metrics of the cross-entropy; see `Component.terms_of_sums`."""
+        entropy = sums[TERM]
         metrics = {
             "loss": (entropy.nll, entropy.weight),
             "accuracy": (entropy.correct, entropy.weight),

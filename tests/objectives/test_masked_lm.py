@@ -58,6 +58,7 @@ def test_loss_of_one_position_equals_numpy():
     params = make_params(objective)
     hidden = np.random.default_rng(1).normal(size=(1, 3, 4)).astype(np.float32)
     batch = {
+        "encoder_segment_ids": np.array([[1, 1, 1]]),
         "masked_positions": np.array([[2, 0]]),
         "masked_targets": np.array([[6, 0]]),
         "masked_weights": np.array([[1, 0]]),
