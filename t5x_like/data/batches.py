@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.roles import make_feature
 from t5x_like.errors import UserError
 
 
@@ -47,7 +48,7 @@ def from_arrays(
             return given[feature.sources[0]]
         parts = [items[name] for name in spec.track(feature.source)]
         tokens = _joined([given[name] for name in feature.sources], parts)
-        return _ROLES[feature.role](tokens, sum(parts), sum(parts) - parts[-1], spec.bos_id)
+        return make_feature(feature.role, tokens, sum(parts), sum(parts) - parts[-1], spec.bos_id)
 
     return {feature.name: feature.stack(rows, lambda choices: np.stack(choices, axis=1)) for feature in spec.features}
 
@@ -131,37 +132,3 @@ def _joined(arrays: list[np.ndarray], counts: list[np.ndarray]) -> np.ndarray:
     )
     order = np.argsort(padding, axis=1, kind="stable")
     return np.take_along_axis(np.where(padding, 0, joined), order, axis=1)
-
-
-def _positions(tokens: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-
-
-def _where(condition: np.ndarray, value: np.ndarray | int = 1) -> np.ndarray:
-    value = np.asarray(value)
-    return np.where(condition, value, 0).astype(value.dtype if value.dtype == np.float32 else np.int32)
-
-
-# Role -> function of the tokens `[batch, length]`, their number `[batch, 1]`, the number of tokens before the last
-# source `[batch, 1]`, and the BOS id.
-_ROLES = {
-    "tokens": lambda tokens, count, before, bos: _where(_positions(tokens) < count, tokens),
-    "shifted": lambda tokens, count, before, bos: _where(
-        _positions(tokens) < count, np.pad(tokens, ((0, 0), (1, 0)), constant_values=bos)[:, :-1]
-    ),
-    "next": lambda tokens, count, before, bos: _where(
-        _positions(tokens) + 1 < count, np.pad(tokens, ((0, 0), (0, 1)))[:, 1:]
-    ),
-    "weights": lambda tokens, count, before, bos: _where(_positions(tokens) < count),
-    "next_weights": lambda tokens, count, before, bos: _where(_positions(tokens) + 1 < count),
-    "last_weights": lambda tokens, count, before, bos: _where(
-        (_positions(tokens) >= before) & (_positions(tokens) < count)
-    ),
-    "next_last_weights": lambda tokens, count, before, bos: _where(
-        (_positions(tokens) + 1 >= before) & (_positions(tokens) + 1 < count)
-    ),
-    "prefix": lambda tokens, count, before, bos: _where(_positions(tokens) < np.minimum(before + 1, count)),
-    "segment_ids": lambda tokens, count, before, bos: _where(_positions(tokens) < count),
-    "positions": lambda tokens, count, before, bos: _where(_positions(tokens) < count, _positions(tokens)),
-    "row_positions": lambda tokens, count, before, bos: _where(_positions(tokens) < count, tokens),
-}

@@ -52,9 +52,9 @@ class Objective(Protocol):
 
     The loss of a batch is the sum over its terms of coefficient · sum / weight.
 
-    An objective may also define `prepare(params, batch, key) -> batch`, for batches that depend on the parameters, such
-    as text that the model generates. The training step calls it on the global batch, before it computes weights and
-    splits the batch into microbatches. Nothing that it computes has a gradient.
+    An objective may also define `prepare(params, batch, *, key, step) -> batch`, for batches that depend on the
+    parameters, such as text that the model generates. The training step calls it on the global batch, before it
+    computes weights and splits the batch into microbatches. Nothing that it computes has a gradient.
 
     Attributes:
       features: the features that the objective reads.

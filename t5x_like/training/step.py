@@ -255,7 +255,8 @@ def make_train_step(
     def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
         step_key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
         if prepare is not None:
-            batch = prepare(assemble(state.params, frozen), batch, jax.random.fold_in(step_key, _PREPARE))
+            prepare_key = jax.random.fold_in(step_key, _PREPARE)
+            batch = prepare(assemble(state.params, frozen), batch, key=prepare_key, step=state.step)
         normalize = normalizers(objective, batch, loss_normalizing_factor)
         key = step_key if dropout else None
         grads, metrics = gradients(objective, state.params, frozen, batch, key, microbatches, normalize, state.step)

@@ -159,9 +159,10 @@ def test_coefficients_may_be_schedules_of_the_step():
 
 def test_batch_is_prepared_before_weights_and_microbatches():
     class Doubled(TwoTerms):
-        def prepare(self, params, batch, key):
+        def prepare(self, params, batch, *, key, step):
             noise = jax.random.normal(key, batch["x"].shape)
-            return {"x": jnp.concatenate([params["model"](batch["x"]), noise]), "mask": jnp.ones((2 * BATCH, LENGTH))}
+            x = jnp.concatenate([params["model"](batch["x"]), noise])
+            return {"x": x, "mask": jnp.full((2 * BATCH, LENGTH), step + 1.0)}
 
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     optimizer = optimizers.adamw(learning_rate=0.1)
@@ -170,7 +171,8 @@ def test_batch_is_prepared_before_weights_and_microbatches():
     state, first = train_step(state, frozen, make_batch())
     assert float(first["loss"][1]) == 2 * BATCH * LENGTH
     _, second = train_step(state.replace(params=params), frozen, make_batch())
-    assert float(first["loss"][0]) != float(second["loss"][0])  # every step has its own key
+    assert float(second["loss"][1]) == 2 * float(first["loss"][1])  # the mask of step 1
+    assert float(second["loss"][0]) != 2 * float(first["loss"][0])  # every step has its own key
 
 
 def test_indivisible_batch_raises():

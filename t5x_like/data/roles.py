@@ -1,0 +1,48 @@
+"""Model features of rows with one example each, by their role (`features.Role`), in NumPy or in JAX."""
+
+from typing import Any
+
+from t5x_like.data.features import Role
+
+
+def make_feature(role: Role, tokens: Any, count: Any, before: Any, bos_id: int) -> Any:
+    """Makes a model feature of rows with one example each.
+
+    Args:
+      role: How it is made.
+      tokens: `[batch, length]`, an array of NumPy or JAX: the items of the source, joined if it has several, with
+        padding at the end of rows.
+      count: int32 `[batch, 1]`, the number of items of each row that are not padding.
+      before: int32 `[batch, 1]`, the number of items of each row before those of the last of joined sources.
+      bos_id: The first token of the role `shifted`.
+
+    Returns:
+      An array of the same library, `[batch, length]`: int32, or float32 if `tokens` is.
+    """
+    xp = tokens.__array_namespace__()
+    at = xp.broadcast_to(xp.arange(tokens.shape[1], dtype=xp.int32), tokens.shape)
+
+    def where(condition: Any, value: Any = None) -> Any:
+        value = xp.ones_like(at) if value is None else value
+        return xp.where(condition, value, 0).astype(value.dtype if value.dtype == xp.float32 else xp.int32)
+
+    match role:
+        case "tokens" | "row_positions":
+            return where(at < count, tokens)
+        case "shifted":
+            return where(at < count, xp.pad(tokens, ((0, 0), (1, 0)), constant_values=bos_id)[:, :-1])
+        case "next":
+            return where(at + 1 < count, xp.pad(tokens, ((0, 0), (0, 1)))[:, 1:])
+        case "weights" | "segment_ids":
+            return where(at < count)
+        case "next_weights":
+            return where(at + 1 < count)
+        case "last_weights":
+            return where((at >= before) & (at < count))
+        case "next_last_weights":
+            return where((at + 1 >= before) & (at + 1 < count))
+        case "prefix":
+            return where(at < xp.minimum(before + 1, count))
+        case "positions":
+            return where(at < count, at)
+    raise ValueError(f"unknown role {role!r}")

@@ -1,0 +1,145 @@
+"""Batches in which the targets of some rows are samples of the student (on-policy distillation)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from t5x_like import interop
+from t5x_like.data import features
+from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.roles import make_feature
+from t5x_like.decoding.generate import generate
+from t5x_like.decoding.settings import Decoding
+from t5x_like.errors import UserError
+from t5x_like.objectives.base import Batch
+from t5x_like.optimizers.schedules import Schedule, Step
+from t5x_like.runtime.recorded import recorded
+
+# Numbers of the keys of a step: which rows are replaced, and their samples.
+_ROWS, _SAMPLES = 0, 1
+
+
+@recorded
+class OnPolicy:
+    """Replaces the targets of some rows of each batch by samples of the student (Agarwal et al. 2024, algorithm 1).
+
+    The student then learns from the teacher's distributions on its own mistakes. A row is replaced with a probability,
+    the paper's λ; in the paper, that is the probability of a whole batch. Inputs and prompts stay. A decoder without
+    inputs continues BOS, or else the first token of its row.
+
+    A sample depends on the parameters, the step and the position of its row in the global batch, not on the number of
+    microbatches and devices. If any row of a batch is replaced, all rows are sampled, so the time of a step does not
+    depend on how many there are.
+
+    Args:
+      rate: probability λ that a row is replaced: a number in [0, 1], or a function of the step.
+      temperature: divisor of the student's logits; positive.
+      top_k: number of the most probable tokens to sample from; 0: all.
+      top_p: total probability of the tokens to sample from; 1: all.
+      max_length: maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
+        whole row and of as many tokens, so give the length of `targets`.
+      eos_id: token that ends a sample. None: that of the model's special tokens, or else 1.
+
+    Raises:
+      UserError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate: float | Schedule = 1.0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        max_length: int | None = None,
+        eos_id: int | None = None,
+    ):
+        if not callable(rate) and not 0 <= rate <= 1:
+            raise UserError(f"OnPolicy.rate={rate}: not in [0, 1]. Give the share of rows whose targets are sampled.")
+        if temperature <= 0:
+            raise UserError(f"OnPolicy.temperature={temperature}: not positive. Give 1 for the student's distribution.")
+        self.rate, self.eos_id = rate, eos_id
+        self.decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p, max_length=max_length)
+
+    def check(self, spec: FeatureSpec) -> None:
+        """Checks that a decoder predicts targets that can be sampled.
+
+        Raises:
+          UserError: the objective with this spec predicts something else.
+        """
+        sources = {feature.name: feature.sources for feature in spec.features}
+        if "targets" not in sources.get("decoder_target_tokens", ()):
+            raise UserError(
+                f"OnPolicy: samples are texts of a decoder, but the objective reads {', '.join(sources)}. Give an "
+                "objective that predicts text, or omit OnPolicy."
+            )
+
+    def __call__(self, model: Any, spec: FeatureSpec, batch: Batch, *, key: jax.Array, step: Step) -> dict[str, Array]:
+        """Returns a batch with samples of a model. Nothing in it has a gradient.
+
+        Args:
+          model: the student.
+          spec: the features of the batch.
+          batch: the global batch, with one example per row. Rows without targets stay as they are.
+          key: random key of the step.
+          step: number of the step from 0.
+
+        Returns:
+          The batch, with other features of the decoder in the chosen rows.
+        """
+        rate = self.rate(step) if callable(self.rate) else self.rate
+        ids = jnp.arange(batch["decoder_loss_weights"].shape[0])
+        row_keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _ROWS), ids)
+        chosen = jax.vmap(jax.random.uniform)(row_keys) < rate
+        chosen &= jnp.any(batch["decoder_loss_weights"] > 0, axis=1)
+        sample_key = jax.random.fold_in(key, _SAMPLES)
+        sampled = jax.lax.cond(
+            jnp.any(chosen),
+            lambda: self._sampled(jax.lax.stop_gradient(model), spec, batch, sample_key),
+            lambda: {name: batch[name] for name in _decoder_features(spec)},
+        )
+        return {**batch, **{name: jnp.where(chosen[:, None], x, batch[name]) for name, x in sampled.items()}}
+
+    def _sampled(self, model: Any, spec: FeatureSpec, batch: Batch, key: jax.Array) -> dict[str, Array]:
+        """Returns the features of the decoder with a sample in each row."""
+        made = _decoder_features(spec)
+        # The items of the joined sources, and the role of the weights, which tells where the targets begin.
+        name = next(name for name, feature in made.items() if feature.role == "tokens")
+        tokens, length = batch[name], batch[name].shape[1]
+        first = jnp.argmax(batch["decoder_loss_weights"] > 0, axis=1, keepdims=True).astype(jnp.int32)
+        before = first + made["decoder_loss_weights"].role.startswith("next")
+        found = generate(model, _prompts(batch), self._resolved(model, spec, length), key)
+        count = jnp.minimum(before + found.lengths[:, :1], length)
+        joined = _place(tokens, found.tokens[:, 0], before, count)
+        return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
+
+    def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
+        known = (each for each in (self.eos_id, interop.eos_id(model.config), features.EOS_ID) if each is not None)
+        return self.decoding.resolve(max_length=length, eos_ids=(next(known),), bos_id=spec.bos_id)
+
+
+def _decoder_features(spec: FeatureSpec) -> Mapping[str, ModelFeature]:
+    """Returns the features of the decoder by name: those with the source of its targets."""
+    source = next(feature.source for feature in spec.features if feature.name == "decoder_target_tokens")
+    return {feature.name: feature for feature in spec.features if feature.source == source}
+
+
+def _prompts(batch: Batch) -> Batch:
+    """Returns what `generate` reads: the inputs of an encoder, or rows of a decoder, which end before the targets."""
+    encoder = {name: x for name, x in batch.items() if name.startswith("encoder_")}
+    return encoder or {name: x for name, x in batch.items() if name.startswith("decoder_")}
+
+
+def _place(
+    tokens: Int[Array, "batch length"],
+    sample: Int[Array, "batch sampled"],
+    before: Int[Array, "batch 1"],
+    count: Int[Array, "batch 1"],
+) -> Int[Array, "batch length"]:
+    """Returns rows with the first `before` tokens, then a sample up to `count` tokens, then zeros."""
+    at = jnp.arange(tokens.shape[1])
+    moved = jnp.take_along_axis(sample, jnp.clip(at - before, 0, sample.shape[1] - 1), axis=1)
+    return jnp.where(at < before, tokens, jnp.where(at < count, moved, 0))

@@ -1,0 +1,156 @@
+"""On-policy batches: rows with samples of the student equal those that a task would make of the samples."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.data import batches, specs
+from t5x_like.decoding.generate import generate
+from t5x_like.decoding.settings import Decoding
+from t5x_like.distillation.on_policy import OnPolicy
+from t5x_like.errors import UserError
+from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.prefix_lm import PrefixLM
+from t5x_like.partitioning import Partitioner
+
+SIZES = dict(vocab_size=13, embed_dim=16, mlp_dim=32, num_heads=2, head_dim=8)
+GPT = GPTConfig(**SIZES, num_layers=1, max_length=16)
+T5 = T5Config(**SIZES, encoder_layers=1, decoder_layers=1, relpos_buckets=4, relpos_max_distance=8)
+ROWS, INPUTS, TARGETS, BOS, EOS = 8, 5, 6, 2, 11
+SPECS = {
+    "encoder_decoder": (T5, specs.ENCODER_DECODER),
+    "prefix": (GPT, specs.PREFIX_LM),
+    "prompted": (GPT, specs.PROMPTED),
+    "next_token": (GPT, specs.NEXT_TOKEN),
+}
+KEY = jax.random.key(3)
+
+
+def model_of(config):
+    model = config.make(jax.random.key(0))
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), model)
+
+
+def task_arrays(random):
+    """Returns token ids of a task, and the number of them in each row."""
+    counts = {"inputs": random.integers(1, INPUTS + 1, ROWS), "targets": random.integers(1, TARGETS + 1, ROWS)}
+    lengths = {"inputs": INPUTS, "targets": TARGETS}
+    arrays = {name: random.integers(3, 13, (ROWS, length)) for name, length in lengths.items()}
+    return arrays, counts
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def case(request):
+    """Returns model, spec, arrays of a task, their counts and the supervised batch."""
+    config, spec = SPECS[request.param]
+    spec = dataclasses.replace(spec, bos_id=BOS)
+    arrays, counts = task_arrays(np.random.default_rng(0))
+    return model_of(config), spec, arrays, counts, batches.from_arrays(spec, arrays, counts=counts)
+
+
+def prompts_of(spec, arrays, counts):
+    """Returns what the model reads before the first target."""
+    if "encoder_input_tokens" in {feature.name for feature in spec.features}:
+        return batches.from_arrays(specs.ENCODER_INPUTS, arrays, counts=counts)
+    roles = {feature.name: feature.role for feature in spec.features}
+    bos = [BOS] if roles["decoder_input_tokens"] == "shifted" else []
+    read = [bos + row[:count].tolist() for row, count in zip(arrays["inputs"], counts["inputs"], strict=True)]
+    if "inputs" not in spec.task_features:
+        read = [row[:1].tolist() for row in arrays["targets"]]
+    tokens, segments = (np.zeros((ROWS, 1 + INPUTS), np.int32) for _ in range(2))
+    for row, prompt in enumerate(read):
+        tokens[row, : len(prompt)], segments[row, : len(prompt)] = prompt, 1
+    features = {"decoder_input_tokens": tokens, "decoder_segment_ids": segments}
+    return features | ({"decoder_prefix": segments} if "decoder_prefix" in roles else {})
+
+
+def test_sampled_targets_make_the_batch_of_a_task_with_these_targets(case):
+    model, spec, arrays, counts, batch = case
+    continues = "inputs" not in spec.task_features  # the first token of the targets, which is never predicted
+    longest = TARGETS - continues
+    sampler = OnPolicy(max_length=longest, eos_id=EOS)
+    found = jax.jit(lambda model, batch: sampler(model, spec, batch, key=KEY, step=0))(model, batch)
+    decoding = Decoding(temperature=1.0, max_length=longest, eos_ids=(EOS,), bos_id=BOS)
+    samples = generate(model, prompts_of(spec, arrays, counts), decoding, jax.random.fold_in(KEY, 1))
+    assert len({tuple(row) for row in samples.tokens[:, 0].tolist()}) > 4
+    assert len(set(samples.lengths[:, 0].tolist())) > 1
+    targets, lengths = np.asarray(samples.tokens[:, 0]), np.asarray(samples.lengths[:, 0])
+    if continues:
+        targets, lengths = np.concatenate([arrays["targets"][:, :1], targets], axis=1), lengths + 1
+    expected = batches.from_arrays(spec, arrays | {"targets": targets}, counts=counts | {"targets": lengths})
+    assert set(found) == set(expected) == set(batch)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_without_samples_the_batch_is_the_supervised_one(case):
+    model, spec, _, _, batch = case
+    found = OnPolicy(rate=0.0)(model, spec, batch, key=KEY, step=0)
+    for name in batch:
+        np.testing.assert_array_equal(found[name], batch[name])
+
+
+def prompted(rows, seed=0):
+    """Returns the spec of a decoder with prompts, and a batch in which one row is padding."""
+    spec = dataclasses.replace(specs.PREFIX_LM, bos_id=BOS)
+    random = np.random.default_rng(seed)
+    arrays = {"inputs": random.integers(3, 13, (rows, INPUTS)), "targets": random.integers(3, 13, (rows, TARGETS))}
+    arrays = {name: np.where(np.arange(rows)[:, None] == 1, 0, array) for name, array in arrays.items()}
+    return spec, batches.from_arrays(spec, arrays)
+
+
+def test_samples_do_not_depend_on_devices():
+    model, (spec, batch) = model_of(GPT), prompted(16)
+    sampler = OnPolicy(rate=0.5, max_length=TARGETS, eos_id=EOS)
+
+    def on(devices):
+        partitioner = Partitioner(rules="fsdp", devices=jax.devices()[:devices])
+        compute = partitioner.jit(lambda model, batch: sampler(model, spec, batch, key=KEY, step=0))
+        return jax.device_get(compute(model, partitioner.put_batch(batch)))
+
+    one, eight = on(1), on(8)
+    for name in batch:
+        np.testing.assert_array_equal(one[name], eight[name], err_msg=name)
+    changed = np.any(one["decoder_target_tokens"] != batch["decoder_target_tokens"], axis=1)
+    assert 3 < changed.sum() < 13 and not changed[1]  # padding stays
+
+
+def test_rate_may_be_a_schedule():
+    model, (spec, batch) = model_of(GPT), prompted(4)
+    sampler = OnPolicy(rate=lambda step: jnp.minimum(step / 10, 1.0), max_length=TARGETS, eos_id=EOS)
+    compute = jax.jit(lambda step: sampler(model, spec, batch, key=KEY, step=step)["decoder_target_tokens"])
+    np.testing.assert_array_equal(compute(0), batch["decoder_target_tokens"])
+    changed = np.any(compute(10) != batch["decoder_target_tokens"], axis=1)
+    assert changed.tolist() == [True, False, True, True]
+
+
+def test_gradient_does_not_flow_through_sampling():
+    model, (spec, batch) = model_of(GPT), prompted(4)
+    sampler, objective = OnPolicy(max_length=TARGETS, eos_id=EOS), PrefixLM(bos_id=BOS)
+
+    def loss(model, batch):
+        return objective.terms({"model": model, "objective": {}}, batch).sums["targets"]
+
+    def sample(model):
+        return sampler(model, spec, batch, key=KEY, step=0)
+
+    fixed = sample(model)
+    through = jax.grad(lambda model: loss(model, sample(model)))(model)
+    jax.tree.map(np.testing.assert_array_equal, through, jax.grad(loss)(model, fixed))
+
+
+def test_invalid_arguments_raise():
+    for changes, message in (
+        ({"rate": 1.5}, r"OnPolicy.rate=1.5: not in \[0, 1\]"),
+        ({"temperature": 0.0}, "OnPolicy.temperature=0.0: not positive"),
+        ({"max_length": 0}, "Decoding.max_length=0: not a positive integer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            OnPolicy(**changes)
+    with pytest.raises(UserError, match="OnPolicy: samples are texts of a decoder, but the objective reads encoder"):
+        OnPolicy().check(specs.MASKED_LM)
+    OnPolicy().check(specs.PROMPTED)
