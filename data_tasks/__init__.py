@@ -25,6 +25,7 @@ from data_tasks import (
     swag,
     tagging_tasks,
     text_files,
+    text_table,
     translation,
     trivia_qa,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "swag",
     "tagging_tasks",
     "text_files",
+    "text_table",
     "translation",
     "trivia_qa",
 ]

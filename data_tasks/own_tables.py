@@ -14,8 +14,8 @@ from data_tasks.table_files import ParsesRows, Table, read_table
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
-UNLABELLED_SPLIT = "test"
-"""The labels of this split may be missing from its file."""
+UNLABELLED_SPLITS = ("test",)
+"""The labels of these splits may be missing from their files, unless a task names others."""
 
 
 class TableSource(ParsesRows, RowSource):
@@ -24,16 +24,23 @@ class TableSource(ParsesRows, RowSource):
     Args:
       files: split -> path or URL.
       columns: the features to read.
-      label: the feature that may be missing from the file of the split `test`, and from rows to predict.
+      label: the feature that may be missing from rows to predict, and from the files of some splits.
+      unlabelled: these splits.
     """
 
-    def __init__(self, files: Mapping[str, str], columns: Mapping[str, Column], label: str):
-        self._files, self._label = dict(files), label
+    def __init__(
+        self,
+        files: Mapping[str, str],
+        columns: Mapping[str, Column],
+        label: str,
+        unlabelled: Sequence[str] = UNLABELLED_SPLITS,
+    ):
+        self._files, self._label, self._unlabelled = dict(files), label, tuple(unlabelled)
         self._columns = dict(columns)
         super().__init__(self._read_split, tuple(files), self._describe_files)
 
     def _read_split(self, split: str):
-        columns = self.row_columns if split == UNLABELLED_SPLIT else self._columns
+        columns = self.row_columns if split in self._unlabelled else self._columns
         return read_table(self._files[split], Table.of(columns))
 
     def _describe_files(self) -> str:
@@ -59,19 +66,21 @@ def add_classification_task(
     label: str,
     labels: Sequence[str] | None,
     metric_fns: Sequence[Callable] | None = None,
+    unlabelled: Sequence[str] = UNLABELLED_SPLITS,
 ) -> seqio.Task:
     """Register a task that predicts a label or a score for one or two texts.
 
     Args:
       name: the task name.
-      files: split -> path of a .csv, .tsv or .jsonl file. Relative paths begin in the working directory. The labels of
-        the split `test` may be missing.
+      files: split -> path of a .csv, .tsv or .jsonl file. Relative paths begin in the working directory.
       texts: the columns of the one or two texts, in the order in which the model reads them.
       label: the column of the label.
       labels: the names of the labels, in the order of their indices; a file holds names or indices. None for
         regression, where the column holds scores of 0 or more.
       metric_fns: the metrics. Default: accuracy, and F1 if there are two labels; the correlations of Pearson and
         Spearman for regression.
+      unlabelled: the splits whose files may lack the column of labels: `test`, and `train` for a transfer set on which
+        a teacher predicts the labels.
 
     Returns:
       The registered task, for any vocabulary (`VOCABULARY_PATH` or `HF_PATH`).
@@ -94,7 +103,7 @@ def add_classification_task(
     columns = {**{text: Text() for text in texts}, "label": column}
     return classification.add(
         name,
-        TableSource(files, columns, "label"),
+        TableSource(files, columns, "label", unlabelled),
         arguments,
         texts=tuple(texts),
         labels=labels,
@@ -116,7 +125,7 @@ def add_text_to_text_task(
 
     Args:
       name: the task name.
-      files: see `add_classification_task`.
+      files: see `add_classification_task`. The targets of the split `test` may be missing.
       inputs: the column of the texts that the model reads.
       targets: the column of the texts that the model generates.
       prefix: a text before all inputs, such as "summarize: ", which tells a model of several tasks what to do.

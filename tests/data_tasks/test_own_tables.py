@@ -45,6 +45,13 @@ def test_classification_of_a_table(task):
     assert added.source.text_features == ("title",)
 
 
+def test_transfer_set_without_labels(task, tmp_path):
+    (tmp_path / "train.csv").write_text("title\nfine\nbad\n")
+    labels = {"label": "stars", "labels": ["bad", "good"]}
+    task(add_classification_task, texts=["title"], **labels, unlabelled=["train", "test"])
+    assert [row["targets"].tolist() for row in read("train")] == [[-1], [-1]]
+
+
 def test_errors_name_the_file_and_the_line(task, tmp_path):
     (tmp_path / "train.csv").write_text("title,stars\nfine,god\n")
     task(add_classification_task, texts=["title"], label="stars", labels=["bad", "good"])
