@@ -13,7 +13,7 @@ example has shots of its own, drawn without replacement (Brown et al. 2020, sect
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import seqio
@@ -25,6 +25,7 @@ from data_tasks.feature_checks import require_lengths
 from data_tasks.few_shot_forms import FORMS, PLAIN, Form
 from data_tasks.rank_classification import answers_of, ranked, rows_of_answers, text_stage
 from t5x_like.data import task_arguments
+from t5x_like.data.records import Record
 from t5x_like.errors import UserError
 
 SUFFIX, RANK_SUFFIX = "_few_shot", "_few_shot_rank"
@@ -92,6 +93,30 @@ class FewShotSource(seqio.DataSource):
             train_split=train,
         )
         return source.get_dataset(split=split, shuffle=shuffle, seed=seed, shard_info=shard_info)
+
+    @property
+    def text_features(self) -> Sequence[str]:
+        """The names of the texts of a row, without targets."""
+        return getattr(self._task.source, "text_features", ())
+
+    def parse_rows(self, path: str, records: Iterable[Record]) -> tf.data.Dataset:
+        """Return pairs of shots and a record of a file; see `table_files.ParsesRows`.
+
+        The shots of a record are those of the example with its number in any split.
+
+        Raises:
+          UserError: the task does not read columns, a column is missing, or a value is invalid.
+        """
+        if not hasattr(self._task.source, "parse_rows"):
+            raise UserError(f"{path}: {self._task.name} does not read columns. Give records with the field 'inputs'.")
+        records = list(records)
+        pairs = {"eval": self._text(self._task.source.parse_rows(path, records))}
+        if self._arguments["shots"]:
+            drawn = self.get_dataset(split=self._arguments["shots_split"]).map(lambda pair: pair["train"]).repeat()
+            # Held in memory, because a second pass over shuffled data draws others.
+            shots = next(iter(drawn.batch(len(records)).take(1)))
+            pairs["train"] = tf.data.Dataset.from_tensor_slices(shots)
+        return tf.data.Dataset.zip(pairs)
 
     def _text(self, ds: tf.data.Dataset) -> tf.data.Dataset:
         """Make `inputs` and `targets` of the examples of the task's source, as the form writes them."""

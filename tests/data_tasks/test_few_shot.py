@@ -9,7 +9,9 @@ import tensorflow as tf
 from data_tasks import few_shot
 from data_tasks.few_shot_forms import FORMS, Form
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
+from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.errors import UserError
 
 TRAIN = [{"sentence": f"word{number} ", "label": number % 2, "idx": number} for number in range(6)]
@@ -70,6 +72,22 @@ def test_shots_are_drawn_from_the_training_split_with_a_seed(directory):
         read(directory, shots=1, shots_split="dev")
     with pytest.raises(UserError, match="shots=-1 is negative"):
         read(directory, shots=-1)
+
+
+def test_given_rows_have_the_shots_of_examples_with_their_numbers(directory):
+    records = [Record(1, {"sentence": row["sentence"]}, number) for number, row in enumerate(VALIDATION * 3)]
+    source = SeqIOSource(
+        mixture_or_task_name=GENERATED,
+        batch_size=2,
+        task_feature_lengths={"inputs": 200, "targets": 16},
+        task_arguments={"data_dir": directory, "shots": 2},
+        vocabulary_path=str(PYTHON_DOCS_MODEL),
+    )
+    rows = TaskRows(source, "rows.jsonl", records)
+    found = [example["inputs_pretokenized"].decode() for _, example in rows.examples(0, len(records))]
+    assert found[: len(VALIDATION)] == prompts(directory, shots=2) and len(found) == len(records)
+    part = [example["inputs_pretokenized"].decode() for _, example in rows.examples(4, 6)]
+    assert part == found[4:6]  # in any window
 
 
 def test_long_prompts_lose_whole_shots_the_oldest_first(directory):
