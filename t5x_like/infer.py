@@ -16,19 +16,15 @@ from t5x_like.decoding.part_files import PartFiles
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import interactive as terminal
-from t5x_like.inference.examples import Examples
-from t5x_like.inference.output import Output, Range, StandardOutput
+from t5x_like.inference import windows
+from t5x_like.inference.output import StandardOutput
 from t5x_like.inference.predictors import PREDICT, SCORE, Predictor, TextOptions, TextPredictor, predictor_for
-from t5x_like.inference.progress import Progress
 from t5x_like.inference.records import STANDARD, TEXT_FIELD, read, read_standard_input
 from t5x_like.inference.runner import Runner
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
 from t5x_like.training import checkpoint_choice
-
-# Records are read, sorted by length and written in windows of this many batches.
-_BATCHES_PER_WINDOW = 16
 
 
 @distributed.with_watchdog()
@@ -122,15 +118,19 @@ def infer(
     # ---- Output: the ranges of records that an interrupted command has not written ---------------------------------
     fingerprint = _fingerprint(records, data, checkpoint_path, lengths, batch_size, options, seed)
     output = StandardOutput() if output_path == STANDARD else PartFiles(output_path)
-    window = batch_size * _BATCHES_PER_WINDOW
-    ranges = [(start, min(start + window, len(records))) for start in range(0, len(records), window)]
-    ranges = _missing(output, ranges, fingerprint)
+    ranges = windows.open_output(output, len(records), batch_size, fingerprint)
 
     # ---- Results ----------------------------------------------------------------------------------------------------
     distributed.heartbeat(f"the parameters of {checkpoint_path}")
     runner = Runner(predictor, predictor.load(checkpoint_path, partitioner), partitioner, batch_size, seed)
-    _compute(runner, examples, records, ranges, output)
-    distributed.compute_in_main(output.finish)
+
+    def row(index: int, fields: Mapping[str, Any] | None) -> dict[str, Any]:
+        # A record may have a field `index` of its own.
+        return {"index": index, **records[index].values, **({"prediction": None} if fields is None else fields)}
+
+    dropped = windows.write_results(runner, examples, len(records), ranges, output, row)
+    if dropped and jax.process_index() == 0:
+        logging.warning("the preprocessors of the task drop %d records, whose prediction is null", dropped)
     if output_path != STANDARD:
         logging.info("wrote %d lines to %s", len(records), output_path)
     return output_path
@@ -178,51 +178,6 @@ def _converse(
         return terminal.Answer(fields, examples.tokens(results))
 
     terminal.converse(respond, decoding, generates=isinstance(predictor, TextPredictor))
-
-
-def _missing(output: Output, ranges: Sequence[Range], fingerprint: str) -> list[Range]:
-    """Opens the output, and returns the ranges of records to compute, the same in every process."""
-
-    def missing() -> list[Range]:
-        output.open(fingerprint)
-        return output.missing(ranges)
-
-    found = distributed.compute_in_main(missing)
-    if isinstance(output, PartFiles):
-        distributed.check_agreement(output.directory, fingerprint, "OUTPUT_PATH")
-    return [(start, stop) for start, stop in found]
-
-
-def _compute(
-    runner: Runner, examples: Examples, records: Sequence[Record], ranges: Sequence[Range], output: Output
-) -> None:
-    """Computes and writes ranges of records, of which each process takes a block, and logs a summary."""
-    (shard, shards), is_main = runner.shard, jax.process_index() == 0
-    # Processes between which the mesh splits only tensors compute the same rows; one of them writes.
-    is_writer = distributed.compute_everywhere(lambda: shard).index(shard) == jax.process_index()
-    total, dropped = sum(stop - start for start, stop in ranges), 0
-    with Progress(len(records), len(records) - total, enabled=is_main) as progress:
-        for start, stop in ranges:
-            first, last = (start + (stop - start) * each // shards for each in (shard, shard + 1))
-
-            def on_batch(fraction: float, tokens: int, size: int = stop - start) -> None:
-                progress.advance(fraction * size, tokens * shards)
-
-            fields = examples.fields(runner.run(examples, first, last, on_batch))
-            dropped += last - first - len(fields)
-            rows = [
-                # A record may have a field `index` of its own.
-                {"index": index, **records[index].values, **fields.get(index, {"prediction": None})}
-                for index in range(first, last)
-            ]
-            distributed.compute_everywhere(lambda: output.write(first, rows) if is_writer else None)  # noqa: B023
-        counts = distributed.compute_everywhere(lambda: [progress.tokens // shards, dropped] if is_writer else [0, 0])
-        tokens, dropped = map(sum, zip(*counts, strict=True))
-    examples.report()
-    if dropped and is_main:
-        logging.warning("the preprocessors of the task drop %d records, whose prediction is null", dropped)
-    if is_main:
-        logging.info("%s", progress.summary(total, tokens, runner.lengths))
 
 
 def _fingerprint(

@@ -150,6 +150,32 @@ COMMANDS = {
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         supports_dry_run=True,
     ),
+    "augment": Command(
+        "t5x_like.augment.augment",
+        "add copies of the rows of a table, in which a masked language model replaces words",
+        "commands/augment.gin",
+        flags={
+            "input": ("INPUT_PATH", "the .tsv, .csv or .jsonl file to read"),
+            "output": ("OUTPUT_PATH", "the file to write, in the same format"),
+            "columns": ("COLUMNS", "the columns of the texts, separated by commas"),
+        },
+        text_flags=("columns",),
+        settings=_CHECKPOINT
+        | {
+            "COPIES": "copies per text",
+            "CANDIDATES": "most probable words among which a replacement is drawn",
+            "PROBABILITY": "probability that a word of a copy is replaced",
+            "GLOVE_PATH": "word vectors, whose nearest neighbors replace words of several pieces",
+            "SEED": "seed of the copies",
+            "BATCH_SIZE": "masked words per batch",
+        }
+        | _MESH,
+        needs_run=True,
+        multi_process=True,
+        compiles=True,
+        paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
+        supports_dry_run=True,
+    ),
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
         "show the model's inputs for a task",

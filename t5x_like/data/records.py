@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from t5x_like import paths
@@ -156,6 +156,29 @@ def _json_records(path: str, text: str) -> Iterator[Record]:
         values = json_object(path, line, contents)
         yield Record(line, values, number)
         number += 1
+
+
+def format_row(path: str, values: Mapping[str | int, Any] | Sequence[str]) -> str:
+    """Returns a row as text, with the line end, so that `read_records` reads the same values.
+
+    Args:
+      path: the path, whose suffix is the format: .tsv, .csv or .jsonl.
+      values: the values by the names or positions of their columns, or the names in a header. Those of a .tsv or .csv
+        file are texts, and of a .tsv file they contain neither tabs nor line ends.
+
+    Raises:
+      UserError: the format is unknown.
+    """
+    if path.endswith(".jsonl"):
+        return json.dumps(values, ensure_ascii=False) + "\n"
+    columns = values.values() if isinstance(values, Mapping) else values
+    if path.endswith(".tsv"):
+        return "\t".join(columns) + "\n"
+    if path.endswith(".csv"):
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerow(columns)
+        return text.getvalue()
+    raise UserError(f"{path}: unknown format. Give a .tsv, .csv or .jsonl file.")
 
 
 def json_object(path: str, line: int, text: str) -> dict[str, Any]:

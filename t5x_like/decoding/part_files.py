@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -13,22 +13,30 @@ from t5x_like.errors import UserError
 _PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
+def line(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line of a .jsonl file."""
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
 class PartFiles:
     """An output that is written atomically in parts, which are joined at the end.
 
-    A part has the rows of some records, from the first one up to but not including the last one:
+    A part has one row per record, from the first one up to but not including the last one:
     `OUTPUT.parts/000000000-000000512.jsonl`. Several processes may write different parts.
 
     Args:
       output_path: The output file, local or in a bucket.
+      render: Returns the text of a row.
+      header: Text before the first row.
 
     Attributes:
       directory: The directory of the parts.
     """
 
-    def __init__(self, output_path: str):
+    def __init__(self, output_path: str, *, render: Callable[[Any], str] = line, header: str = ""):
         self._filesystem, self._path = fsspec.core.url_to_fs(output_path)
         self._url, self.directory = output_path, f"{output_path}.parts"
+        self._render, self._header = render, header
         self._directory = f"{self._path}.parts"
 
     def open(self, fingerprint: str) -> None:
@@ -73,10 +81,10 @@ class PartFiles:
         names = (path.rpartition("/")[2] for path in self._filesystem.ls(self._directory, detail=False, refresh=True))
         return sorted(tuple(map(int, found.groups())) for name in names if (found := _PART.fullmatch(name)))
 
-    def write(self, start: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, start: int, rows: Sequence[Any]) -> None:
         """Writes the rows of the records from `start` on as a part."""
         if rows:
-            self._write(self._part(start, start + len(rows)), "".join(map(line, rows)))
+            self._write(self._part(start, start + len(rows)), "".join(map(self._render, rows)))
 
     def _write(self, path: str, text: str) -> None:
         self._filesystem.pipe_file(path + ".writing", text.encode())
@@ -85,12 +93,8 @@ class PartFiles:
     def finish(self) -> None:
         """Joins the parts into the output and removes them."""
         with self._filesystem.open(self._path + ".writing", "wb") as joined:
+            joined.write(self._header.encode())
             for part in self._parts():
                 joined.write(self._filesystem.cat_file(self._part(*part)))
         self._filesystem.mv(self._path + ".writing", self._path)
         self._filesystem.rm(self._directory, recursive=True)
-
-
-def line(row: Mapping[str, Any]) -> str:
-    """Returns a row as a line of a .jsonl file."""
-    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -32,7 +32,21 @@ PREDICT, SCORE = "predict", "score"
 Batch = Mapping[str, Array]
 
 
-class Predictor(Protocol):
+class Computation(Protocol):
+    """Computes results from parameters."""
+
+    def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:
+        """Computes the results of a batch, `[batch, …]` each. It is compiled once per shape of a batch.
+
+        Args:
+          params: Parameters of the model and its heads.
+          batch: Model features.
+          example_ids: Number of the example of each row, from which its random key derives.
+          key: Random key of all examples.
+        """
+
+
+class Predictor(Computation, Protocol):
     """Makes examples of records, loads the parameters and computes results."""
 
     def examples(self, path: str, records: Sequence[Record]) -> Examples:
@@ -50,17 +64,7 @@ class Predictor(Protocol):
         """Returns the predictor with other settings of generation."""
 
     def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
-        """Returns the parameters at a path."""
-
-    def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:
-        """Computes the results of a batch, `[batch, …]` each. It is compiled once per shape of a batch.
-
-        Args:
-          params: Result of `load`.
-          batch: Model features.
-          example_ids: Number of the example of each row, from which its random key derives.
-          key: Random key of all examples.
-        """
+        """Returns the parameters at a path, which `compute` reads."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from t5x_like import partitioning
 from t5x_like.data import buckets
 from t5x_like.inference.examples import Example, Examples
-from t5x_like.inference.predictors import Predictor
+from t5x_like.inference.predictors import Computation
 from t5x_like.runtime import distributed
 
 Result = tuple[Example, Any]
@@ -20,7 +20,7 @@ class Runner:
     """Computes results with parameters. A program is compiled once per length of a batch.
 
     Args:
-      predictor: What is computed. Its `examples` have been called.
+      predictor: What is computed, such as a `Predictor` whose `examples` have been called.
       params: Its parameters.
       partitioner: Device mesh and sharding rules.
       batch_size: Rows per batch, rounded up to a multiple of the shards of a batch.
@@ -33,7 +33,7 @@ class Runner:
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: Computation,
         params: Any,
         partitioner: partitioning.Partitioner,
         batch_size: int,

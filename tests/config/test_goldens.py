@@ -69,6 +69,14 @@ RUNS = {
         [SMALL, "commands/infer.gin"],
         [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "out.jsonl")],
     ),
+    "augment": (
+        "augment",
+        ["models/bert/base.gin", "commands/augment.gin"],
+        [
+            *(("CHECKPOINT_PATH", "runs/1"), ("INPUT_PATH", "in.tsv"), ("OUTPUT_PATH", "out.tsv")),
+            ("COLUMNS", "'sentence'"),
+        ],
+    ),
     "inspect": ("inspect", ["commands/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
     "vocabulary": ("vocabulary", ["commands/vocabulary.gin"], [("PATTERN", "books/*.txt")]),
     "cache": (

@@ -12,7 +12,7 @@ from t5x_like.cli.derivations import epochs, generation, huggingface, labels
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = ("train", "distill", "plan", "cache", "inspect", "eval", "infer")
+_COMMANDS = ("train", "distill", "plan", "cache", "inspect", "eval", "infer", "augment")
 
 
 def of_command(command: str) -> tuple[Derivation, ...]:
