@@ -115,7 +115,7 @@ CASES = {
 def _params(objective: Objective, family: str, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     config = FAMILIES[family].config
     layers = {field.name for field in dataclasses.fields(config)} & {"num_layers", "encoder_layers", "decoder_layers"}
-    config = dataclasses.replace(config, **dict.fromkeys(layers, 1), **dict(changes))
+    config = dataclasses.replace(config, **(dict.fromkeys(layers, 1) | dict(changes)))
     model = jax.eval_shape(config.make, jax.random.key(0))
     like = {"model": model, "objective": jax.eval_shape(objective.init, jax.random.key(0), model)}
     rng = np.random.default_rng(0)

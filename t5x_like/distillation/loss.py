@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 from flax import nnx, struct
 
+from t5x_like.kernels.chunks import PositionLoss
 from t5x_like.kernels.top_k import TopK
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.outputs import Outputs
@@ -130,4 +131,26 @@ class Loss(Protocol):
 
         Returns:
           The loss and its metrics, summed. Coefficients, and their schedules, are applied to it elsewhere.
+        """
+
+
+@runtime_checkable
+class LogitLoss(Loss, Protocol):
+    """A loss that is a sum over positions of a function of logits.
+
+    `Distillation` sums all losses of the same prediction, and the cross-entropy of the student's targets, in one pass
+    in which the logits of each network are computed once.
+
+    Attributes:
+      prediction: name of the prediction whose logits the loss reads.
+    """
+
+    prediction: str
+
+    def position_loss(self, student: View, teacher: View) -> PositionLoss:
+        """Returns the loss, whose sum over the positions is that of `__call__`.
+
+        Args:
+          student: what the student computed.
+          teacher: what the teacher computed from the same rows.
         """

@@ -5,7 +5,7 @@ number of layers, which matters on accelerators. An unrolled stack is an `nnx.Li
 Both have the same initial values and the same dropout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import CPU_PRODUCT
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
-from t5x_like.layers.captures import Captures
+from t5x_like.layers.captures import EMBEDDING, Captures
 
 NO_CAPTURES = Captures()
 Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
@@ -64,6 +64,7 @@ def run(
     num_layers: int,
     dropout_key: jax.Array | None = None,
     remat: str = "none",
+    keep: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Any, Any]:
     """Applies a function to the layers of a stack in order.
 
@@ -75,10 +76,13 @@ def run(
       num_layers: number of layers, a multiple of the number of functions.
       dropout_key: random key, split into one key per layer; None disables dropout.
       remat: a name in `REMAT_POLICIES`.
+      keep: name -> the layers whose output of this name is returned, in order; the output of each layer is then a
+        mapping with these names. A scan has memory for these layers only. None: the outputs of all layers.
 
     Returns:
       The carry of the last layer and the outputs of all layers. Outputs have a leading dimension `layers` for a scanned
-      stack and are a tuple for an unrolled stack; `stack_outputs` unifies them.
+      stack and are a tuple for an unrolled stack; `stack_outputs` unifies them. With `keep`, they are a mapping from
+      names to the outputs of the kept layers, stacked or a list.
 
     Raises:
       UserError: `num_layers` is not a multiple of the number of functions.
@@ -99,6 +103,8 @@ def run(
             )
             carry, out = step(layer, carry, None if keys is None else keys[index])
             outs.append(out)
+        if keep is not None:
+            return carry, {name: [outs[index][name] for index in indices] for name, indices in keep.items()}
         return carry, tuple(outs)
 
     steps = [
@@ -110,19 +116,39 @@ def run(
         for function in functions
     ]
 
+    each = (layers, jnp.arange(num_layers), keys)
+    some = {name: indices for name, indices in (keep or {}).items() if len(indices) < num_layers}
+
     def body(carry, group):
-        outs = []
+        (carry, buffers), outs = carry, []
         for phase, step in enumerate(steps):
             layer, index, key = group if period == 1 else jax.tree.map(lambda leaf, phase=phase: leaf[phase], group)
             carry, out = step(layer, carry, key, index)
-            outs.append(out)
-        return carry, outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)
+            buffers = {name: _write(buffers[name], out[name], some[name], index) for name in some}
+            outs.append({name: out[name] for name in out if name not in some} if some else out)
+        return (carry, buffers), outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
-    each = (layers, jnp.arange(num_layers), keys)
-    if period == 1:
-        return jax.lax.scan(body, carry, each)
-    carry, outs = jax.lax.scan(body, carry, jax.tree.map(lambda x: x.reshape(-1, period, *x.shape[1:]), each))
-    return carry, jax.tree.map(lambda x: x.reshape(num_layers, *x.shape[2:]), outs)
+    buffers = {}
+    if some:
+        layer, index, key = jax.tree.map(lambda leaf: leaf[0], each)
+        shapes = jax.eval_shape(
+            lambda layer, carry, key, index: steps[0](layer, carry, key, index)[1], layer, carry, key, index
+        )
+        buffers = {name: jnp.zeros((len(some[name]), *shapes[name].shape), shapes[name].dtype) for name in some}
+    if period > 1:
+        each = jax.tree.map(lambda x: x.reshape(-1, period, *x.shape[1:]), each)
+    (carry, buffers), outs = jax.lax.scan(body, (carry, buffers), each)
+    if period > 1:
+        outs = jax.tree.map(lambda x: x.reshape(num_layers, *x.shape[2:]), outs)
+    return carry, outs | buffers if some else outs
+
+
+def _write(buffer: Array, x: Array, indices: Sequence[int], index: Int[Array, ""]) -> Array:
+    """Writes the output of a layer to its place in a buffer of the layers `indices`, unless it is none of them."""
+    matches = jnp.asarray(indices) == index
+    place = jnp.argmax(matches)  # 0 for a layer that is not kept, whose output does not replace the one there
+    kept = jnp.where(jnp.any(matches), x, jax.lax.dynamic_index_in_dim(buffer, place, keepdims=False))
+    return jax.lax.dynamic_update_index_in_dim(buffer, kept, place, 0)
 
 
 def stack_outputs(layers: Layers, outs: Any) -> Any:
@@ -205,8 +231,10 @@ class Stack(nnx.Module):
             lambda layer, x, index, key, inputs=layer_inputs: layer(x, inputs, dropout_key=key, captures=captures)
             for layer_inputs in inputs
         ]
-        x, outs = run(self.layers, functions, x, num_layers=self.num_layers, dropout_key=dropout_key, remat=self.remat)
-        return x, captures.named(stack_outputs(self.layers, outs))
+        captured = captures.state(EMBEDDING, x)
+        options = {"num_layers": self.num_layers, "dropout_key": dropout_key, "remat": self.remat}
+        x, kept = run(self.layers, functions, x, keep=captures.kept, **options)
+        return x, captured | captures.named(kept)
 
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs

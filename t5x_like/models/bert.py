@@ -30,8 +30,6 @@ from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch
 from t5x_like.models.outputs import Outputs
 
-EMBEDDED = "encoder/embedded"
-
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(BaseConfig):
@@ -225,10 +223,7 @@ class Bert(nnx.Module):
           batch: `encoder_segment_ids` for packed rows. Without them, `encoder_input_tokens` equal to `padding_id` are
             masked.
           dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return: `encoder/embedded` (input of the first layer); `encoder/layers/NAME`, with
-            a leading dimension `layers`; `encoder/layers/INDEX/NAME`, of one layer. NAME is `hidden` (output of the
-            layer) or `attention/query`, `/key`, `/value`, `/scores` (before the softmax, with the mask) or
-            `/probabilities`. Layers whose scores or probabilities are captured use the reference attention.
+          capture: names of arrays to return; see `layers.captures`.
 
         Returns:
           The last hidden states and the captured arrays.
@@ -236,14 +231,12 @@ class Bert(nnx.Module):
         Raises:
           ValueError: a name in `capture` is unknown.
         """
-        captures = capturing.parse(
-            capture, {"encoder": (self.config.num_layers, self.encoder.capturable)}, others=(EMBEDDED,)
-        )
+        captures = capturing.parse(capture, {"encoder": (self.config.num_layers, self.encoder.capturable)})["encoder"]
         first_key, layers_key = split_key(dropout_key, 2)
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
         inputs = {"attention": {"mask": self._mask(batch)}}
-        hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures["encoder"])
-        return Outputs(hidden=hidden, captured=({EMBEDDED: x} if EMBEDDED in capture else {}) | captured)
+        hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
+        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32, with the token embeddings as their kernel."""

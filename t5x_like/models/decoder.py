@@ -143,10 +143,7 @@ class Decoder(nnx.Module):
           batch: for packed rows `decoder_segment_ids` and `decoder_positions`; optionally `decoder_prefix`, 1 for
             tokens to which every position of their segment may attend.
           dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return: `decoder/layers/NAME`, with a leading dimension `layers`, or
-            `decoder/layers/INDEX/NAME`, of one layer. NAME is `hidden` (output of the layer) or `attention/query`,
-            `/key`, `/value`, `/scores` (before the softmax, with the mask) or `/probabilities`. Layers whose scores or
-            probabilities are captured use the reference attention.
+          capture: names of arrays to return; see `layers.captures`.
 
         Returns:
           The last hidden states and the captured arrays.
@@ -154,7 +151,7 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: a name in `capture` is unknown.
         """
-        captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.capturable)})
+        captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.capturable)})["decoder"]
         embedding_key, layers_key = split_key(dropout_key, 2)
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
 
@@ -172,9 +169,9 @@ class Decoder(nnx.Module):
             self.embedding_dropout(embedded["decoder"], embedding_key),
             *map(inputs, self.attention_windows),
             dropout_key=layers_key,
-            captures=captures["decoder"],
+            captures=captures,
         )
-        return Outputs(hidden=hidden, captured=captured)
+        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
 
     def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""

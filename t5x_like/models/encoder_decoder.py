@@ -177,11 +177,7 @@ class EncoderDecoder(nnx.Module):
           embedded: result of `embed`.
           batch: `encoder_input_tokens`; for packed rows also `encoder_segment_ids` and `decoder_segment_ids`.
           dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return: `encoder/output`; `STACK/layers/NAME`, with a leading dimension `layers`;
-            `STACK/layers/INDEX/NAME`, of one layer. STACK is `encoder` or `decoder`. NAME is `hidden` (output of the
-            layer) or `BLOCK/query`, `/key`, `/value`, `/scores` (before the softmax, with bias and mask) or
-            `/probabilities`, where BLOCK is `attention` in the encoder, `self_attention` or `cross_attention` in the
-            decoder. Layers whose scores or probabilities are captured use the reference attention.
+          capture: names of arrays to return; see `layers.captures`.
 
         Returns:
           The decoder's last hidden states and the captured arrays.
@@ -196,7 +192,6 @@ class EncoderDecoder(nnx.Module):
                 "encoder": (config.encoder_layers, self.encoder_capturable),
                 "decoder": (config.decoder_layers, self.decoder.capturable),
             },
-            others=("encoder/output",),
         )
         encoder_key, decoder_key = split_key(dropout_key, 2)
         encoded, encoder_captures = self.run_encoder(
@@ -214,8 +209,9 @@ class EncoderDecoder(nnx.Module):
             dropout_key=decoder_key,
             captures=captures["decoder"],
         )
-        output = {"encoder/output": encoded} if "encoder/output" in capture else {}
-        return Outputs(hidden=hidden, captured=output | encoder_captures | decoder_captures)
+        outputs = captures["encoder"].state(capturing.OUTPUT, encoded)
+        outputs |= captures["decoder"].state(capturing.OUTPUT, hidden)
+        return Outputs(hidden=hidden, captured=outputs | encoder_captures | decoder_captures)
 
     def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""

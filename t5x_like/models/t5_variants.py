@@ -147,8 +147,7 @@ class T5Decoder(Vocabulary, Decoder):
           batch: for packed rows `decoder_segment_ids`; optionally `decoder_prefix`, 1 for tokens to which every
             position of their segment may attend.
           dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return, `decoder/layers/…` as in `EncoderDecoder.trunk`, with the attention block
-            `attention`.
+          capture: names of arrays to return; see `layers.captures`.
 
         Returns:
           The last hidden states and the captured arrays.
@@ -156,7 +155,8 @@ class T5Decoder(Vocabulary, Decoder):
         Raises:
           ValueError: a name in `capture` is unknown.
         """
-        captures = capturing.parse(capture, {"decoder": (self.config.decoder_layers, self.decoder.capturable)})
+        stacks = {"decoder": (self.config.decoder_layers, self.decoder.capturable)}
+        captures = capturing.parse(capture, stacks)["decoder"]
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
         mask = Mask(
             causal=True,
@@ -164,7 +164,5 @@ class T5Decoder(Vocabulary, Decoder):
             query_segments=segments,
             key_segments=segments,
         )
-        hidden, captured = self.decoder(
-            embedded["decoder"], mask=mask, dropout_key=dropout_key, captures=captures["decoder"]
-        )
-        return Outputs(hidden=hidden, captured=captured)
+        hidden, captured = self.decoder(embedded["decoder"], mask=mask, dropout_key=dropout_key, captures=captures)
+        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))

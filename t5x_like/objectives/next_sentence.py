@@ -82,7 +82,8 @@ class NextSentence(Component):
     ) -> dict[str, Prediction]:
         """Returns the distribution over the classes of each row; see `Component.predictions`."""
         logits = params["objective"][NAME](outputs.hidden)
-        return self.of_logits({NAME: logits}, {NAME: batch["next_sentence_label"]}, batch)
+        targets = {NAME: batch["next_sentence_label"]} if "next_sentence_label" in batch else {}
+        return self.of_logits({NAME: logits}, targets, batch)
 
     def terms_of(
         self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None

@@ -10,15 +10,26 @@ STACKS = {"encoder": (2, ("hidden", "attention/scores"))}
 
 
 def test_names_select_stacks_and_layers():
-    captures = parse(["encoder/layers/hidden", "encoder/layers/1/attention/scores", "whole"], STACKS, ["whole"])[
-        "encoder"
-    ]
+    names = ["encoder/layers/hidden", "encoder/layers/1/hidden", "encoder/layers/1/attention/scores", "encoder/output"]
+    captures = parse(names, STACKS)["encoder"]
     assert captures.requested == {"hidden", "attention/scores"}
     assert captures.within("attention") == {"scores"}
-    layers = {"hidden": jnp.array([1, 2]), "attention/scores": jnp.array([3, 4])}
-    named = captures.named(layers)
-    np.testing.assert_array_equal(named["encoder/layers/hidden"], [1, 2])
-    assert named["encoder/layers/1/attention/scores"] == 4
+    assert captures.kept == {"hidden": (0, 1), "attention/scores": (1,)}
+    assert captures.state("output", 5) == {"encoder/output": 5} and captures.state("embedding", 5) == {}
+    for kept in (
+        {"hidden": jnp.array([1, 2]), "attention/scores": jnp.array([4])},
+        {"hidden": [1, 2], "attention/scores": [4]},
+    ):
+        named = captures.named(kept)
+        np.testing.assert_array_equal(named["encoder/layers/hidden"], [1, 2])
+        assert named["encoder/layers/1/hidden"] == 2 and named["encoder/layers/1/attention/scores"] == 4
+
+
+def test_attention_is_the_self_attention_of_a_decoder():
+    stacks = {"decoder": (2, ("self_attention/scores", "cross_attention/scores"))}
+    names = ["decoder/layers/1/attention/scores", "decoder/layers/0/cross_attention/scores"]
+    captures = parse(names, stacks)["decoder"]
+    assert captures.requests == {names[0]: (1, "self_attention/scores"), names[1]: (0, "cross_attention/scores")}
 
 
 def test_collect_returns_only_requested_arrays():
@@ -27,10 +38,19 @@ def test_collect_returns_only_requested_arrays():
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder/layers/2/hidden", "encoder/hidden", "encoder/layers/scores", "decoder/layers/hidden", ""]
+    "name",
+    [
+        "encoder/layers/2/hidden",
+        "encoder/hidden",
+        "encoder/layers/scores",
+        "decoder/layers/hidden",
+        "decoder/output",
+        "",
+    ],
 )
 def test_unknown_names_raise(name):
     with pytest.raises(
-        ValueError, match=r"Valid names are whole, encoder/layers/\[INDEX/\]hidden, .*encoder has 2 layers"
+        ValueError,
+        match=r"Valid names are encoder/embedding, .*encoder/layers/\[INDEX/\]hidden, .*encoder has 2 layers",
     ):
-        parse([name], STACKS, ["whole"])
+        parse([name], STACKS)

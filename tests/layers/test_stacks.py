@@ -113,3 +113,46 @@ def test_remat_policies_reduce_memory():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes("full") < temporary_bytes("dots") < temporary_bytes("none")
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("period", [1, 2])
+def test_only_kept_outputs_are_returned(scan, period):
+    layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
+
+    def function(layer, x, index, key):
+        return x + 1, {"all": x, "some": 10 * x}
+
+    keep = {"all": (0, 1, 2, 3), "some": (1, 3)}
+    x, kept = stacks.run(layers, [function] * period, jnp.zeros(()), num_layers=4, keep=keep)
+    assert float(x) == 4
+    np.testing.assert_array_equal(kept["all"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(kept["some"], [10, 30])
+
+
+def test_memory_of_a_scan_holds_only_kept_outputs():
+    """The scores of one layer do not take the memory of those of all layers, also in the gradient."""
+    queries, layers = 256, 16
+    size = 4 * queries**2  # bytes of the scores of a layer
+    stack = jnp.ones((layers, SIZE, SIZE))
+
+    def last_scores(stack, x, indices):
+        def function(kernel, x, index, key):
+            projected = jnp.tanh(x @ kernel)
+            return projected, {"scores": projected @ projected.T}
+
+        _, kept = stacks.run(stack, function, x, num_layers=layers, keep={"scores": indices})
+        return kept["scores"][-1]
+
+    def temporary_bytes(function, indices):
+        compiled = (
+            jax.jit(lambda stack, x: function(stack, x, indices)).lower(stack, jnp.ones((queries, SIZE))).compile()
+        )
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    def gradient(stack, x, indices):
+        return jax.grad(lambda stack: jnp.sum(last_scores(stack, x, indices) ** 2))(stack)
+
+    for function in (last_scores, gradient):
+        assert temporary_bytes(function, (layers - 1,)) < 8 * size
+        assert temporary_bytes(function, range(layers)) > layers * size

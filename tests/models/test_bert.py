@@ -57,9 +57,9 @@ def test_default_positions_and_token_types():
 
 def test_capture_embeddings_and_scores():
     model, batch = random_model(BERT.config), example_batch(BERT)
-    names = ("encoder/embedded", "encoder/layers/1/hidden", "encoder/layers/0/attention/scores")
+    names = ("encoder/embedding", "encoder/layers/1/hidden", "encoder/layers/0/attention/scores")
     outputs = jax.jit(lambda model: model(batch, capture=names))(model)
-    np.testing.assert_allclose(outputs.captured["encoder/embedded"], model.embed(batch)["encoder"], atol=2e-5)
+    np.testing.assert_allclose(outputs.captured["encoder/embedding"], model.embed(batch)["encoder"], atol=2e-5)
     np.testing.assert_array_equal(outputs.captured["encoder/layers/1/hidden"], outputs.hidden)
     assert outputs.captured["encoder/layers/0/attention/scores"].shape == (2, 2, 7, 7)
 

@@ -137,9 +137,9 @@ def test_hidden_states_and_attention(pair, assert_parity):
         reference = pair.outputs()
     # Without segment ids, the padding token alone determines the mask.
     batch = {name: array for name, array in pair.batch.items() if name != "encoder_segment_ids"}
-    wanted = ("encoder/embedded", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
+    wanted = ("encoder/embedding", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
     outputs = jax.jit(lambda model: model(batch, capture=wanted))(pair.params["model"])
-    states = [outputs.captured["encoder/embedded"], *outputs.captured["encoder/layers/hidden"]]
+    states = [outputs.captured["encoder/embedding"], *outputs.captured["encoder/layers/hidden"]]
     np.testing.assert_array_equal(states[-1], outputs.hidden)
 
     def without_padding(arrays):

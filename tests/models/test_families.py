@@ -19,6 +19,7 @@ from families import (
     scanned,
     tokens,
 )
+from numerics import assert_close
 
 from t5x_like import parameters
 from t5x_like.decoding.prompts import left_pad
@@ -296,29 +297,33 @@ def test_prefill_and_decode_steps_match_whole_rows(name, layout):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_captures_have_layer_axis_unless_one_layer_is_named(name):
+def test_captures_have_the_same_names_in_all_families_and_the_same_values_in_both_layouts(name):
     family = FAMILIES[name]
-    config = family.config if ALL.index(name) % 2 else scanned(family.config)
-    model, batch = random_model(config), example_batch(family)
+    config, batch = family.config, example_batch(family)
     layers = getattr(config, "num_layers", 2)
-    wanted = []
+    whats = ["hidden", *(f"attention/{what}" for what in ("query", "key", "value", "scores", "probabilities"))]
+    wanted = [f"{stack}/{what}" for stack in family.stacks for what in ("embedding", "output", "layers/hidden")]
+    wanted += [f"{stack}/layers/{layers - 1}/{what}" for stack in family.stacks for what in whats]
+    if family.is_encoder_decoder:
+        wanted += ["decoder/layers/0/cross_attention/probabilities"]
+    run = jax.jit(lambda model: model(batch, capture=tuple(wanted)))
+    unrolled, scan = run(random_model(config)), run(random_model(scanned(config)))
+    assert set(unrolled.captured) == set(scan.captured) == set(wanted)
+    assert_close(scan.captured, unrolled.captured)
+    found = unrolled.captured
+    np.testing.assert_allclose(unrolled.hidden, hidden(random_model(config), batch), atol=2e-5)
+    np.testing.assert_array_equal(found[f"{family.stacks[-1]}/output"], unrolled.hidden)
     for stack in family.stacks:
-        wanted += [f"{stack}/layers/hidden", f"{stack}/layers/{layers - 1}/hidden"]
-        wanted += [f"{stack}/layers/0/{family.attention_of(stack)}/probabilities"]
-    outputs = jax.jit(lambda model: model(batch, capture=tuple(wanted)))(model)
-    assert set(outputs.captured) == set(wanted)
-    np.testing.assert_allclose(outputs.hidden, hidden(model, batch), atol=2e-5)
-    for stack in family.stacks:
-        length = batch[f"{stack}_input_tokens"].shape[1]
-        states = outputs.captured[f"{stack}/layers/hidden"]
-        assert states.shape == (layers, 2, length, config.embed_dim)
-        np.testing.assert_array_equal(outputs.captured[f"{stack}/layers/{layers - 1}/hidden"], states[-1])
-        probabilities = outputs.captured[f"{stack}/layers/0/{family.attention_of(stack)}/probabilities"]
-        assert probabilities.shape == (2, config.num_heads, length, length)
-        np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+        length, last = batch[f"{stack}_input_tokens"].shape[1], f"{stack}/layers/{layers - 1}"
+        np.testing.assert_allclose(found[f"{stack}/embedding"], random_model(config).embed(batch)[stack], atol=2e-5)
+        assert found[f"{stack}/layers/hidden"].shape == (layers, 2, length, config.embed_dim)
+        np.testing.assert_array_equal(found[f"{last}/hidden"], found[f"{stack}/layers/hidden"][-1])
+        assert found[f"{last}/attention/scores"].shape == (2, config.num_heads, length, length)
+        probabilities = jax.nn.softmax(found[f"{last}/attention/scores"])
+        np.testing.assert_allclose(found[f"{last}/attention/probabilities"], probabilities, atol=1e-6)
     absent = f"{family.stacks[-1]}/layers/{layers}/hidden"
     with pytest.raises(ValueError, match=f"cannot capture '{absent}'"):
-        model(batch, capture=(absent,))
+        random_model(config)(batch, capture=(absent,))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -134,9 +134,10 @@ def reference_outputs(pair):
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
         reference = reference_outputs(pair)
-    wanted = ("decoder/layers/hidden", "decoder/layers/attention/probabilities")
+    wanted = ("decoder/layers/hidden", "decoder/layers/attention/probabilities", "decoder/embedding", "decoder/output")
     outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
-    states = [pair.model.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
+    first, last = outputs.captured["decoder/embedding"], outputs.captured["decoder/output"]
+    states = [first, *outputs.captured[wanted[0]][:-1], last]
     assert_parity(
         {number: state[pair.valid] for number, state in enumerate(states)},
         {number: state.numpy()[pair.valid] for number, state in enumerate(reference.hidden_states)},

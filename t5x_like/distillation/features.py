@@ -1,0 +1,66 @@
+"""The features of a batch that a student and its teachers read."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Array
+
+from t5x_like.data.attached import Attached
+from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
+from t5x_like.objectives.base import Batch
+
+# The features that a model reads (docs/architecture.md). All others are targets, which a teacher does not need.
+_READ_BY_MODELS = {
+    *(f"{stack}_{name}" for stack in ("encoder", "decoder") for name in ("input_tokens", "segment_ids", "positions")),
+    "token_types",
+    "decoder_prefix",
+}
+
+
+def merge(student: FeatureSpec, teachers: Mapping[str, FeatureSpec], attached: Sequence[Attached] = ()) -> FeatureSpec:
+    """Adds what the models of teachers read to the features of a student, such as the token types of BERT.
+
+    Args:
+      student: the features of the student.
+      teachers: teacher -> features of its objective. Those of its own targets are not needed.
+      attached: stored predictions of teachers.
+
+    Returns:
+      The features of a batch. Rows are packed if those of the student are.
+
+    Raises:
+      UserError: a teacher reads a feature of the student differently.
+    """
+    found = {feature.name: feature for feature in student.features}
+    declared = {feature.name: feature for feature in student.aligned_features}
+    for name, spec in teachers.items():
+        needed = [feature for feature in spec.features if feature.name in _READ_BY_MODELS]
+        for feature in needed:
+            _check_equal(name, feature.name, found.setdefault(feature.name, feature), feature)
+        for task_feature in spec.aligned_features:
+            if any(task_feature.name in feature.sources for feature in needed):
+                known = declared.setdefault(task_feature.name, task_feature)
+                _check_equal(name, task_feature.name, known, task_feature)
+        if any(feature.role == "shifted" for feature in needed) and spec.bos_id != student.bos_id:
+            raise UserError(
+                f"teacher {name!r} reads the token {spec.bos_id} first, the student {student.bos_id}. Give both the "
+                "same BOS."
+            )
+    return dataclasses.replace(
+        student, features=tuple(found.values()), aligned_features=tuple(declared.values()), attached=tuple(attached)
+    )
+
+
+def _check_equal(teacher: str, name: str, known: object, other: object) -> None:
+    if known != other:
+        raise UserError(
+            f"teacher {teacher!r} reads {name!r} as {other}, the student as {known}. Train the student with an "
+            "objective that makes its inputs as that of the teacher does."
+        )
+
+
+def select(batch: Batch, spec: FeatureSpec) -> dict[str, Array]:
+    """Returns the features of a batch that a spec declares, so that a model does not read those of another one."""
+    names = {feature.name for feature in spec.features}
+    return {name: array for name, array in batch.items() if name in names}
