@@ -48,7 +48,10 @@ def merge(student: FeatureSpec, teachers: Mapping[str, FeatureSpec], attached: S
                 "same BOS."
             )
     return dataclasses.replace(
-        student, features=tuple(found.values()), aligned_features=tuple(declared.values()), attached=tuple(attached)
+        student,
+        features=tuple(found.values()),
+        aligned_features=tuple(declared.values()),
+        attached=(*student.attached, *attached),
     )
 
 
