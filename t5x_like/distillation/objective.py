@@ -1,6 +1,7 @@
 """The objective of a student that learns from teachers."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from jaxtyping import Array
 from t5x_like.data.attached import Attached
 from t5x_like.distillation import features
 from t5x_like.distillation.loss import LogitLoss, Loss, LossValue, Network, View
+from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
 from t5x_like.kernels.top_k import TopK
@@ -81,6 +83,7 @@ class Distillation:
       teachers: name -> teacher.
       cached: name of a teacher -> its stored predictions. Such a teacher does not run.
       vocabulary: digest of the student's vocabulary, which losses compare with those of the teachers.
+      on_policy: replaces targets by samples of the student in training; None: the targets are those of the task.
 
     Raises:
       UserError: a name is unknown or used twice, or a teacher reads other features than the student.
@@ -95,6 +98,7 @@ class Distillation:
         teachers: Mapping[str, Teacher],
         cached: Mapping[str, CachedTeacher] | None = None,
         vocabulary: str | None = None,
+        on_policy: OnPolicy | None = None,
     ):
         self.objective, self.losses, self.teachers = objective, dict(losses), dict(teachers)
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
@@ -106,11 +110,23 @@ class Distillation:
         own = {term: _product(value, given[TASK]) for term, value in objective.coefficients.items()}
         self.coefficients = own | {name: given[name] for name in losses}
         self.other_names = objective.other_names
+        self._on_policy = on_policy
+        if on_policy is not None:
+            on_policy.check(self.features, task=given[TASK], cached=self.cached)
+            self.features = dataclasses.replace(self.features, packable=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the student's own objective; empty if it has none."""
         return tuple(getattr(self.objective, "labels", ()))
+
+    @property
+    def prepare(self) -> Callable[..., Batch] | None:
+        """Function that replaces targets by samples of the student, see `Objective`; None without `on_policy`."""
+        if self._on_policy is None:
+            return None
+        sample, spec = self._on_policy, self.features
+        return lambda params, batch, *, key, step: sample(params["model"], spec, batch, key=key, step=step)
 
     def check(self, config: ModelConfig) -> None:
         """Checks that each loss is defined for the student and its teachers.

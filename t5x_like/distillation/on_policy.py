@@ -1,6 +1,6 @@
 """Batches in which the targets of some rows are samples of the student (on-policy distillation)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -64,17 +64,31 @@ class OnPolicy:
         self.rate, self.eos_id = rate, eos_id
         self.decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p, max_length=max_length)
 
-    def check(self, spec: FeatureSpec) -> None:
+    def check(self, spec: FeatureSpec, *, task: float | Schedule = 0.0, cached: Collection[str] = frozenset()) -> None:
         """Checks that a decoder predicts targets that can be sampled.
 
+        Args:
+          spec: the features of student and teachers.
+          task: coefficient of the task's own loss.
+          cached: names of the teachers whose predictions are cached.
+
         Raises:
-          UserError: the objective with this spec predicts something else.
+          UserError: the objective predicts something else, or a loss needs the targets of the task.
         """
         sources = {feature.name: feature.sources for feature in spec.features}
         if "targets" not in sources.get("decoder_target_tokens", ()):
             raise UserError(
                 f"OnPolicy: samples are texts of a decoder, but the objective reads {', '.join(sources)}. Give an "
                 "objective that predicts text, or omit OnPolicy."
+            )
+        if task != 0:
+            raise UserError(
+                f"COEFFICIENTS: task={task} with OnPolicy, whose targets are samples of the student. Give task=0."
+            )
+        if cached:
+            raise UserError(
+                f"OnPolicy: the cached predictions of {', '.join(cached)} are those of other targets. Run the teacher "
+                "in the training step instead."
             )
 
     def __call__(self, model: Any, spec: FeatureSpec, batch: Batch, *, key: jax.Array, step: Step) -> dict[str, Array]:

@@ -1,5 +1,6 @@
 """On-policy batches: rows with samples of the student equal those that a task would make of the samples."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 from t5x_like.data import batches, specs
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
+from t5x_like.distillation.losses.logits import JensenShannon
+from t5x_like.distillation.objective import Distillation
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.models.gpt import GPTConfig
@@ -141,6 +144,56 @@ def test_gradient_does_not_flow_through_sampling():
     fixed = sample(model)
     through = jax.grad(lambda model: loss(model, sample(model)))(model)
     jax.tree.map(np.testing.assert_array_equal, through, jax.grad(loss)(model, fixed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A teacher of the distillation below; see `objective.Teacher`."""
+
+    config: GPTConfig = dataclasses.replace(GPT, num_layers=2)
+    objective: PrefixLM = PrefixLM(bos_id=BOS)
+    vocabulary: str | None = None
+    weight: float = 1.0
+
+    def bound(self):
+        return contextlib.nullcontext()
+
+
+def distillation(on_policy, **options):
+    losses = {"divergence": JensenShannon(prediction="targets", beta=0.3)}
+    options = {"coefficients": {"task": 0.0}, "teachers": {"teacher": Teacher()}} | options
+    return Distillation(PrefixLM(bos_id=BOS), losses, on_policy=on_policy, **options)
+
+
+def test_teacher_and_student_are_compared_at_the_samples():
+    spec, batch = prompted(4)
+    sampler = OnPolicy(max_length=TARGETS, eos_id=EOS)
+    objective, student, teacher = distillation(sampler), model_of(GPT), model_of(Teacher().config)
+    assert not objective.features.packable
+    params = {"model": student, "objective": {}, "teachers": {"teacher": {"model": teacher, "objective": {}}}}
+    sampled = objective.prepare(params, batch, key=KEY, step=0)
+    for name, expected in sampler(student, spec, batch, key=KEY, step=0).items():
+        np.testing.assert_array_equal(sampled[name], expected)
+    p, q = (np.asarray(jax.nn.softmax(each.unembed(each(sampled).hidden)), np.float64) for each in (teacher, student))
+    mean = 0.3 * p + 0.7 * q
+    divergence = np.sum(0.3 * p * np.log(p / mean) + 0.7 * q * np.log(q / mean), axis=-1)
+    weights = np.asarray(sampled["decoder_loss_weights"])
+    np.testing.assert_allclose(
+        objective.terms(params, sampled).sums["divergence"], np.sum(divergence * weights), rtol=1e-5
+    )
+    np.testing.assert_array_equal(objective.weights(sampled)["divergence"], weights.sum())
+    assert distillation(None).prepare is None and distillation(None).features.packable
+
+
+def test_losses_of_given_targets_are_refused():
+    with pytest.raises(UserError, match="COEFFICIENTS: task=0.5 with OnPolicy, whose targets are samples"):
+        distillation(OnPolicy(), coefficients={"task": 0.5})
+
+    class Cached:
+        attached = ()
+
+    with pytest.raises(UserError, match="OnPolicy: the cached predictions of teacher are those of other targets"):
+        distillation(OnPolicy(), cached={"teacher": Cached()})
 
 
 def test_invalid_arguments_raise():
