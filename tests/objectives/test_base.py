@@ -15,7 +15,7 @@ from t5x_like.data import batches
 from t5x_like.data.features import FeatureSpec
 from t5x_like.objectives.base import Objective, Terms
 from t5x_like.objectives.causal_lm import CausalLM
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.component import Component, flatten_choices
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.partitioning import Partitioner
@@ -94,6 +94,27 @@ def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(case):
         known = (labels >= 0) & (segments[:, : labels.shape[1]] != 0)
         correct = ((predicted["predictions"] == labels) & known).sum()
         assert [float(x) for x in terms.metrics["accuracy"]] == [correct, known.sum()]
+
+
+def test_predictions_describe_every_term_and_do_not_need_labels(case):
+    objective, batch = case.objective, flatten_choices(case.batch(), case.objective.features.axes)
+
+    def describe(params, batch):
+        found = objective.predictions(params, objective.forward(params, batch), batch)
+        return {name: (each.logits(each.hidden), each.weights, each.target_weights) for name, each in found.items()}
+
+    described = jax.eval_shape(describe, case.params(), batch)
+    weights, totals = objective.prediction_weights(batch), objective.weights(case.batch())
+    assert totals.keys() == objective.coefficients.keys() <= described.keys() == weights.keys()
+    for name, (logits, each, known) in described.items():
+        assert logits.dtype == np.float32 and logits.shape[:2] == each.shape == weights[name].shape
+        assert (known is None) == (name not in totals) and (known is None or known.shape == each.shape)
+        assert name not in totals or 0 < totals[name] <= weights[name].sum()  # positions without a label count as well
+    labels = {"label", "labels", "span", "next_sentence_label"}
+    unlabeled = {name: array for name, array in batch.items() if name not in labels}
+    for name, (logits, _, known) in jax.eval_shape(describe, case.params(), unlabeled).items():
+        assert logits.shape == described[name][0].shape
+        assert known is None or len(unlabeled) == len(batch) or isinstance(objective, Joint)
 
 
 def test_scores_are_the_log_probabilities_of_the_targets():
