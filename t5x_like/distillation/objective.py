@@ -79,7 +79,7 @@ class Distillation:
       objective: what the student predicts.
       losses: name -> loss.
       coefficients: loss -> factor in the total loss, a number or a function of the step; by default 1. `task` is the
-        factor of the terms of `objective`, on top of their own coefficients.
+        factor of all terms of `objective`, and the name of a term that of this term, on top of its own coefficient.
       teachers: name -> teacher.
       cached: name of a teacher -> its stored predictions. Such a teacher does not run.
       vocabulary: digest of the student's vocabulary, which losses compare with those of the teachers.
@@ -107,7 +107,10 @@ class Distillation:
         attached = [array for each in self.cached.values() for array in each.attached]
         self.features = features.merge(objective.features, running, attached)
         given = dict.fromkeys((TASK, *losses), 1.0) | dict(coefficients or {})
-        own = {term: _product(value, given[TASK]) for term, value in objective.coefficients.items()}
+        own = {
+            term: _product(_product(value, given[TASK]), given.get(term, 1.0))
+            for term, value in objective.coefficients.items()
+        }
         self.coefficients = own | {name: given[name] for name in losses}
         self.other_names = objective.other_names
         self._on_policy = on_policy
@@ -299,10 +302,9 @@ class Distillation:
             )
         if reserved := sorted(self.losses.keys() & {TASK, *self.objective.coefficients}):
             raise UserError(f"LOSSES: {reserved[0]!r} is a term of the student already. Rename the loss.")
-        if unknown := sorted(coefficients.keys() - {TASK, *self.losses}):
-            raise UserError(
-                f"COEFFICIENTS: unknown loss {unknown[0]!r}. The losses are {', '.join((TASK, *self.losses))}."
-            )
+        known = (TASK, *self.objective.coefficients, *self.losses)
+        if unknown := sorted(coefficients.keys() - {*known}):
+            raise UserError(f"COEFFICIENTS: unknown loss {unknown[0]!r}. The losses are {', '.join(known)}.")
         if unknown := sorted(self.cached.keys() - self.teachers.keys()):
             raise UserError(f"cached predictions of {unknown[0]!r}: unknown teacher. Give {', '.join(self.teachers)}.")
         for name, loss in self.losses.items():

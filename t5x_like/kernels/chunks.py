@@ -7,7 +7,7 @@ them for one chunk of the positions at a time, and again in the backward pass, s
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,8 +56,8 @@ class PositionLoss:
 
 
 def sum_over_positions(
-    network: Readout, losses: Mapping[str, PositionLoss], *, budget_bytes: int = LOGITS_BUDGET_BYTES
-) -> dict[str, Any]:
+    network: Readout, losses: Mapping[Hashable, PositionLoss], *, budget_bytes: int = LOGITS_BUDGET_BYTES
+) -> dict[Hashable, Any]:
     """Sums several functions of the same logits over all positions, in one pass and in bounded memory.
 
     If the logits of all networks exceed the budget of a device, `length` is split into chunks, each of which holds the
@@ -67,34 +67,38 @@ def sum_over_positions(
 
     Args:
       network: the network that is trained.
-      losses: name -> function to sum.
+      losses: name, or any other key -> function to sum.
       budget_bytes: bytes of float32 logits to hold on a device at a time.
 
     Returns:
-      Name -> tree of sums.
+      The same keys -> tree of sums.
     """
     others = {(id(readout.hidden), id(readout.logits)): readout for loss in losses.values() for readout in loss.others}
     readouts = [network, *others.values()]
 
+    # Lists instead of dictionaries by name, because JAX sorts the keys of dictionaries, which may have several types.
     def chunk_sums(hiddens, arrays):
         logits, *rest = (readout.logits(hidden) for readout, hidden in zip(readouts, hiddens, strict=True))
         known = dict(zip(others, jax.lax.stop_gradient(rest), strict=True))
-        return {
-            name: loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], arrays[name])
-            for name, loss in losses.items()
-        }
+        return [
+            loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], chunk)
+            for loss, chunk in zip(losses.values(), arrays, strict=True)
+        ]
 
-    inputs = ([readout.hidden for readout in readouts], {name: loss.arrays for name, loss in losses.items()})
+    def named(sums):
+        return dict(zip(losses, sums, strict=True))
+
+    inputs = ([readout.hidden for readout in readouts], [loss.arrays for loss in losses.values()])
     chunks = Chunks.of(readouts, budget_bytes)
     if chunks.number == 1:
-        return chunk_sums(*inputs)
+        return named(chunk_sums(*inputs))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_sums, *inputs))
     recomputed = jax.checkpoint(chunk_sums)
 
     def accumulate(sums, chunk):
         return jax.tree.map(jnp.add, sums, recomputed(*chunk)), None
 
-    return jax.lax.scan(accumulate, zeros, jax.tree.map(chunks.split, inputs))[0]
+    return named(jax.lax.scan(accumulate, zeros, jax.tree.map(chunks.split, inputs))[0])
 
 
 @dataclasses.dataclass(frozen=True)

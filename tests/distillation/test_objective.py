@@ -303,7 +303,7 @@ def test_conflicting_features_raise():
         ({"teachers": {}}, r"TEACHERS=\[\]: a distillation needs both"),
         ({"losses": {"masked_lm": Logits()}}, "'masked_lm' is a term of the student already"),
         ({"losses": {"task": Logits()}}, "'task' is a term"),
-        ({"coefficients": {"kd": 1.0}}, "unknown loss 'kd'. The losses are task, kl, states"),
+        ({"coefficients": {"kd": 1.0}}, "unknown loss 'kd'. The losses are task, masked_lm, next_sentence, kl, states"),
         ({"losses": {"kl": Logits(teacher="c")}}, "loss 'kl': unknown teacher 'c'. The teachers are a, b"),
         ({"losses": {"kl": Logits(teacher="a")}}, "no loss reads 'b'"),
         ({"cached": {"c": None}}, "cached predictions of 'c': unknown teacher"),
@@ -312,6 +312,13 @@ def test_conflicting_features_raise():
 def test_invalid_names_raise(options, message):
     with pytest.raises(UserError, match=message):
         distillation(**options)
+
+
+def test_coefficients_of_single_terms():
+    objective = distillation(coefficients={"task": 0.5, "masked_lm": 0.2})
+    own = PRETRAINING.objective.coefficients
+    assert objective.coefficients["masked_lm"] == pytest.approx(0.1 * own["masked_lm"])
+    assert objective.coefficients["next_sentence"] == pytest.approx(0.5 * own["next_sentence"])
 
 
 def test_metric_of_the_student_cannot_be_a_loss():

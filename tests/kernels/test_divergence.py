@@ -180,12 +180,12 @@ def both_losses(hidden, kernels, targets, weights, teacher=None, budget=2**30):
     student, online = readouts(hidden, kernels)
     losses = {
         "targets": cross_entropy.position_loss(targets, weights, z_loss=0.01),
-        "teacher": divergence.from_teacher(
+        ("kl", "teacher"): divergence.from_teacher(
             divergence.forward_kl, online if teacher is None else teacher, weights, temperature=2.0
         ),
     }
     sums = sum_over_positions(student, losses, budget_bytes=budget)
-    return sums["targets"].total + 5.0 * sums["teacher"]
+    return sums["targets"].total + 5.0 * sums["kl", "teacher"]
 
 
 @pytest.mark.parametrize("stored", [False, True])
