@@ -263,6 +263,29 @@ COMMANDS = {
         paths=("CACHE_DIR",),
         supports_dry_run=True,
     ),
+    "cache_logits": Command(
+        "t5x_like.cache_logits.cache_logits",
+        "store the logits of a teacher beside a cache, to distill without the teacher",
+        "commands/cache_logits.gin",
+        flags={
+            "cache_dir": ("CACHE_DIR", "the cache, local or in a bucket"),
+            "teacher": ("TEACHER", "run directory or Hugging Face directory of the teacher"),
+            "output": ("TEACHER_LOGITS", "the directory to write to (default: CACHE_DIR/teacher_logits)"),
+        },
+        settings={
+            "K": "number of the largest logits to store; None for all (default: 64)",
+            "LOGITS_DTYPE": "float16 (default) or float32",
+            "LOGITS_TEMPERATURE": "temperature of the losses (default: 1.0)",
+            "SPLITS": "splits whose rows are read (default: ('train',))",
+            "TEACHER_CHECKPOINT": "which checkpoint of the teacher: latest (default), best or a step",
+        }
+        | _BATCH
+        | _MESH,
+        base_gin_file="commands/cache_logits.gin",
+        multi_process=True,
+        compiles=True,
+        paths=("TEACHER_LOGITS",),
+    ),
     "plan": Command(
         "t5x_like.plan.plan",
         "compute whether a run fits a TPU slice, and its best possible speed; needs no TPU",

@@ -37,6 +37,24 @@ def row_length(features: Mapping[str, np.ndarray]) -> int:
     return max(int(np.max(np.arange(1, len(real) + 1) * real, initial=1)) for real in ends)
 
 
+def row_lengths(features: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns `row_length` of each row of a batch.
+
+    Args:
+      features: Model features, `[rows, length]` or `[rows, choices, length]`.
+
+    Returns:
+      int `[rows]`.
+    """
+    found = []
+    for array in _of(features, _SEGMENT_IDS_SUFFIX):
+        real = array.astype(bool).any(axis=tuple(range(1, array.ndim - 1)))
+        found.append((np.arange(1, real.shape[1] + 1) * real).max(axis=1))
+    if not found:
+        return np.full(len(next(iter(features.values()))), full_length(features))
+    return np.maximum(np.max(found, axis=0), 1)
+
+
 def full_length(features: Mapping[str, np.ndarray]) -> int:
     """Returns the length of the longest model input with its padding."""
     return max(array.shape[-1] for array in _of(features, INPUT_TOKENS_SUFFIX))

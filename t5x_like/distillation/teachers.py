@@ -36,6 +36,9 @@ class Teacher:
     # What it predicts. By default the objective of its run, or that of its head in a Hugging Face directory; without a
     # head of a downstream task, the objective of the student.
     objective: Component | None = None
+    # Directory of its logits that `t5x_like cache_logits` wrote for the cache of the run. It then does not run, and its
+    # parameters are not read.
+    logits: str | None = None
 
     def __post_init__(self):
         if not isinstance(self.path, str) or not self.path:

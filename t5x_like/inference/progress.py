@@ -1,4 +1,4 @@
-"""Shows the progress of `infer` on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Shows progress over records on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Mapping
@@ -21,13 +21,15 @@ class Progress:
       total: Number of records.
       completed: Number of records that an interrupted command has completed.
       enabled: Whether to show anything; True only in one process.
+      noun: What the records are.
 
     Attributes:
       tokens: Number of tokens so far.
     """
 
-    def __init__(self, total: int, completed: int = 0, *, enabled: bool = True):
+    def __init__(self, total: int, completed: int = 0, *, enabled: bool = True, noun: str = "records"):
         self._total, self._first, self._completed, self._enabled = total, completed, completed, enabled
+        self._noun = noun
         self._console = Console(stderr=True, highlight=False)
         self._bar: Bar | None = None
         self._started = self._logged = time.monotonic()
@@ -54,14 +56,15 @@ class Progress:
             self._bar.update(self._task, completed=round(self._completed), description=self.describe())
         elif self._enabled and time.monotonic() - self._logged > _LOG_SECONDS:
             self._logged = time.monotonic()
-            logging.info("%d/%d records, %s", self._completed, self._total, self.describe())
+            logging.info("%d/%d %s, %s", self._completed, self._total, self._noun, self.describe())
 
     def describe(self) -> str:
-        """Returns the speed and the remaining time, such as `tokens/s 9,123  eta 1:23`."""
-        seconds = time.monotonic() - self._started
+        """Returns the speed and the remaining time, such as `records/s 71.2  tokens/s 9,123  eta 1:23`."""
+        seconds = max(time.monotonic() - self._started, 1e-9)
         done = self._completed - self._first
         remaining = seconds / done * (self._total - self._completed) if done else float("inf")
-        return f"tokens/s {self.tokens / max(seconds, 1e-9):,.0f}  eta {duration(remaining)}"
+        rate = f"{self._noun}/s {done / seconds:,.1f}  tokens/s {self.tokens / seconds:,.0f}"
+        return f"{rate}  eta {duration(remaining)}"
 
     def summary(self, records: int, tokens: int, lengths: Mapping[int, int]) -> str:
         """Returns a line about the whole command.
@@ -75,6 +78,6 @@ class Progress:
         noun = "length" if len(lengths) == 1 else "lengths"
         of_lengths = f"{len(lengths)} {noun}: {', '.join(map(str, sorted(lengths)))}" if lengths else "no batch"
         return (
-            f"{records:,} records, {tokens:,} tokens in {duration(seconds)}, {tokens / seconds:,.0f} tokens/s, "
+            f"{records:,} {self._noun}, {tokens:,} tokens in {duration(seconds)}, {tokens / seconds:,.0f} tokens/s, "
             f"compiled for {of_lengths}"
         )

@@ -140,8 +140,8 @@ class Chunks:
         return partitioning.shard(x, None, "batch", "length", *[None] * len(rest))
 
     def join(self, x: Array) -> Array:
-        """Joins `[chunks, batch, shards · size]` to `[batch, length]`, the inverse of `split`."""
-        _, batch, _ = x.shape
-        x = jnp.moveaxis(x.reshape(self.number, batch, self.shards, self.size), 0, 2)
-        x = x.reshape(batch, self.shards, self.number * self.size)[:, :, : self.length // self.shards]
-        return partitioning.shard(x.reshape(batch, self.length), "batch", "length")
+        """Joins `[chunks, batch, shards · size, …]` to `[batch, length, …]`, the inverse of `split`."""
+        _, batch, _, *rest = x.shape
+        x = jnp.moveaxis(x.reshape(self.number, batch, self.shards, self.size, *rest), 0, 2)
+        x = x.reshape(batch, self.shards, self.number * self.size, *rest)[:, :, : self.length // self.shards]
+        return partitioning.shard(x.reshape(batch, self.length, *rest), "batch", "length", *[None] * len(rest))

@@ -1,13 +1,16 @@
 """The largest entries of each row."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
+from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES, Chunks, Readout
 
 
 @struct.dataclass
@@ -30,6 +33,57 @@ class TopK:
     ids: Int[Array, "batch positions k"]
     log_tail: Float[Array, "batch positions"]
     temperature: float = struct.field(pytree_node=False, default=1.0)
+
+
+def largest_logits(
+    hidden: Float[Array, "batch positions embed"],
+    logits: Callable[[Float[Array, "batch chunk embed"]], Float[Array, "batch chunk classes"]],
+    k: int,
+    *,
+    temperature: float = 1.0,
+    budget_bytes: int = LOGITS_BUDGET_BYTES,
+) -> tuple[TopK, Float[Array, "batch positions"]]:
+    """Computes the largest logits of each position, in chunks of positions that bound the memory of the logits.
+
+    Args:
+      hidden: what `logits` reads.
+      logits: maps `hidden`, or some of its positions, to logits.
+      k: number of logits to keep.
+      temperature: temperature of the tail.
+      budget_bytes: bytes of float32 logits to hold on a device at a time.
+
+    Returns:
+      The largest logits, and log Σ exp(logit) over all classes, at temperature 1.
+    """
+    chunks = Chunks.of([Readout(hidden, logits)], budget_bytes)
+
+    def of_chunk(hidden):
+        return _everywhere(functools.partial(_of_logits, k=k, temperature=temperature), logits(hidden))
+
+    if chunks.number == 1:
+        return of_chunk(hidden)
+    return jax.tree.map(chunks.join, jax.lax.map(of_chunk, chunks.split(hidden)))
+
+
+def _of_logits(logits: Float[Array, "batch positions classes"], *, k: int, temperature: float):
+    logits = logits.astype(jnp.float32)
+    values, ids = jax.lax.top_k(logits, k)
+    last = values[..., -1:]
+    # The tail by itself, because 1 minus the mass of the others would lose all digits of a small tail. Of several
+    # logits equal to the last one, those that are not among the k belong to the tail.
+    tail = jax.nn.logsumexp(jnp.where(logits < last, logits, -jnp.inf) / temperature, axis=-1)
+    ties = jnp.sum(logits == last, axis=-1) - jnp.sum(values == last, axis=-1)
+    tail = jnp.logaddexp(tail, jnp.log(ties.astype(jnp.float32)) + last[..., 0] / temperature)
+    return TopK(values, ids, tail, temperature), jax.nn.logsumexp(logits, axis=-1)
+
+
+def _everywhere(local: Callable, logits: Float[Array, "batch positions classes"]):
+    """Calls a function of logits on each device with its own positions; see `top_k`."""
+    partitioner = partitioning.bound_partitioner()
+    if partitioner is None or partitioner.mesh.size == 1:
+        return local(logits)
+    positions = partitioner.spec(("batch", "length", None), logits.shape, "logits")
+    return jax.shard_map(local, mesh=partitioner.mesh, in_specs=positions, out_specs=P(*positions[:2]))(logits)
 
 
 def top_k(x: Float[Array, "batch n"], k: int) -> tuple[Float[Array, "batch k"], Int[Array, "batch k"]]:

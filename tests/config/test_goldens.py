@@ -84,6 +84,11 @@ RUNS = {
         ["commands/cache.gin", "runs/pretrain.gin"],
         [("MIXTURE_OR_TASK_NAME", "a_task"), ("CACHE_DIR", "caches/a_task")],
     ),
+    "cache_logits": (
+        "cache_logits",
+        ["commands/cache_logits.gin"],
+        [("CACHE_DIR", "a_cache"), ("TEACHER", "runs/1")],
+    ),
     "pretrain_cached": (
         "train",
         [SMALL, "runs/pretrain.gin", "data/cached.gin"],

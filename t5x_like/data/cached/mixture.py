@@ -275,6 +275,7 @@ class CachedMixture:
             read,
             identity={
                 "caches": {task: self.sources[task].manifest.fingerprint for task in fractions},
+                **_identity(readers),
                 "rates": self.mixing_fractions(),
                 "batch_size": self.batch_size,
                 "shuffle": self.shuffle,
@@ -371,6 +372,15 @@ def _read_mixed(readers: Mapping[str, RowReader], rows: Sequence[tuple[str, int]
                 batch[name] = np.zeros((len(rows), *found.shape[1:]), found.dtype)
             batch[name][indices] = found
     return batch
+
+
+def _identity(readers: Mapping[str, RowReader]) -> dict[str, dict[str, Any]]:
+    """Returns the identity of the arrays that are attached to the rows of each task; empty without any."""
+    found: dict[str, dict[str, Any]] = {}
+    for task, reader in readers.items():
+        for name, fingerprints in reader.identity.items():
+            found.setdefault(name, {})[task] = fingerprints
+    return found
 
 
 def _examples(source: CachedSource) -> int:

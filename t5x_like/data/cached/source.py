@@ -9,6 +9,7 @@ import numpy as np
 
 from t5x_like import paths
 from t5x_like.data import batches, vocabulary_digest
+from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
 from t5x_like.data.cached.layout import Layout
@@ -148,12 +149,14 @@ class CachedSource:
         """Checks that the rows of the cache are those that the objective reads; no row is read.
 
         Raises:
-          UserError: the cache is incomplete, was written for other features, lengths or packing, or has no rows.
+          UserError: the cache is incomplete, was written for other features, lengths or packing, or has no rows; or
+            the attached arrays of the spec do not belong to it.
         """
         if not self.manifest.rows_of_passes[0]:
             raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
         _check_layout(self, self.manifest.layout, spec)
         _check_dtypes(self, self.manifest, spec)
+        logits.check(self.manifest, spec, checksums=self.verify_checksums)
 
     def per_task(self) -> "list[CachedSource]":
         """Returns `[self]`: a cache has one task, or the examples of a mixture in the order in which they are read."""
@@ -187,6 +190,7 @@ class CachedSource:
             read,
             identity={
                 "cache": manifest.fingerprint,
+                **reader.identity,
                 "batch_size": self.batch_size,
                 "shuffle": self.shuffle,
                 "seed": self.seed,
@@ -226,7 +230,11 @@ def number_of_threads(threads: int | None, directory: str) -> int:
 
 
 class RowReader:
-    """Reads rows by number as batches of an objective."""
+    """Reads rows by number as batches of an objective.
+
+    Attributes:
+      identity: Part of the position in the data that describes the arrays attached to the rows; see `LogitsReader`.
+    """
 
     def __init__(self, source: CachedSource, spec: FeatureSpec):
         source.check(spec)
@@ -235,12 +243,14 @@ class RowReader:
         self._shards = Shards(source.directory, manifest.shards)
         self._data = f"the cache {source.directory} of {manifest.settings['task']}"
         self._limits = spec.id_limits({name: about["ids"] for name, about in manifest.vocabularies.items()})
+        self._attached = logits.LogitsReader(manifest, spec)
+        self.identity = self._attached.identity
 
     def __call__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns model feature -> values of the rows with these numbers."""
+        """Returns model feature or attached array -> values of the rows with these numbers."""
         batch = self._decode(self._shards.read(rows))
         check_ids(batch, self._limits, data=self._data, holder="its vocabulary")
-        return batch
+        return batch | self._attached(rows)
 
 
 def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> None:

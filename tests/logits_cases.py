@@ -1,0 +1,112 @@
+"""Caches of packed rows with random examples, and teachers with random parameters, for tests of cached logits."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+from objective_cases import CASES, Case
+
+from t5x_like.data.cached import Layout, Manifest, Shard, manifest
+from t5x_like.data.cached.rows import encode
+from t5x_like.distillation.teachers import LoadedTeacher, Teacher
+
+LENGTHS = {"inputs": 8, "targets": 8}
+IDS = 40
+
+
+def write_cache(directory, case: Case, *, rows=10, seed=0, task="a_task", split="train", lengths=None):
+    """Writes a cache of packed rows in two shards. Some examples have no targets.
+
+    Args:
+      directory: Directory of the split; it must not exist.
+      case: Its objective reads the rows.
+      rows: Number of rows.
+      seed: Seed of the examples.
+      task: Name of the task.
+      split: Name of the split.
+      lengths: Task feature -> length.
+    """
+    spec, lengths, rng = case.objective.features, lengths or LENGTHS, np.random.default_rng(seed)
+    layout = Layout.of(spec, {**LENGTHS, **lengths}, pack=spec.packable)
+    stored = _stack([_row(layout, spec, rng) for _ in range(rows)])
+    dtypes, written, first = ("<u2",) * len(layout.values), [], 0
+    for number, count in enumerate((rows // 2, rows - rows // 2)):
+        path = directory / "pass-000" / f"{number}.array_record"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        chosen = {name: array[first : first + count] for name, array in stored.items()}
+        for record in encode(chosen, layout, dtypes):
+            writer.write(record)
+        writer.close()
+        examples = int(max(chosen[f"segments {index}"].max(axis=1).sum() for index in range(len(layout.tracks))))
+        digest, size = manifest.checksum(str(path)), path.stat().st_size
+        written.append(
+            Shard(str(path.relative_to(directory)), 0, count, examples, (0,) * len(layout.tracks), size, digest)
+        )
+        first += count
+    settings = {"task": task, "split": split, "module": None, "task_arguments": None}
+    vocabularies = {
+        name: {"kind": "a", "ids": IDS, "sample": "", "digest": "digest of the vocabulary"} for name in layout.lengths
+    }
+    Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(directory))
+
+
+def _row(layout: Layout, spec, rng) -> dict[str, np.ndarray]:
+    """Returns the stored values of a row with up to three examples of random lengths."""
+    examples = int(rng.integers(1, 4)) if layout.pack else 1
+    leads = dict.fromkeys(name for track in layout.tracks for name in track)
+    counts = {
+        name: rng.integers(0 if name == "targets" else 2, layout.lengths[name] // 3 + 1, examples) for name in leads
+    }
+    row = {}
+    for index, track in enumerate(layout.tracks):
+        items = sum(counts[name] for name in track)
+        row[f"segments {index}"] = _padded(np.repeat(np.arange(1, examples + 1), items), layout.track_length(index))
+        if len(track) > 1:
+            last = [np.arange(total) >= total - end for total, end in zip(items, counts[track[-1]], strict=True)]
+            row[f"last {index}"] = _padded(np.concatenate(last), layout.track_length(index))
+    for index, value in enumerate(layout.values):
+        found = []
+        for example in range(examples):
+            number = sum(int(counts[name][example]) for name in map(spec.lead, value.sources) if name in counts)
+            if value.track is None:
+                found.append(rng.integers(0, 2, value.length))
+            elif value.within:
+                before = sum(int(counts[name][:example].sum()) for name in value.within)
+                inside = sum(int(counts[name][example]) for name in value.within)
+                found.append(before + np.sort(rng.integers(0, inside, number)))
+            else:
+                found.append(rng.integers(1, 2 if value.sources[0] == "token_types" else IDS, number))
+        row[f"value {index}"] = _padded(np.concatenate(found), value.length)
+    return row
+
+
+def _padded(items: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(items.astype(np.int32), (0, length - len(items)))
+
+
+def _stack(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def teacher_of(case: Case, *, vocabulary="digest of the vocabulary", **changes: Any) -> LoadedTeacher:
+    """Returns a teacher with the random parameters of a case."""
+    params = case.params(**changes)
+    return LoadedTeacher(
+        teacher=Teacher("a/teacher"),
+        config=params["model"].config,
+        objective=case.objective,
+        vocabulary=vocabulary,
+        reader=lambda shapes, config, partitioner: jax.tree.map(jax.device_put, params, partitioner.shardings(params)),
+        hasher=lambda: "digest of the teacher",
+    )
+
+
+def with_attached(case: Case, attached):
+    """Returns the spec of a case with attached arrays."""
+    return dataclasses.replace(case.objective.features, attached=tuple(attached))
+
+
+PACKED = {name: CASES[name] for name in ("masked_lm", "causal_lm", "sequence_to_sequence", "prefix_lm")}

@@ -1,0 +1,338 @@
+"""`t5x_like cache_logits`: contents, alignment with the rows of a cache, resuming, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from logits_cases import CASES, LENGTHS, PACKED, teacher_of, with_attached, write_cache
+
+from t5x_like import cache_logits as command
+from t5x_like.data.cached import CachedMixture, CachedSource, MixtureFile, logits_writer
+from t5x_like.data.cached.logits import LogitsManifest
+from t5x_like.data.cached.logits_rows import Stored
+from t5x_like.data.feed import DataMismatchError
+from t5x_like.distillation.cached_logits import CachedLogits, predictions_of
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.kernels.chunks import Readout, sum_over_positions
+from t5x_like.kernels.divergence import forward_kl, from_teacher
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.partitioning import Partitioner
+
+ROWS = 10
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    """Writes shards of four rows."""
+    monkeypatch.setattr(logits_writer, "_FEWEST_ROWS", 4)
+    monkeypatch.setattr(logits_writer, "SHARD_BYTES", 1)
+
+
+@pytest.fixture
+def write(monkeypatch):
+    """Returns a function that runs the command with a teacher of a case."""
+
+    def run(case, cache_dir, teacher=None, **settings):
+        loaded = teacher or teacher_of(case)
+        monkeypatch.setattr(command.teacher_files, "load", lambda *given: loaded)
+        given = {"batch_size": 8, "dtype": "float32", "k": None} | settings
+        return command.cache_logits(cache_dir=str(cache_dir), teacher=Teacher("a/teacher"), **given)
+
+    return run
+
+
+def opened(case, cache_dir, digest="digest of the teacher"):
+    return CachedLogits.open("teacher", f"{cache_dir}/teacher_logits", digest=digest, spec=case.objective.features)
+
+
+def read(case, cache_dir, cached, **settings):
+    """Returns the first batch in shuffled order, with the attached arrays."""
+    source = CachedSource(cache_dir=str(cache_dir), batch_size=8, **settings)
+    return next(source.host_iterator(with_attached(case, cached.attached)))
+
+
+def divergences(case, batch, cached, temperature=1.0, **changes):
+    """Returns prediction -> divergence of a student from the teacher, with the teacher online and cached."""
+    teacher = case.params(**changes)
+    student = jax.tree.map(lambda x: 0.7 * x, teacher)
+    rows = {name: jnp.asarray(array) for name, array in batch.items() if name in case.objective.features.dtypes}
+    names = tuple(case.objective.coefficients)
+    of_student, of_teacher = (
+        predictions_of(case.objective, each, rows, names) for each in (student, case.params(**changes))
+    )
+    stored, found = cached.predictions(batch), {}
+    for name in names:
+        weights = of_student[name].weights
+        teachers = {"online": Readout(of_teacher[name].hidden, of_teacher[name].logits), "cached": stored[name]}
+        losses = {
+            each: from_teacher(forward_kl, teacher, weights, temperature=temperature)
+            for each, teacher in teachers.items()
+        }
+        sums = sum_over_positions(Readout(of_student[name].hidden, of_student[name].logits), losses)
+        assert float(weights.sum()) > 8
+        found[name] = {each: float(value) / float(weights.sum()) for each, value in sums.items()}
+    return found
+
+
+# ---- contents and alignment ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_all_logits_in_float32_equal_the_teacher_online(tmp_path, write, name):
+    case = PACKED[name]
+    write_cache(tmp_path / "train", case)
+    write(case, tmp_path)
+    cached = opened(case, tmp_path)
+    for found in divergences(case, read(case, tmp_path, cached), cached).values():
+        assert found["online"] > 0.05
+        np.testing.assert_allclose(found["cached"], found["online"], rtol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    """Writes a cache for a causal language model, which tests must not change."""
+    directory = tmp_path_factory.mktemp("causal")
+    write_cache(directory / "train", CASES["causal_lm"])
+    return directory
+
+
+def test_float16_is_close_to_float32(causal, write, tmp_path):
+    case = CASES["causal_lm"]
+    shutil.copytree(causal, tmp_path, dirs_exist_ok=True)
+    write(case, tmp_path, dtype="float16")
+    cached = opened(case, tmp_path)
+    found = divergences(case, read(case, tmp_path, cached), cached)["targets"]
+    np.testing.assert_allclose(found["cached"], found["online"], rtol=1e-3)
+
+
+def test_fewer_logits_give_a_lower_bound_at_their_temperature(causal, write, tmp_path):
+    case = CASES["causal_lm"]
+    shutil.copytree(causal, tmp_path, dirs_exist_ok=True)
+    write(case, tmp_path, k=8, temperature=2.0)
+    cached = opened(case, tmp_path)
+    batch = read(case, tmp_path, cached)
+    found = divergences(case, batch, cached, temperature=2.0)["targets"]
+    assert 0.2 * found["online"] < found["cached"] < found["online"]
+    with pytest.raises(UserError, match="was summed at temperature 2.0"):
+        divergences(case, batch, cached)
+
+
+def test_all_predictions_and_labels_are_stored(tmp_path, write):
+    case = CASES["pretraining"]
+    write_cache(tmp_path / "train", case)
+    manifest = write(case, tmp_path, k=5, predictions=("all_tokens", "next_sentence"))["a_task/train"]
+    vocabulary = case.params()["model"].config.vocab_size
+    assert manifest.predictions == {
+        "all_tokens": Stored(LENGTHS["inputs"], vocabulary, 5, "float32"),
+        "next_sentence": Stored(1, 2, 2, "float32"),
+    }
+    cached = opened(case, tmp_path)
+    batch = read(case, tmp_path, cached)
+    weights = case.objective.prediction_weights(batch)["all_tokens"]
+    values = batch["teacher_logits/teacher/all_tokens/values"]
+    np.testing.assert_array_equal(np.abs(values).sum(axis=-1) > 0, weights > 0)
+
+
+def test_rows_are_aligned_in_a_mixture_on_several_processes_and_after_a_restart(tmp_path, write):
+    case = CASES["causal_lm"]
+    for task, seed in (("first", 1), ("second", 2)):
+        write_cache(tmp_path / task / "train", case, seed=seed, task=task, lengths={"targets": 48})
+    MixtureFile("both", ("first", "second"), {"first": 0.5, "second": 0.5}).write(str(tmp_path))
+    # Rows have up to 48 tokens: the teacher reads batches of 16, 32 and 48.
+    assert list(write(case, tmp_path, teacher_of(case, max_length=48))) == ["first/train", "second/train"]
+    cached = opened(case, tmp_path)
+    spec, source = with_attached(case, cached.attached), CachedMixture(cache_dir=str(tmp_path), batch_size=8)
+    alone = source.host_iterator(spec)
+    found, second = next(alone), next(alone)
+    assert {name: array.shape for name, array in found.items()} == source.batch_shapes(spec)
+    assert {name: array.dtype.name for name, array in found.items()} == spec.dtypes
+    values = divergences(case, second, cached, max_length=48)["targets"]
+    np.testing.assert_allclose(values["cached"], values["online"], rtol=2e-5)
+    shares = [source.host_iterator(spec, process_index=index, process_count=2) for index in range(2)]
+    for name, parts in _stacked([next(each) for each in shares]).items():
+        np.testing.assert_array_equal(parts, found[name])
+    resumed = source.host_iterator(spec)
+    resumed.restore(shares[0].state())
+    for name, rows in next(resumed).items():
+        np.testing.assert_array_equal(rows, second[name])
+
+
+def _stacked(parts):
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def test_devices_do_not_change_what_is_stored(causal, write, tmp_path):
+    case, found = CASES["causal_lm"], []
+    for name, mesh in (("one", {"fsdp": 1}), ("eight", {"fsdp": 2, "sequence": 2, "tensor": 2})):
+        shutil.copytree(causal, tmp_path / name)
+        devices = jax.devices()[: 1 if name == "one" else 8]
+        write(case, tmp_path / name, k=5, partitioner=Partitioner(rules="fsdp_tp_sp", ici=mesh, devices=devices))
+        found.append(read(case, tmp_path / name, opened(case, tmp_path / name)))
+    for name in (name for name in found[0] if name.endswith("/values")):
+        np.testing.assert_allclose(found[1][name], found[0][name], atol=2e-5)
+        np.testing.assert_array_equal(found[1][name.replace("values", "ids")], found[0][name.replace("values", "ids")])
+
+
+def test_bytes_per_position():
+    # docs/teacher_logits.md gives 20 kB for 77 masked positions and 133 kB for 512 positions.
+    stored = Stored(512, 30_522, 64, "float16")
+    assert (stored.bytes_per_position, stored.ids_dtype) == (260, "uint16")
+    assert (77 * 260, 512 * 260) == (20_020, 133_120)
+    assert Stored(1, 2, 2, "float16").ids_dtype == "uint8"
+    assert Stored(1, 2**16 + 1, 2, "float16").ids_dtype == "uint32"
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_command_resumes_to_the_same_bytes(causal, write, tmp_path, monkeypatch):
+    case = CASES["causal_lm"]
+    for name in ("whole", "cut"):
+        shutil.copytree(causal, tmp_path / name)
+    whole = write(case, tmp_path / "whole", k=5)["a_task/train"]
+    written, write_shard = [], logits_writer.LogitsPlan.write_shard
+
+    def interrupted(plan, unit, records):
+        if unit == "00001":
+            raise KeyboardInterrupt
+        return write_shard(plan, unit, records)
+
+    monkeypatch.setattr(logits_writer.LogitsPlan, "write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(case, tmp_path / "cut", k=5)
+    with pytest.raises(UserError, match="are incomplete: manifest.json not found. Repeat the `t5x_like cache_logits`"):
+        opened(case, tmp_path / "cut")
+    with pytest.raises(UserError, match="incomplete .* with other settings .*targets: .*another TEACHER_LOGITS"):
+        write(case, tmp_path / "cut", k=6)
+
+    def recorded(plan, unit, records):
+        written.append(unit)
+        return write_shard(plan, unit, records)
+
+    monkeypatch.setattr(logits_writer.LogitsPlan, "write_shard", recorded)
+    assert write(case, tmp_path / "cut", k=5)["a_task/train"].fingerprint == whole.fingerprint
+    assert written == ["00001", "00002"]
+    # A lost file of a complete directory is written again; a complete directory is not.
+    (tmp_path / "cut" / "teacher_logits" / "a_task" / "train" / whole.shards[0].file).unlink()
+    write(case, tmp_path / "cut", k=5)
+    write(case, tmp_path / "cut", k=5)
+    assert written == ["00001", "00002", "00000"]
+    for shard in whole.shards:
+        files = [tmp_path / name / "teacher_logits" / "a_task" / "train" / shard.file for name in ("whole", "cut")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def complete(causal, tmp_path_factory):
+    """Writes the cache and the logits of its teacher, which tests must not change."""
+    directory, case = tmp_path_factory.mktemp("complete") / "cache", CASES["causal_lm"]
+    shutil.copytree(causal, directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command.teacher_files, "load", lambda *given: teacher_of(case))
+        command.cache_logits(cache_dir=str(directory), teacher=Teacher("a/teacher"), k=5)
+    return directory
+
+
+def test_logits_of_another_cache_are_refused(complete, tmp_path):
+    case = CASES["causal_lm"]
+    write_cache(tmp_path / "train", case, seed=5)
+    spec = with_attached(case, opened(case, complete).attached)
+    with pytest.raises(UserError, match="belong to the rows of the cache .*, not of a_task, split train, .*CACHE_DIR"):
+        CachedSource(cache_dir=str(tmp_path), batch_size=2).check(spec)
+
+
+def test_logits_of_another_teacher_are_refused(complete):
+    case = CASES["causal_lm"]
+    with pytest.raises(UserError, match="were computed by a/teacher .digest of the teacher., but the teacher"):
+        opened(case, complete, digest="another digest")
+    attached = [dataclasses.replace(each, origin="another digest") for each in opened(case, complete).attached]
+    with pytest.raises(UserError, match="were computed by the teacher digest of the teacher, not by another digest"):
+        CachedSource(cache_dir=str(complete), batch_size=2).check(with_attached(case, attached))
+
+
+def test_logits_for_other_features_are_refused(complete):
+    case, other = CASES["causal_lm"], dataclasses.replace(CASES["causal_lm"], objective=CausalLM(bos_id=3))
+    with pytest.raises(UserError, match="the teacher read other features .* such as another BOS"):
+        opened(other, complete)
+    spec = with_attached(other, opened(case, complete).attached)
+    with pytest.raises(UserError, match="were computed from other features"):
+        CachedSource(cache_dir=str(complete), batch_size=2).check(spec)
+
+
+def test_another_k_or_vocabulary_is_refused(complete):
+    case = CASES["causal_lm"]
+    cached = opened(case, complete)
+    attached = [dataclasses.replace(each, width=each.width and 4) for each in cached.attached]
+    with pytest.raises(UserError, match="has 8 positions, k=5 and dtype float16, but this run reads 8 positions, k=4"):
+        CachedSource(cache_dir=str(complete), batch_size=2).check(with_attached(case, attached))
+    with pytest.raises(UserError, match="'targets' of the teacher 'teacher' has .* classes, that of the student 7"):
+        cached.check_classes({"targets": 7})
+    with pytest.raises(UserError, match="have the predictions targets, but the student predicts masked_lm"):
+        cached.check_classes({"masked_lm": 7})
+
+
+def test_damaged_or_missing_logits_are_refused(complete, tmp_path):
+    case = CASES["causal_lm"]
+    spec = with_attached(case, opened(case, complete).attached)
+    with pytest.raises(UserError, match="has no teacher logits. Write them with `t5x_like cache_logits`"):
+        CachedLogits.open("teacher", str(tmp_path / "none"), digest="", spec=spec)
+    shutil.copytree(complete, tmp_path / "copy")
+    own = tmp_path / "copy" / "teacher_logits"
+    spec = dataclasses.replace(
+        spec, attached=tuple(dataclasses.replace(each, directory=str(own)) for each in spec.attached)
+    )
+    source = CachedSource(cache_dir=str(tmp_path / "copy"), batch_size=2, verify_checksums=True)
+    source.check(spec)
+    file = own / "a_task" / "train" / LogitsManifest.read(str(own / "a_task" / "train")).shards[0].file
+    contents = bytearray(file.read_bytes())
+    contents[-1] ^= 1
+    file.write_bytes(contents)
+    with pytest.raises(UserError, match="in the teacher logits .* does not match its checksum"):
+        source.check(spec)
+    file.write_bytes(contents[:-1])
+    with pytest.raises(UserError, match="is truncated or altered: .* repeat the `t5x_like cache_logits` command"):
+        source.check(spec)
+    path = own / "a_task" / "train" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"predictions": {}}))
+    with pytest.raises(UserError, match="is not a valid manifest of teacher logits: its contents have the hash"):
+        source.check(spec)
+
+
+def test_position_with_other_logits_is_refused(complete, tmp_path, write):
+    case = CASES["causal_lm"]
+    spec, source = case.objective.features, CachedSource(cache_dir=str(complete), batch_size=2)
+    state = source.host_iterator(with_attached(case, opened(case, complete).attached)).state()
+    shutil.copytree(complete / "train", tmp_path / "train")
+    write(case, tmp_path, k=4)
+    other = CachedSource(cache_dir=str(tmp_path), batch_size=2)
+    with pytest.raises(DataMismatchError, match="teacher_logits was"):
+        other.host_iterator(dataclasses.replace(spec, attached=opened(case, tmp_path).attached)).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": 0}, "K=0 is not a positive integer"),
+        ({"dtype": "bfloat16"}, "LOGITS_DTYPE='bfloat16' is not supported"),
+        ({"temperature": 0.0}, "LOGITS_TEMPERATURE=0.0 is not positive"),
+        ({"splits": ("test",)}, "test is not a cache"),
+        ({"predictions": ("label",)}, "CausalLM does not predict 'label'. Give one or several of targets"),
+        ({"teacher": teacher_of(CASES["causal_lm"], vocabulary="x")}, "its vocabulary .x. is not that of the cache"),
+        (
+            {"teacher": teacher_of(CASES["masked_lm"])},
+            "MaskedLM reads 'inputs', 'masked_positions', 'targets', but the cache .* has 'targets'",
+        ),
+    ],
+)
+def test_invalid_settings_raise_before_writing(causal, write, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        write(CASES["causal_lm"], causal, logits_dir=str(tmp_path / "logits"), **changes)
+    assert not (tmp_path / "logits").exists()
