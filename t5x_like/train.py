@@ -40,6 +40,9 @@ def train(
     initial_checkpoint_path: str | None = None,
     initial_mapping: Sequence[tuple[str, str]] = (),
     initial_new_tokens: int = 0,
+    initial_layers: Mapping[str, Sequence[int] | Callable] | None = None,
+    initial_dropped: Sequence[str] = (),
+    initial_truncated: Sequence[str] = (),
     vocabulary_path: str | None = None,
     stop_after_skipped: int = 20,
     compiler_options: Mapping[str, Any] | None = None,
@@ -76,6 +79,13 @@ def train(
       initial_mapping: (regex, replacement) pairs that turn this model's tensor names into those of the checkpoint.
       initial_new_tokens: Number of token ids of the model that follow those of the pretrained vocabulary. Their rows of
         the embeddings are freshly initialized.
+      initial_layers: Stack -> indices of the pretrained layers that its layers start from, such as
+        `{"encoder": (0, 2, 4)}`, or a rule of `training.layer_choice`. The pretrained model may then have other numbers
+        of layers. By default all layers.
+      initial_dropped: Regular expressions of names of pretrained tensors that this model lacks, such as
+        `("token_type_embedder",)`. Others that it lacks are an error.
+      initial_truncated: Logical axes, `positions` or `vocab`, along which pretrained tables may be longer than those of
+        the model, which start from their first rows.
       vocabulary_path: The Hugging Face directory or SentencePiece model that `data` uses, for tasks that can use any
         vocabulary. It is copied to `model_dir/tokenizer`, which the commands that read the run use instead.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
@@ -128,6 +138,9 @@ def train(
         initial_checkpoint_path=initial_checkpoint_path,
         initial_mapping=initial_mapping,
         initial_new_tokens=initial_new_tokens,
+        initial_layers=initial_layers,
+        initial_dropped=initial_dropped,
+        initial_truncated=initial_truncated,
         vocabulary_path=vocabulary_path,
         stop_after_skipped=stop_after_skipped,
         on_finish=on_finish,

@@ -45,6 +45,11 @@ FREE_FIELDS = (
 )
 
 
+# Fields that may differ as well where tensors are compared one by one with those of another model, because each of them
+# is the length of a dimension, or decides whether a tensor exists.
+SIZE_FIELDS = ("num_layers", "encoder_layers", "decoder_layers", "max_length", "num_token_types")
+
+
 @functools.cache
 def families() -> tuple[tables.Family, ...]:
     """Returns the `FAMILY` constants of the modules of this package."""
@@ -114,13 +119,14 @@ def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
     return config, parameters.unstack(model_leaves, like)
 
 
-def read(path: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
+def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads the parameters of a Hugging Face model, for a given configuration.
 
     Args:
       path: local directory or bucket with config.json and safetensors.
       config: configuration of the model, which must agree with config.json except for `FREE_FIELDS` and the free fields
         of the family.
+      other_sizes: whether `SIZE_FIELDS` may differ too, and one of the two families extend the other.
 
     Returns:
       Stored name (`model/…`, and `objective/…` for the heads in the files) -> float32 array. Layers are stacked.
@@ -128,16 +134,48 @@ def read(path: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     Raises:
       UserError: family or architecture differ, or a tensor is missing, unexpected or of the wrong shape.
     """
+    stored = _agreeing_config(path, config, other_sizes)
+    return _read(path, _family_of(stored), stored)
+
+
+def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, tuple[int, ...]]:
+    """Returns stored name -> shape of the parameters that `read` returns, without those of heads.
+
+    Reads only config.json.
+
+    Args:
+      path: as for `read`.
+      config: as for `read`.
+      other_sizes: as for `read`.
+
+    Raises:
+      UserError: family or architecture differ.
+    """
+    shapes = tables.shapes(_agreeing_config(path, config, other_sizes))
+    return {name: shape if layers is None else (layers, *shape) for name, (shape, layers) in shapes.items()}
+
+
+def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> ModelConfig:
+    """Returns the configuration of a directory.
+
+    Raises:
+      UserError: it differs from the configuration of the model.
+    """
     stored, family = config_from_huggingface(path), _family_of(config)
-    if type(stored) is not type(config):
+    same_family = type(stored) is type(config)
+    if other_sizes:
+        same_family = isinstance(stored, type(config)) or isinstance(config, type(stored))
+    if not same_family:
         raise UserError(
             f"{path}: has a {type(stored).__name__}, but the model is a {type(config).__name__}. Give a model of the "
             "same family, or another directory."
         )
+    free = {*FREE_FIELDS, *family.free_fields, *(SIZE_FIELDS if other_sizes else ())}
     differences = [
         f"{field.name}={getattr(stored, field.name)!r} instead of {getattr(config, field.name)!r}"
         for field in dataclasses.fields(stored)
-        if field.name not in (*FREE_FIELDS, *family.free_fields)
+        if field.name not in free
+        and hasattr(config, field.name)
         and getattr(stored, field.name) != getattr(config, field.name)
     ]
     if differences:
@@ -145,7 +183,7 @@ def read(path: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
             f"{path}: architecture differs from the configured model: {', '.join(differences)}. Change the model, or "
             "give another directory."
         )
-    return _read(path, family, dataclasses.replace(config, vocab_size=stored.vocab_size))
+    return stored
 
 
 def _read(path: str, family: tables.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:

@@ -51,7 +51,7 @@ class BertConfig(BaseConfig):
     max_length: int = 512
     # Index of the first position in the position table, which has max_length + position_offset rows. RoBERTa: 2.
     position_offset: int = 0
-    # Number of token types (sentence A and B). RoBERTa: 1.
+    # Number of token types (sentence A and B). RoBERTa: 1. Without token types, as in DistilBERT: 0.
     num_token_types: int = 2
     # Id of the padding token, which is masked in batches without segment ids. RoBERTa: 1.
     padding_id: int = 0
@@ -70,11 +70,11 @@ class BertConfig(BaseConfig):
     def __post_init__(self):
         super().__post_init__()
         checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
-        checks.positive_integers(self, "max_length", "num_token_types")
+        checks.positive_integers(self, "max_length")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon", "initializer_range")
         checks.activations(self)
-        checks.non_negative_integers(self, "position_offset", "padding_id")
+        checks.non_negative_integers(self, "num_token_types", "position_offset", "padding_id")
 
     def make(self, key: jax.Array) -> "Bert":
         """Returns a BERT with newly initialized parameters; see `ModelConfig.make`."""
@@ -163,8 +163,8 @@ class Bert(nnx.Module):
     Attributes:
       token_embedder: table `[vocab_size embed_dim]` of the tokens and of the logits.
       position_embedder: table `[max_length+position_offset embed_dim]`.
-      token_type_embedder: table `[num_token_types embed_dim]`.
-      embedding_norm: norm of the sum of the three embeddings.
+      token_type_embedder: table `[num_token_types embed_dim]`; missing in a model without token types.
+      embedding_norm: norm of the sum of the embeddings.
       encoder: layers of the encoder.
     """
 
@@ -179,7 +179,8 @@ class Bert(nnx.Module):
 
         self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
         self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
-        self.token_type_embedder = embedder(config.num_token_types, "token_types", token_type_key)
+        if config.num_token_types:
+            self.token_type_embedder = embedder(config.num_token_types, "token_types", token_type_key)
         self.embedding_norm = make_norm(config)
         self.encoder = Stack(
             functools.partial(make_layer, config),
@@ -194,7 +195,7 @@ class Bert(nnx.Module):
 
         Args:
           batch: `encoder_input_tokens`; `encoder_positions` unless they are 0, 1, 2 … along each row; `token_types`
-            unless they are all 0.
+            unless they are all 0. A model without token types ignores them.
 
         Returns:
           The normalized sum of the embeddings as `encoder`.
@@ -205,8 +206,10 @@ class Bert(nnx.Module):
         tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
         checks.row_length(self.config, tokens.shape[1])
         positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
-        types = self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
-        return {"encoder": self.embedding_norm(self.token_embedder(tokens) + self.position_embedder(positions) + types)}
+        embedded = self.token_embedder(tokens) + self.position_embedder(positions)
+        if self.config.num_token_types:
+            embedded += self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
+        return {"encoder": self.embedding_norm(embedded)}
 
     def trunk(
         self,

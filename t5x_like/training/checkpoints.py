@@ -321,9 +321,15 @@ class Checkpoints:
             return None
         return hashlib.blake2b(manifest.read_bytes(), digest_size=8).hexdigest()
 
-    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of every tensor of checkpoint `step` by stored name."""
-        self.verify(step, "state")
+    def shapes(self, step: int, *, verify: bool = True) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every tensor of checkpoint `step` by stored name.
+
+        Args:
+          step: one of `steps()`.
+          verify: whether to compare all files of the tensors with their checksums first.
+        """
+        if verify:
+            self.verify(step, "state")
         metadata = self._manager.item_metadata(step)["state"]
         tree = getattr(metadata, "tree", metadata)
         return {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}

@@ -15,7 +15,7 @@ from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 from t5x_like.data.source import DataSource
 from t5x_like.distillation.teachers import LoadedTeacher
 from t5x_like.objectives.base import Objective
-from t5x_like.runtime import distributed
+from t5x_like.runtime import distributed, run_files
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start
 from t5x_like.training import teachers as teacher_files
@@ -63,6 +63,9 @@ def run(
     initial_checkpoint_path: str | None,
     initial_mapping: Sequence[tuple[str, str]],
     initial_new_tokens: int,
+    initial_layers: Mapping[str, Sequence[int] | Callable] | None,
+    initial_dropped: Sequence[str],
+    initial_truncated: Sequence[str],
     vocabulary_path: str | None,
     stop_after_skipped: int,
     on_finish: Callable[..., None] | None,
@@ -89,6 +92,9 @@ def run(
       initial_checkpoint_path: Pretrained weights to start from.
       initial_mapping: Turns tensor names into those of the pretrained weights.
       initial_new_tokens: Number of token ids that the pretrained vocabulary lacks.
+      initial_layers: The pretrained layers that the layers of each stack start from.
+      initial_dropped: Names of the pretrained tensors that the model lacks.
+      initial_truncated: The axes along which the pretrained tables may be longer.
       vocabulary_path: The tokenizer to copy to the run directory.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       on_finish: Called when training has finished.
@@ -107,6 +113,18 @@ def run(
     data.check_vocabulary(config.vocab_size)
     evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
     check_run(evaluate.names if periods.evaluate is not None else (), patience)
+    initial = None
+    if initial_checkpoint_path:
+        initial = warm_start.Source(
+            path=initial_checkpoint_path,
+            mapping=initial_mapping,
+            new_tokens=initial_new_tokens,
+            layers=initial_layers or {},
+            dropped=initial_dropped,
+            truncated=initial_truncated,
+        )
+        if not _may_resume(model_dir):
+            warm_start.check(initial, shapes, config, partitioner)
 
     # ---- Run directory: exclusive, and its stored configuration agrees --------------------------------------------
     model_dir = run_directory.resolve(model_dir)
@@ -143,17 +161,8 @@ def run(
             run_directory.warn_if_environment_changed(checkpointer.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
-            if initial_checkpoint_path:
-                state, frozen = warm_start.restore(
-                    initial_checkpoint_path,
-                    state,
-                    frozen,
-                    config,
-                    partitioner,
-                    initial_mapping,
-                    objective.other_names,
-                    initial_new_tokens,
-                )
+            if initial is not None:
+                state, frozen = warm_start.restore(initial, state, frozen, config, partitioner, objective.other_names)
         improvement = restore_improvement(checkpointer.best_metric, patience, model_dir, start, evaluate.names)
         early = improvement.reason() if start and improvement.is_exhausted else None
         if start >= periods.total_steps or early:
@@ -212,6 +221,14 @@ def run(
         held_out = next((each.data for each in (evaluations or {}).values() if each.data is not None), data)
         on_finish(params=params, objective=evaluated, partitioner=partitioner, data=held_out, model_dir=model_dir)
     return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best_step)
+
+
+def _may_resume(model_dir: Any) -> bool:
+    """Returns whether a run directory has checkpoints, so that its initial weights are not read."""
+    if not isinstance(model_dir, str | os.PathLike):
+        return False
+    with paths.explain_path_errors("MODEL_DIR", model_dir):
+        return run_files.has_checkpoints(os.fspath(model_dir))
 
 
 def _open_feed(

@@ -8,6 +8,7 @@ import pytest
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.convert import convert
+from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
@@ -15,7 +16,7 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import step, warm_start
+from t5x_like.training import layer_choice, step, warm_start
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 
@@ -39,13 +40,13 @@ def path(request, stored, tmp_path_factory):
     return str(directory / "huggingface")
 
 
-def restored(path, params, mapping=(), other_names=None, config=BERT, **options):
+def restored(path, params, other_names=None, config=BERT, **changes):
     optimizer = optimizers.adamw(learning_rate=0.1, groups=(optimizers.ParameterGroup("token_embedder", freeze=True),))
     trainable, frozen = optimizers.split(params, optimizer.groups)
-    state = step.create_state(trainable, optimizer, 0)
-    state, frozen = warm_start.restore(
-        path, state, step.Frozen(frozen), config, Partitioner(rules="dp"), mapping, other_names or {}, **options
-    )
+    state, frozen = step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
+    source = warm_start.Source(path=path, **changes)
+    warm_start.check(source, (state, frozen), config, Partitioner(rules="dp"))
+    state, frozen = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
     return parameters.named_leaves(optimizers.merge(state.params, frozen.params))
 
 
@@ -103,8 +104,113 @@ def test_tables_keep_their_rows_and_get_those_of_new_tokens(path, stored, caplog
     for name in ("model/token_embedder/embedding", "objective/masked_lm/bias"):
         np.testing.assert_array_equal(leaves[name][:31], pretrained[name])
         np.testing.assert_array_equal(leaves[name][31:], fresh[name][31:])
-        assert f"{name} has 31 rows; the 3 rows of new tokens are freshly initialized" in caplog.text
+        assert f"{name} has 31 rows, and this model 34; the rows of new tokens are freshly" in caplog.text
     with pytest.raises(ValueError, match="INITIAL_NEW_TOKENS=2: no table over the vocabulary at .* has 2 rows fewer"):
         restored(path, grown, config=config, new_tokens=2)
     with pytest.raises(ValueError, match="INITIAL_NEW_TOKENS=-1 is negative"):
         restored(path, grown, config=config, new_tokens=-1)
+
+
+# ---- students: chosen layers, dropped and truncated tensors ----------------------------------------------------------
+
+
+DEEP = dataclasses.replace(BERT, num_layers=5)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return params_of(DEEP, 2)
+
+
+@pytest.fixture(scope="module", params=["Hugging Face", "run"])
+def deep_path(request, deep, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("deep")
+    interop.to_huggingface(deep, DEEP, str(directory / "huggingface"))
+    if request.param == "run":
+        return convert(checkpoint_path=str(directory / "huggingface"), output_path=str(directory / "run"))
+    return str(directory / "huggingface")
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(
+    ("layers", "indices"),
+    [((4, 1), (4, 1)), (layer_choice.first, (0, 1)), (layer_choice.evenly_spaced, (0, 2))],
+    ids=["indices", "first", "evenly spaced"],
+)
+def test_layers_start_from_the_chosen_ones(deep_path, deep, layers, indices, scan_layers):
+    student = params_of(dataclasses.replace(BERT, scan_layers=scan_layers), 5)
+    found = parameters.stack(restored(deep_path, student, layers={"encoder": layers}))
+    expected = parameters.stack(parameters.named_leaves(deep))
+    for name, leaf in found.items():
+        stored = expected[name][np.array(indices)] if "/layers/" in name else expected[name]
+        np.testing.assert_array_equal(leaf, stored, err_msg=name)
+
+
+def test_student_drops_token_types_and_takes_the_first_rows_of_tables(deep_path, deep, caplog):
+    config = dataclasses.replace(BERT, vocab_size=29, max_length=12, num_token_types=0)
+    with caplog.at_level("INFO", logger="absl"):
+        found = restored(
+            *(deep_path, params_of(config, 5)),
+            config=config,
+            layers={"encoder": (0, 4)},
+            dropped=("^model/token_type_embedder/",),
+            truncated=("vocab", "positions"),
+        )
+    expected = parameters.named_leaves(deep)
+    for name, rows in (("token_embedder", 29), ("position_embedder", 12)):
+        name = f"model/{name}/embedding"
+        np.testing.assert_array_equal(found[name], expected[name][:rows])
+    np.testing.assert_array_equal(found["objective/masked_lm/bias"], expected["objective/masked_lm/bias"][:29])
+    assert "model/position_embedder/embedding has 16 rows, and this model 12; the others are dropped" in caplog.text
+    assert "ignored 1 tensors: model/token_type_embedder/embedding" in caplog.text
+
+
+NARROW = dataclasses.replace(BERT, num_token_types=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (BERT, {"layers": {"encoder": (0, 5)}}, r"\(0, 5\)}: layer 5 does not exist. .* has the layers 0 … 4"),
+        (BERT, {"layers": {"encoder": (0, -1)}}, "layer -1 does not exist"),
+        (BERT, {"layers": {"encoder": (0, 1, 2)}}, "has 3 indices, but this model has 2 layers in 'encoder'"),
+        (
+            BERT,
+            {"layers": {"decoder": (0, 1)}},
+            "INITIAL_LAYERS={'decoder': .*: this model has no such stack. Give one",
+        ),
+        (BERT, {"layers": {"encoder": "first"}}, "is not a sequence of integers"),
+        (BERT, {"dropped": "token_type_embedder"}, "INITIAL_DROPPED='token_type_embedder': is not a sequence"),
+        (
+            NARROW,
+            {"layers": {"encoder": (0, 1)}},
+            "1 tensors of a model that this one lacks, such as 'model/token_type",
+        ),
+        (
+            dataclasses.replace(BERT, max_length=12),
+            {"layers": {"encoder": (0, 1)}},
+            r"position_embedder/embedding has shape \(16, 8\), but .* has shape \(12, 8\)",
+        ),
+        (BERT, {"dropped": ("x",)}, r"has shape \(5, .* choose layers with INITIAL_LAYERS"),
+    ],
+)
+def test_changes_that_do_not_fit_raise_before_arrays_exist(deep_path, config, changes, message):
+    optimizer = optimizers.adamw(learning_rate=0.1)
+
+    def init(key):
+        trainable, frozen = optimizers.split({"model": config.make(key), "objective": {}}, optimizer.groups)
+        return step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    with pytest.raises(UserError, match=message):
+        warm_start.check(warm_start.Source(path=deep_path, **changes), shapes, config, Partitioner(rules="dp"))
+
+
+def test_huggingface_directory_of_another_architecture_raises(tmp_path, deep):
+    interop.to_huggingface(deep, DEEP, str(tmp_path))
+    for changes, message in (
+        ({"norm_epsilon": 1e-5}, "norm_epsilon=1e-12 instead of 1e-05"),
+        ({"num_layers": 2}, "architecture differs from the configured model: num_layers=5 instead of 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            restored(str(tmp_path), params_of(BERT, 5), config=dataclasses.replace(DEEP, **changes))
