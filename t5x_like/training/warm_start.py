@@ -88,7 +88,7 @@ def load_params(
     """Loads all parameters of a model and of the heads of an objective.
 
     Args:
-      path: as in `restore`.
+      path: see `weight_source.Source.path`.
       config: the configuration of the model, resolved by `partitioning.for_platform`.
       objective: the objective that owns the heads.
       partitioner: the mesh and rules that place the arrays.
@@ -97,7 +97,7 @@ def load_params(
       `{"model": …, "objective": …}`.
 
     Raises:
-      UserError: a tensor is missing at `path` or has another shape there.
+      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
     """
     model = partitioner.eval_shape(config.make, jax.random.key(0))
     heads = partitioner.eval_shape(objective.init, jax.random.key(0), model)
@@ -108,7 +108,7 @@ def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partiti
     """Loads all parameters of a model.
 
     Args:
-      path: as in `restore`.
+      path: see `weight_source.Source.path`.
       config: the configuration of the model, resolved by `partitioning.for_platform`.
       partitioner: the mesh and rules that place the arrays.
 
@@ -116,7 +116,7 @@ def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partiti
       The model.
 
     Raises:
-      UserError: a tensor is missing at `path` or has another shape there.
+      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
     """
     return load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
 

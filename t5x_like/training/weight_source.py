@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ class Source:
     # freshly initialized; the other rows are restored.
     new_tokens: int = 0
     # Stack -> indices of the stored layers that its layers start from, or a rule of `layer_choice`.
-    layers: Mapping[str, Sequence[int] | layer_choice.Rule] = types.MappingProxyType({})
+    layers: Mapping[str, Sequence[int] | layer_choice.Rule] = dataclasses.field(default_factory=dict)
     # Regexes of names of tensors at `path` that this model does not have, such as `token_type_embedder`.
     dropped: Sequence[str] = ()
     # Logical axes, `positions` or `vocab`, along which tables at `path` may be longer. Their first rows are restored.
