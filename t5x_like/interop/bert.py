@@ -47,7 +47,7 @@ _FIXED = {
     "tie_word_embeddings": True,
 }
 # Activation in transformers -> activation here. The first name of each activation is written.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "gelu": "gelu_exact",
@@ -80,7 +80,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
     hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
     found = fields.values(hf_config, _NAMES, BertConfig)
     fields.check_fixed(hf_config, _FIXED)
-    activation = fields.choice(hf_config, "hidden_act", _ACTIVATIONS)
+    activation = fields.choice(hf_config, "hidden_act", ACTIVATIONS)
     if "RobertaForMaskedLM" in fields.strings(hf_config, "architectures"):
         _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
     padding = hf_config["pad_token_id"]
@@ -105,7 +105,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
     Raises:
       UserError: transformers does not support the model or these heads.
     """
-    names = {(activation,): hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
+    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
     if config.activations not in names:
         raise UserError(f"activations={config.activations}: not supported by transformers' BERT")
     if config.num_heads * config.head_dim != config.embed_dim:

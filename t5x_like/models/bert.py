@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
@@ -29,6 +30,9 @@ from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch
 from t5x_like.models.outputs import Outputs
+
+# Size of a head of the compact models of Turc et al. (2019).
+COMPACT_HEAD_DIM = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,34 @@ class BertConfig(BaseConfig):
         _, predictions = shapes.get("masked_positions", (batch, 0))
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, length, predictions)
+
+
+def compact(
+    num_layers: int, embed_dim: int, *, activations: tuple[str, ...] = ("gelu",), dropout_rate: float = 0.1
+) -> BertConfig:
+    """Returns the configuration of a compact model of Turc et al. (2019, arXiv:1908.08962, section 4).
+
+    Args:
+      num_layers: number of layers.
+      embed_dim: size of a hidden state. A head has 64 dimensions, and a feed-forward block is 4 times as large.
+      activations: activations of the feed-forward blocks.
+      dropout_rate: dropout rate of the blocks and of the attention weights.
+
+    Raises:
+      UserError: `embed_dim` is not a multiple of 64.
+    """
+    if embed_dim % COMPACT_HEAD_DIM:
+        raise UserError(f"embed_dim={embed_dim}: not a multiple of {COMPACT_HEAD_DIM}. Give 128, 256, 512 or 768.")
+    return BertConfig(
+        embed_dim=embed_dim,
+        mlp_dim=4 * embed_dim,
+        num_heads=embed_dim // COMPACT_HEAD_DIM,
+        head_dim=COMPACT_HEAD_DIM,
+        num_layers=num_layers,
+        activations=activations,
+        dropout_rate=dropout_rate,
+        attention_dropout_rate=dropout_rate,
+    )
 
 
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:

@@ -21,7 +21,8 @@ from t5x_like.layers import initializers
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
 from t5x_like.objectives.component import Component
-from t5x_like.objectives.heads import Hidden, LastToken, LinearHead, States
+from t5x_like.objectives.head_modules import LinearHead, States
+from t5x_like.objectives.heads import Hidden, LastToken
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 

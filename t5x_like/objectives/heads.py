@@ -5,6 +5,7 @@ module. The forms and their names in transformers:
 
 * `PooledFirstToken`: `BertForSequenceClassification`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
+* `ReluFirstToken`: `DistilBertForSequenceClassification`;
 * `LastToken`: `GPT2ForSequenceClassification`, `LlamaForSequenceClassification` and other decoders;
 * `DecoderLastToken`: `BartForSequenceClassification`, `T5ForSequenceClassification`;
 * `EachToken`: `BertForTokenClassification`; `EachDecoderToken`: `GPT2ForTokenClassification`; `EachShiftedToken`:
@@ -18,35 +19,18 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import features, specs
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
-from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import initializers
-from t5x_like.layers.initializers import Initializer
-from t5x_like.layers.projections import Projection
 from t5x_like.objectives import next_sentence
 from t5x_like.objectives.base import Batch, HeadConfig
+from t5x_like.objectives.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
 from t5x_like.objectives.masked_lm import gather_positions
 
 Hidden = Float[Array, "batch length embed"]
-States = Float[Array, "batch positions embed"]
-Logits = Float[Array, "batch positions outputs"]
-
-
-class Head(Protocol):
-    """The module of a head."""
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits, or scores, in float32.
-
-        Args:
-          states: the hidden states that `HeadForm.read` returns.
-          dropout_key: random key; None disables dropout.
-        """
 
 
 class HeadForm(Protocol):
@@ -96,109 +80,6 @@ def check_form(head: HeadForm, *, each_token: bool) -> None:
             f"HEAD=@heads.{type(head).__name__}(): reads {reads}, but the objective needs {needs}. Give "
             f"{'EachToken or EachDecoderToken' if each_token else 'a head that reads one token, such as LastToken'}."
         )
-
-
-class LinearHead(nnx.Module):
-    """Dropout and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernel.
-      bias: whether the classifier has a bias.
-      key: random key for the initial values.
-      broadcast_dims: dimensions of the states that share one dropout mask.
-
-    Attributes:
-      classifier: projection with kernel `[embed, outputs]`, computed in float32.
-    """
-
-    def __init__(
-        self,
-        config: HeadConfig,
-        outputs: int,
-        *,
-        rate: float,
-        init: Initializer,
-        bias: bool,
-        key: jax.Array,
-        broadcast_dims: tuple[int, ...] = (),
-    ):
-        self.classifier = _classifier(config, outputs, init, key, bias=bias)
-        self.dropout = Dropout(rate, broadcast_dims)
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        return self.classifier(self.dropout(states, dropout_key))
-
-
-class PooledHead(nnx.Module):
-    """BERT's pooler, tanh(W · h + b), then dropout and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernels.
-      key: random key for the initial values.
-
-    Attributes:
-      pooler: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
-    """
-
-    def __init__(self, config: HeadConfig, outputs: int, *, rate: float, init: Initializer, key: jax.Array):
-        pooler_key, classifier_key = jax.random.split(key)
-        self.pooler = _square(config, init, pooler_key)
-        self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout = Dropout(rate)
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        return self.classifier(self.dropout(jnp.tanh(self.pooler(states)), dropout_key))
-
-
-class DenseHead(nnx.Module):
-    """Dropout, a dense layer with tanh, dropout, and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernels.
-      key: random key for the initial values.
-
-    Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
-    """
-
-    def __init__(self, config: HeadConfig, outputs: int, *, rate: float, init: Initializer, key: jax.Array):
-        dense_key, classifier_key = jax.random.split(key)
-        self.dense = _square(config, init, dense_key)
-        self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout = Dropout(rate)
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        first_key, second_key = split_key(dropout_key, 2)
-        dense = jnp.tanh(self.dense(self.dropout(states, first_key)))
-        return self.classifier(self.dropout(dense, second_key))
-
-
-def _square(config: HeadConfig, init: Initializer, key: jax.Array) -> Projection:
-    size = (config.embed_dim,)
-    return Projection(size, size, axes=("embed", "mlp"), key=key, init=init, bias=True, dtype=config.compute_dtype)
-
-
-def _classifier(
-    config: HeadConfig, outputs: int, init: Initializer, key: jax.Array, *, bias: bool = True
-) -> Projection:
-    # Logits are float32 in every objective.
-    return Projection(
-        (config.embed_dim,), (outputs,), axes=("embed", None), key=key, init=init, bias=bias, dtype="float32"
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,6 +133,24 @@ class DenseFirstToken(_Form):
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
         """Creates the head; see `HeadForm.make`."""
         return DenseHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the first token; see `HeadForm.read`."""
+        return hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReluFirstToken(_Form):
+    """DistilBERT's head in transformers: dense, ReLU, dropout, classifier of the first token.
+
+    Kernels are drawn from a normal distribution with standard deviation 0.02.
+    """
+
+    inputs = specs.ENCODER_INPUTS
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ReluHead:
+        """Creates the head; see `HeadForm.make`."""
+        return ReluHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""

@@ -24,6 +24,7 @@ PARAMETERS = {
     "gpt1/base": 116_534_784,
     "gpt1/tiny": 329_664,
     "gpt2/tiny": 412_008,
+    "gpt2/distil": 81_912_576,
     "gpt2/small": 124_439_808,
     "gpt2/medium": 354_823_168,
     "gpt2/large": 774_030_080,

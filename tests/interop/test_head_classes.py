@@ -56,6 +56,7 @@ def change_config(directory, **changes):
         ("bert", SEQUENCE, heads.PooledFirstToken()),
         ("bert", TOKENS, heads.EachToken()),
         ("roberta", SEQUENCE, heads.DenseFirstToken()),
+        ("distilbert", SEQUENCE, heads.ReluFirstToken(dropout_rate=0.2)),
         ("gpt1", SEQUENCE, heads.LastToken()),
         ("gpt2", TOKENS, heads.EachDecoderToken(dropout_rate=0.1)),
         ("llama", SEQUENCE, heads.LastToken()),

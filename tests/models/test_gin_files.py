@@ -7,7 +7,8 @@ import gin
 import jax
 import pytest
 from families import PARAMETERS
-from family_cases.bert import BERT, ROBERTA
+from family_cases.bert import BERT, COMPACT, ROBERTA
+from family_cases.distilbert import DISTILBERT
 
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
@@ -67,11 +68,20 @@ def test_bert_file_has_published_parameter_counts(load, name):
     assert "{:,} parameters; {:,} with the pooler, {:,} with both heads.".format(*BERT[name]) in header(name)
 
 
-@pytest.mark.parametrize("name", sorted(ROBERTA))
-def test_roberta_file_has_published_parameter_counts(load, name):
-    model = abstract(load(name))
-    assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == ROBERTA[name]
-    assert "{:,} parameters; {:,} with the masked-LM head.".format(*ROBERTA[name]) in header(name)
+@pytest.mark.parametrize("name", sorted(ROBERTA | DISTILBERT))
+def test_masked_lm_file_has_published_parameter_counts(load, name):
+    model, expected = abstract(load(name)), (ROBERTA | DISTILBERT)[name]
+    assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == expected
+    assert "{:,} parameters; {:,} with the masked-LM head.".format(*expected) in header(name)
+
+
+@pytest.mark.parametrize("layers", COMPACT)
+def test_compact_models_have_published_parameter_counts(load, layers):
+    for embed_dim, expected in zip((128, 256, 512, 768), COMPACT[layers], strict=True):
+        model = abstract(load("bert/compact", f"LAYERS = {layers}", f"EMBED_DIM = {embed_dim}"))
+        pooler = heads(NextSentence(), model)["next_sentence"].pooler
+        assert parameters.count(model) + parameters.count(pooler) == expected
+        assert model.config.num_heads == embed_dim // 64
 
 
 def test_variants_have_published_hyperparameters(load):

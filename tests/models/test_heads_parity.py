@@ -38,6 +38,7 @@ _T5 = dict(d_model=14, d_ff=22, d_kv=5, num_layers=1, num_heads=3, decoder_start
 _T5_1_1 = _T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 _GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
+_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
 # Class of transformers, its configuration, and the number of labels; 1 is regression.
 CASES = [
     ("BertForSequenceClassification", _ENCODER | {"type_vocab_size": 2}, 3),
@@ -45,6 +46,8 @@ CASES = [
     ("BertForTokenClassification", _ENCODER | {"type_vocab_size": 2}, 5),
     ("RobertaForSequenceClassification", _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}, 2),
     ("RobertaForTokenClassification", _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}, 3),
+    ("DistilBertForSequenceClassification", _DISTILBERT | {"seq_classif_dropout": 0.3}, 3),
+    ("DistilBertForTokenClassification", _DISTILBERT | {"dropout": 0.25, "activation": "relu"}, 4),
     ("BartForSequenceClassification", _SIZES | _BART | {"classifier_dropout": 0.25}, 3),
     ("BartForSequenceClassification", _SIZES | _BART, 1),
     ("T5ForSequenceClassification", _SIZES | _T5, 3),
@@ -93,7 +96,7 @@ class Example:
             "attention_mask": self.valid,
             "labels": np.where(targets < 0, -100, targets) if targets.shape[1] > 1 else targets[:, 0],
         }
-        if "token_types" in self.objective.features.task_features:
+        if "token_types" in self.objective.features.task_features and hasattr(hf_config, "type_vocab_size"):
             given["token_type_ids"] = self.arrays["token_types"]
         given = {name: torch.tensor(array) for name, array in given.items()}
         return self.reference(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()})

@@ -36,6 +36,7 @@ _ENCODER = _SIZES | dict(
     hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=2, max_position_embeddings=20
 )
 _ROBERTA = _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}
+_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
 _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_embeddings=20) | {
     f"{stack}_{name}": value
     for stack in ("encoder", "decoder")
@@ -47,6 +48,7 @@ _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_he
 CASES = {
     "BertForQuestionAnswering": _ENCODER | {"type_vocab_size": 2},
     "RobertaForQuestionAnswering": _ROBERTA,
+    "DistilBertForQuestionAnswering": _DISTILBERT | {"qa_dropout": 0.3},
     "BartForQuestionAnswering": _SIZES | _BART,
     "T5ForQuestionAnswering": _SIZES | _T5,
     "GPT2ForQuestionAnswering": _SIZES | _GPT,
@@ -54,13 +56,14 @@ CASES = {
     "MistralForQuestionAnswering": _LLAMA | {"sliding_window": 5},
     "BertForMultipleChoice": _ENCODER | {"type_vocab_size": 2, "classifier_dropout": 0.3},
     "RobertaForMultipleChoice": _ROBERTA,
+    "DistilBertForMultipleChoice": _DISTILBERT,
     "OpenAIGPTDoubleHeadsModel": _SIZES | _GPT | {"summary_first_dropout": 0.2},
     "GPT2DoubleHeadsModel": _SIZES | _GPT,
 }
 # The bias of a classifier adds a constant to all logits of a softmax: its gradient is 0 up to rounding.
 CLASSIFIER_BIAS = r"(qa_outputs|classifier|summary)\.bias"
 # So does the bias of the last norm of a model in span extraction, whose logits are linear in it.
-LAST_NORM_BIAS = r"ln_f\.bias|layer\.1\.output\.LayerNorm\.bias|decoder\.layers\.0\.final_layer_norm\.bias"
+LAST_NORM_BIAS = r"ln_f\.bias|layer\.1\.output(\.LayerN|_layer_n)orm\.bias|decoder\.layers\.0\.final_layer_norm\.bias"
 
 
 @dataclasses.dataclass
@@ -115,7 +118,8 @@ def make_batch(objective, reference, name):
         arrays |= {f"inputs{suffix}": (inputs * valid)[part], f"token_types{suffix}": types[part]}
         counts[f"inputs{suffix}"] = LENGTHS
     given = {"input_ids": np.where(valid, inputs, hf_config.pad_token_id), "attention_mask": valid}
-    if "token_types" in {feature.name for feature in objective.features.features}:
+    has_types = "token_types" in {feature.name for feature in objective.features.features}
+    if has_types and hasattr(hf_config, "type_vocab_size"):
         given["token_type_ids"] = types
     if "DoubleHeads" in name:
         del given["attention_mask"]  # OpenAIGPTDoubleHeadsModel does not support it, and padding is at the end
