@@ -1,7 +1,7 @@
 """Compares DistilBERT with transformers: random weights, small odd sizes, float32, padded rows.
 
-numerics.py defines the tolerance. test_heads_parity.py and test_question_heads_parity.py compare the classes of downstream
-tasks.
+numerics.py defines the tolerance. test_heads_parity.py and test_question_heads_parity.py compare the classes of
+downstream tasks.
 """
 
 import json
