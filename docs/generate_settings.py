@@ -40,7 +40,7 @@ def page() -> str:
     lines = ["## Commands", ""]
     for name, command in COMMANDS.items():
         lines += _command(name, command)
-    runs = [file for file in _shipped("runs/*.gin") if file != PRETRAINING]
+    runs = [file for file in _shipped("runs/*.gin", "students/*.gin") if file != PRETRAINING]
     lines += ["## Run files", "", "Each run file, with its macros that differ from those of `runs/pretrain.gin`.", ""]
     lines += _files(runs, without=settings.read([PRETRAINING]).macros)
     lines += ["## Objectives, optimizers and data", ""]

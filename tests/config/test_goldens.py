@@ -63,6 +63,16 @@ RUNS = {
         ["models/bert/base.gin", "runs/finetune_classification.gin", "runs/feature_based.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "distilbert": (
+        "train",
+        ["students/distilbert.gin"],
+        [*TASK, ("TRAIN_STEPS", "20000"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "pkd": (
+        "train",
+        ["models/bert/6_layers.gin", "students/pkd.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "eval": ("eval", [SMALL, "commands/eval.gin"], CHECKPOINT),
     "infer": (
         "infer",

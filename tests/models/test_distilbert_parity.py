@@ -32,7 +32,7 @@ CAPTURED = ("encoder/embedded", "encoder/layers/hidden", "encoder/layers/attenti
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def pair(request, tmp_path_factory):
+def example(request, tmp_path_factory):
     """Returns the model of transformers, its configuration and parameters here, and a batch."""
     directory = str(tmp_path_factory.mktemp("distilbert"))
     torch.manual_seed(0)
@@ -72,8 +72,8 @@ def outputs(reference, batch):
     return reference(**given, output_hidden_states=True, output_attentions=True)
 
 
-def test_states_attention_logits_loss_and_gradients(pair, assert_parity):
-    reference, config, params, batch = pair
+def test_states_attention_logits_loss_and_gradients(example, assert_parity):
+    reference, config, params, batch = example
     expected = outputs(reference, batch)
     expected.loss.backward()
 
@@ -105,8 +105,8 @@ def test_states_attention_logits_loss_and_gradients(pair, assert_parity):
     assert_parity(found, gradients, "gradients")
 
 
-def test_transformers_reads_exported_model(pair, tmp_path):
-    reference, config, params, _ = pair
+def test_transformers_reads_exported_model(example, tmp_path):
+    reference, config, params, _ = example
     interop.to_huggingface(params, config, str(tmp_path / "masked_lm"))
     interop.to_huggingface(params | {"objective": {}}, config, str(tmp_path / "bare"))
     for name, auto in (("masked_lm", transformers.AutoModelForMaskedLM), ("bare", transformers.AutoModel)):
