@@ -162,3 +162,23 @@ def test_gin_file_builds_the_optax_optimizer(name, transform, weight_decay):
     for leaf, array in parameters.named_leaves(theirs).items():
         np.testing.assert_array_equal(parameters.named_leaves(ours)[leaf], array, err_msg=leaf)
     assert any(np.any(leaf != before) for leaf, before in zip(*map(jax.tree.leaves, (ours, params)), strict=True))
+
+
+def test_first_step_of_lamb_by_hand():
+    """You et al. (2020, algorithm 2): the update of each matrix and vector has the norm of the parameter."""
+    groups = [ParameterGroup("mlp", learning_rate_factor=[0, 1, 2])]
+    transform = optax.lamb(1.0, eps=0.0, weight_decay=0.1, mask=optimizers.matrices)
+    optimizer = from_optax(transform, learning_rate=0.5, groups=groups)
+    params = {"model": Model(stacked=True)}
+    updates, _ = optimizer.update(gradients(params), optimizer.init(params), params, step=0)
+    updates = parameters.named_leaves(updates)
+    for name, param in parameters.named_leaves(params).items():
+        gradient = np.asarray(parameters.named_leaves(gradients(params))[name])
+        layers = range(LAYERS) if "/layers/" in name else [...]
+        for layer in layers:
+            # The corrected moments of the first step are g and g², so that Adam's direction is the sign of g.
+            direction = np.sign(gradient[layer]) + (0.0 if name.endswith("bias") else 0.1) * param[layer]
+            trust_ratio = np.linalg.norm(param[layer]) / np.linalg.norm(direction)
+            factor = layer if name.endswith("mlp") else 1
+            expected = -0.5 * factor * trust_ratio * direction
+            np.testing.assert_allclose(updates[name][layer], expected, rtol=1e-5, err_msg=f"{name} {layer}")
