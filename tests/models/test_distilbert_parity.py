@@ -28,7 +28,7 @@ CONFIGS = {
     "sinusoidal": dict(dim=14, n_heads=2, hidden_dim=11, n_layers=1, activation="relu", sinusoidal_pos_embds=True),
     "padding": dict(dim=21, n_heads=7, hidden_dim=40, n_layers=2, activation="gelu_new", pad_token_id=3),
 }
-CAPTURED = ("encoder/embedded", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
+CAPTURED = ("encoder/embedding", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -56,6 +56,7 @@ def example(request, tmp_path_factory):
     tokens = rng.integers(hf_config.pad_token_id + 1, 53, (ROWS, LENGTH))
     batch = {
         "encoder_input_tokens": np.where(VALID, tokens, hf_config.pad_token_id).astype(np.int32),
+        "encoder_segment_ids": VALID.astype(np.int32),
         "masked_positions": np.array([[0, 3, 5, 12], [1, 9, 0, 0], [4, 0, 0, 0]], np.int32),
         "masked_targets": rng.integers(0, 53, (ROWS, PREDICTIONS)).astype(np.int32),
         "masked_weights": (np.arange(PREDICTIONS) < np.array([4, 2, 1])[:, None]).astype(np.int32),
@@ -77,8 +78,11 @@ def test_states_attention_logits_loss_and_gradients(example, assert_parity):
     expected = outputs(reference, batch)
     expected.loss.backward()
 
+    # Without segment ids, the padding token alone determines the mask.
+    rows = {name: array for name, array in batch.items() if name != "encoder_segment_ids"}
+
     def loss(params):
-        found = params["model"](batch, capture=CAPTURED)
+        found = params["model"](rows, capture=CAPTURED)
         terms = MaskedLM().terms_of(params, found, batch)
         head = params["objective"]["masked_lm"]
         logits = params["model"].unembed(head(found.hidden)) + head.bias[...]
@@ -89,7 +93,7 @@ def test_states_attention_logits_loss_and_gradients(example, assert_parity):
     def valid(arrays):
         return {number: np.asarray(array)[VALID] for number, array in enumerate(arrays)}
 
-    states = [captured["encoder/embedded"], *captured["encoder/layers/hidden"]]
+    states = [captured["encoder/embedding"], *captured["encoder/layers/hidden"]]
     assert_parity(valid(states), valid(state.detach() for state in expected.hidden_states), "hidden states")
     probabilities = [np.moveaxis(np.asarray(layer), 1, 2) for layer in captured[CAPTURED[-1]]]
     attentions = [layer.detach().numpy().transpose(0, 2, 1, 3) for layer in expected.attentions]
