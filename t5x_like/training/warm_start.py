@@ -127,7 +127,7 @@ def load(
     """Loads all parameters of a tree, in its dtypes.
 
     Args:
-      path: as in `restore`.
+      path: see `weight_source.Source.path`.
       like: shapes, `{"model": …}`, optionally with `"objective"`.
       config: the configuration of the model, resolved by `partitioning.for_platform`.
       partitioner: the mesh and rules that place the arrays.
@@ -136,7 +136,7 @@ def load(
       A tree of the structure of `like`.
 
     Raises:
-      UserError: a tensor is missing at `path` or has another shape there.
+      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
     """
     shapes = stacked_shapes(like, partitioner)
     with weight_source.open_source(Source(path=path), config) as (stored, read):
