@@ -219,6 +219,9 @@ def test_initial_checkpoint_of_another_shape_raises(tmp_path):
         ValueError, match=r"mlp/.* has shape \(2, 16, 32\), but .* of this model has shape \(2, 16, 48\)"
     ):
         run(tmp_path / "second", model=wider, initial_checkpoint_path=str(tmp_path / "first"))
+    with pytest.raises(UserError, match=r"INITIAL_LAYERS={'encoder': \(0, 5\)}: layer 5 does not exist"):
+        run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), initial_layers={"encoder": (0, 5)})
+    assert not (tmp_path / "second").exists()
 
 
 def test_initial_mapping_selects_the_restored_tensors(tmp_path, caplog):
