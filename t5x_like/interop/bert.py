@@ -39,6 +39,7 @@ _DEFAULTS = {
     "initializer_range": 0.02,
 }
 _PADDING = {"bert": 0, "roberta": 1}
+_SPECIAL_TOKENS = {"bert": {}, "roberta": {"bos_token_id": 0, "eos_token_id": 2}}
 # Keys with one supported value.
 _FIXED = {
     "position_embedding_type": "absolute",
@@ -130,7 +131,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         "max_position_embeddings": config.max_length + config.position_offset,
         "torch_dtype": "float32",
         **_FIXED,
-        **_special_tokens(config, model_type),
+        **special_tokens(config, _PADDING[model_type], _SPECIAL_TOKENS[model_type]),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
 
@@ -151,14 +152,17 @@ def _architecture(model_type: str, heads: Iterable[str]) -> str:
     return _ARCHITECTURES[model_type][present]
 
 
-def _special_tokens(config: BertConfig, model_type: str) -> dict[str, Any]:
-    """Returns the ids for config.json. The padding id is `padding_id`, which determines RoBERTa's positions."""
-    default = {"pad_token_id": config.padding_id}
-    if model_type == "roberta":
-        default |= {"bos_token_id": 0, "eos_token_id": 2}
-    tokens = special_token_fields.to_json(config.special_tokens, default)
+def special_tokens(config: BertConfig, default_padding: int, default: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids for config.json. The padding id is `padding_id`, which masks rows and shifts RoBERTa's positions.
+
+    Args:
+      config: configuration of the model.
+      default_padding: default of transformers for `pad_token_id`.
+      default: ids of the family, for models that were not imported.
+    """
+    tokens = special_token_fields.to_json(config.special_tokens, {"pad_token_id": config.padding_id, **default})
     pad_token_id = tokens.get("pad_token_id")
-    if config.padding_id != (_PADDING[model_type] if pad_token_id is None else pad_token_id):
+    if config.padding_id != (default_padding if pad_token_id is None else pad_token_id):
         tokens["pad_token_id"] = config.padding_id
     return tokens
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_token_fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM
+from t5x_like.interop import fields
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.distilbert import DistilBertConfig
@@ -100,8 +100,7 @@ def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -
         "activation": names[config.activations],
         "torch_dtype": "float32",
         **_FIXED,
-        **special_token_fields.to_json(config.special_tokens, {}),
-        "pad_token_id": config.padding_id,
+        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
 

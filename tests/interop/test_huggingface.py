@@ -21,12 +21,12 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
 # Objectives whose heads transformers stores with the model.
-OBJECTIVES = {"bert": Joint([MaskedLM(), NextSentence()]), "roberta": MaskedLM()}
+OBJECTIVES = {"bert": Joint([MaskedLM(), NextSentence()]), "roberta": MaskedLM(), "distilbert": MaskedLM()}
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 # Sizes that transformers requires for these families.
 REQUIRED = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
 EVERY = pytest.mark.parametrize("name", NAMES)
-ACTIVATION_KEYS = ("hidden_act", "activation_function", "afn", "feed_forward_proj")
+ACTIVATION_KEYS = ("hidden_act", "activation_function", "afn", "feed_forward_proj", "activation")
 
 
 def config_of(name):
@@ -164,7 +164,7 @@ def test_special_tokens_round_trip(name, directory, special, generation, tmp_pat
     stored = dict(SPECIAL[special])
     if name == "roberta":  # determines the first position
         stored["pad_token_id"] = 1
-    elif name == "bert" and stored.get("pad_token_id"):
+    elif name in ("bert", "distilbert") and stored.get("pad_token_id"):
         stored["pad_token_id"] = 0
     update_config(directory, **dict.fromkeys(ids(directory), "absent"))
     update_config(directory, **stored)
@@ -186,6 +186,7 @@ def test_special_tokens_default_to_the_family(name, directory, tmp_path):
     default = ids(directory)
     expected = {
         "bert": {"pad_token_id": 0},
+        "distilbert": {"pad_token_id": 0},
         "roberta": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
         "t5_1_0": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
         "t5_1_1": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},

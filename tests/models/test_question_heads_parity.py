@@ -61,7 +61,7 @@ CASES = {
     "GPT2DoubleHeadsModel": _SIZES | _GPT,
 }
 # The bias of a classifier adds a constant to all logits of a softmax: its gradient is 0 up to rounding.
-CLASSIFIER_BIAS = r"(qa_outputs|classifier|summary)\.bias"
+CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|summary)\.bias"
 # So does the bias of the last norm of a model in span extraction, whose logits are linear in it.
 LAST_NORM_BIAS = r"ln_f\.bias|layer\.1\.output(\.LayerN|_layer_n)orm\.bias|decoder\.layers\.0\.final_layer_norm\.bias"
 
