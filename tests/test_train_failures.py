@@ -103,11 +103,20 @@ def test_full_disk_during_a_checkpoint_raises_run_failed(tmp_path):
 
 
 def test_failure_before_the_first_step_is_in_the_status(tmp_path):
+    def unreadable(directory):
+        raise UserError(f"{directory}: nowhere")
+
     with pytest.raises(UserError, match="nowhere"):
-        run(tmp_path, initial_checkpoint_path=str(tmp_path / "nowhere"))
+        run(tmp_path, checkpoints=unreadable)  # after the feed has been opened
     status = read_status(str(tmp_path))
     assert (status["state"], status["step"]) == ("failed", 0) and "nowhere" in status["reason"]
     assert [thread.name for thread in threading.enumerate() if thread.name == "feed"] == []
+
+
+def test_missing_initial_checkpoint_raises_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        run(tmp_path / "run", initial_checkpoint_path=str(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_start_keeps_the_status_of_a_finished_run(tmp_path):
