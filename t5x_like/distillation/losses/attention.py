@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +27,8 @@ class AttentionScoresMSE(LayerLoss):
     padding as well; here these do not count.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (SCORES,)
-    same_sizes: ClassVar[tuple[str, ...]] = ("heads",)
+    reads = (SCORES,)
+    same_sizes = ("heads",)
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
@@ -45,8 +44,8 @@ class AttentionKL(LayerLoss):
     for the last layers.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (SCORES,)
-    same_sizes: ClassVar[tuple[str, ...]] = ("heads",)
+    reads = (SCORES,)
+    same_sizes = ("heads",)
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
@@ -61,9 +60,9 @@ class AttentionTransfer(LayerLoss):
     divergence); its code computes the cross-entropy, which has the same gradient.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (SCORES,)
-    same_sizes: ClassVar[tuple[str, ...]] = ("heads",)
-    averages_layers: ClassVar[bool] = True
+    reads = (SCORES,)
+    same_sizes = ("heads",)
+    averages_layers = True
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""

@@ -6,7 +6,6 @@ feature maps, 5000 for the means, 5 for the variances, and 1 for the attention (
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,8 @@ _EPSILON = 1e-12
 
 
 class _FeatureMapLoss(LayerLoss):
-    same_sizes: ClassVar[tuple[str, ...]] = ("embed",)
-    averages_layers: ClassVar[bool] = True
+    same_sizes = ("embed",)
+    averages_layers = True
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""

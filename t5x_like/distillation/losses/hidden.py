@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +146,7 @@ class PatientCLS(LayerLoss):
     # Whether the hidden states are divided by their norms, as in the paper.
     normalize: bool = True
 
-    same_sizes: ClassVar[tuple[str, ...]] = ("embed",)
+    same_sizes = ("embed",)
 
     def weight(self, batch: Batch, objective: Component) -> Scalar:
         """Counts the rows that are not padding; see `Loss.weight`."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +61,10 @@ class LayerLoss:
     teacher: str | None = None
 
     # Names within a layer of the arrays that the loss reads.
-    reads: ClassVar[tuple[str, ...]] = ("hidden",)
+    reads = ("hidden",)
     # Sizes that student and teacher must share: fields of StackSizes.
-    same_sizes: ClassVar[tuple[str, ...]] = ()
-    averages_layers: ClassVar[bool] = False
+    same_sizes = ()
+    averages_layers = False
 
     def per_token(
         self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch

@@ -32,7 +32,7 @@ class Relations(LayerLoss):
     """
 
     # The vectors that are compared: some of "query", "key" and "value".
-    of: Sequence[str] = VECTORS
+    of: Sequence[str] = ("query", "key", "value")
     # Number of relation heads, a divisor of the joined widths of both networks; None for the student's number of heads,
     # or of key and value heads if they are fewer.
     relation_heads: int | None = None
