@@ -1,8 +1,9 @@
 """`t5x_like cache_logits`: stores the logits of a teacher beside a cache, for distillation without the teacher."""
 
+import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -93,7 +94,6 @@ def cache_logits(
     for name, source in sources.items():
         stored = _stored(loaded, source, predictions, k, dtype)
         described = {
-            "path": teacher.path,
             "digest": loaded.digest,
             "vocabulary": loaded.vocabulary,
             "dtype": teacher.dtype or partitioning.for_platform(loaded.config, partitioner.platform).dtype,
@@ -103,6 +103,7 @@ def cache_logits(
             source.manifest,
             loaded.objective.features.digest,
             described,
+            teacher.path,
             stored,
             temperature,
         )
@@ -114,14 +115,23 @@ def cache_logits(
     if left:
         distributed.check_agreement(logits_dir, repr(plans), "TEACHER_LOGITS")
         distributed.heartbeat(f"the parameters of {teacher.path}")
-        params = loaded.read(partitioner)
-        is_main = jax.process_index() == 0
+        params, compute = loaded.read(partitioner), _program(loaded, temperature, partitioner)
+        is_main, lengths = jax.process_index() == 0, collections.Counter()
         with Progress(total, total - left, enabled=is_main, noun="rows") as progress:
             for name, units in missing.items():
-                writer = _Writer(plans[name], sources[name], loaded, params, partitioner, batch_size)
+                writer = _Writer(
+                    plans[name],
+                    RowReader(sources[name], loaded.objective.features),
+                    loaded.objective.features,
+                    compute,
+                    params,
+                    partitioner,
+                    batch_size,
+                )
                 writer.write(units, progress)
+                lengths += writer.lengths
         if is_main:
-            logging.info("%s", progress.summary(left, progress.tokens, {}))
+            logging.info("%s", progress.summary(left, progress.tokens, lengths))
 
     # ---- Manifests: each completes a sidecar -------------------------------------------------------------------------
     for plan in plans.values():
@@ -231,42 +241,52 @@ def _finish(plan: LogitsPlan) -> None:
 # ---- computing -------------------------------------------------------------------------------------------------------
 
 
+def _program(teacher: LoadedTeacher, temperature: float, partitioner: partitioning.Partitioner) -> Callable:
+    """Returns `compute(params, batch, predictions)`, jitted. It is compiled once per length of a batch."""
+
+    def compute(params: Any, batch: Mapping[str, jax.Array], predictions: tuple[tuple[str, Stored], ...]) -> Any:
+        with teacher.bound():
+            return cached_logits.compute(teacher.objective, params, batch, dict(predictions), temperature)
+
+    # Every process gets the logits of all rows.
+    return partitioner.jit(compute, static_argnums=2, out_shardings=partitioner.replicated)
+
+
 class _Writer:
     """Computes and writes the shards of one cache.
 
     Args:
       plan: Plan of the teacher logits of the cache.
-      source: The cache.
-      teacher: The teacher.
-      params: Its parameters.
+      read: Reads rows of the cache.
+      spec: Features that the teacher reads.
+      compute: Result of `_program`.
+      params: The parameters of the teacher.
       partitioner: Device mesh and sharding rules.
       batch_size: Rows per batch over all processes.
+
+    Attributes:
+      lengths: Lengths of the batches so far -> their number.
     """
 
     def __init__(
         self,
         plan: LogitsPlan,
-        source: CachedSource,
-        teacher: LoadedTeacher,
+        read: RowReader,
+        spec: FeatureSpec,
+        compute: Callable,
         params: Any,
         partitioner: partitioning.Partitioner,
         batch_size: int,
     ):
-        spec: FeatureSpec = teacher.objective.features
-        self._plan, self._params, self._partitioner, self._axes = plan, params, partitioner, spec.axes
-        self._read, self._segments = RowReader(source, spec), spec.segment_features
+        self._plan, self._read, self._compute, self._params = plan, read, compute, params
+        self._partitioner, self._axes, self._segments = partitioner, spec.axes, spec.segment_features
         self._shard, self._shards = partitioner.feed_shard
         batch_shards = partitioner.axis_size("batch")
         self._rows = -(-batch_size // batch_shards) * batch_shards // self._shards
+        self.lengths: collections.Counter[int] = collections.Counter()
         owners = distributed.compute_everywhere(lambda: self._shard)
         # Processes between which the mesh splits only tensors compute the same rows; one of them writes.
         self._is_writer = owners.index(self._shard) == jax.process_index()
-
-        def compute(params, batch):
-            with teacher.bound():
-                return cached_logits.compute(teacher.objective, params, batch, plan.predictions, plan.temperature)
-
-        self._compute = partitioner.jit(compute, out_shardings=partitioner.replicated)
 
     def write(self, units: Sequence[str], progress: Progress) -> None:
         """Writes shards, each process one of its own at a time."""
@@ -312,7 +332,9 @@ class _Writer:
             name: batches.pad_rows(array[chosen], self._rows - len(chosen))
             for name, array in buckets.trim(features, length).items()
         }
-        return self._compute(self._params, self._partitioner.put_batch(batch, self._axes))
+        self.lengths[length] += 1
+        predictions = tuple(self._plan.predictions.items())
+        return self._compute(self._params, self._partitioner.put_batch(batch, self._axes), predictions)
 
     def _finish(self, rows: range, chosen: np.ndarray, computed: Any) -> dict[int, bytes]:
         first = self._shard * self._rows

@@ -104,7 +104,7 @@ class CachedLogits:
         settings = found._any.settings
         if settings["teacher"]["digest"] != digest:
             raise UserError(
-                f"TEACHER_LOGITS={directory} were computed by {settings['teacher']['path']} "
+                f"TEACHER_LOGITS={directory} were computed by {found._any.teacher_path} "
                 f"({settings['teacher']['digest']}), but the teacher {name!r} of this run is {digest}. Give the "
                 "teacher that computed them, or compute them again with `t5x_like cache_logits`."
             )

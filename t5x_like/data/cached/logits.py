@@ -49,9 +49,10 @@ class LogitsManifest:
 
     Attributes:
       settings: What determines the contents: `cache` (fingerprint of the cache), `spec` (digest of the feature spec),
-        `teacher` (its path, digest and vocabulary), `temperature`, and `rows` per shard.
+        `teacher` (its digest, vocabulary and dtype), `temperature`, and `rows` per shard.
       predictions: Prediction of the teacher's objective -> what is stored.
       shards: Files in the order of the rows.
+      teacher_path: Where the teacher was read, for messages.
       versions: Library -> version.
       created: Time of completion, ISO 8601.
     """
@@ -59,13 +60,15 @@ class LogitsManifest:
     settings: Mapping[str, Any]
     predictions: Mapping[str, Stored]
     shards: tuple[LogitsShard, ...]
+    teacher_path: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     created: str = ""
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
-        stored = {name: value for name, value in self._to_json().items() if name not in ("versions", "created")}
+        about = ("teacher_path", "versions", "created")
+        stored = {name: value for name, value in self._to_json().items() if name not in about}
         text = json.dumps(stored, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -99,6 +102,7 @@ class LogitsManifest:
                 settings=stored["settings"],
                 predictions={name: Stored(**about) for name, about in stored["predictions"].items()},
                 shards=tuple(LogitsShard(**shard) for shard in stored["shards"]),
+                teacher_path=stored["teacher_path"],
                 versions=stored["versions"],
                 created=stored["created"],
             )
@@ -134,6 +138,7 @@ class LogitsManifest:
             "settings": dict(self.settings),
             "predictions": {name: dataclasses.asdict(stored) for name, stored in self.predictions.items()},
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            "teacher_path": self.teacher_path,
             "versions": dict(self.versions),
             "created": self.created,
         }

@@ -36,7 +36,8 @@ class LogitsPlan:
       directory: Directory of the teacher logits of this cache.
       cache: Manifest of the cache.
       spec: Digest of the feature spec that the teacher reads.
-      teacher: `path`, `digest` and `vocabulary` of the teacher, and its `dtype`.
+      teacher: `digest`, `vocabulary` and `dtype` of the teacher.
+      teacher_path: Where the teacher was read, for messages.
       predictions: Prediction -> what is stored.
       temperature: Temperature at which the tail is summed.
     """
@@ -45,6 +46,7 @@ class LogitsPlan:
     cache: Manifest
     spec: str
     teacher: Mapping[str, Any]
+    teacher_path: str
     predictions: Mapping[str, Stored]
     temperature: float
 
@@ -141,6 +143,7 @@ class LogitsPlan:
             settings=self.settings(),
             predictions=dict(self.predictions),
             shards=tuple(LogitsShard(**done[unit]) for unit in self.units()),
+            teacher_path=self.teacher_path,
             versions={"t5x_like": t5x_like.__version__, "jax": jax.__version__},
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
