@@ -115,7 +115,7 @@ class Distillation:
         self.other_names = objective.other_names
         self._on_policy = on_policy
         if on_policy is not None:
-            on_policy.check(self.features, task=given[TASK], cached=self.cached)
+            on_policy.check(self.features, coefficients=own, cached=self.cached)
             self.features = dataclasses.replace(self.features, packable=False)
 
     @property

@@ -1,5 +1,6 @@
 """Batches in which the targets of some rows are samples of the student (on-policy distillation)."""
 
+import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -64,12 +65,18 @@ class OnPolicy:
         self.rate, self.eos_id = rate, eos_id
         self.decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p, max_length=max_length)
 
-    def check(self, spec: FeatureSpec, *, task: float | Schedule = 0.0, cached: Collection[str] = frozenset()) -> None:
+    def check(
+        self,
+        spec: FeatureSpec,
+        *,
+        coefficients: Mapping[str, float | Schedule] = types.MappingProxyType({}),
+        cached: Collection[str] = frozenset(),
+    ) -> None:
         """Checks that a decoder predicts targets that can be sampled.
 
         Args:
           spec: the features of student and teachers.
-          task: coefficient of the task's own loss.
+          coefficients: term of the student's own objective -> its coefficient.
           cached: names of the teachers whose predictions are cached.
 
         Raises:
@@ -81,9 +88,10 @@ class OnPolicy:
                 f"OnPolicy: samples are texts of a decoder, but the objective reads {', '.join(sources)}. Give an "
                 "objective that predicts text, or omit OnPolicy."
             )
-        if task != 0:
+        if used := [term for term, value in coefficients.items() if callable(value) or value != 0]:
             raise UserError(
-                f"COEFFICIENTS: task={task} with OnPolicy, whose targets are samples of the student. Give task=0."
+                f"COEFFICIENTS: the term {used[0]!r} of the student has a coefficient, but with OnPolicy its targets "
+                "are samples of the student. Give task=0."
             )
         if cached:
             raise UserError(

@@ -186,8 +186,9 @@ def test_teacher_and_student_are_compared_at_the_samples():
 
 
 def test_losses_of_given_targets_are_refused():
-    with pytest.raises(UserError, match="COEFFICIENTS: task=0.5 with OnPolicy, whose targets are samples"):
-        distillation(OnPolicy(), coefficients={"task": 0.5})
+    for coefficients in ({"task": 0.5}, {"task": lambda step: 0.0}):
+        with pytest.raises(UserError, match="COEFFICIENTS: the term 'targets' of the student has a coefficient, but"):
+            distillation(OnPolicy(), coefficients=coefficients)
 
     class Cached:
         attached = ()
