@@ -149,7 +149,7 @@ def _check(
         raise UserError(f"LOGITS_DTYPE={dtype!r} is not supported. Give one of {', '.join(_DTYPES)}.")
     if not temperature > 0:
         raise UserError(
-            f"LOGITS_TEMPERATURE={temperature} is not positive. Give the temperature of the losses, such as 1.0."
+            f"SOFTMAX_TEMPERATURE={temperature} is not positive. Give the temperature of the losses, such as 1.0."
         )
     if rows < 1:
         raise UserError(f"BATCH_SIZE={rows} is not a positive integer. Give the rows of a batch.")

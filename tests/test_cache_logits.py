@@ -322,7 +322,7 @@ def test_position_with_other_logits_is_refused(complete, tmp_path, write):
     [
         ({"k": 0}, "K=0 is not a positive integer"),
         ({"dtype": "bfloat16"}, "LOGITS_DTYPE='bfloat16' is not supported"),
-        ({"temperature": 0.0}, "LOGITS_TEMPERATURE=0.0 is not positive"),
+        ({"temperature": 0.0}, "SOFTMAX_TEMPERATURE=0.0 is not positive"),
         ({"splits": ("test",)}, "test is not a cache"),
         ({"predictions": ("label",)}, "CausalLM does not predict 'label'. Give one or several of targets"),
         ({"teacher": teacher_of(CASES["causal_lm"], vocabulary="x")}, "its vocabulary .x. is not that of the cache"),

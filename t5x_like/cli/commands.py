@@ -275,7 +275,7 @@ COMMANDS = {
         settings={
             "K": "number of the largest logits to store; None for all (default: 64)",
             "LOGITS_DTYPE": "float16 (default) or float32",
-            "LOGITS_TEMPERATURE": "temperature of the losses (default: 1.0)",
+            "SOFTMAX_TEMPERATURE": "temperature of the losses (default: 1.0)",
             "SPLITS": "splits whose rows are read (default: ('train',))",
             "TEACHER_CHECKPOINT": "which checkpoint of the teacher: latest (default), best or a step",
         }
