@@ -14,9 +14,21 @@ from t5x_like.distillation.teachers import LoadedTeacher, Teacher
 
 LENGTHS = {"inputs": 8, "targets": 8}
 IDS = 40
+DIGEST = "digest of the vocabulary"
 
 
-def write_cache(directory, case: Case, *, rows=10, seed=0, task="a_task", split="train", lengths=None):
+def write_cache(
+    directory,
+    case: Case,
+    *,
+    rows=10,
+    seed=0,
+    task="a_task",
+    split="train",
+    lengths=None,
+    ids=IDS,
+    vocabulary=DIGEST,
+):
     """Writes a cache of packed rows in two shards. Some examples have no targets.
 
     Args:
@@ -27,10 +39,12 @@ def write_cache(directory, case: Case, *, rows=10, seed=0, task="a_task", split=
       task: Name of the task.
       split: Name of the split.
       lengths: Task feature -> length.
+      ids: Number of token ids.
+      vocabulary: Digest of the vocabulary.
     """
     spec, lengths, rng = case.objective.features, lengths or LENGTHS, np.random.default_rng(seed)
     layout = Layout.of(spec, {**LENGTHS, **lengths}, pack=spec.packable)
-    stored = _stack([_row(layout, spec, rng) for _ in range(rows)])
+    stored = _stack([_row(layout, spec, rng, ids) for _ in range(rows)])
     dtypes, written, first = ("<u2",) * len(layout.values), [], 0
     for number, count in enumerate((rows // 2, rows - rows // 2)):
         path = directory / "pass-000" / f"{number}.array_record"
@@ -47,13 +61,11 @@ def write_cache(directory, case: Case, *, rows=10, seed=0, task="a_task", split=
         )
         first += count
     settings = {"task": task, "split": split, "module": None, "task_arguments": None}
-    vocabularies = {
-        name: {"kind": "a", "ids": IDS, "sample": "", "digest": "digest of the vocabulary"} for name in layout.lengths
-    }
+    vocabularies = {name: {"kind": "a", "ids": ids, "sample": "", "digest": vocabulary} for name in layout.lengths}
     Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(directory))
 
 
-def _row(layout: Layout, spec, rng) -> dict[str, np.ndarray]:
+def _row(layout: Layout, spec, rng, ids) -> dict[str, np.ndarray]:
     """Returns the stored values of a row with up to three examples of random lengths."""
     examples = int(rng.integers(1, 4)) if layout.pack else 1
     leads = dict.fromkeys(name for track in layout.tracks for name in track)
@@ -78,7 +90,7 @@ def _row(layout: Layout, spec, rng) -> dict[str, np.ndarray]:
                 inside = sum(int(counts[name][example]) for name in value.within)
                 found.append(before + np.sort(rng.integers(0, inside, number)))
             else:
-                found.append(rng.integers(1, 2 if value.sources[0] == "token_types" else IDS, number))
+                found.append(rng.integers(1, 2 if value.sources[0] == "token_types" else ids, number))
         row[f"value {index}"] = _padded(np.concatenate(found), value.length)
     return row
 
@@ -91,7 +103,7 @@ def _stack(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def teacher_of(case: Case, *, vocabulary="digest of the vocabulary", **changes: Any) -> LoadedTeacher:
+def teacher_of(case: Case, *, vocabulary=DIGEST, **changes: Any) -> LoadedTeacher:
     """Returns a teacher with the random parameters of a case."""
     params = case.params(**changes)
     return LoadedTeacher(
