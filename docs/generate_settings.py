@@ -43,8 +43,8 @@ def page() -> str:
     runs = [file for file in _shipped("runs/*.gin", "students/*.gin") if file != PRETRAINING]
     lines += ["## Run files", "", "Each run file, with its macros that differ from those of `runs/pretrain.gin`.", ""]
     lines += _files(runs, without=settings.read([PRETRAINING]).macros)
-    lines += ["## Objectives, optimizers and data", ""]
-    lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "data/*.gin"))
+    lines += ["## Objectives, optimizers, losses of distillation, and data", ""]
+    lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "distillation/*.gin", "data/*.gin"))
     lines += ["## Model families", "", "The files of the sizes include these files.", ""]
     lines += _files(_shipped("models/*/family.gin"))
     lines += ["## Parameters of objects", "", "The classes and functions that shipped gin files configure.", ""]

@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import logging
 
-from t5x_like import config, optimizers, parameters, partitioning, paths
+from t5x_like import config, distill, optimizers, parameters, partitioning, paths
 from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
@@ -31,7 +31,7 @@ def plan(
     Args:
       loop: The training loop with its arguments, configured by gin or as a `functools.partial`. Its `partitioner` uses
         `topologies.devices(topology, num_slices)`. It is not called.
-      make_program: Creates the program of the loop from the arguments of the loop that are its parameters.
+      make_program: Creates the program of the loop from the arguments of the run that are its parameters.
       topology: The slice, such as `v5p:8x8x8`.
       num_slices: Number of slices.
       price: Price of a chip per hour, in any currency.
@@ -55,7 +55,7 @@ def plan(
     # ---- the slice and the arguments of the loop ---------------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
     # A search creates its own meshes; the configured mesh need not fit the slices.
-    arguments = config.arguments(loop, without=("partitioner",) if search_for else ())
+    arguments = distill.run_arguments(loop, without=("partitioner",) if search_for else (), weights=False)
     steps = None if "TRAIN_STEPS" in placeholders else arguments["total_steps"]
 
     # ---- compile the step, or the candidates of a search -------------------------------------------------------------

@@ -70,33 +70,53 @@ _MESH = {
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
 }
 
+_RUN = (
+    _TASK
+    | _MODULE
+    | {
+        "MODEL_DIR": "run directory, local or in a bucket (default: runs/<number>)",
+        **_HF_PATH,
+        "INITIAL_CHECKPOINT_PATH": "initial weights: a run, a checkpoint, or one of Hugging Face or T5X",
+        "TRAIN_STEPS": "number of steps",
+        "TRAIN_EPOCHS": "passes over the training data, instead of TRAIN_STEPS",
+    }
+    | _BATCH
+    | _LENGTHS
+    | {
+        "LEARNING_RATE": "learning rate of the optimizer's schedule",
+        "MICROBATCHES": "microbatches per step, whose gradients are accumulated",
+        "EVAL_PERIOD": "steps between evaluations",
+        "SAVE_PERIOD": "steps between checkpoints",
+    }
+    | _MESH
+)
+
 COMMANDS = {
     "train": Command(
         "t5x_like.train.train",
         "pretrain or fine-tune; without arguments, the quickstart",
         "runs/quickstart.gin",
-        settings=_TASK
-        | _MODULE
-        | {
-            "MODEL_DIR": "run directory, local or in a bucket (default: runs/<number>)",
-            **_HF_PATH,
-            "INITIAL_CHECKPOINT_PATH": "initial weights: a run, a checkpoint, or one of Hugging Face or T5X",
-            "TRAIN_STEPS": "number of steps",
-            "TRAIN_EPOCHS": "passes over the training data, instead of TRAIN_STEPS",
-        }
-        | _BATCH
-        | _LENGTHS
-        | {
-            "LEARNING_RATE": "learning rate of the optimizer's schedule",
-            "MICROBATCHES": "microbatches per step, whose gradients are accumulated",
-            "EVAL_PERIOD": "steps between evaluations",
-            "SAVE_PERIOD": "steps between checkpoints",
-        }
-        | _MESH,
+        settings=_RUN,
         trains=True,
         multi_process=True,
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
+        supports_dry_run=True,
+    ),
+    "distill": Command(
+        "t5x_like.distill.distill",
+        "train a student on the outputs of a teacher",
+        "runs/distill.gin",
+        settings={
+            "TEACHER": "run directory or Hugging Face directory of the teacher",
+            "TEACHER_CHECKPOINT": "which checkpoint of a run: latest (default), best or a step",
+        }
+        | _RUN,
+        base_gin_file="commands/distill.gin",
+        trains=True,
+        multi_process=True,
+        compiles=True,
+        paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH", "TEACHER"),
         supports_dry_run=True,
     ),
     "eval": Command(
@@ -258,7 +278,7 @@ COMMANDS = {
         },
         settings=_TASK | _MODULE | _LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
         base_gin_file="commands/cache.gin",
-        placeholder_macros={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any"},
+        placeholder_macros={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any", "TEACHER": "any"},
         compiles=True,
         paths=("CACHE_DIR",),
         supports_dry_run=True,

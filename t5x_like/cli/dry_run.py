@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from t5x_like import ablate, config, parameters, partitioning, paths
+from t5x_like import ablate, config, distill, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
 from t5x_like.mesh import DeviceMismatchError
@@ -19,6 +19,7 @@ from t5x_like.training.evaluation import Evaluation
 ANSWER_SECONDS = 30.0
 # Arguments with paths that a command writes and reads.
 WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
+_STUDENT = "student"
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
 
 
@@ -37,9 +38,10 @@ def dry_run(command: Command, resolved: config.Resolved) -> None:
         cells = ablate.resolve_cells(**config.filter_kwargs(ablate.resolve_cells, config.arguments(function)))
         for row, column, seed, directory, cell in cells:
             print(f"{row}, {column}:" if seed is None else f"{row}, {column}, seed {seed}:")
-            _print(describe(config.arguments(cell.configured(), without=("partitioner",)) | {"model_dir": directory}))
+            arguments = distill.run_arguments(cell.configured(), without=("partitioner",))
+            _print(describe(arguments | {"model_dir": directory}))
     else:
-        _print(describe(config.arguments(function, without=("partitioner",))))
+        _print(describe(distill.run_arguments(function, without=("partitioner",))))
         print(f"  mesh: {_mesh(function)}")
     print("dry run: nothing was computed or written")
 
@@ -64,6 +66,8 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
     model, objective = arguments.get("model"), arguments.get("objective")
     if model is not None:
         yield f"model: {type(model).__name__}, {_parameters(model, objective)}"
+    for name, teacher in (arguments.get("teachers") or {}).items():
+        yield f"teacher {name}: {teacher}"
     for name, source in _sources(arguments):
         if objective is not None:
             yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
@@ -166,7 +170,9 @@ def _mesh(function: Callable) -> str:
       UserError: The mesh is invalid on every machine, for example because the rule set is misspelled.
     """
     try:
-        partitioner = config.arguments(function, without=_others(function)).get("partitioner")
+        if _STUDENT in inspect.signature(function).parameters:  # a distillation has the mesh of its student
+            function = config.arguments(function, without=_others(function, _STUDENT))[_STUDENT]
+        partitioner = config.arguments(function, without=_others(function, "partitioner")).get("partitioner")
     except DeviceMismatchError as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
         return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
@@ -176,5 +182,5 @@ def _mesh(function: Callable) -> str:
     return f"rules {partitioner.rules_name}, {sizes or 'one device'} on this machine"
 
 
-def _others(function: Callable) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "partitioner"]
+def _others(function: Callable, wanted: str) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != wanted]

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from t5x_like import parameters, partitioning
+from t5x_like.axis_rules import Rules, checked_rules
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.component import Component
-from t5x_like.partitioning import Partitioner, Rules
+from t5x_like.partitioning import Partitioner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Teacher:
     """A teacher, as a configuration names it.
 
     Raises:
-      UserError: The weight is not positive, or the path is not text.
+      UserError: The weight is not positive, the path is not text, or the rules are unknown.
     """
 
     # Run directory of t5x_like, one of its checkpoints, or a Hugging Face directory.
@@ -45,6 +46,8 @@ class Teacher:
             raise UserError(f"TEACHER={self.path!r} is not a path. Give a run directory or a Hugging Face directory.")
         if not self.weight > 0:
             raise UserError(f"weight={self.weight} of the teacher {self.path} is not positive. Give a positive number.")
+        if self.rules is not None:
+            checked_rules(self.rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,11 @@ class LoadedTeacher:
     vocabulary: str | None
     reader: Callable[[Any, ModelConfig, Partitioner], dict[str, Any]]
     hasher: Callable[[], str]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs in the training step; False if its logits are stored."""
+        return self.teacher.logits is None
 
     @property
     def weight(self) -> float:

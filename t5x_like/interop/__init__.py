@@ -215,6 +215,22 @@ def task_head(path: str) -> TaskHead | None:
         return TaskHead(found.head, found.form(hf_config), labels)
 
 
+def head_names(path: str) -> set[str]:
+    """Returns the stored names (`objective/…`) of the parameters of the heads in a Hugging Face directory.
+
+    Args:
+      path: local directory or bucket with config.json and safetensors.
+
+    Raises:
+      UserError: a file is invalid, or the model or its head is not supported.
+    """
+    hf_config = json_files.read(file := paths.join(path, CONFIG))
+    family = _family_of_type(hf_config.get("model_type"), file)
+    with _file_in_errors(file):
+        head_class = head_classes.class_of_directory(family, hf_config)
+    return tables.head_names(path, family, config_from_huggingface(path), head_class)
+
+
 def head_form(path: str, name: str) -> HeadForm:
     """Returns the form in which transformers has a head for the model of a Hugging Face directory.
 

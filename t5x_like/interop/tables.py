@@ -201,6 +201,20 @@ def read(
     return leaves
 
 
+def head_names(directory: str, family: Family, config: ModelConfig, head_class: HeadClass | None = None) -> set[str]:
+    """Returns the stored names of the parameters of heads that `read` returns, without reading them.
+
+    Args:
+      directory: see `read` for this and the following arguments.
+      family: the family of the model.
+      config: configuration of the model.
+      head_class: class of the directory if it has the head of a downstream task.
+    """
+    source = _Source(directory, family)
+    heads = [mapping for mapping in _mappings(family, config, head_class) if mapping.name.startswith(OBJECTIVE)]
+    return {mapping.name for mapping in heads if head_class is not None or source.has(mapping.hf_name)}
+
+
 def _mappings(family: Family, config: ModelConfig, head_class: HeadClass | None) -> list[TensorMapping]:
     """Returns the mappings of the model and its heads: those of pretraining, or the head of a class."""
     table = family.table(config)

@@ -21,9 +21,13 @@ class Teacher(Protocol):
 
     Attributes:
       config: The configuration of its model.
+      objective: What it predicts.
+      runs: Whether it runs in the training step, which then reads its parameters.
     """
 
     config: ModelConfig
+    objective: Objective
+    runs: bool
 
     def shapes(self, partitioner: partitioning.Partitioner) -> dict[str, Any]:
         """Returns the shapes of its parameters, `{"model": …, "objective": …}`, in its dtype."""
@@ -98,11 +102,14 @@ def make_program(
     Raises:
       UserError: The mesh does not divide the batch or a parameter, or the objective does not fit the model.
     """
-    partitioner, teachers = partitioner or partitioning.Partitioner(), dict(teachers or {})
+    partitioner = partitioner or partitioning.Partitioner()
+    teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
     config = partitioning.for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     _check_batch(batch_shapes, objective.features.axes, microbatches, partitioner)
     check_inputs(config, objective, batch_shapes)
+    for each in teachers.values():
+        check_inputs(each.config, each.objective, batch_shapes)
     rows = {name: rows_of_shape(shape) for name, shape in batch_shapes.items()}
 
     def init(key):
@@ -176,9 +183,11 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
       UserError: The model reads a feature that the batches lack, or ignores input tokens.
     """
     dtypes = objective.features.dtypes if objective is not None else {}
+    names = tuple(dtypes) or tuple(batch_shapes)
     batch = {
-        name: jax.ShapeDtypeStruct(rows_of_shape(shape), dtypes.get(name, "int32"))
-        for name, shape in batch_shapes.items()
+        name: jax.ShapeDtypeStruct(rows_of_shape(batch_shapes[name]), dtypes.get(name, "int32"))
+        for name in names
+        if name in batch_shapes
     }
     module = jax.eval_shape(config.make, jax.random.key(0))
     read: set[str] = set()

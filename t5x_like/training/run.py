@@ -171,7 +171,8 @@ def run(
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = optimizers.merge(state.params, frozen.params)
             return TrainResult(model_dir, start, params, None, {}, best_step)
-        frozen = frozen.replace(teachers={name: each.read(partitioner) for name, each in teachers.items()})
+        read = {name: each.read(partitioner) for name, each in teachers.items() if each.runs}
+        frozen = frozen.replace(teachers=read)
         if start:
             _restore_position(feed, checkpointer.restore_feed(start), run_config)
 

@@ -1,15 +1,17 @@
 """Reads teachers from their directories, and recognizes them when a run resumes."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import fsspec
+import jax
 from absl import logging
 
-from t5x_like import config, interop, paths
+from t5x_like import config, interop, parameters, paths
 from t5x_like.data.choices import choices_of
 from t5x_like.distillation.teachers import LoadedTeacher, Teacher
 from t5x_like.errors import UserError
@@ -18,7 +20,16 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, checksums, run_directory, run_tokenizer, warm_start, weight_files
+from t5x_like.training import (
+    checkpoint_choice,
+    checksums,
+    run_directory,
+    run_tokenizer,
+    warm_start,
+    weight_files,
+    weight_source,
+)
+from t5x_like.training.checkpoints import Checkpoints
 
 _DIGEST_BYTES = 16
 _BLOCK_BYTES = 1 << 24
@@ -44,22 +55,22 @@ def load(teacher: Teacher, student: Objective | None = None, *, weights: bool = 
       UserError: The directory is neither a run nor a Hugging Face directory, does not have the checkpoint, or does not
         describe a model and an objective.
     """
-    path = teacher.path.rstrip("/")
+    path, checkpoint = teacher.path.rstrip("/"), teacher.path.rstrip("/")
     if not weights and path.endswith(GIN):
         model = _configured(path, with_objective=False, files=(path,))["model"]
         return LoadedTeacher(teacher, model, teacher.objective or student, None, _without_weights, str)
     if not paths.exists(path.removesuffix("/best")):
         raise UserError(f"TEACHER={path}: not found. Give a run directory or a Hugging Face directory.")
-    if weight_files.is_huggingface(path) or (not weights and "config.json" in paths.listdir(path)):
-        checkpoint_choice.choose(path, teacher.checkpoint)
-        model, objective = _of_huggingface(path, teacher.objective, student)
-        checkpoint = vocabulary = path
+    if is_huggingface := weight_files.is_huggingface(path) or (not weights and "config.json" in paths.listdir(path)):
+        directory = path
+        model, objective = _of_huggingface(path, teacher.objective, student, weights)
     else:
         directory = _run_of(path)
         model, objective = _of_run(directory, teacher.objective)
+    if weights:
         (checkpoint,) = checkpoint_choice.choose(path, teacher.checkpoint)
-        checkpoint = _with_step(checkpoint)
-        vocabulary = directory
+        checkpoint, names = (path, interop.head_names(path)) if is_huggingface else _stored_names(checkpoint)
+        _check_heads(path, _heads(model, objective), names, objective)
 
     def read(shapes: Any, resolved: ModelConfig, partitioner: Partitioner) -> dict[str, Any]:
         return warm_start.load(checkpoint, shapes, resolved, partitioner)
@@ -68,8 +79,8 @@ def load(teacher: Teacher, student: Objective | None = None, *, weights: bool = 
         teacher=teacher,
         config=model,
         objective=objective,
-        vocabulary=run_tokenizer.stored_digest(vocabulary),
-        reader=read,
+        vocabulary=run_tokenizer.stored_digest(directory) if weights else None,
+        reader=read if weights else _without_weights,
         hasher=lambda: _digest(checkpoint),
     )
 
@@ -105,15 +116,33 @@ def _configured(source: str, *, with_objective: bool, **read: Any) -> dict[str, 
 
 
 def _of_huggingface(
-    directory: str, objective: Objective | None, student: Objective | None
+    directory: str, objective: Objective | None, student: Objective | None, weights: bool
 ) -> tuple[ModelConfig, Objective]:
     """Returns model and objective of a Hugging Face directory."""
     model = interop.config_from_huggingface(directory)
-    if objective is None:
-        head = interop.task_head(directory)
-        choices = None if student is None else choices_of(student.features)
-        objective = description.objective_of(model, head, choices) if head is not None or student is None else student
-    return model, objective
+    if objective is not None:
+        return model, objective
+    if student is None:
+        return model, description.objective_of(model, interop.task_head(directory))
+    if (head := interop.task_head(directory)) is not None:
+        return model, description.objective_of(model, head, choices_of(student.features))
+    has_heads = not weights or _heads(model, student) <= interop.head_names(directory)
+    return model, student if has_heads else description.objective_of(model)
+
+
+def _heads(model: ModelConfig, objective: Objective) -> set[str]:
+    """Returns the stored names of the parameters of the heads of an objective."""
+    shapes = jax.eval_shape(model.make, jax.random.key(0))
+    heads = jax.eval_shape(objective.init, jax.random.key(0), shapes)
+    return set(parameters.stack(parameters.named_leaves({"objective": heads})))
+
+
+def _check_heads(path: str, needed: set[str], found: set[str], objective: Objective) -> None:
+    if missing := sorted(needed - found):
+        raise UserError(
+            f"TEACHER={path}: {type(objective).__name__} needs {missing[0]!r}, which it does not have. Give a teacher "
+            "with this head, or its objective as TEACHER_OBJECTIVE."
+        )
 
 
 def _run_of(path: str) -> str:
@@ -131,10 +160,12 @@ def _run_of(path: str) -> str:
     raise run_files.not_a_run("TEACHER", path)
 
 
-def _with_step(checkpoint: str) -> str:
-    """Returns the path of one checkpoint, the latest one of a run directory."""
+def _stored_names(checkpoint: str) -> tuple[str, set[str]]:
+    """Returns the path of a checkpoint with its step, and the stored names of its parameters."""
     directory, step = checkpoint_choice.locate(checkpoint)
-    return checkpoint if step is None else paths.join(directory, str(step))
+    with contextlib.closing(Checkpoints(directory, read_only=True)) as reader:
+        names = {name.removeprefix(weight_source.PARAMS) for name in reader.shapes(step, verify=False)}
+    return paths.join(directory, str(step)), names
 
 
 # ---- identity ------------------------------------------------------------------------------------------------------

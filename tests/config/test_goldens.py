@@ -117,6 +117,11 @@ RUNS = {
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
     "convert": ("convert", ["commands/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
     "ablate": ("ablate", ["commands/ablate.gin"], [("OUTPUT_DIR", "study")]),
+    "distill": (
+        "distill",
+        ["models/bert/mini.gin", "runs/bert.gin", "distillation/hinton.gin", "runs/distill.gin"],
+        [*TASK, ("TEACHER", "runs/1"), ("PREDICTION", "masked_lm")],
+    ),
     "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 

@@ -1,0 +1,279 @@
+"""Distillation on synthetic batches, without gin: teachers are frozen and recognized, and a run resumes exactly."""
+
+import dataclasses
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import copying_run
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like import ablate, cli, config, interop, parameters
+from t5x_like.distill import combine, distill, run_arguments
+from t5x_like.distillation.loss import LossValue
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.metrics import read_metrics
+from t5x_like.models.bert import BertConfig
+from t5x_like.objectives import heads
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_classification import SequenceClassification
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.partitioning import Partitioner, for_platform
+from t5x_like.planning import search, tracing
+from t5x_like.train import train
+from t5x_like.training import program, run_directory, step, teachers
+from t5x_like.training.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.notf
+
+PROCESSES = Path(__file__).parent / "processes"
+TEACHER = dataclasses.replace(copying_run.CONFIG, embed_dim=24, encoder_layers=1, decoder_layers=1)
+
+
+class LastState:
+    """The squared distance between the last hidden states of the teacher and a projection of the student's."""
+
+    teacher = None
+
+    def check(self, student, teacher):
+        if student.vocabulary != teacher.vocabulary:
+            raise UserError(f"vocabularies {student.vocabulary} of student and {teacher.vocabulary} of {teacher.name}")
+
+    def captures(self, student, teacher):
+        return (), ()
+
+    def init(self, key, student, teacher):
+        return {"projection": Projection(key, student.config.embed_dim, teacher.config.embed_dim)}
+
+    def weight(self, batch, objective):
+        return jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32)
+
+    def __call__(self, heads, student, teacher):
+        difference = heads["projection"](student.outputs.hidden) - teacher.outputs.hidden.astype(jnp.float32)
+        weights = student.batch["decoder_loss_weights"]
+        return LossValue(jnp.sum(jnp.mean(difference**2, -1) * weights))
+
+
+class Projection(nnx.Module):
+    def __init__(self, key, inputs, outputs):
+        self.kernel = nnx.Param(jax.random.normal(key, (inputs, outputs)) / inputs, axes=("embed", None))
+
+    def __call__(self, x):
+        return x @ self.kernel[...]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The directory of a run with two checkpoints."""
+    directory = tmp_path_factory.mktemp("teacher")
+    copying_run.run(directory, model=TEACHER, total_steps=2, save_period=1)
+    return str(directory)
+
+
+def run(model_dir, teacher, *, override=None, **changes):
+    changes = {"total_steps": 4, "eval_period": 4, "save_period": 2} | changes
+    student = functools.partial(train, **copying_run.arguments(model_dir, **changes))
+    run_config = None if override is None else run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override)
+    return distill(
+        student=student,
+        teachers={"t": teacher if isinstance(teacher, Teacher) else Teacher(teacher)},
+        losses={"distance": LastState()},
+        coefficients={"task": 0.5, "distance": schedules.linear(1.0, total_steps=8)},
+        run_config=run_config,
+    )
+
+
+def loss_rows(directory):
+    return [(row["loss"], row["distance"]) for row in read_metrics(str(directory)) if row["split"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def whole(teacher, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    return directory, run(directory, teacher)
+
+
+def test_student_learns_and_the_teacher_is_not_stored(whole, teacher):
+    directory, result = whole
+    assert loss_rows(directory)[-1][1] < loss_rows(directory)[0][1]
+    stored = Checkpoints(str(directory / "checkpoints")).shapes(4)
+    assert not [name for name in stored if "teacher" in name]
+    assert stored["params/objective/distillation/distance/t/projection/kernel"] == (copying_run.CONFIG.embed_dim, 24)
+    (described,) = json.loads((directory / "teachers.json").read_text()).values()
+    assert (described["path"], described["digest"]) == (teacher, teachers.load(Teacher(teacher)).digest)
+
+
+def test_other_commands_read_the_student_without_the_teacher(whole):
+    directory, result = whole
+    text = (directory / "config.gin").read_text()
+    assert "OBJECTIVE = @t5x_like.objectives.sequence_to_sequence.SequenceToSequence()" in text
+    partitioner = Partitioner(devices=jax.devices()[:1])
+    loaded = teachers.load(Teacher(str(directory)))  # a student may be the teacher of the next generation
+    read = loaded.read(partitioner)
+    assert type(loaded.objective) is SequenceToSequence
+    for name, leaf in parameters.named_leaves(read["model"]).items():
+        np.testing.assert_array_equal(leaf, parameters.named_leaves(result.params["model"])[name], err_msg=name)
+
+
+def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):
+    run(tmp_path, teacher, total_steps=2)
+    result = run(tmp_path, teacher)
+    assert loss_rows(tmp_path) == loss_rows(whole[0])
+    expected = parameters.named_leaves(whole[1].params)
+    for name, leaf in parameters.named_leaves(result.params).items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, tmp_path, caplog):
+    shutil.copytree(whole[0], tmp_path / "run")
+    other = Teacher(teacher, checkpoint=1)
+    digests = [teachers.load(each).digest for each in (Teacher(teacher), other)]
+    with pytest.raises(UserError, match=f"{digests[0]} stored, {digests[1]} of .*--override_config"):
+        run(tmp_path / "run", other)
+    assert run(tmp_path / "run", other, override=True).step == 4  # it had finished
+    assert "accepted because of --override_config" in caplog.text
+
+
+def test_teacher_has_its_own_dtype_and_rules_and_no_gradient(teacher):
+    partitioner = Partitioner(rules="fsdp", ici={"fsdp": 8})
+    given = copying_run.arguments("unused", partitioner=partitioner)
+    each = Teacher(teacher, dtype="bfloat16", rules="dp")
+    arguments = combine(given, {"t": each}, {"distance": LastState()}, {})
+    (loaded,) = arguments["teachers"].values()
+    made = program.make_program(
+        **{name: arguments[name] for name in ("model", "objective", "optimizer", "data", "partitioner", "teachers")}
+    )
+    state, frozen = made.init(jax.random.key(0))
+    read = loaded.read(partitioner)
+    before = jax.device_get(read)
+    leaves = parameters.named_leaves(read)
+    assert {leaf.dtype for leaf in leaves.values()} == {jnp.dtype("bfloat16")}
+    assert {leaf.sharding.is_fully_replicated for leaf in leaves.values()} == {True}
+    assert parameters.named_leaves(made.shapes[1].teachers["t"]).keys() == leaves.keys()
+    assert not [name for name in parameters.named_leaves(state) if "teacher" in name]
+    batch = partitioner.put_batch(given["data"].make(0))
+    new, metrics = made.train_step(state, frozen.replace(teachers={"t": read}), batch)
+    assert np.isfinite(float(metrics["distance"][0])) and int(new.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), before)
+    flops = [for_platform(config, "cpu").train_flops(made.batch_shapes) for config in (copying_run.CONFIG, TEACHER)]
+    assert made.flops == pytest.approx(flops[0] + flops[1] / 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "nowhere"}, "TEACHER=nowhere: not found"),
+        ({"checkpoint": 7}, r"CHECKPOINT=7: not found in .*Give one of \[1, 2\]"),
+        ({"weight": 0.0}, "weight=0.0 of the teacher .* is not positive"),
+        ({"objective": MaskedLM()}, "MaskedLM needs 'objective/masked_lm/bias', which it does not have"),
+    ],
+)
+def test_unsuitable_teacher_raises_before_anything_is_written(teacher, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "run", Teacher(**{"path": teacher} | changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_teacher_with_another_vocabulary_raises(teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "teacher")
+    (tmp_path / "teacher" / "vocabulary.json").write_text('{"digest": "other"}')
+    with pytest.raises(UserError, match="vocabularies digest of student and other of t"):
+        run(tmp_path / "run", str(tmp_path / "teacher"))
+
+
+def test_huggingface_teacher_has_the_objective_and_the_heads_of_its_directory(tmp_path):
+    sizes = dict(vocab_size=32, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_layers=2, max_length=16)
+    model = BertConfig(**sizes, scan_layers=False)
+    classifier = SequenceClassification(("no", "yes"), head=heads.PooledFirstToken())
+    student = MaskedLM()
+    for objective, directory in ((classifier, "classifier"), (student, "masked_lm")):
+        module = model.make(jax.random.key(0))
+        params = {"model": module, "objective": objective.init(jax.random.key(1), module)}
+        interop.to_huggingface(params, model, str(tmp_path / directory), labels=getattr(objective, "labels", ()))
+        loaded = teachers.load(Teacher(str(tmp_path / directory)), student)
+        read = loaded.read(Partitioner(devices=jax.devices()[:1]))
+        assert type(loaded.objective) is type(objective)
+        for name, leaf in parameters.named_leaves(read["objective"]).items():
+            np.testing.assert_array_equal(leaf, parameters.named_leaves(params["objective"])[name], err_msg=name)
+    assert loaded.objective is student
+    assert teachers.load(Teacher(str(tmp_path / "classifier")), student).objective.labels == ("no", "yes")
+
+
+def test_plan_counts_a_teacher_without_weights(tmp_path):
+    given = functools.partial(train, **copying_run.arguments(tmp_path / "run"))
+    run = functools.partial(
+        distill,
+        student=given,
+        teachers={"t": Teacher("models/t5_1_1/tiny.gin", rules="fsdp_tp")},
+        losses={"distance": LastState()},
+    )
+    arguments = run_arguments(run, without=("partitioner",), weights=False) | {"partitioner": Partitioner()}
+    made = program.make_program(**config.filter_kwargs(program.make_program, arguments))
+    (loaded,) = arguments["teachers"].values()
+    state, frozen = made.shapes
+    leaves = search._leaves(made)
+    trained, held = ([each for each in leaves if each.is_trained is kind and each.passes] for kind in (True, False))
+    assert sum(each.size for each in trained) == parameters.count(state.params)
+    assert sum(each.size for each in held) == parameters.count(frozen.teachers) == 518_240
+    assert {each.passes for each in held} == {1}
+    cost = functools.partial(tracing.row_cost, made.config, row_shapes=made.batch_shapes, embed=16)
+    alone = cost(arguments["evaluated"], (state, step.Frozen(frozen.params)))
+    both = cost(arguments["objective"], made.shapes)
+    forward = for_platform(loaded.config, "cpu").train_flops(made.batch_shapes) / 3 / 8
+    assert alone.flops < both.flops < alone.flops + forward  # the loss does not read the teacher's logits
+    assert not (tmp_path / "run").exists()
+
+
+DISTILLED = """
+from __gin__ import dynamic_registration
+import test_distill
+LOSSES = {'distance': @test_distill.LastState()}
+COEFFICIENTS = {'task': 0.5}
+"""
+
+
+@pytest.fixture
+def command(teacher, tmp_path, monkeypatch):
+    """Arguments of the command for a student of synthetic rows, which has other sizes than the teacher."""
+    for name in ("JAX_PLATFORMS", "NO_GCE_CHECK"):
+        monkeypatch.setenv(name, "cpu")  # so that what the command sets is taken back
+    monkeypatch.setattr("t5x_like.cli.execute.prepare", lambda arguments: None)  # keeps logging and import paths
+    monkeypatch.syspath_prepend(str(PROCESSES))
+    monkeypatch.setitem(sys.modules, "test_distill", sys.modules[__name__])
+    (tmp_path / "losses.gin").write_text(DISTILLED)
+    files = [PROCESSES / "synthetic.gin", tmp_path / "losses.gin"]
+    words = [*(f"--gin_file={file}" for file in files), f"--gin.TEACHER={teacher}", "--gin.TRAIN_STEPS=2"]
+    return [*words, f"--gin.MODEL_DIR={tmp_path / 'run'}", "--gin.COMPILATION_CACHE_DIR=None"]
+
+
+def test_command_reads_student_and_teacher_from_their_own_configurations(command, teacher, tmp_path, capsys):
+    assert cli.main(["distill", "--dry_run", *command]) == 0
+    shown = capsys.readouterr().out
+    assert "model: T5Config, 7,536 parameters, heads of Distillation 384" in shown
+    assert f"teacher teacher: {teacher}: T5Config, {parameters.count(TEACHER.make(jax.random.key(0))):,}" in shown
+    assert not (tmp_path / "run").exists()
+    assert cli.main(["distill", *command]) == 0
+    assert len(loss_rows(tmp_path / "run")) == 2
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "t5x_like.distill.distill:" in text and "t5x_like.train.train:" in text
+    assert Checkpoints(str(tmp_path / "run" / "checkpoints")).shapes(2)["params/model/token_embedder/embedding"] == (
+        *(32, 16),
+    )
+    assert cli.main(["distill", *command, "--gin.LastState.scale=2.0"]) == 2  # is not a parameter
+
+
+def test_cells_of_an_ablation_may_be_distillations(command, tmp_path):
+    names = dict(word.removeprefix("--gin").lstrip(".").split("=", 1) for word in command if "MODEL_DIR" not in word)
+    files = [word.partition("=")[2] for word in command if word.startswith("--gin_file")]
+    entries = [*files, "runs/distill.gin", f"TEACHER={names['TEACHER']}", "TRAIN_STEPS=1"]
+    grid = {"row": {"distilled": entries, "alone": [str(PROCESSES / "synthetic.gin"), "TRAIN_STEPS=1"]}}
+    cells = ablate.resolve_cells(grid=grid, output_dir=str(tmp_path / "study"))
+    assert [cell[-1].root for cell in cells] == ["t5x_like.distill.distill", "t5x_like.train.train"]
