@@ -32,6 +32,7 @@ def convert(
     heads: Literal["all", "none"] = "all",
     labels: Sequence[str] | None = None,
     head: HeadForm | None = None,
+    fold_norms: bool = False,
 ) -> str:
     """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
 
@@ -51,6 +52,8 @@ def convert(
       heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`).
       labels: Names of the labels of a run's head, for config.json; `LABEL_0`, … by default.
       head: The form of a run's head, whose dropout rate is written to config.json.
+      fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
+        rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
 
     Returns:
       `output_path`.
@@ -69,6 +72,7 @@ def convert(
         config = dataclasses.replace(
             config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
         )
+        leaves = interop.fold_norms(config, leaves) if fold_norms else leaves
         task_head = interop.task_head(checkpoint_path) if heads == "all" else None
         _write_run(leaves, describe(config, task_head), checkpoint_path, output_path)
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
@@ -78,6 +82,7 @@ def convert(
                 "checkpoint, such as --gin_file=models/t5_1_1/base.gin"
             )
         leaves = t5x.read(index, model)
+        leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
         _write_run(leaves, describe(model), checkpoint_path, output_path)
     else:
         if model is None:
@@ -88,6 +93,7 @@ def convert(
                 "model with --gin_file=models/…"
             )
         leaves = _select(_read_run(checkpoint_path), heads)
+        leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
         rate = getattr(head, "dropout_rate", None)
         padding_id = _padding_id(checkpoint_path, model)
         interop.to_huggingface(

@@ -26,6 +26,7 @@ GOLDENS = Path(__file__).parent / "goldens"
 FAMILIES = {
     "t5": ["models/t5_1_1/small.gin", "runs/pretrain.gin"],
     "bert": ["models/bert/tiny.gin", "runs/bert.gin"],
+    "mobilebert": ["models/mobilebert/base.gin", "runs/mobilebert.gin"],
     "gpt": ["models/gpt2/tiny.gin", "runs/gpt.gin"],
     "llama": ["models/llama2/tiny.gin", "runs/llama.gin"],
     "bart": ["models/bart/base.gin", "runs/bart.gin"],

@@ -322,6 +322,25 @@ def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> di
     return tables.write(family, config, leaves, head_class)
 
 
+def fold_norms(config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Folds the affine norms of a model into its projections; see `nonorm_folding`.
+
+    Args:
+      config: configuration of the model.
+      leaves: stored name -> array. Layers are stacked.
+
+    Returns:
+      The parameters of a model with the same configuration and the same outputs up to rounding.
+
+    Raises:
+      UserError: the model does not have affine norms, or its values cannot be folded.
+    """
+    for family in families():
+        if family.config_class is type(config) and family.fold_norms is not None:
+            return family.fold_norms(config, leaves)
+    raise UserError(f"FOLD_NORMS=True: a {type(config).__name__} has no norms to fold. Omit it.")
+
+
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
     """Returns the special token ids of a model by Hugging Face key, such as `bos_token_id`.
 

@@ -44,7 +44,8 @@ def class_of_directory(family: Family, hf_config: Mapping[str, Any]) -> HeadClas
       UserError: the class has such a head, but predicts several labels at once.
     """
     architectures = fields.strings(hf_config, "architectures")
-    found = next((each for each in family.head_classes(hf_config) if each.name in architectures), None)
+    classes = [each for each in family.head_classes(hf_config) if each.accepts(hf_config)]
+    found = next((each for each in classes if each.name in architectures), None)
     if found is not None and hf_config.get("problem_type") == "multi_label_classification":
         raise UserError(
             "problem_type 'multi_label_classification': not supported. Give a model that predicts one label per text, "
@@ -77,7 +78,7 @@ def form_of(family: Family, hf_config: Mapping[str, Any], name: str) -> HeadForm
     Raises:
       UserError: transformers does not have such a head for the family.
     """
-    classes = {each.head: each for each in family.head_classes(hf_config)}
+    classes = {each.head: each for each in reversed(family.head_classes(hf_config)) if each.accepts(hf_config)}
     if name not in classes:
         raise UserError(
             f"model_type {hf_config['model_type']!r}: transformers has no class with the head {name!r}. Set HEAD to a "
@@ -122,7 +123,7 @@ def labels_to_json(
     """
     if labels and len(labels) != outputs:
         raise UserError(f"labels {tuple(labels)}: the head has {outputs} outputs. Give one name per output.")
-    found: dict[str, Any] = {"architectures": [head_class.name]}
+    found: dict[str, Any] = {"architectures": [head_class.name], **head_class.settings}
     if dropout_rate is not None:
         found[head_class.dropout_key] = dropout_rate
     if not head_class.has_labels:

@@ -104,6 +104,7 @@ class HeadClass:
       replaced_prefix: prefix of the names in the family's table that `model_prefix` replaces.
       has_logits: whether the class has the logits of a language model too.
       dropout_key: key of config.json with the dropout rate of the head.
+      settings: keys of config.json with the values that the class has with this head, of several forms of a head.
     """
 
     name: str
@@ -115,6 +116,11 @@ class HeadClass:
     replaced_prefix: str = ""
     has_logits: bool = False
     dropout_key: str = "classifier_dropout"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def accepts(self, hf_config: Mapping[str, Any]) -> bool:
+        """Returns whether config.json has the settings of this head, or does not have their keys."""
+        return all(hf_config.get(key, value) == value for key, value in self.settings.items())
 
     def model_name(self, hf_name: str) -> str:
         """Returns the name of a tensor of the model in this class, given its name in the family's table."""
@@ -142,6 +148,8 @@ class Family:
       tied: returns the name of each copy and the name of the tensor that it must equal.
       sentencepiece: name of the file with the tokenizer's SentencePiece model; None for other tokenizers.
       default_tokens: special token ids that transformers uses if config.json has none, by key.
+      fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
+        stored name; None if no model of the family has such norms.
     """
 
     model_types: tuple[str, ...]
@@ -158,6 +166,7 @@ class Family:
     tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     sentencepiece: str | None = None
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 def read(

@@ -22,6 +22,8 @@ class MultiHeadAttention(nnx.Module):
 
     Args:
       size: size of inputs and outputs.
+      value_size: size of the activations that the values are computed from; None for `size`.
+      out_size: size of the output; None for `size`.
       heads: number of query heads.
       head_dim: size of the queries, keys and values of a head.
       kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
@@ -50,6 +52,8 @@ class MultiHeadAttention(nnx.Module):
         self,
         size: int,
         *,
+        value_size: int | None = None,
+        out_size: int | None = None,
         heads: int,
         head_dim: int,
         kv_heads: int | None = None,
@@ -65,16 +69,16 @@ class MultiHeadAttention(nnx.Module):
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
-        def project_to_heads(key, num_heads, init):
+        def project_to_heads(key, size, num_heads, init):
             axes = ("embed", "heads", "kv")
             return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
-        self.query = project_to_heads(query_key, heads, query_init or init)
-        self.key = project_to_heads(key_key, kv_heads or heads, init)
-        self.value = project_to_heads(value_key, kv_heads or heads, init)
+        self.query = project_to_heads(query_key, size, heads, query_init or init)
+        self.key = project_to_heads(key_key, size, kv_heads or heads, init)
+        self.value = project_to_heads(value_key, value_size or size, kv_heads or heads, init)
         self.out = Projection(
             (heads, head_dim),
-            (size,),
+            (out_size or size,),
             axes=("heads", "kv", "embed"),
             key=out_key,
             init=out_init or init,
@@ -84,18 +88,23 @@ class MultiHeadAttention(nnx.Module):
         self.scale, self.rotary, self.dropout = scale, rotary, dropout
 
     def keys_values(
-        self, x: Float[Array, "batch length embed"], positions: Int[Array, "batch length"] | None = None
+        self,
+        x: Float[Array, "batch length embed"],
+        positions: Int[Array, "batch length"] | None = None,
+        *,
+        value_source: Float[Array, "batch length value_embed"] | None = None,
     ) -> KeysValues:
         """Projects `x` to keys and values.
 
         Args:
           x: activations that queries attend to.
           positions: positions for the rotation of the keys; None for 0, 1, 2 … along each row.
+          value_source: activations that the values are computed from; None for `x`.
 
         Returns:
           Keys and values.
         """
-        key, value = self._apply_rope(self.key(x), positions), self.value(x)
+        key, value = self._apply_rope(self.key(x), positions), self.value(x if value_source is None else value_source)
         return shard_activation(key, "heads", "kv"), shard_activation(value, "heads", "kv")
 
     def make_cache(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
@@ -109,18 +118,20 @@ class MultiHeadAttention(nnx.Module):
         *,
         mask: Mask,
         source: Float[Array, "batch kv_len embed"] | None = None,
+        value_source: Float[Array, "batch q_len value_embed"] | None = None,
         keys_values: KeysValues | None = None,
         bias: Float[Array, "rows heads q_len kv_len"] | None = None,
         positions: Int[Array, "batch q_len"] | None = None,
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
-    ) -> tuple[Float[Array, "batch q_len embed"], dict[str, Array]]:
+    ) -> tuple[Float[Array, "batch q_len out_embed"], dict[str, Array]]:
         """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
 
         Args:
           x: activations that the queries are computed from.
           mask: the keys that each query may attend to.
           source: activations that the keys and values are computed from.
+          value_source: activations that the values of self-attention are computed from; None for `x`.
           keys_values: precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
             whose length is then 1, a row of them serves n neighboring rows of `x`, as n queries.
           bias: added to the scores; `rows` is `batch` or 1.
@@ -133,7 +144,10 @@ class MultiHeadAttention(nnx.Module):
         """
         query = shard_activation(self._apply_rope(self.query(x), positions), "heads", "kv")
         if keys_values is None:
-            keys_values = self.keys_values(x, positions) if source is None else self.keys_values(source)
+            if source is None:
+                keys_values = self.keys_values(x, positions, value_source=value_source)
+            else:
+                keys_values = self.keys_values(source)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)

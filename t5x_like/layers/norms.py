@@ -1,4 +1,4 @@
-"""Normalization over the last dimension: RMSNorm and LayerNorm."""
+"""Normalization over the last dimension: RMSNorm and LayerNorm; and NoNorm, which replaces it by an affine map."""
 
 import functools
 
@@ -48,6 +48,26 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
         """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
         return _layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
+
+
+class NoNorm(nnx.Module):
+    """Applies a learned scale and bias without normalizing (Sun et al. 2020, arXiv:2004.02984, equation 6).
+
+    Args:
+      size: size of the last dimension.
+
+    Attributes:
+      scale: float32 `[embed]`, initially 1.
+      bias: float32 `[embed]`, initially 0.
+    """
+
+    def __init__(self, size: int):
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("embed",))
+        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=("embed",))
+
+    def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+        """Computes `scale * x + bias` in float32 and returns the result in the dtype of `x`."""
+        return (x.astype(jnp.float32) * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
 # The backward passes save only the input. The intermediate values are as large as the input and cheap to recompute.

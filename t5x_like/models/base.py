@@ -196,3 +196,8 @@ class BaseConfig:
     def compute_dtype(self) -> str:
         """Dtype of activations."""
         return self.dtype or "float32"
+
+    @property
+    def untied_dim(self) -> int:
+        """Number of last features of a hidden state that token embeddings lack. The masked-LM head unembeds them."""
+        return 0

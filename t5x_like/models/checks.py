@@ -72,6 +72,16 @@ def divides(config: object, divisor: str, dividend: str) -> None:
         raise UserError(f"{_field(config, divisor)}: must divide {dividend}={getattr(config, dividend)}")
 
 
+def at_most(config: object, name: str, limit: str) -> None:
+    """Checks that the field `name` is not larger than the field `limit`.
+
+    Raises:
+      UserError: the field is larger.
+    """
+    if getattr(config, name) > getattr(config, limit):
+        raise UserError(f"{_field(config, name)}: must be at most {limit}={getattr(config, limit)}")
+
+
 def activations(config: object) -> None:
     """Checks the names of activations, and converts the list that gin passes to a tuple.
 

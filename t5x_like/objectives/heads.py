@@ -4,6 +4,7 @@ An objective gets a form as its `head`. The form determines the features that th
 module. The forms and their names in transformers:
 
 * `PooledFirstToken`: `BertForSequenceClassification`;
+* `FirstToken`: `MobileBertForSequenceClassification` without `classifier_activation`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
 * `ReluFirstToken`: `DistilBertForSequenceClassification`;
 * `LastToken`: `GPT2ForSequenceClassification`, `LlamaForSequenceClassification` and other decoders;
@@ -115,6 +116,21 @@ class PooledFirstToken(_Form):
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
         """Creates the head; see `HeadForm.make`."""
         return PooledHead(config, outputs, rate=self.rate(config), init=initializers.BERT, key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the first token; see `HeadForm.read`."""
+        return hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstToken(_Form):
+    """The head of the released MobileBERT (Sun et al. 2020): dropout and a classifier of the first token, no pooler."""
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
+        """Creates the head; see `HeadForm.make`."""
+        return LinearHead(config, outputs, rate=self.rate(config), init=initializers.BERT, bias=True, key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""

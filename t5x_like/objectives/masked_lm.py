@@ -12,10 +12,11 @@ from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
 from t5x_like.kernels.cross_entropy import CrossEntropy, position_loss
-from t5x_like.layers import initializers
+from t5x_like.layers import embeddings, initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
+from t5x_like.models.base import Model
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Params, Terms
 from t5x_like.objectives.component import Component
@@ -34,11 +35,16 @@ class MaskedLMConfig(HeadConfig, Protocol):
       vocab_size: number of rows of the embedding table.
       norm_epsilon: epsilon of the norm.
       activations: activations of the feed-forward blocks; the head uses the first.
+      untied_dim: number of the last features of a hidden state that token embeddings lack.
     """
 
     vocab_size: int
     norm_epsilon: float
     activations: Sequence[str]
+
+    @property
+    def untied_dim(self) -> int:
+        """Number of features that the head unembeds."""
 
 
 class MaskedLMHead(nnx.Module):
@@ -52,6 +58,7 @@ class MaskedLMHead(nnx.Module):
       dense: projection with kernel `[embed, embed]` and bias.
       norm: layer norm after the activation.
       bias: float32 `[vocab]`, initially 0, added to the logits.
+      untied: float32 `[untied_dim, vocab]`, kernel of the features that token embeddings lack; only if there are such.
     """
 
     def __init__(self, config: MaskedLMConfig, *, key: jax.Array):
@@ -66,11 +73,28 @@ class MaskedLMHead(nnx.Module):
         )
         self.norm = LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
-        self.activation = config.activations[0]
+        if config.untied_dim:
+            shape = (config.untied_dim, config.vocab_size)
+            self.untied = nnx.Param(initializers.BERT(jax.random.fold_in(key, 1), shape, 1), axes=("embed", "vocab"))
+        self.activation, self.untied_dim = config.activations[0], config.untied_dim
 
     def __call__(self, hidden: Float[Array, "batch predictions embed"]) -> Float[Array, "batch predictions embed"]:
         """Returns the vectors that are multiplied with the token embeddings."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
+
+    def logits(
+        self, model: Model, transformed: Float[Array, "batch predictions embed"]
+    ) -> Float[Array, "batch predictions vocab"]:
+        """Returns logits in float32.
+
+        Args:
+          model: the model with the token embeddings.
+          transformed: result of a call.
+        """
+        logits = model.unembed(transformed) + self.bias[...]
+        if self.untied_dim:
+            logits += embeddings.logits(transformed[..., -self.untied_dim :], self.untied[...])
+        return logits
 
 
 def gather_positions(
@@ -142,7 +166,7 @@ class MaskedLM(Component):
         model, head = params["model"], params["objective"][NAME]
 
         def logits(transformed):
-            return model.unembed(transformed) + head.bias[...]
+            return head.logits(model, transformed)
 
         weights = self.prediction_weights(batch)
         transformed = head(gather_positions(outputs.hidden, batch["masked_positions"]))

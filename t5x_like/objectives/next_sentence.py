@@ -31,26 +31,30 @@ class NextSentenceHead(nnx.Module):
     Args:
       config: configuration of the model.
       key: random key for the initial values.
+      pooler: whether there is a pooler; without it, the classifier reads the hidden state.
 
     Attributes:
-      pooler: projection with kernel `[embed, embed]` and bias.
+      pooler: projection with kernel `[embed, embed]` and bias; only if there is one.
       classifier: projection with kernel `[embed, 2]` and bias, computed in float32.
     """
 
-    def __init__(self, config: HeadConfig, *, key: jax.Array):
+    def __init__(self, config: HeadConfig, *, key: jax.Array, pooler: bool = True):
         pooler_key, classifier_key = jax.random.split(key)
         size, init = (config.embed_dim,), initializers.BERT
-        self.pooler = Projection(
-            size, size, axes=("embed", "mlp"), key=pooler_key, init=init, bias=True, dtype=config.compute_dtype
-        )
+        if pooler:
+            self.pooler = Projection(
+                size, size, axes=("embed", "mlp"), key=pooler_key, init=init, bias=True, dtype=config.compute_dtype
+            )
         # Logits are float32 in every objective.
         self.classifier = Projection(
             size, (CLASSES,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
         )
+        self.has_pooler = pooler
 
     def __call__(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch 1 classes"]:
         """Returns the logits of each row in float32."""
-        return self.classifier(jnp.tanh(self.pooler(hidden[:, :1])))
+        first = hidden[:, :1]
+        return self.classifier(jnp.tanh(self.pooler(first)) if self.has_pooler else first)
 
 
 @recorded
@@ -60,6 +64,9 @@ class NextSentence(Component):
     The prediction reads the hidden state of the first token. The only term is `next_sentence`: the cross-entropy of
     `next_sentence_label`. A row has weight 1, or 0 if it is padding. The metrics are `next_sentence_loss` in nats per
     row and `next_sentence_accuracy`.
+
+    Args:
+      pooler: Whether the head has BERT's pooler. The released MobileBERT has none.
     """
 
     features = dataclasses.replace(
@@ -69,9 +76,12 @@ class NextSentence(Component):
     )
     coefficients = {NAME: 1.0}
 
+    def __init__(self, *, pooler: bool = True):
+        self.pooler = pooler
+
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, NextSentenceHead]:
         """Initializes the head `next_sentence`; see `Objective.init`."""
-        return {NAME: NextSentenceHead(model.config, key=key)}
+        return {NAME: NextSentenceHead(model.config, key=key, pooler=self.pooler)}
 
     def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
         """Returns 1 for rows that are not padding; see `Component.prediction_weights`."""

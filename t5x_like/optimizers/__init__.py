@@ -6,6 +6,7 @@ from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, global_norm
 from t5x_like.optimizers.finetuning import GradualUnfreezing, LayerDecay, finetuning_groups
 from t5x_like.optimizers.from_optax import from_optax, hidden_matrices, matrices
 from t5x_like.optimizers.groups import ParameterGroup, merge, split
+from t5x_like.optimizers.progressive import ProgressiveLayers
 
 __all__ = [
     "AdafactorState",
@@ -13,6 +14,7 @@ __all__ = [
     "LayerDecay",
     "Optimizer",
     "ParameterGroup",
+    "ProgressiveLayers",
     "adafactor",
     "adamw",
     "clip_by_global_norm",

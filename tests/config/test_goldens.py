@@ -111,6 +111,7 @@ RUNS = {
     ),
     "bert": ("train", ["models/bert/base.gin", "runs/bert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
+    "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),
     "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),

@@ -21,7 +21,9 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
 # Objectives whose heads transformers stores with the model.
-OBJECTIVES = {"bert": Joint([MaskedLM(), NextSentence()]), "roberta": MaskedLM(), "distilbert": MaskedLM()}
+_BERT = Joint([MaskedLM(), NextSentence()])
+OBJECTIVES = {"bert": _BERT, "mobilebert": _BERT, "mobilebert_tiny": _BERT}
+OBJECTIVES |= {"roberta": MaskedLM(), "distilbert": MaskedLM()}
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 # Sizes that transformers requires for these families.
 REQUIRED = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
@@ -185,8 +187,7 @@ def test_special_tokens_round_trip(name, directory, special, generation, tmp_pat
 def test_special_tokens_default_to_the_family(name, directory, tmp_path):
     default = ids(directory)
     expected = {
-        "bert": {"pad_token_id": 0},
-        "distilbert": {"pad_token_id": 0},
+        **dict.fromkeys(("bert", "distilbert", "mobilebert", "mobilebert_tiny"), {"pad_token_id": 0}),
         "roberta": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
         "t5_1_0": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
         "t5_1_1": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
@@ -324,7 +325,8 @@ def test_other_architecture_raises_and_free_fields_may_differ(name, directory):
     with pytest.raises(UserError, match="architecture differs .* embed_dim=12 instead of 24"):
         interop.read(str(directory), dataclasses.replace(config, embed_dim=24))
     free = scanned(config, vocab_size=99, dropout_rate=0.5, dtype="bfloat16", remat="full")
-    assert interop.read(str(directory), free)["model/token_embedder/embedding"].shape == (40, 12)
+    size = getattr(config, "embedding_dim", config.embed_dim)
+    assert interop.read(str(directory), free)["model/token_embedder/embedding"].shape == (40, size)
 
 
 # Values to put into every key of config.json; most must raise.

@@ -1,6 +1,7 @@
 """The shipped model files have the published number of parameters, which their headers state."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import gin
@@ -9,6 +10,7 @@ import pytest
 from families import PARAMETERS
 from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
+from family_cases.mobilebert import MOBILEBERT
 
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
@@ -82,6 +84,23 @@ def test_compact_models_have_published_parameter_counts(load, layers):
         pooler = heads(NextSentence(), model)["next_sentence"].pooler
         assert parameters.count(model) + parameters.count(pooler) == expected
         assert model.config.num_heads == embed_dim // 64
+
+
+@pytest.mark.parametrize("name", sorted(MOBILEBERT))
+def test_mobilebert_file_has_expected_parameter_counts(load, name):
+    model = abstract(load(name))
+    objectives = (MaskedLM(), NextSentence(pooler=False))
+    with_heads = parameters.count(model) + sum(parameters.count(heads(each, model)) for each in objectives)
+    assert (parameters.count(model), with_heads) == MOBILEBERT[name]
+    assert "{:,} parameters; {:,} with both heads.".format(*MOBILEBERT[name]) in header(name)
+
+
+def test_mobilebert_kernels_have_published_sizes(load):
+    """The paper's 15.1 and 293 million parameters count the kernels and the token embeddings alone."""
+    others = re.compile(r"norm|bias|position_embedder|token_type_embedder")
+    for name, expected in {"paper": 24_943_872, "tiny": 15_113_472, "ib_bert": 293_510_400}.items():
+        leaves = parameters.named_leaves(abstract(load(f"mobilebert/{name}")))
+        assert parameters.count({key: leaf for key, leaf in leaves.items() if not others.search(key)}) == expected
 
 
 def test_variants_have_published_hyperparameters(load):

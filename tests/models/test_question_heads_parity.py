@@ -37,6 +37,13 @@ _ENCODER = _SIZES | dict(
 )
 _ROBERTA = _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}
 _DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
+_MOBILEBERT = _ENCODER | dict(
+    embedding_size=7,
+    intra_bottleneck_size=12,
+    num_feedforward_networks=2,
+    normalization_type="layer_norm",
+    layer_norm_eps=1e-5,
+)
 _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_embeddings=20) | {
     f"{stack}_{name}": value
     for stack in ("encoder", "decoder")
@@ -57,13 +64,22 @@ CASES = {
     "BertForMultipleChoice": _ENCODER | {"type_vocab_size": 2, "classifier_dropout": 0.3},
     "RobertaForMultipleChoice": _ROBERTA,
     "DistilBertForMultipleChoice": _DISTILBERT,
+    "MobileBertForQuestionAnswering": _MOBILEBERT,
+    "MobileBertForMultipleChoice": _MOBILEBERT | {"classifier_activation": True, "classifier_dropout": 0.2},
     "OpenAIGPTDoubleHeadsModel": _SIZES | _GPT | {"summary_first_dropout": 0.2},
     "GPT2DoubleHeadsModel": _SIZES | _GPT,
 }
 # The bias of a classifier adds a constant to all logits of a softmax: its gradient is 0 up to rounding.
 CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|summary)\.bias"
 # So does the bias of the last norm of a model in span extraction, whose logits are linear in it.
-LAST_NORM_BIAS = r"ln_f\.bias|layer\.1\.output(\.LayerN|_layer_n)orm\.bias|decoder\.layers\.0\.final_layer_norm\.bias"
+_LAST_NORMS = (
+    r"ln_f",
+    r"(?<!mobilebert\.encoder\.)layer\.1\.output\.LayerNorm",
+    r"layer\.1\.output\.bottleneck\.LayerNorm",
+    r"layer\.1\.output_layer_norm",
+    r"decoder\.layers\.0\.final_layer_norm",
+)
+LAST_NORM_BIAS = rf"({'|'.join(_LAST_NORMS)})\.bias"
 
 
 @dataclasses.dataclass
@@ -141,6 +157,8 @@ def example(request, tmp_path_factory):
     with torch.no_grad():
         for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
+        if reference.config.model_type == "mobilebert":  # trigrams of padded rows include it
+            reference.get_input_embeddings().weight[reference.config.pad_token_id] = 0
     reference.save_pretrained(directory, safe_serialization=True)
     objective = make_objective(interop.task_head(directory))
     config, model = interop.from_huggingface(directory)

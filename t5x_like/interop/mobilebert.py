@@ -1,0 +1,260 @@
+"""Maps MobileBERT, with the heads of pretraining and of classification, to transformers.
+
+transformers has the released model and MobileBERT-TINY, with NoNorm or LayerNorm. It does not run layers whose queries
+and keys are computed from the hidden states (`attention_input='hidden'`): table 1 of the paper, and IB-BERT. The pooler
+belongs to the head that reads it; `classifier_activation` of config.json says whether there is one.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fields, nonorm_folding, special_token_fields
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.models.mobilebert import MobileBertConfig
+from t5x_like.objectives import heads
+
+_NAMES = {
+    # field of the configuration: key of config.json
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "embedding_dim": "embedding_size",
+    "bottleneck_dim": "intra_bottleneck_size",
+    "mlp_dim": "intermediate_size",
+    "num_mlps": "num_feedforward_networks",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "max_length": "max_position_embeddings",
+    "num_token_types": "type_vocab_size",
+    "dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "norm_epsilon": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+}
+# Defaults of transformers for missing keys.
+_DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 512,
+    "embedding_size": 128,
+    "intra_bottleneck_size": 128,
+    "intermediate_size": 512,
+    "num_feedforward_networks": 4,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 24,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.1,
+    "layer_norm_eps": 1e-12,
+    "initializer_range": 0.02,
+    "hidden_act": "relu",
+    "normalization_type": "no_norm",
+    "pad_token_id": 0,
+    "use_bottleneck_attention": False,
+    "key_query_shared_bottleneck": True,
+}
+# Keys with one supported value.
+_FIXED = {"trigram_input": True, "use_bottleneck": True, "tie_word_embeddings": True}
+# Key of config.json that says whether heads of the first token have a pooler; by default they have.
+_POOLER_KEY = "classifier_activation"
+_NORMS = {"no_norm": "no_norm", "layer_norm": "layer_norm"}
+# Activation in transformers -> activation here. The first name of each activation is written.
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# Input of the attention -> keys of config.json.
+_ATTENTION_INPUTS = {
+    "shared_bottleneck": {"use_bottleneck_attention": False, "key_query_shared_bottleneck": True},
+    "bottleneck": {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False},
+}
+_UNSUPPORTED_INPUT = "not supported by transformers' MobileBERT, whose queries and keys are computed from a bottleneck"
+
+MASKED_LM, NEXT_SENTENCE = f"{OBJECTIVE}masked_lm", f"{OBJECTIVE}next_sentence"
+_POOLER = f"{NEXT_SENTENCE}/pooler/"
+# Heads -> class of transformers.
+_ARCHITECTURES = {
+    (): "MobileBertModel",
+    (MASKED_LM,): "MobileBertForMaskedLM",
+    (NEXT_SENTENCE,): "MobileBertForNextSentencePrediction",
+    (MASKED_LM, NEXT_SENTENCE): "MobileBertForPreTraining",
+}
+
+
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
+
+    Raises:
+      UserError: a value has the wrong type, or is not supported.
+    """
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    fields.check_fixed(hf_config, _FIXED)
+    if fields.boolean(hf_config, "use_bottleneck_attention"):
+        attention_input = "bottleneck"
+    elif fields.boolean(hf_config, "key_query_shared_bottleneck"):
+        attention_input = "shared_bottleneck"
+    else:
+        raise UserError(f"use_bottleneck_attention and key_query_shared_bottleneck are false: {_UNSUPPORTED_INPUT}")
+    return MobileBertConfig(
+        head_dim=fields.head_dim(hf_config, "intra_bottleneck_size", "num_attention_heads"),
+        padding_id=hf_config["pad_token_id"],
+        attention_input=attention_input,
+        normalization=fields.choice(hf_config, "normalization_type", _NORMS),
+        activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS),),
+        **fields.values(hf_config, _NAMES, MobileBertConfig),
+    )
+
+
+def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
+
+    Args:
+      config: configuration of the model.
+      heads: stored names of the parameters of the heads.
+
+    Raises:
+      UserError: transformers does not support the model or these heads.
+    """
+    names = {(activation,): hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
+    if config.activations not in names:
+        raise UserError(f"activations={config.activations}: not supported by transformers' MobileBERT")
+    if config.attention_input not in _ATTENTION_INPUTS:
+        raise UserError(f"attention_input={config.attention_input!r}: {_UNSUPPORTED_INPUT}")
+    if config.num_heads * config.head_dim != config.bottleneck_dim:
+        raise UserError(
+            f"head_dim={config.head_dim}: not supported by transformers' MobileBERT, which requires bottleneck_dim / "
+            f"num_heads = {config.bottleneck_dim} / {config.num_heads}"
+        )
+    heads = set(heads)
+    return {
+        "architectures": [_architecture(heads)],
+        "model_type": "mobilebert",
+        "hidden_act": names[config.activations],
+        "normalization_type": config.normalization,
+        _POOLER_KEY: any(name.startswith(_POOLER) for name in heads),
+        "torch_dtype": "float32",
+        **_FIXED,
+        **_ATTENTION_INPUTS[config.attention_input],
+        **_special_tokens(config),
+        **{key: getattr(config, field) for field, key in _NAMES.items()},
+    }
+
+
+def _special_tokens(config: MobileBertConfig) -> dict[str, Any]:
+    """Returns the ids for config.json. The padding id is `padding_id`."""
+    tokens = special_token_fields.to_json(config.special_tokens, {"pad_token_id": config.padding_id})
+    pad_token_id = tokens.get("pad_token_id")
+    if config.padding_id != (_DEFAULTS["pad_token_id"] if pad_token_id is None else pad_token_id):
+        tokens["pad_token_id"] = config.padding_id
+    return tokens
+
+
+def _architecture(heads: set[str]) -> str:
+    """Returns the class of transformers with these heads. A pooler does not count as a head.
+
+    Raises:
+      UserError: transformers does not have such a class.
+    """
+    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads if not name.startswith(_POOLER)}))
+    if present not in _ARCHITECTURES:
+        raise UserError(f"{', '.join(sorted(heads))}: no mobilebert class of transformers has just these heads")
+    return _ARCHITECTURES[present]
+
+
+def table(config: MobileBertConfig) -> list[TensorMapping]:
+    """Returns the mapping of every tensor of the model and of the heads."""
+    embeddings, hf_layer, layer = "mobilebert.embeddings", "mobilebert.encoder.layer.{i}", "model/encoder/layers"
+    mlps: list[TensorMapping] = []
+    for index in range(config.num_mlps):
+        # In transformers, the last feed-forward block and its norm are not in the list `ffn`.
+        name, last = f"{layer}/mlp_{index}" if index else f"{layer}/mlp", index == config.num_mlps - 1
+        hf_mlp = hf_layer if last else f"{hf_layer}.ffn.{index}"
+        mlps += dense(f"{name}/wi", f"{hf_mlp}.intermediate.dense") + dense(f"{name}/wo", f"{hf_mlp}.output.dense")
+        mlps += norm(f"{name}_norm", f"{hf_mlp}.output.LayerNorm")
+    shared: list[TensorMapping] = []
+    if config.attention_input == "shared_bottleneck":
+        shared = _normed(f"{layer}/attention_bottleneck", f"{hf_layer}.bottleneck.attention")
+    return [
+        TensorMapping("model/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
+        *dense("model/embedding_projection", f"{embeddings}.embedding_transformation"),
+        TensorMapping("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
+        TensorMapping("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
+        *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
+        *_normed(f"{layer}/bottleneck", f"{hf_layer}.bottleneck.input"),
+        *shared,
+        *dense(f"{layer}/attention/query", f"{hf_layer}.attention.self.query"),
+        *dense(f"{layer}/attention/key", f"{hf_layer}.attention.self.key"),
+        *dense(f"{layer}/attention/value", f"{hf_layer}.attention.self.value"),
+        *dense(f"{layer}/attention/out", f"{hf_layer}.attention.output.dense", input_dims=2),
+        *norm(f"{layer}/attention_norm", f"{hf_layer}.attention.output.LayerNorm"),
+        *mlps,
+        *_normed(f"{layer}/expansion", f"{hf_layer}.output.bottleneck"),
+        *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
+        *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
+        TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),
+        *([TensorMapping(f"{MASKED_LM}/untied", "cls.predictions.dense.weight")] if config.untied_dim else []),
+        *dense(f"{NEXT_SENTENCE}/pooler", "mobilebert.pooler.dense"),
+        *dense(f"{NEXT_SENTENCE}/classifier", "cls.seq_relationship"),
+    ]
+
+
+def _normed(name: str, hf_name: str) -> list[TensorMapping]:
+    """Maps a projection and its norm."""
+    return dense(name, f"{hf_name}.dense") + norm(f"{name}_norm", f"{hf_name}.LayerNorm")
+
+
+def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
+    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    classes = [
+        HeadClass(
+            "MobileBertForTokenClassification",
+            TOKENS,
+            tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")),
+            _form(heads.EachToken),
+        ),
+        question_answering("MobileBertForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
+    ]
+    for name, head, has_labels in (
+        ("MobileBertForSequenceClassification", SEQUENCE, True),
+        ("MobileBertForMultipleChoice", CHOICES, False),
+    ):
+        pooler = dense(f"{OBJECTIVE}{head}/pooler", "mobilebert.pooler.dense")
+        classifier = dense(f"{OBJECTIVE}{head}/classifier", "classifier")
+        for parts, form, pooled in (
+            ([*pooler, *classifier], heads.PooledFirstToken, True),
+            (classifier, heads.FirstToken, False),
+        ):
+            settings = {_POOLER_KEY: pooled}
+            classes.append(HeadClass(name, head, tuple(parts), _form(form), has_labels=has_labels, settings=settings))
+    return tuple(classes)
+
+
+def _form(form: Callable[..., heads.HeadForm]) -> Callable[[Mapping[str, Any]], heads.HeadForm]:
+    return lambda hf_config: form(dropout_rate=dropout_rate(hf_config, None))
+
+
+FAMILY = Family(
+    model_types=("mobilebert",),
+    config_class=MobileBertConfig,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
+    table=table,
+    head_classes=head_classes,
+    prefix="mobilebert.",
+    # Poolers of classes that do not use them, and the shared bottleneck of layers that do not use it.
+    ignored=re.compile(
+        r"mobilebert\.(embeddings\.position_ids|pooler\.dense\.(weight|bias)"
+        r"|encoder\.layer\.\d+\.bottleneck\.attention\.(dense|LayerNorm)\.(weight|bias))"
+    ),
+    tied=lambda config: {
+        "cls.predictions.decoder.weight": "mobilebert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    fold_norms=nonorm_folding.fold,
+)

@@ -1,0 +1,102 @@
+"""A transformer layer whose blocks work at another size than the hidden states (MobileBERT and its teacher)."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import jax
+from flax import nnx
+from jaxtyping import Array
+
+from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.blocks import Hidden, Inputs
+from t5x_like.layers.captures import Captures
+from t5x_like.layers.mlp import MLP
+from t5x_like.layers.projections import Projection, shard_activation
+
+# What queries, keys and values are computed from. `shared_bottleneck`: queries and keys from a second projection to the
+# inner size, which they share, and values from the hidden states; `bottleneck`: all from the input of the inner blocks;
+# `hidden`: all from the hidden states.
+AttentionInput = Literal["shared_bottleneck", "bottleneck", "hidden"]
+ATTENTION_INPUTS: tuple[str, ...] = get_args(AttentionInput)
+
+
+class BottleneckLayer(nnx.Module):
+    """Attention and several feed-forward blocks between two projections (Sun et al. 2020, figure 1 (c)).
+
+    The hidden states are projected to the inner size and normalized. Attention and the feed-forward blocks compute
+    norm(x + block(x)) at this size. The result is projected back to the size of the hidden states, added to them and
+    normalized. The names of the feed-forward blocks are `mlp`, `mlp_1`, `mlp_2` …; the norm of `NAME` is `NAME_norm`.
+
+    Args:
+      bottleneck: projection from the hidden states to the inner size.
+      attention: self-attention with an output of the inner size.
+      mlps: feed-forward blocks of the inner size, in order.
+      expansion: projection from the inner size to that of the hidden states.
+      make_norm: returns a norm of a given size.
+      sizes: inner size, and size of the hidden states.
+      attention_input: what queries, keys and values are computed from.
+      attention_bottleneck: the projection that queries and keys share; needed for `shared_bottleneck`.
+      dropout: dropout of the result before the sum with the hidden states.
+    """
+
+    def __init__(
+        self,
+        bottleneck: Projection,
+        attention: MultiHeadAttention,
+        mlps: Sequence[MLP],
+        expansion: Projection,
+        make_norm: Callable[[int], nnx.Module],
+        *,
+        sizes: tuple[int, int],
+        attention_input: AttentionInput,
+        attention_bottleneck: Projection | None = None,
+        dropout: Dropout,
+    ):
+        inner_size, size = sizes
+        self.mlps = ("mlp", *(f"mlp_{index}" for index in range(1, len(mlps))))
+        blocks = {"bottleneck": bottleneck, "attention": attention, **dict(zip(self.mlps, mlps, strict=True))}
+        if attention_bottleneck is not None:
+            blocks["attention_bottleneck"] = attention_bottleneck
+        for name, block in blocks.items():
+            setattr(self, name, block)
+            setattr(self, f"{name}_norm", make_norm(inner_size))
+        self.expansion, self.expansion_norm = expansion, make_norm(size)
+        self.attention_input, self.dropout = attention_input, dropout
+
+    @property
+    def capturable(self) -> tuple[str, ...]:
+        """Names that can be captured: `hidden` for the layer's output, and `attention/NAME`."""
+        return ("hidden", *(f"attention/{name}" for name in self.attention.CAPTURABLE))
+
+    def __call__(
+        self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Applies the layer; see `blocks.TransformerLayer`.
+
+        Args:
+          x: hidden states.
+          inputs: block name -> keyword arguments of the block, for `attention`.
+          dropout_key: random key for dropout; None disables dropout.
+          captures: what to capture.
+
+        Returns:
+          The output, of the size of `x`, and the captured arrays by name.
+        """
+        attention_key, key = split_key(dropout_key, 2)
+        inner = self.bottleneck_norm(self.bottleneck(x))
+        queries, values = self._attention_inputs(x, inner)
+        options = {"dropout_key": attention_key, "capture": captures.within("attention")}
+        update, captured = self.attention(queries, value_source=values, **options, **inputs.get("attention", {}))
+        inner = self.attention_norm(inner + update)
+        for name in self.mlps:
+            update, _ = getattr(self, name)(inner)
+            inner = getattr(self, f"{name}_norm")(inner + update)
+        x = shard_activation(self.expansion_norm(x + self.dropout(self.expansion(inner), key)), "embed")
+        return x, captures.collect(hidden=x, attention=captured)
+
+    def _attention_inputs(self, x: Hidden, inner: Hidden) -> tuple[Hidden, Hidden]:
+        """Returns what queries and keys are computed from, and what values are computed from."""
+        if self.attention_input == "shared_bottleneck":
+            return self.attention_bottleneck_norm(self.attention_bottleneck(x)), x
+        return (inner, inner) if self.attention_input == "bottleneck" else (x, x)
