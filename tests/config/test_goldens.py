@@ -112,6 +112,11 @@ RUNS = {
     "bert": ("train", ["models/bert/base.gin", "runs/bert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),
+    "mobilebert_progressive": (
+        "train",
+        ["models/mobilebert/base.gin", "students/mobilebert_progressive.gin"],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/ib_bert")],
+    ),
     "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),
