@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 from absl import logging
 
 from t5x_like import config
@@ -15,9 +16,9 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training import loop, run, run_directory
+from t5x_like.training import loop, run, run_directory, step
 from t5x_like.training import teachers as teacher_files
-from t5x_like.training.program import make_program
+from t5x_like.training.program import Program, make_program
 from t5x_like.training.run import TrainResult
 
 
@@ -68,6 +69,7 @@ def distill(
         save=arguments["save_period"],
     )
     program = make_program(**config.filter_kwargs(make_program, arguments))
+    _check_losses_of_stored_logits(program, arguments["objective"])
     arguments["data"].check(arguments["objective"].features)
 
     # ---- Run: data, state, teachers, reports, and the loop from the first batch to the last checkpoint --------------
@@ -120,6 +122,19 @@ def combine(
     )
     objective.check(student["model"])
     return {**student, "objective": objective, "evaluated": own, "teachers": loaded}
+
+
+def _check_losses_of_stored_logits(program: Program, objective: Distillation) -> None:
+    """Traces the losses, so that one that reads more than the stored logits is refused before a device is used."""
+    if not objective.cached:
+        return
+    state, frozen = program.shapes
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, program.batch_dtypes[name]) for name, shape in program.batch_shapes.items()
+    }
+    program.partitioner.eval_shape(
+        lambda params, frozen, batch: objective.terms(step.assemble(params, frozen), batch), state.params, frozen, batch
+    )
 
 
 def run_arguments(

@@ -1,0 +1,70 @@
+"""Distillation from stored logits: equal to a teacher in the training step, and what it refuses."""
+
+import functools
+
+import copying_run
+import pytest
+from logits_cases import CASES, write_cache
+
+from t5x_like.cache_logits import cache_logits
+from t5x_like.data.cached import CachedSource
+from t5x_like.distill import distill
+from t5x_like.distillation.losses.hidden import HiddenCosine
+from t5x_like.distillation.losses.logits import ForwardKL
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.metrics import read_metrics
+from t5x_like.train import train
+
+pytestmark = pytest.mark.notf
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Returns the directories of a teacher, of a cache, and of all logits of the teacher in float32."""
+    teacher, cache = tmp_path_factory.mktemp("teacher"), tmp_path_factory.mktemp("cache")
+    copying_run.run(teacher, total_steps=1, eval_period=None)
+    write_cache(cache / "train", CASES["sequence_to_sequence"], ids=32, vocabulary="digest")
+    cache_logits(
+        cache_dir=str(cache), teacher=Teacher(str(teacher)), k=None, dtype="float32", temperature=2.0, batch_size=8
+    )
+    return str(teacher), str(cache), f"{cache}/teacher_logits"
+
+
+def run(model_dir, teacher, cache, *, losses=None, **changes):
+    given = {"total_steps": 3, "eval_period": None, "data": CachedSource(cache_dir=cache, batch_size=8), "seed": 1}
+    student = functools.partial(train, **copying_run.arguments(model_dir, **given | changes))
+    return distill(student=student, teachers={"t": teacher}, losses=losses or {"kl": ForwardKL(temperature=2.0)})
+
+
+def test_stored_logits_equal_the_teacher_in_the_step(stored, tmp_path):
+    teacher, cache, logits = stored
+    run(tmp_path / "online", Teacher(teacher), cache)
+    run(tmp_path / "stored", Teacher(teacher, logits=logits), cache, microbatches=2)
+    online, without = (
+        [(row["loss"], row["kl"]) for row in read_metrics(str(tmp_path / name))] for name in ("online", "stored")
+    )
+    assert len(online) == 3 and online[0][1] > 1e-3
+    for one, other in zip(online, without, strict=True):
+        assert other == pytest.approx(one, rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (HiddenCosine(), "HiddenCosine reads hidden states or attention of t, whose logits are cached"),
+        (ForwardKL(prediction="masked_lm"), "does not predict it"),
+    ],
+)
+def test_other_losses_are_refused_before_writing(stored, tmp_path, loss, message):
+    teacher, cache, logits = stored
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "run", Teacher(teacher, logits=logits), cache, losses={"loss": loss})
+    assert not (tmp_path / "run").exists()
+
+
+def test_checkpoint_of_the_teacher_that_did_not_compute_the_logits_is_refused(stored, tmp_path):
+    _, cache, logits = stored
+    copying_run.run(tmp_path / "other", total_steps=1, eval_period=None, seed=5)
+    with pytest.raises(UserError, match="were computed by .*, but the teacher 't' of this run is"):
+        run(tmp_path / "run", Teacher(str(tmp_path / "other"), logits=logits), cache)
