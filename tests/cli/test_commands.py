@@ -123,6 +123,10 @@ PARTS = (
     "runs/study/books_causal_lm_model.gin",
     "runs/study/books_masked_lm_model.gin",
     "runs/study/books_span_corruption_model.gin",
+    "runs/study/distillation_mrpc.gin",
+    "runs/study/distillation_sst2.gin",
+    "runs/study/distillation_student.gin",
+    "runs/study/distillation_tinybert.gin",
 )
 
 

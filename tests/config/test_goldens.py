@@ -123,6 +123,7 @@ RUNS = {
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
     "convert": ("convert", ["commands/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
     "ablate": ("ablate", ["commands/ablate.gin"], [("OUTPUT_DIR", "study")]),
+    "distillation_study": ("ablate", ["runs/distillation_study.gin"], [("OUTPUT_DIR", "study")]),
     "distill": (
         "distill",
         ["models/bert/mini.gin", "runs/bert.gin", "distillation/hinton.gin", "runs/distill.gin"],

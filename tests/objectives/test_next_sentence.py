@@ -49,7 +49,8 @@ def test_loss_equals_numpy():
     assert float(terms.sums["next_sentence"]) == pytest.approx(sum(expected), rel=1e-5)
     correct = sum(float(logits[row].argmax() == label) for row, label in enumerate([0, 1]))
     assert [float(x) for x in terms.metrics["next_sentence_accuracy"]] == [correct, 2.0]
-    predicted = OBJECTIVE.predictions_of(params, Outputs(hidden=states), {})
+    unlabelled = {name: x for name, x in batch([0, 1], [True, True]).items() if name != "next_sentence_label"}
+    predicted = OBJECTIVE.predictions_of(params, Outputs(hidden=states), unlabelled)
     np.testing.assert_array_equal(predicted["predictions"], logits.argmax(axis=1)[:, None])
     np.testing.assert_allclose(
         predicted["probabilities"], np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), rtol=1e-5
