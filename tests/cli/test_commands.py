@@ -5,9 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from t5x_like import cli, config
+from t5x_like import cli, config, paths
 from t5x_like.cli import execute
 from t5x_like.cli.derivations import epochs
 
@@ -94,6 +95,8 @@ def test_shown_command_resolves(words, run_directory, huggingface, modules, monk
     words = [names.sub(lambda match: f"--gin.HF_PATH={huggingface / match[1]}", word) for word in words]
     monkeypatch.syspath_prepend(modules)
     monkeypatch.setattr(epochs, "_rows", lambda settings: 1000)  # the data of the commands is not here
+    # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
+    monkeypatch.setattr(paths, "_open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
     arguments = cli.parse(words)
     uses_run = cli.COMMANDS[arguments.command].needs_run and not arguments.gin_files
     uses_run = uses_run and "HF_PATH" not in dict(arguments.bindings)
