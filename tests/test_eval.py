@@ -180,7 +180,7 @@ def test_sum_of_scores_is_the_loss_of_all_tokens(checkpoint, tmp_path):
 
 
 def test_interrupted_infer_resumes_after_finished_parts(checkpoint, tmp_path, monkeypatch):
-    from t5x_like import infer as module
+    from t5x_like.inference import windows as module
 
     monkeypatch.setattr(module, "_BATCHES_PER_WINDOW", 1)
     written = []

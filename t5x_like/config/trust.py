@@ -22,12 +22,14 @@ BUILDERS = (
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.decoding.settings.Decoding",
+    "t5x_like.distillation",
     "t5x_like.layers.rope_scaling",
     "t5x_like.models",
     "t5x_like.objectives",
     "t5x_like.optimizers",
     "t5x_like.partitioning.Partitioner",
     "t5x_like.optimizers.schedules",
+    "t5x_like.training.layer_choice",
     "t5x_like.training.quickstart_report",
     "optax",  # only pure functions that build optimizers, schedules and losses
 )

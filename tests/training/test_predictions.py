@@ -29,6 +29,8 @@ def test_prompts_of_a_decoder_end_before_its_targets():
 
 def test_rows_that_the_shards_do_not_divide_are_padded():
     class Sums:
+        features = ENCODER_DECODER
+
         def predict(self, params, batch):
             return {"scores": jnp.sum(batch["encoder_input_tokens"], axis=1) * params}
 
