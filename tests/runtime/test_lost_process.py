@@ -138,7 +138,9 @@ def test_each_evaluation_batch_sends_a_heartbeat(monkeypatch):
     heartbeats = []
     monkeypatch.setattr(distributed.Watchdog, "heartbeat", lambda watchdog, activity: heartbeats.append(activity))
     partitioner = types.SimpleNamespace(
-        jit=lambda step: lambda params, batch: {"loss": (batch, 1)}, put_batch=lambda batch: batch, feed_shard=(0, 1)
+        jit=lambda step: lambda params, batch: {"loss": (batch, 1)},
+        put_batch=lambda batch, axes: batch,
+        feed_shard=(0, 1),
     )
     data = types.SimpleNamespace(name="data", eval_batches=lambda features, number, **share: iter([1.0, 2.0, 6.0]))
     evaluate = evaluation.Evaluator(SequenceToSequence(), data, partitioner, None)
