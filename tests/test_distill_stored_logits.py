@@ -6,6 +6,8 @@ import copying_run
 import pytest
 from logits_cases import CASES, write_cache
 
+from t5x_like.bench import bench
+from t5x_like.benchmarking import matrix_products
 from t5x_like.cache_logits import cache_logits
 from t5x_like.data.cached import CachedSource
 from t5x_like.distill import distill
@@ -15,6 +17,7 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.train import train
+from t5x_like.training.program import make_program
 
 pytestmark = pytest.mark.notf
 
@@ -31,10 +34,15 @@ def stored(tmp_path_factory):
     return str(teacher), str(cache), f"{cache}/teacher_logits"
 
 
-def run(model_dir, teacher, cache, *, losses=None, **changes):
+def loop(model_dir, teacher, cache, *, losses=None, **changes):
     given = {"total_steps": 3, "eval_period": None, "data": CachedSource(cache_dir=cache, batch_size=8), "seed": 1}
     student = functools.partial(train, **copying_run.arguments(model_dir, **given | changes))
-    return distill(student=student, teachers={"t": teacher}, losses=losses or {"kl": ForwardKL(temperature=2.0)})
+    losses = losses or {"kl": ForwardKL(temperature=2.0)}
+    return functools.partial(distill, student=student, teachers={"t": teacher}, losses=losses)
+
+
+def run(model_dir, teacher, cache, **changes):
+    return loop(model_dir, teacher, cache, **changes)()
 
 
 def test_stored_logits_equal_the_teacher_in_the_step(stored, tmp_path):
@@ -47,6 +55,21 @@ def test_stored_logits_equal_the_teacher_in_the_step(stored, tmp_path):
     assert len(online) == 3 and online[0][1] > 1e-3
     for one, other in zip(online, without, strict=True):
         assert other == pytest.approx(one, rel=2e-4)
+
+
+def test_bench_reads_a_batch_with_the_stored_logits(stored, monkeypatch):
+    teacher, cache, logits = stored
+    monkeypatch.setattr(matrix_products, "_SECONDS", 0.0)
+    found = bench(
+        loop=loop("unused", Teacher(teacher, logits=logits), cache),
+        make_program=make_program,
+        steps=1,
+        warmup_steps=1,
+        measure_parts=False,
+    )
+    assert found.batches == f"the cache {cache}/train"
+    assert found.teachers["t"].endswith(f"stored logits in {logits}")
+    assert 0 < found.tokens < 8 * (6 + 6), "the rows of the cache are not full"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ _MESH = {
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
 }
 
+# Values of macros that a run requires, for commands that do not read its data and initial weights.
+_PLACEHOLDERS = {
+    "MIXTURE_OR_TASK_NAME": "any",
+    "TRAIN_STEPS": "1000000",
+    "LABELS": "('0', '1')",
+    "INITIAL_CHECKPOINT_PATH": "any",
+}
+
 _RUN = (
     _TASK
     | _MODULE
@@ -306,6 +314,29 @@ COMMANDS = {
         compiles=True,
         paths=("TEACHER_LOGITS",),
     ),
+    "bench": Command(
+        "t5x_like.bench.bench",
+        "measure the speed and the memory of a run's training step on this machine; reads no task",
+        "runs/quickstart.gin",
+        flags={
+            "steps": ("BENCH_STEPS", "number of measured steps (default: 10)"),
+            "warmup_steps": ("BENCH_WARMUP_STEPS", "number of steps before them (default: 2)"),
+            "max_seconds": ("BENCH_SECONDS", "seconds after which no further step is measured (default: 600)"),
+            "parts": ("BENCH_PARTS", "False: measure the whole step alone (default: True)"),
+            "json": ("JSON_PATH", "a file to write the result to, as JSON"),
+        },
+        settings=_BATCH
+        | _LENGTHS
+        | {
+            "MICROBATCHES": "microbatches per step",
+            "CACHE_DIR": "the cache of data/cached.gin, to read a batch from it",
+        }
+        | _MESH,
+        base_gin_file="commands/bench.gin",
+        placeholder_macros=_PLACEHOLDERS,
+        multi_process=True,
+        paths=("JSON_PATH",),
+    ),
     "plan": Command(
         "t5x_like.plan.plan",
         "compute whether a run fits a TPU slice, and its best possible speed; needs no TPU",
@@ -324,12 +355,7 @@ COMMANDS = {
         | _MESH
         | {"DCN": "mesh across slices, such as \"{'data': 2}\""},
         base_gin_file="commands/plan.gin",
-        placeholder_macros={
-            "MIXTURE_OR_TASK_NAME": "any",
-            "TRAIN_STEPS": "1000000",
-            "LABELS": "('0', '1')",
-            "INITIAL_CHECKPOINT_PATH": "any",
-        },
+        placeholder_macros=_PLACEHOLDERS,
         compiles=True,
     ),
 }

@@ -7,6 +7,16 @@ last row: `tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and if 
 
 from t5x_like.metrics.progress import Progress
 from t5x_like.metrics.rows import MetricsWriter, Scalars, read_metrics
-from t5x_like.metrics.throughput import PEAK_FLOPS, Throughput, mfu, peak_flops
+from t5x_like.metrics.throughput import PEAK_FLOPS, Throughput, mfu, peak_flops, peak_memory
 
-__all__ = ["PEAK_FLOPS", "MetricsWriter", "Progress", "Scalars", "Throughput", "mfu", "peak_flops", "read_metrics"]
+__all__ = [
+    "PEAK_FLOPS",
+    "MetricsWriter",
+    "Progress",
+    "Scalars",
+    "Throughput",
+    "mfu",
+    "peak_flops",
+    "peak_memory",
+    "read_metrics",
+]

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # Dense bfloat16 peak in FLOP/s per JAX device, by a prefix of its `device_kind`; the longest match counts. A v2, v3 or
@@ -119,7 +119,7 @@ class Throughput:
             "seconds_per_step": seconds / steps if steps else None,
             "data_wait_fraction": min(self._waited / seconds, 1.0) if steps else None,
             "mfu": self._mfu(seconds / steps) if steps else None,
-            "peak_memory_bytes": _peak_memory(self._devices),
+            "peak_memory_bytes": peak_memory(self._devices),
         }
         self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
         if not paused:
@@ -132,7 +132,12 @@ class Throughput:
         return mfu(self._flops, seconds_per_step, self._devices[0].device_kind, len(self._devices))
 
 
-def _peak_memory(devices) -> int | None:
+def peak_memory(devices: Iterable[Any]) -> int | None:
+    """Returns the peak memory in bytes since the start, the maximum over the JAX devices of this process.
+
+    None if they do not report it, as CPUs.
+    """
+    devices = list(devices)
     stats = [device.memory_stats() for device in devices if device.process_index == devices[0].client.process_index()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
     return max(peaks, default=None)

@@ -16,10 +16,19 @@ def fingerprint() -> str:
     subdirectory.
     """
     described = {"machine": platform.machine(), "processor": platform.processor()}
+    described |= {name: " ".join(sorted(value.split())) for name, value in _cpuinfo().items() if name in _FIELDS}
+    return "cpu-" + hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:12]
+
+
+def model_name() -> str:
+    """Returns the name of this machine's CPU, such as `AMD EPYC 9554`."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Returns the fields of the first CPU in /proc/cpuinfo; empty on systems without this file."""
     with contextlib.suppress(OSError):
         first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        for line in first.splitlines():
-            name, _, value = (field.strip() for field in line.partition(":"))
-            if name in _FIELDS:
-                described[name] = " ".join(sorted(value.split()))
-    return "cpu-" + hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:12]
+        fields = (line.partition(":") for line in first.splitlines())
+        return {name.strip(): value.strip() for name, _, value in fields}
+    return {}

@@ -129,6 +129,7 @@ RUNS = {
         ["models/bert/mini.gin", "runs/bert.gin", "distillation/hinton.gin", "runs/distill.gin"],
         [*TASK, ("TEACHER", "runs/1"), ("PREDICTION", "masked_lm")],
     ),
+    "bench": ("bench", ["commands/bench.gin", SMALL, "runs/pretrain.gin"], []),
     "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 

@@ -12,7 +12,8 @@ from t5x_like.cli.derivations import epochs, generation, huggingface, labels
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = ("train", "distill", "plan", "cache", "inspect", "eval", "infer", "augment")
+_COMMANDS = ("train", "distill", "plan", "bench", "cache", "inspect", "eval", "infer", "augment")
+_WITH_STEPS = ("train", "distill", "plan", "bench", "cache")
 
 
 def of_command(command: str) -> tuple[Derivation, ...]:
@@ -29,5 +30,5 @@ def of_command(command: str) -> tuple[Derivation, ...]:
         Derivation(("HF_PATH", "DECODER_OBJECTIVE"), huggingface.from_directory),
         Derivation((), labels.from_task),
         *([Derivation((), generation.from_directory)] if command in ("train", "distill", "eval", "infer") else []),
-        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if command in ("train", "distill", "plan", "cache") else []),
+        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if command in _WITH_STEPS else []),
     )

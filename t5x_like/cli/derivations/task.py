@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 SPLIT = "train"
 # The commands that train.
 LOOPS = ("t5x_like.train.train", "t5x_like.distill.distill")
-# Works without TensorFlow and the data.
-_WITHOUT_TASK = "t5x_like.plan.plan"
+# Work without TensorFlow and the data.
+_WITHOUT_TASK = ("t5x_like.plan.plan", "t5x_like.bench.bench")
 
 
 def cache(settings: KnownSettings) -> CachedSource | None:
@@ -32,7 +32,7 @@ def cache(settings: KnownSettings) -> CachedSource | None:
 def live(settings: KnownSettings) -> SeqIOSource | None:
     """Returns the training data of the task, or None if no task is set or the command does not read it."""
     name = settings.value("MIXTURE_OR_TASK_NAME")
-    if not name or not isinstance(name, str) or settings.root == _WITHOUT_TASK:
+    if not name or not isinstance(name, str) or settings.root in _WITHOUT_TASK:
         return None
     from t5x_like.config.values import is_literal
     from t5x_like.data import seqio_feed

@@ -1,0 +1,133 @@
+"""The parts of a training step as functions of their own: forward, forward and backward, and the whole step."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from t5x_like import optimizers
+from t5x_like.objectives.base import Objective
+from t5x_like.training import step
+from t5x_like.training.program import Program
+
+STEP, FORWARD, FORWARD_BACKWARD = "step", "forward", "forward_backward"
+
+
+class RunningStep:
+    """The compiled training step of a run with its state. Each call is one update on the same batch.
+
+    Args:
+      program: The program of the run.
+      seed: Seed of the parameters.
+      batch: The global batch.
+
+    Attributes:
+      state: The state after the last call.
+      frozen: The arrays that are not trained; teachers have random parameters.
+      batch: The global batch.
+      metrics: The metrics of the last call, (sum, weight) pairs.
+      jaxpr: The traced step.
+      compiled: The compiled step.
+      compile_seconds: Time of tracing and compilation in seconds.
+    """
+
+    def __init__(self, program: Program, seed: int, batch: Mapping[str, jax.Array]):
+        self.state, frozen = program.init(jax.random.key(seed))
+        self.frozen = frozen.replace(teachers=_random_teachers(program))
+        self.batch, self.metrics = batch, {}
+        started = time.monotonic()
+        traced = program.train_step.trace(self.state, self.frozen, batch)
+        self.compiled = traced.lower().compile()
+        self.compile_seconds = time.monotonic() - started
+        self.jaxpr = traced.jaxpr.jaxpr
+
+    def __call__(self) -> Any:
+        """Makes an update and returns its results, which may not be computed yet."""
+        self.state, self.metrics = self.compiled(self.state, self.frozen, self.batch)
+        return self.state, self.metrics
+
+
+def _random_teachers(program: Program) -> dict[str, Any]:
+    """Returns teachers with random parameters: their values do not change the speed."""
+    shapes, shardings = program.shapes[1].teachers, program.shardings[1].teachers
+
+    def make(key):
+        leaves, structure = jax.tree.flatten(shapes)
+        keys = jax.random.split(key, len(leaves))
+        made = [0.02 * jax.random.normal(each, leaf.shape, leaf.dtype) for each, leaf in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(structure, made)
+
+    return jax.jit(make, out_shardings=shardings)(jax.random.key(1)) if shapes else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOfRun:
+    """What determines the loss of a training step.
+
+    Attributes:
+      objective: The objective.
+      microbatches: Number of microbatches per batch.
+      normalization: What the summed loss is divided by.
+    """
+
+    objective: Objective
+    microbatches: int
+    normalization: step.LossNormalization
+
+
+def compile_parts(running: RunningStep, program: Program, loss: LossOfRun) -> dict[str, Callable[[], Any]]:
+    """Compiles the forward pass, and the forward and backward pass, of a step.
+
+    Both use the batch as it is: an objective that generates the targets of a batch does so in the whole step alone.
+
+    Args:
+      running: The step, whose state and batch they read.
+      program: The program of the step.
+      loss: Its loss.
+
+    Returns:
+      `forward` and `forward_backward` -> function without arguments that returns arrays.
+    """
+    functions = {FORWARD: _forward, FORWARD_BACKWARD: _forward_backward}
+    return {name: _compiled(name, function, running, program, loss) for name, function in functions.items()}
+
+
+def _compiled(
+    name: str, function: Callable, running: RunningStep, program: Program, loss: LossOfRun
+) -> Callable[[], Any]:
+    def compute(state, frozen, batch):
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        normalize = step.normalizers(loss.objective, batch, loss.normalization)
+        return function(loss, state, frozen, batch, key, normalize)
+
+    logging.info("compiling %s", name.replace("_", " and "))
+    jitted = program.partitioner.jit(compute)
+    compiled = jitted.lower(running.state, running.frozen, running.batch).compile()
+    return lambda: compiled(running.state, running.frozen, running.batch)
+
+
+def _forward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
+    """Returns the loss and the metrics of all microbatches, one after the other as in the step."""
+    coefficients = step.coefficients_at(loss.objective, state.step)
+
+    def one(microbatch, index):
+        params = step.assemble(state.params, frozen)
+        terms = loss.objective.terms(params, microbatch, dropout_key=jax.random.fold_in(key, index))
+        return sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums), terms.metrics
+
+    if loss.microbatches == 1:
+        return one(batch, 0)
+    stacked = step.split_batch(batch, loss.microbatches, loss.objective.features.axes)
+    return jax.lax.map(lambda indexed: one(indexed[1], indexed[0]), (jnp.arange(loss.microbatches), stacked))
+
+
+def _forward_backward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
+    """Returns the norm of the gradient, so that no gradient needs memory as a result, and the metrics."""
+    grads, metrics = step.gradients(
+        loss.objective, state.params, frozen, batch, key, loss.microbatches, normalize, state.step
+    )
+    return optimizers.global_norm(grads), metrics

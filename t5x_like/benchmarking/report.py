@@ -1,0 +1,182 @@
+"""The result of `bench`, as JSON and as text."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like.benchmarking.matrix_products import MatrixRate
+from t5x_like.benchmarking.parts import FORWARD, FORWARD_BACKWARD, STEP
+from t5x_like.benchmarking.timing import Times
+from t5x_like.planning.report import mesh_text
+
+_GIB = 2**30  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """Speed and memory of a training step.
+
+    Attributes:
+      model: Class of the model's configuration.
+      parameters: Number of parameters of the model.
+      teachers: Teacher -> what it is, and whether it runs in the step.
+      batches: Where the batch comes from: `synthetic`, or the name of a cache.
+      rows: Rows of the global batch.
+      tokens: Real tokens of the global batch.
+      microbatches: Microbatches per batch.
+      times: `step`, and optionally `forward` and `forward_backward` -> durations after the warm-up.
+      model_flops: FLOPs of the forward and backward pass of a step, without recomputation, and of the forward pass of
+        the teachers.
+      peak_flops: FLOP/s of all devices that the MFU refers to: their bfloat16 peak, or on CPU the rate at which this
+        machine computes the products of the step alone. None if unknown.
+      matrix_rate: The measured rate on CPU; None on other platforms.
+      peak_bytes: Peak memory of a device in the step, which the compiler computes.
+      device_peak_bytes: Peak memory that the devices report after the step; None if they do not.
+      compile_seconds: Time of tracing and compilation of the step in seconds.
+      mesh: Mesh axis -> size.
+      rules: Name of the rule set.
+      platform: `cpu`, `gpu` or `tpu`.
+      environment: Device, number of cores, and versions.
+    """
+
+    model: str
+    parameters: int
+    teachers: Mapping[str, str]
+    batches: str
+    rows: int
+    tokens: float
+    microbatches: int
+    times: Mapping[str, Times]
+    model_flops: float
+    peak_flops: float | None
+    matrix_rate: MatrixRate | None
+    peak_bytes: float
+    device_peak_bytes: int | None
+    compile_seconds: float
+    mesh: Mapping[str, int]
+    rules: str
+    platform: str
+    environment: Mapping[str, Any]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median duration of a step in seconds."""
+        return self.times[STEP].median
+
+    @property
+    def backward_seconds(self) -> float | None:
+        """Median of forward and backward minus that of forward in seconds; None if they were not measured."""
+        return self._difference(FORWARD_BACKWARD, FORWARD)
+
+    @property
+    def optimizer_seconds(self) -> float | None:
+        """Median of the step minus that of forward and backward in seconds; None if they were not measured."""
+        return self._difference(STEP, FORWARD_BACKWARD)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens per second of all devices."""
+        return self.tokens / self.step_seconds
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """Model FLOPs at the peak in seconds; None if the peak is unknown."""
+        return self.model_flops / self.peak_flops if self.peak_flops else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization, between 0 and 1; None if the peak is unknown."""
+        return self.floor_seconds / self.step_seconds if self.peak_flops else None
+
+    def _difference(self, longer: str, shorter: str) -> float | None:
+        if shorter not in self.times:
+            return None
+        return self.times[longer].median - self.times[shorter].median
+
+
+def as_json(found: Benchmark) -> dict[str, Any]:
+    """Returns the benchmark as JSON values in seconds, bytes and FLOPs; unknown values are None."""
+    same = ("model", "parameters", "teachers", "batches", "rows", "tokens", "microbatches", "model_flops", "peak_flops")
+    rate = found.matrix_rate
+    return {name: getattr(found, name) for name in same} | {
+        "seconds": {
+            name: {"median": each.median, "min": each.min, "max": each.max, "all": each.seconds}
+            for name, each in found.times.items()
+        },
+        "backward_seconds": found.backward_seconds,
+        "optimizer_seconds": found.optimizer_seconds,
+        "tokens_per_second": found.tokens_per_second,
+        "floor_seconds": found.floor_seconds,
+        "mfu": found.mfu,
+        "matrix_products": _products(rate) if rate else None,
+        "peak_bytes_per_device": found.peak_bytes,
+        "device_peak_bytes": found.device_peak_bytes,
+        "compile_seconds": found.compile_seconds,
+        "mesh": dict(found.mesh),
+        "rules": found.rules,
+        "platform": found.platform,
+        **found.environment,
+    }
+
+
+def _products(rate: MatrixRate) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(product) | {"flops_per_second": each} for product, each in rate.by_product.items()]
+
+
+def text(found: Benchmark) -> str:
+    """Returns the benchmark as text."""
+    about = found.environment
+    lines = [
+        f"{found.model}, {found.parameters:,} parameters; {about['device']}, {about['cores']} cores, "
+        f"mesh {mesh_text(found.mesh)}, rules {found.rules}",
+        f"{found.batches} batches of {found.rows:,} rows, {found.tokens:,.0f} tokens, in {found.microbatches} "
+        f"microbatch{'es' if found.microbatches > 1 else ''}",
+        *(f"{name}: {each}" for name, each in found.teachers.items()),
+        "",
+        f"  {'':<24}{'median':>12}{'min':>12}{'max':>12}",
+        *(
+            f"  {name.replace('_', ' and '):<24}{_time(each.median):>12}{_time(each.min):>12}{_time(each.max):>12}"
+            for name, each in found.times.items()
+        ),
+    ]
+    if found.backward_seconds is not None:
+        lines += [
+            f"  {'backward':<24}{_time(found.backward_seconds):>12}   forward and backward - forward",
+            f"  {'optimizer':<24}{_time(found.optimizer_seconds):>12}   step - forward and backward",
+        ]
+    reported = found.device_peak_bytes
+    return "\n".join(
+        [
+            *lines,
+            "",
+            _row("tokens/s", f"{found.tokens_per_second:,.0f}"),
+            *_utilization(found),
+            _row("peak memory", f"{_gib(found.peak_bytes)} per device, computed by the compiler")
+            + (f"; {_gib(reported)} reported by the device" if reported else ""),
+            _row("compilation", f"{found.compile_seconds:.1f} s"),
+        ]
+    )
+
+
+def _utilization(found: Benchmark) -> list[str]:
+    flops = f"{found.model_flops / 1e12:,.3f} TFLOP"
+    if found.mfu is None:
+        return [_row("MFU", f"unknown, because the peak of {found.environment['device']} is; {flops} per step")]
+    source = "the measured rate of the step's matrix products" if found.matrix_rate else "bfloat16 peak of all devices"
+    peak = f"{found.peak_flops / 1e12:,.3f} TFLOP/s"
+    return [
+        _row("MFU", f"{100 * found.mfu:.1f} % = {flops} / ({_time(found.step_seconds)} · {peak}, {source})"),
+        _row("floor", f"{_time(found.floor_seconds)} at this rate; the step takes {1 / found.mfu:.2f} times as long"),
+    ]
+
+
+def _row(name: str, value: str) -> str:
+    return f"  {name:<24}{value}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if abs(seconds) >= 1 else f"{1e3 * seconds:,.2f} ms"
+
+
+def _gib(count: float) -> str:
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB / 100 else f"{count / 2**20:.2f} MiB"

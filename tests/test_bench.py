@@ -1,0 +1,127 @@
+"""`t5x_like bench` of training runs and distillations."""
+
+import functools
+import json
+
+import copying_run
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import cli
+from t5x_like.bench import bench
+from t5x_like.benchmarking import matrix_products, parts
+from t5x_like.distill import distill
+from t5x_like.distillation.losses.logits import ForwardKL
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.planning import tracing
+from t5x_like.train import train
+from t5x_like.training.program import make_program
+
+pytestmark = pytest.mark.notf
+
+RECIPE = """
+from __gin__ import dynamic_registration
+from t5x_like.models import t5
+
+MODEL = @t5.T5Config()
+t5.T5Config:
+  vocab_size = 32
+  embed_dim = 8
+  mlp_dim = 8
+  num_heads = 1
+  head_dim = 8
+  encoder_layers = 1
+  decoder_layers = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(matrix_products, "_SECONDS", 0.0)
+
+
+def arguments(**changes):
+    return {**copying_run.arguments("unused"), "microbatches": 2, **changes}
+
+
+def program_of(given):
+    names = ("model", "objective", "optimizer", "data", "partitioner", "microbatches")
+    return make_program(**{name: given[name] for name in names})
+
+
+def test_measures_the_step_and_its_parts(tmp_path, capsys):
+    file = tmp_path / "step.json"
+    loop = functools.partial(train, **arguments())
+    found = bench(loop=loop, make_program=make_program, steps=3, warmup_steps=1, json_path=str(file))
+    written = json.loads(file.read_text())
+    assert {name: len(each["all"]) for name, each in written["seconds"].items()} == {
+        "step": 3,
+        "forward": 3,
+        "forward_backward": 3,
+    }
+    assert (written["rows"], written["tokens"], written["microbatches"]) == (8, 8 * (6 + 6), 2)
+    assert written["tokens_per_second"] == pytest.approx(written["tokens"] / written["seconds"]["step"]["median"])
+    assert written["model_flops"] == program_of(arguments()).flops
+    assert written["mfu"] == pytest.approx(found.model_flops / (found.step_seconds * found.peak_flops))
+    # Parameters, and factored second moments that are smaller.
+    assert written["peak_bytes_per_device"] > 4 * written["parameters"]
+    assert written["batches"] == "synthetic" and written["teachers"] == {}
+    assert "forward and backward" in capsys.readouterr().out
+
+
+def test_parts_compute_the_loss_and_the_gradient_of_the_step():
+    given = arguments(model=T5Config(**vars(copying_run.CONFIG) | {"dropout_rate": 0.1}))
+    program = program_of(given)
+    batch = program.partitioner.put_batch(copying_run.Copying().make(0))
+    running = parts.RunningStep(program, 0, batch)
+    loss = parts.LossOfRun(given["objective"], given["microbatches"], "NUM_REAL_TARGET_TOKENS")
+    made = parts.compile_parts(running, program, loss)
+    losses, _ = made[parts.FORWARD]()
+    norm, _ = made[parts.FORWARD_BACKWARD]()
+    _, metrics = running()
+    np.testing.assert_allclose(np.sum(losses), metrics["objective"][0], rtol=1e-5)
+    np.testing.assert_allclose(norm, metrics["grad_norm"][0], rtol=1e-5)
+
+
+def test_distillation_runs_its_teacher_without_weights(tmp_path):
+    recipe = tmp_path / "teacher.gin"
+    recipe.write_text(RECIPE)
+    loop = functools.partial(
+        distill,
+        student=functools.partial(train, **arguments()),
+        teachers={"large": Teacher(str(recipe))},
+        losses={"kl": ForwardKL()},
+    )
+    found = bench(loop=loop, make_program=make_program, steps=2, warmup_steps=1, max_seconds=0.0, measure_parts=False)
+    assert {name: len(each.seconds) for name, each in found.times.items()} == {"step": 1}, "the time is over"
+    assert found.optimizer_seconds is None
+    assert found.teachers["large"].endswith("parameters, in the step")
+    assert found.model_flops > program_of(arguments()).flops
+
+
+def test_products_of_the_step_have_its_flops():
+    given = arguments()
+    program = program_of(given)
+    (state, frozen), specs = program.shapes, SequenceToSequence().features.dtypes
+    batch = {name: jax.ShapeDtypeStruct(shape, specs[name]) for name, shape in program.batch_shapes.items()}
+    jaxpr = program.train_step.trace(state, frozen, batch).jaxpr.jaxpr
+    counted = matrix_products.count_products(jaxpr)
+    assert sum(product.flops * count for product, count in counted.items()) == tracing.jaxpr_flops(jaxpr)
+
+
+def test_products_of_a_scan_count_once_per_iteration():
+    def repeated(x, kernel):
+        return jax.lax.scan(lambda x, _: (jax.numpy.tensordot(x, kernel, 2), None), x, None, length=3)
+
+    jaxpr = jax.make_jaxpr(repeated)(np.ones((2, 5, 3, 4), np.float32), np.ones((3, 4, 3, 4), np.float32)).jaxpr
+    assert matrix_products.count_products(jaxpr) == {matrix_products.Product(1, 10, 12, 12, "float32"): 3}
+
+
+@pytest.mark.parametrize("setting", ["steps", "warmup_steps"])
+def test_invalid_number_raises(setting):
+    with pytest.raises(UserError, match=f"--{setting}=0: must be at least 1"):
+        cli.run(cli.parse(["bench", f"--{setting}=0"]))
