@@ -1,4 +1,4 @@
-"""Plans models of three families on slices of five TPU generations, and prints the table of docs/plans.md.
+"""Plans training runs and distillations on slices of five TPU generations, and prints the tables of docs/plans.md.
 
 python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
 python benchmarks/plans.py DIRECTORY --table    # prints the table of existing files only

@@ -105,8 +105,9 @@ def _compiled(
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],
         total_steps=steps,
-        compiled=compile_step(program, slice_.chip.hbm_bytes),
+        compiled=compile_step(program, slice_),
         price=price,
+        teacher_parameters=parameters.count(frozen.teachers),
     )
 
 

@@ -74,7 +74,16 @@ def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
     # A fully sharded step gathers each kernel in bfloat16, forward and backward, and reduces its gradient.
     total = sum(bytes_ for axes in sent.values() for bytes_ in axes.values())
     assert total > 2 * 2 * found.parameters * 7 / 8 / 2
-    assert written["loops_of_unknown_length"] == []
+    assert written["loops_of_unknown_length"] == [] and written["kernels_without_cost"] == []
+    assert all(count > 0 for axes in written["collective_counts"].values() for count in axes.values())
+    waiting = sum(bytes_ for axes in written["synchronous_collective_bytes"].values() for bytes_ in axes.values())
+    assert 0 < waiting <= total
+    # The compiler estimates cycles for nearly everything.
+    parts = written["expected_parts"]
+    assert parts["uncounted"] < 0.1 * parts["core"]
+    assert parts["core"] + parts["synchronous"] + parts["exposed"] == pytest.approx(parts["seconds"])
+    assert written["expected_step_seconds"] == max(parts["seconds"], written["step_seconds_bound"])
+    assert written["mfu_expected"] <= written["mfu_at_bound"]
     assert written["tokens_per_second"] == pytest.approx(16 * 96 / written["step_seconds_bound"])
     assert "fits" in capsys.readouterr().out
 

@@ -6,6 +6,10 @@ Sources:
 * Memory bandwidth, interconnect bandwidth and data center network bandwidth: the page of each generation at
   cloud.google.com/tpu/docs. The published interchip interconnect bandwidth per chip is divided by the number of links
   and of directions. tests/planning/test_chips.py lists the published numbers.
+* Clock: 1.05 GHz for v4 ("TPU v4", Jouppi et al. 2023, arXiv:2304.01433, table 4), 1.5 GHz for v5e and 1.75 GHz for
+  v5p (jax-ml.github.io/scaling-book, "How to Think About TPUs"). For v6e and tpu7x it follows from the peak, because a
+  matrix unit of size n computes 2 n² FLOP per cycle: as on a v5e, the peak is that of four units per core.
+* Size of a matrix unit: `jax.experimental.pallas.tpu.get_tpu_info`.
 * Memory available to a program: the compiler reports it when a program needs more ("exceeds available HBM").
 """
 
@@ -32,6 +36,8 @@ class Chip:
         are closed or none, because optical switches connect whole cubes.
       dcn_bandwidth: bandwidth to other slices in bytes/s per direction.
       devices_per_chip: JAX devices per physical chip.
+      clock: cycles per second of the cores.
+      matrix_unit: rows and columns of a matrix unit.
       config_name: chip configuration to request from the compiler; None for its default.
     """
 
@@ -43,6 +49,8 @@ class Chip:
     dimensions: int
     wrap: int
     dcn_bandwidth: float
+    clock: float
+    matrix_unit: int = 128
     devices_per_chip: int = 1
     config_name: str | None = None
 
@@ -52,11 +60,17 @@ class Chip:
         Args:
           sides: sides of the slice in chips.
         """
-        closed = [side % self.wrap == 0 for side in sides]
-        if self.dimensions == 3:
-            closed = [all(closed)] * 3
-        links = sum(2 if ring else 1 for side, ring in zip(sides, closed, strict=True) if side > 1)
+        links = sum(2 if ring else 1 for side, ring in zip(sides, self.closed(sides), strict=True) if side > 1)
         return links * self.link_bandwidth
+
+    def closed(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
+        """Returns for each side whether it is a ring.
+
+        Args:
+          sides: sides of the slice in chips.
+        """
+        closed = tuple(side % self.wrap == 0 for side in sides)
+        return (all(closed),) * 3 if self.dimensions == 3 else closed
 
 
 # The two cores of a v4 or v5p chip act as one device ("megacore"). A TPU7x chip is two devices, each with half of the
@@ -73,6 +87,7 @@ CHIPS = {
             dimensions=3,
             wrap=4,
             dcn_bandwidth=6.25e9,
+            clock=1.05e9,
             config_name="megacore",
         ),
         Chip(
@@ -84,6 +99,7 @@ CHIPS = {
             dimensions=2,
             wrap=16,
             dcn_bandwidth=3.125e9,
+            clock=1.5e9,
         ),
         Chip(
             name="v5p",
@@ -94,6 +110,7 @@ CHIPS = {
             dimensions=3,
             wrap=4,
             dcn_bandwidth=6.25e9,
+            clock=1.75e9,
         ),
         Chip(
             name="v6e",
@@ -104,6 +121,8 @@ CHIPS = {
             dimensions=2,
             wrap=16,
             dcn_bandwidth=12.5e9,
+            clock=1.75e9,
+            matrix_unit=256,
         ),
         Chip(
             name="tpu7x",
@@ -114,6 +133,8 @@ CHIPS = {
             dimensions=3,
             wrap=4,
             dcn_bandwidth=12.5e9 / 2,
+            clock=2.2e9,
+            matrix_unit=256,
             devices_per_chip=2,
         ),
     )

@@ -20,10 +20,12 @@ class DeviceMesh:
     Attributes:
       axes: mesh axis -> size. The last axis varies fastest.
       slices: slice of each device.
+      coordinates: position of the chip of each device in the torus of its slice; empty if unknown.
     """
 
     axes: dict[str, int]
     slices: tuple[int, ...]
+    coordinates: tuple[tuple[int, ...], ...] = ()
 
     def axis_of(self, groups: Sequence[Sequence[int]]) -> str:
         """Returns the mesh axes along which the devices within a group differ.
@@ -52,6 +54,17 @@ class DeviceMesh:
         return (
             "+".join(name for dim, name in enumerate(self.axes) if (grid != grid.take([0], axis=dim)).any()) or "none"
         )
+
+    def group_of(self, axis: str) -> list[int]:
+        """Returns the devices with coordinates that differ from device 0 along the given axes only, in its slice.
+
+        Args:
+          axis: axes as `axis_of` returns them. An unknown axis stands for all axes.
+        """
+        names = axis.split("+") if axis != UNKNOWN_AXIS else list(self.axes)
+        ids = np.arange(len(self.slices)).reshape(tuple(self.axes.values()))
+        ids = ids[tuple(slice(None) if name in names else 0 for name in self.axes)]
+        return [int(one) for one in ids.flat if one < len(self.coordinates) and self.slices[one] == self.slices[0]]
 
     def num_slices_of(self, group: Sequence[int]) -> int:
         """Returns the number of slices of a group of devices."""

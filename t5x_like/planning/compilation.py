@@ -11,7 +11,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, parameters
-from t5x_like.planning import collectives, hlo, walk
+from t5x_like.planning import collectives, hlo, schedule, walk
+from t5x_like.planning.topologies import Topology
 from t5x_like.training.program import Program
 
 # Suffixes of sizes in error messages of the compiler, in bytes.
@@ -45,21 +46,25 @@ class CompiledStep:
       memory: memory per device.
       fits: whether the step fits in the memory of the devices.
       work: work of a device; None if the step does not fit, because the compiler then returns no program.
+      expected: expected time of the step; None if it does not fit.
+      devices: the devices of the program.
       seconds: time of lowering and compilation on this host, in seconds.
     """
 
     memory: Memory
     fits: bool
     work: walk.Work | None
+    expected: schedule.Expected | None
+    devices: collectives.DeviceMesh
     seconds: float
 
 
-def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
+def compile_step(program: Program, topology: Topology) -> CompiledStep:
     """Lowers and compiles the train step of a program without allocating arrays.
 
     Args:
       program: the program of a training run.
-      hbm_bytes: memory of a device in bytes.
+      topology: the slices of the program's devices.
 
     Returns:
       The compiled step.
@@ -73,6 +78,7 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
     weights = _bytes_per_device((optimizers.merge(state.params, frozen.params), frozen.teachers))
     others = _bytes_per_device(state.replace(params=()))
     rows = _bytes_per_device(batch)
+    devices = _mesh(program)
     try:
         with _without_compilation_cache():
             compiled = program.train_step.lower(state, frozen, batch).compile()
@@ -81,11 +87,18 @@ def compile_step(program: Program, hbm_bytes: int) -> CompiledStep:
         if peak is None:
             raise
         memory = Memory(weights, others, rows, max(0.0, peak - weights - others - rows), peak)
-        return CompiledStep(memory, False, None, time.monotonic() - started)
+        return CompiledStep(memory, False, None, None, devices, time.monotonic() - started)
     peak = peak_memory(compiled.memory_analysis())
     memory = Memory(weights, others, rows, peak - weights - others - rows, peak)
-    done = walk.work(hlo.parse(compiled.as_text()), _mesh(program))
-    return CompiledStep(memory, peak <= hbm_bytes, done, time.monotonic() - started)
+    module = hlo.parse(compiled.as_text())
+    return CompiledStep(
+        memory=memory,
+        fits=peak <= topology.chip.hbm_bytes,
+        work=walk.work(module, devices),
+        expected=schedule.expected(module, devices, topology),
+        devices=devices,
+        seconds=time.monotonic() - started,
+    )
 
 
 def peak_memory(stats: Any) -> float:
@@ -156,4 +169,5 @@ def _bytes_per_device(tree: Any) -> float:
 def _mesh(program: Program) -> collectives.DeviceMesh:
     mesh = program.partitioner.mesh
     slices = tuple(getattr(device, "slice_index", None) or 0 for device in mesh.devices.flat)
-    return collectives.DeviceMesh({axis: int(size) for axis, size in mesh.shape.items()}, slices)
+    coordinates = tuple(tuple(device.coords) for device in mesh.devices.flat)
+    return collectives.DeviceMesh({axis: int(size) for axis, size in mesh.shape.items()}, slices, coordinates)

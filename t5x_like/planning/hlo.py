@@ -16,7 +16,8 @@ _ELEMENT_BYTES = {
 }
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+[0-9a-z]*)\[(?P<dims>[0-9,<= ]*)\](?:\{(?P<layout>[^}]*)\})?")
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
+_INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$", re.DOTALL)
+_END = re.compile(r"^\}(, .*)?$")
 _NAME = re.compile(r"%([^\s,(){}]+)")
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
@@ -146,11 +147,13 @@ def parse(text: str) -> Module:
         if header and not line.startswith(" "):
             name, lines = header["name"], []
             entry = name if header["entry"] else entry
-        elif line.startswith("}") and name is not None:
-            computations[name] = Computation(name, lines)
+        elif name is not None and _END.match(line):
+            computations[name] = Computation(name, [_instruction(_INSTRUCTION.match(each)) for each in lines])
             name = None
-        elif name is not None and (match := _INSTRUCTION.match(line)):
-            lines.append(_instruction(match))
+        elif name is not None and _INSTRUCTION.match(line):
+            lines.append(line)
+        elif name is not None and lines:  # the metadata of a kernel continues on further lines
+            lines[-1] += line
     if entry is None or entry not in computations:
         raise ValueError("the text is not a compiled program: no ENTRY computation found")
     return Module(computations, computations[entry])

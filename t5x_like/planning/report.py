@@ -24,12 +24,13 @@ class Plan:
       microbatches: number of microbatches per batch.
       remat: the model's rematerialization policy; None if its configuration has none.
       parameters: number of parameters of the model.
-      model_flops: FLOPs of the model per step and device, without recomputation.
+      model_flops: FLOPs of the model per step and device, without recomputation, and of the forward passes of teachers.
       tokens: tokens per global batch, including padding.
       batch_rows: rows per global batch.
       total_steps: steps of the run; None if unknown.
       compiled: the compiled step.
       price: price per chip-hour, in any currency; None if unknown.
+      teacher_parameters: number of parameters of the teachers that run in the step.
     """
 
     topology: Topology
@@ -44,11 +45,23 @@ class Plan:
     total_steps: int | None
     compiled: CompiledStep
     price: float | None = None
+    teacher_parameters: int = 0
 
     @property
     def bound(self) -> Bound | None:
         """Roofline of the step; None if the step does not fit."""
-        return bound(self.compiled.work, self.topology) if self.compiled.work else None
+        work = self.compiled.work
+        return bound(work, self.topology, self.compiled.devices) if work else None
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Expected time of a step, at least that of the bound; None if the step does not fit."""
+        return max(self.compiled.expected.seconds, self.bound.seconds) if self.bound else None
+
+    @property
+    def mfu_expected(self) -> float | None:
+        """Model FLOPs utilization at the expected time, between 0 and 1; None if the step does not fit."""
+        return self.model_flops / (self.expected_seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -83,6 +96,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
       plan: the plan.
     """
     memory, work, limit = plan.compiled.memory, plan.compiled.work, plan.bound
+    expected = plan.compiled.expected
     return {
         "topology": str(plan.topology),
         "chips": plan.topology.chips,
@@ -91,6 +105,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "remat": plan.remat,
         "parameters": plan.parameters,
+        "teacher_parameters": plan.teacher_parameters,
         "parameter_bytes_per_chip": memory.parameters,
         "optimizer_bytes_per_chip": memory.optimizer,
         "batch_bytes_per_chip": memory.batch,
@@ -102,11 +117,17 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "executed_flops": work.flops if work else None,
         "hbm_traffic_bytes": work.hbm_bytes if work else None,
         "collective_bytes": work.by_kind() if work else None,
+        "collective_counts": work.by_kind("count") if work else None,
+        "synchronous_collective_bytes": work.by_kind("synchronous_bytes") if work else None,
         "dcn_bytes": work.dcn_bytes if work else None,
         "loops_of_unknown_length": sorted(work.unknown_loops) if work else None,
+        "kernels_without_cost": sorted(work.unknown_kernels) if work else None,
         "step_seconds_bound": limit.seconds if limit else None,
         "bound_by": limit.resource if limit else None,
         "bound_parts": limit.seconds_by_resource if limit else None,
+        "expected_step_seconds": plan.expected_seconds,
+        "expected_parts": dataclasses.asdict(expected) if expected else None,
+        "mfu_expected": plan.mfu_expected,
         "tokens_per_step": plan.tokens,
         "tokens_per_second": plan.tokens_per_second,
         "mfu_at_bound": plan.mfu_at_bound,
@@ -124,7 +145,9 @@ def text(plan: Plan) -> str:
     each = "device" if chip.devices_per_chip > 1 else "chip"
     lines = [
         f"{plan.topology}: {plan.topology.chips} chips, mesh {mesh_text(plan.mesh)}, rules {plan.rules}",
-        f"{plan.parameters:,} parameters; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
+        f"{plan.parameters:,} parameters"
+        + (f", and {plan.teacher_parameters:,} of teachers" if plan.teacher_parameters else "")
+        + f"; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
         f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
         + (f"; remat {plan.remat}" if plan.remat else ""),
         "",
@@ -189,10 +212,19 @@ def _work_lines(plan: Plan, each: str) -> list[str]:
         _row("executed", f"{work.flops / 1e12:,.3f} TFLOP, {ratio:.3f} of the model's (remat, padding, repetition)"),
         _row("HBM traffic", f"{work.hbm_bytes / 1e9:,.2f} GB"),
     ]
-    for kind, axes in work.by_kind().items():
-        lines += [_row(f"{kind} along {axis}", f"{sent / 1e6:,.1f} MB sent") for axis, sent in axes.items()]
+    for (kind, axis), sent in sorted(work.collectives.items()):
+        waits = f", {sent.synchronous_bytes / 1e6:,.1f} MB while the core waits"
+        lines.append(
+            _row(
+                f"{kind} along {axis}",
+                f"{sent.bytes / 1e6:,.1f} MB sent in {sent.count:,} collectives" + waits * bool(sent.synchronous_bytes),
+            )
+        )
     if work.unknown_loops:
         lines.append(_row("counted once", f"{len(work.unknown_loops)} loops of unknown length"))
+    if work.unknown_kernels:
+        names = ", ".join(sorted(work.unknown_kernels))
+        lines.append(_row("not counted", f"FLOPs of kernels that do not state them: {names}"))
     return lines
 
 
@@ -206,6 +238,9 @@ def _speed_lines(plan: Plan) -> list[str]:
             "tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} per chip"
         ),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
+        "expected speed (the compiler's schedule and cycle estimates, and communication)",
+        _row("step", f"{1e3 * plan.expected_seconds:,.2f} ms{_expected_parts(plan)}"),
+        _row("MFU expected", f"{100 * plan.mfu_expected:.1f} %"),
     ]
     if plan.run_seconds is None:
         lines.append(_row("run", "give --gin.TRAIN_STEPS=… for the time of the run, and --price=… for its cost"))
@@ -216,6 +251,14 @@ def _speed_lines(plan: Plan) -> list[str]:
         hours = plan.topology.chips * plan.run_seconds / SECONDS_PER_HOUR
         lines.append(_row("cost", f"{_number(plan.cost)} ({_number(hours)} chip-hours at {plan.price:g})"))
     return lines
+
+
+def _expected_parts(plan: Plan) -> str:
+    found = plan.compiled.expected
+    if found.seconds < plan.bound.seconds:
+        return ", that of the bound"
+    parts = {"core": found.core, "synchronous collectives": found.synchronous, "waiting for transfers": found.exposed}
+    return f" (ms: {', '.join(f'{name} {1e3 * seconds:,.2f}' for name, seconds in parts.items() if seconds)})"
 
 
 def _compiled_in(plan: Plan) -> str:

@@ -6,7 +6,7 @@ from t5x_like.planning.hlo import Array, Computation, Instruction, Module
 # These move no data. They name, group or reinterpret existing arrays, or complete an asynchronous instruction.
 _NO_TRAFFIC = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all")
-    + ("partition-id", "replica-id", "iota", "custom-call", "opt-barrier", "async-done", "async-update")
+    + ("partition-id", "replica-id", "iota", "custom-call", "opt-barrier", "async-start", "async-done", "async-update")
     + ("copy-done", "slice-done", "send-done", "recv-done", *(f"{kind}-done" for kind in KINDS))
 )
 # These read only the part of their operand that they return.
@@ -18,8 +18,8 @@ _PASS_THROUGH = (*KINDS, "tuple", "custom-call")
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
     """Computes the HBM traffic of one execution of an instruction, without the computations that it calls.
 
-    Intermediate results of a fusion stay on the chip. A fusion that only slices an operand reads only the slices. A
-    fusion that updates an array in place writes only the update.
+    Custom calls are not counted here but in `kernels`. Intermediate results of a fusion stay on the chip. A fusion that
+    only slices an operand reads only the slices. A fusion that updates an array in place writes only the update.
 
     Args:
       module: the program.
@@ -38,11 +38,19 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
         update = read[1]
         return _bytes_in_hbm([update]) + update.bytes * (instruction.arrays[0].memory == 0)
     if instruction.opcode in _SLICES or instruction.opcode in ("copy", "copy-start"):
-        # The result of an asynchronous start contains the source and the destination, in this order.
-        moved = instruction.arrays[1 if len(instruction.arrays) > 1 else 0]
+        # The result of `slice-start` is the operand and the slice, that of `copy-start` the copy and its operand.
+        moved = instruction.arrays[1 if instruction.opcode == "slice-start" else 0]
         return moved.bytes * ((read[0].memory == 0) + (moved.memory == 0))
-    written = () if instruction.opcode.endswith("-start") else instruction.arrays
-    return _bytes_in_hbm(read) + _bytes_in_hbm(written)
+    return _bytes_in_hbm(read) + _bytes_in_hbm(_results(instruction, len(read)))
+
+
+def _results(instruction: Instruction, operands: int) -> tuple[Array, ...]:
+    """Returns the results without the operands that `send` and the start of an asynchronous collective return too."""
+    if instruction.opcode == "send":
+        return ()
+    if instruction.opcode.endswith("-start") and len(instruction.arrays) > operands:
+        return instruction.arrays[operands:]
+    return instruction.arrays
 
 
 def _fusion_bytes(module: Module, computation: Computation, instruction: Instruction) -> float:

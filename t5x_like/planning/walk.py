@@ -1,10 +1,35 @@
 """FLOPs, HBM traffic and collectives of one execution of a compiled program, with the iterations of its loops."""
 
 import dataclasses
-import re
 from collections.abc import Iterator
 
-from t5x_like.planning import arithmetic, collectives, hlo, traffic
+from t5x_like.planning import arithmetic, asynchronous, collectives, hlo, kernels, traffic
+from t5x_like.planning.asynchronous import Asynchronous
+
+
+@dataclasses.dataclass
+class Sent:
+    """What a device sends in the collectives of one kind along one mesh axis.
+
+    Attributes:
+      bytes: bytes that the device sends.
+      dcn_bytes: the part that it sends to other slices.
+      synchronous_bytes: the part for which the core waits: collectives without a start, and those with nothing between
+        start and end.
+      count: number of collectives.
+    """
+
+    bytes: float = 0.0
+    dcn_bytes: float = 0.0
+    synchronous_bytes: float = 0.0
+    count: int = 0
+
+    def add(self, other: "Sent", times: int = 1) -> None:
+        """Adds other collectives, multiplied by `times`."""
+        self.bytes += times * other.bytes
+        self.dcn_bytes += times * other.dcn_bytes
+        self.synchronous_bytes += times * other.synchronous_bytes
+        self.count += times * other.count
 
 
 @dataclasses.dataclass
@@ -12,33 +37,48 @@ class Work:
     """The work of one device.
 
     Attributes:
-      flops: FLOPs of matrix products.
+      flops: FLOPs of matrix products, and of kernels by their cost estimates.
       hbm_bytes: bytes read from and written to HBM.
-      collective_bytes: (kind, mesh axis) -> bytes that the device sends.
-      dcn_bytes: the part of `collective_bytes` that the device sends to other slices.
+      collectives: (kind, mesh axis) -> what the device sends.
       unknown_loops: names of loops with an unknown number of iterations, which count as one.
+      unknown_kernels: names of kernels without a cost estimate, whose FLOPs are unknown and not counted.
     """
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
-    collective_bytes: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
-    dcn_bytes: float = 0.0
+    collectives: dict[tuple[str, str], Sent] = dataclasses.field(default_factory=dict)
     unknown_loops: set[str] = dataclasses.field(default_factory=set)
+    unknown_kernels: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, other: "Work", times: int = 1) -> None:
         """Adds the work of another part of the program, multiplied by `times`."""
         self.flops += times * other.flops
         self.hbm_bytes += times * other.hbm_bytes
-        self.dcn_bytes += times * other.dcn_bytes
-        for key, sent in other.collective_bytes.items():
-            self.collective_bytes[key] = self.collective_bytes.get(key, 0.0) + times * sent
+        for key, sent in other.collectives.items():
+            self.collectives.setdefault(key, Sent()).add(sent, times)
         self.unknown_loops |= other.unknown_loops
+        self.unknown_kernels |= other.unknown_kernels
 
-    def by_kind(self) -> dict[str, dict[str, float]]:
-        """Returns `collective_bytes` as kind -> mesh axis -> bytes."""
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that the device sends."""
+        return sum(sent.bytes for sent in self.collectives.values())
+
+    @property
+    def dcn_bytes(self) -> float:
+        """Bytes that the device sends to other slices."""
+        return sum(sent.dcn_bytes for sent in self.collectives.values())
+
+    @property
+    def synchronous_bytes(self) -> float:
+        """Bytes that the device sends while its core waits."""
+        return sum(sent.synchronous_bytes for sent in self.collectives.values())
+
+    def by_kind(self, attribute: str = "bytes") -> dict[str, dict[str, float]]:
+        """Returns an attribute of `Sent` as kind -> mesh axis -> value."""
         nested: dict[str, dict[str, float]] = {}
-        for (kind, axis), sent in sorted(self.collective_bytes.items()):
-            nested.setdefault(kind, {})[axis] = sent
+        for (kind, axis), sent in sorted(self.collectives.items()):
+            nested.setdefault(kind, {})[axis] = getattr(sent, attribute)
         return nested
 
 
@@ -52,36 +92,56 @@ def work(module: hlo.Module, mesh: collectives.DeviceMesh) -> Work:
     Returns:
       The work of a device.
     """
-    return _Walk(module, mesh).visit(module.entry, in_fusion=False)
+    return Walk(module, mesh).visit(module.entry, in_fusion=False)
 
 
-class _Walk:
+class Walk:
+    """Computes the work of computations of a program.
+
+    Args:
+      module: the program.
+      mesh: the devices of the program.
+    """
+
     def __init__(self, module: hlo.Module, mesh: collectives.DeviceMesh):
         self._module, self._mesh = module, mesh
+        self._asynchronous = Asynchronous(module)
         self._visited: dict[tuple[str, bool], Work] = {}
-        # An asynchronous collective consists of a start, pieces inside other fusions and an end, all with the same
-        # channel. It is counted at its start.
-        self._started = {
-            instruction.attribute("channel_id"): computation.name
-            for computation in module.computations.values()
-            if any('"AsyncCollectiveStart"' in one.attributes for one in computation.instructions)
-            for instruction in computation.instructions
-            if instruction.opcode in collectives.KINDS
-        }
 
     def visit(self, computation: hlo.Computation, *, in_fusion: bool) -> Work:
+        """Returns the work of one execution of a computation, with that of the computations that it calls.
+
+        Args:
+          computation: the computation.
+          in_fusion: whether it is part of a fusion, whose intermediate results are not in HBM.
+        """
         key = (computation.name, in_fusion)
         if key not in self._visited:
             total = Work()
             for instruction in computation.instructions:
-                total.flops += arithmetic.product_flops(computation, instruction)
-                self._collective(computation, instruction, total)
-                if not in_fusion:
-                    total.hbm_bytes += traffic.hbm_bytes(self._module, computation, instruction)
-                for called, times, fused in self._called(computation, instruction, total):
-                    total.add(self.visit(called, in_fusion=in_fusion or fused), times)
+                total.add(self.of(computation, instruction, in_fusion=in_fusion))
             self._visited[key] = total
         return self._visited[key]
+
+    def of(self, computation: hlo.Computation, instruction: hlo.Instruction, *, in_fusion: bool = False) -> Work:
+        """Returns the work of one execution of an instruction, with that of the computations that it calls."""
+        total = Work(flops=arithmetic.product_flops(computation, instruction))
+        self._collective(computation, instruction, total)
+        if (kernel := kernels.kernel(computation, instruction)) is not None:
+            total.flops += kernel.flops
+            total.hbm_bytes += kernel.hbm_bytes
+            if not kernel.estimated:
+                total.unknown_kernels.add(kernels.label(instruction))
+        elif not in_fusion:
+            total.hbm_bytes += traffic.hbm_bytes(self._module, computation, instruction)
+        if instruction.opcode == "conditional":
+            options = [
+                self.visit(each, in_fusion=in_fusion) for each in asynchronous.branches(self._module, instruction)
+            ]
+            total.add(max(options, key=lambda one: (one.flops, one.hbm_bytes, one.sent_bytes), default=Work()))
+        for called, times, fused in self._called(computation, instruction, total):
+            total.add(self.visit(called, in_fusion=in_fusion or fused), times)
+        return total
 
     def _called(self, computation, instruction, total) -> Iterator[tuple[hlo.Computation, int, bool]]:
         """Yields (computation, number of executions, whether it is fused) of the computations that are called."""
@@ -91,27 +151,19 @@ class _Walk:
             if times is None:
                 total.unknown_loops.add(instruction.name)
             yield named[instruction.called("body")], 1 if times is None else times, False
-        elif instruction.opcode == "conditional":
-            branches = instruction.attribute("branch_computations")
-            names = re.findall(r"%([^\s,}]+)", branches) if branches else []
-            names += [instruction.called(f"{which}_computation") for which in ("true", "false")]
-            for name in dict.fromkeys(name for name in names if name in named):
-                yield named[name], 1, False
         elif instruction.opcode in ("fusion", "call", "async-start"):
-            name = instruction.called("calls") or instruction.called("to_apply")
+            name = asynchronous.called(instruction)
             if name in named:
                 yield named[name], 1, instruction.opcode == "fusion"
 
     def _collective(self, computation, instruction, total) -> None:
         if instruction.opcode.removesuffix("-start") not in (*collectives.KINDS, "send"):
             return
-        channel = instruction.attribute("channel_id")
-        if self._started.get(channel, computation.name) != computation.name:
+        if self._asynchronous.is_piece(computation, instruction):
             return
         read = sum(array.bytes for arrays in computation.operand_arrays(instruction) for array in arrays)
         found = collectives.collective(instruction, read, self._mesh, within=computation.name)
         found = found or collectives.inter_slice_collective(instruction, read, self._mesh)
         if found is not None and (sent := found.bytes + found.dcn_bytes):
-            key = (found.kind, found.axis)
-            total.collective_bytes[key] = total.collective_bytes.get(key, 0.0) + sent
-            total.dcn_bytes += found.dcn_bytes
+            waits = 0.0 if self._asynchronous.is_overlapped(computation, instruction) else sent
+            total.collectives[(found.kind, found.axis)] = Sent(sent, found.dcn_bytes, waits, 1)

@@ -62,6 +62,12 @@ def test_specification_per_device_equals_published_specification(name):
     assert 0.95 < chip.hbm_bytes * published.devices / (published.hbm_gib * GIB) < 1
 
 
+@pytest.mark.parametrize(("name", "units"), [("v4", 8), ("v5e", 4), ("v5p", 8), ("v6e", 4), ("tpu7x", 4)])
+def test_peak_is_that_of_whole_matrix_units(name, units):
+    chip = CHIPS[name]
+    assert chip.peak_flops == pytest.approx(units * 2 * chip.matrix_unit**2 * chip.clock, rel=0.01)
+
+
 def test_closed_torus_uses_all_links():
     for name, published in PUBLISHED.items():
         chip = CHIPS[name]

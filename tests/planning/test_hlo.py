@@ -85,3 +85,21 @@ def test_parse_instructions():
 def test_text_without_entry_raises():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         hlo.parse("%a (b: f32[]) -> f32[] {\n}\n")
+
+
+def test_instruction_over_several_lines():
+    """The compiler writes the metadata of a Pallas kernel on lines of its own, which begin with any character."""
+    module = hlo.parse(
+        textwrap.dedent("""\
+        ENTRY %main (x: f32[8]) -> f32[8] {
+          %x = f32[8]{0} parameter(0)
+          %kernel.1 = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call", attributes={kernel_metadata={
+        "xprof_metadata":"{\\"block_q\\": 128}"
+        }}, backend_config={"custom_call_config":{"body":"x"}}
+          ROOT %out = f32[8]{0} add(%kernel.1, %x)
+        }, execution_thread="main"
+        """)
+    )
+    assert [one.name for one in module.entry.instructions] == ["x", "kernel.1", "out"]
+    assert '"custom_call_config"' in module.entry.by_name["kernel.1"].attributes
+    assert module.entry.root.operands == ("kernel.1", "x")

@@ -7,13 +7,22 @@ import types
 import pytest
 
 from t5x_like.planning import report, roofline, topologies
+from t5x_like.planning.collectives import DeviceMesh
 from t5x_like.planning.compilation import CompiledStep, Memory, peak_memory, required_memory
-from t5x_like.planning.walk import Work
+from t5x_like.planning.schedule import Expected
+from t5x_like.planning.walk import Sent, Work
 
 V5E = topologies.parse("v5e:2x4")
 # On a v5e, 394 TFLOP take two seconds and 0.819 TB take one second. Both sides of 2x4 are open, so 150 GB over two
 # links of 50 GB/s take 1.5 seconds.
-WORK = Work(flops=394e12, hbm_bytes=819e9, collective_bytes={("all-gather", "fsdp"): 150e9})
+WORK = Work(
+    flops=394e12,
+    hbm_bytes=819e9,
+    collectives={("all-gather", "fsdp"): Sent(bytes=150e9, synchronous_bytes=50e9, count=6)},
+    unknown_kernels={"mystery"},
+)
+MESH = DeviceMesh({"fsdp": 8}, (0,) * 8, tuple((x, y, 0) for x in range(2) for y in range(4)))
+EXPECTED = Expected(seconds=4.0, core=2.5, uncounted=0.5, synchronous=1.0, exposed=0.5)
 MEMORY = Memory(parameters=2**30, optimizer=2**20, batch=2**10, temporaries=2**31, peak=3 * 2**30 + 2**20 + 2**10)
 PLAN = report.Plan(
     topology=V5E,
@@ -26,32 +35,53 @@ PLAN = report.Plan(
     tokens=1000,
     batch_rows=16,
     total_steps=3600,
-    compiled=CompiledStep(MEMORY, True, WORK, 12.0),
+    compiled=CompiledStep(MEMORY, True, WORK, EXPECTED, MESH, 12.0),
     price=1.5,
+    teacher_parameters=2_000_000,
 )
 TOO_LARGE = dataclasses.replace(
-    PLAN, compiled=CompiledStep(dataclasses.replace(MEMORY, peak=20 * 2**30), False, None, 3.0)
+    PLAN, compiled=CompiledStep(dataclasses.replace(MEMORY, peak=20 * 2**30), False, None, None, MESH, 3.0)
 )
 KEYS = (
     *("parameters", "hbm_bytes_per_chip", "hbm_capacity_bytes", "fits", "model_flops", "executed_flops"),
     *("collective_bytes", "step_seconds_bound", "bound_by", "tokens_per_second", "mfu_at_bound", "compile_seconds"),
+    *("expected_step_seconds", "expected_parts", "mfu_expected", "collective_counts", "synchronous_collective_bytes"),
+    *("kernels_without_cost", "teacher_parameters"),
 )
 
 
 def test_slowest_resource_bounds_a_step():
-    limit = roofline.bound(WORK, V5E)
+    limit = roofline.bound(WORK, V5E, MESH)
     assert limit.seconds_by_resource == {"compute": 2.0, "hbm": 1.0, "ici": 1.5, "dcn": 0.0}
     assert (limit.seconds, limit.resource) == (2.0, "compute")
 
 
 def test_dcn_bytes_use_the_dcn_bandwidth():
-    work = Work(flops=0, collective_bytes={("all-reduce", "data"): 6.25e9}, dcn_bytes=6.25e9)
-    limit = roofline.bound(work, topologies.parse("v5p:2x2x1", 2))
+    work = Work(flops=0, collectives={("all-reduce", "data"): Sent(bytes=6.25e9, dcn_bytes=6.25e9)})
+    mesh = DeviceMesh({"data": 2, "fsdp": 4}, (0,) * 4 + (1,) * 4)
+    limit = roofline.bound(work, topologies.parse("v5p:2x2x1", 2), mesh)
     assert (
         limit.seconds_by_resource["ici"] == 0
         and limit.seconds_by_resource["dcn"] == pytest.approx(1.0)
         and limit.resource == "dcn"
     )
+
+
+def test_collectives_along_axes_with_other_links_overlap():
+    mesh = DeviceMesh({"fsdp": 2, "tensor": 4}, (0,) * 8, MESH.coordinates)
+    # 50 GB over one open side of links of 50 GB/s take one second. The axes are the sides of the slice.
+    along = {axis: Work(collectives={("all-gather", axis): Sent(bytes=50e9)}) for axis in ("fsdp", "tensor")}
+    assert [roofline.bound(work, V5E, mesh).seconds for work in along.values()] == [1.0, 1.0]
+    both = Work(collectives=along["fsdp"].collectives | along["tensor"].collectives)
+    assert roofline.bound(both, V5E, mesh).seconds == 1.0
+    both.collectives[("all-reduce", "tensor")] = Sent(bytes=25e9)
+    assert roofline.bound(both, V5E, mesh).seconds == 1.5
+
+
+def test_expected_time_is_at_least_the_bound():
+    assert (PLAN.expected_seconds, PLAN.mfu_expected) == (4.0, 0.25)
+    fast = dataclasses.replace(PLAN.compiled, expected=Expected(seconds=1.0, core=1.0))
+    assert dataclasses.replace(PLAN, compiled=fast).expected_seconds == PLAN.bound.seconds == 2.0
 
 
 def test_speed_cost_and_mfu_at_the_bound():
@@ -65,6 +95,8 @@ def test_json_has_documented_keys():
     found = json.loads(json.dumps(report.as_json(PLAN)))
     assert set(KEYS) <= set(found)
     assert found["collective_bytes"] == {"all-gather": {"fsdp": 150e9}}
+    assert found["synchronous_collective_bytes"] == {"all-gather": {"fsdp": 50e9}}
+    assert (found["expected_step_seconds"], found["kernels_without_cost"]) == (4.0, ["mystery"])
     assert (found["fits"], found["bound_by"], found["executed_flops"]) == (True, "compute", 394e12)
 
 
@@ -74,7 +106,11 @@ def test_text_contains_the_numbers():
         "v5e:2x4: 8 chips, mesh fsdp 8",
         "peak                              3.00 GiB of 15.75 GiB: fits",
         "394.000 TFLOP, 2.000 of the model's",
-        "all-gather along fsdp             150,000.0 MB sent",
+        "all-gather along fsdp             150,000.0 MB sent in 6 collectives, 50,000.0 MB while the core waits",
+        "1,000,000 parameters, and 2,000,000 of teachers;",
+        "FLOPs of kernels that do not state them: mystery",
+        "4,000.00 ms (ms: core 2,500.00, synchronous collectives 1,000.00, waiting for transfers 500.00)",
+        "MFU expected                      25.0 %",
         "2,000.00 ms, bound by compute",
         "50.0 %",
         "24.00 (16.00 chip-hours at 1.5)",

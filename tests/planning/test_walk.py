@@ -52,6 +52,65 @@ def traffic_bytes(text):
     return sum(traffic.hbm_bytes(module, module.entry, one) for one in module.entry.instructions)
 
 
+def test_collectives_are_asynchronous_if_instructions_run_between_start_and_end(work):
+    # Only the gather in the backward pass has pieces in another fusion.
+    waiting = work.by_kind("synchronous_bytes")
+    assert waiting["all-gather"] == {"fsdp": LAYERS * KERNEL / 4, "tensor": LAYERS * KERNEL / 2}
+    assert waiting["all-reduce"] == work.by_kind()["all-reduce"]
+    assert work.by_kind("count")["all-gather"] == {"fsdp": LAYERS * 2, "tensor": LAYERS}
+
+
+BRANCHES = """\
+%small (p: bf16[8,8]) -> bf16[8,8] {
+  %p = bf16[8,8]{1,0} parameter(0)
+  ROOT %one = bf16[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%large (q: bf16[8,8]) -> bf16[8,8] {
+  %q = bf16[8,8]{1,0} parameter(0)
+  %two = bf16[8,8]{1,0} dot(%q, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %three = bf16[8,8]{1,0} dot(%two, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (i: s32[], a: bf16[8,8]) -> bf16[8,8] {
+  %i = s32[] parameter(0)
+  %a = bf16[8,8]{1,0} parameter(1)
+  ROOT %c = bf16[8,8]{1,0} conditional(%i, %a, %a), branch_computations={%small, %large}
+}
+"""
+
+
+def test_largest_branch_of_a_conditional_counts():
+    assert walk.work(hlo.parse(BRANCHES), MESH).flops == 2 * 2 * 8**3
+
+
+@pytest.mark.parametrize(("between", "waits"), [("add", 300.0), ("fusion", 0.0)])
+def test_start_without_instructions_before_its_end_is_synchronous(between, waits):
+    found = walk.work(
+        hlo.parse(
+            textwrap.dedent(f"""\
+        %inner (p: bf16[100]) -> bf16[100] {{
+          %p = bf16[100]{{0}} parameter(0)
+          ROOT %n = bf16[100]{{0}} negate(%p)
+        }}
+
+        ENTRY %main (a: bf16[50], b: bf16[100]) -> bf16[100] {{
+          %a = bf16[50]{{0}} parameter(0)
+          %b = bf16[100]{{0}} parameter(1)
+          %s = (bf16[50]{{0}}, bf16[200]{{0}}) all-gather-start(%a), channel_id=1, replica_groups={{{{0,1,2,3}}}}
+          %x = bf16[100]{{0}} {between}(%b), calls=%inner
+          ROOT %e = bf16[200]{{0}} all-gather-done(%s)
+        }}
+        """)
+        ),
+        MESH,
+    )
+    sent = found.collectives[("all-gather", "fsdp+tensor")]
+    assert (sent.bytes, sent.synchronous_bytes, sent.count) == (300.0, waits, 1)
+    # The gather reads its shard and writes the whole array, and the other instruction reads and writes b.
+    assert found.hbm_bytes == 100 + 400 + 2 * 200
+
+
 def test_only_hbm_counts_as_traffic():
     assert (
         traffic_bytes("""\
@@ -63,6 +122,21 @@ def test_only_hbm_counts_as_traffic():
         }
         """)
         == 40 + 0 + 80
+    )
+
+
+def test_asynchronous_copies_count_once():
+    assert (
+        traffic_bytes("""\
+        ENTRY %main (a: f32[10]) -> f32[10] {
+          %a = f32[10]{0} parameter(0)
+          %in = (f32[10]{0:T(128)S(1)}, f32[10]{0}, u32[]{:S(2)}) copy-start(%a)
+          %b = f32[10]{0:T(128)S(1)} copy-done(%in)
+          %out = (f32[10]{0}, f32[10]{0:T(128)S(1)}, u32[]{:S(2)}) copy-start(%b)
+          ROOT %c = f32[10]{0} copy-done(%out)
+        }
+        """)
+        == 40 + 40
     )
 
 

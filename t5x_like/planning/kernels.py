@@ -1,0 +1,99 @@
+"""Custom calls in HLO: Pallas kernels with the costs that they declare."""
+
+import dataclasses
+import re
+
+from t5x_like.planning.hlo import Computation, Instruction
+
+_ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# Targets by which the compiler marks arrays, checks indices, and starts and completes communication. They do no work.
+_MARKERS = (
+    *("AsyncCollectiveStart", "AsyncCollectiveDone", "AllocateBuffer", "AssumeGatherIndicesInBound"),
+    *("BarrierStart", "BarrierDone", "ConcatBitcast", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"),
+)
+# Element types that the matrix units multiply.
+_MATRIX_TYPES = ("bf16", "f16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One execution of a custom call.
+
+    Attributes:
+      flops: FLOPs of its cost estimate; 0 without one.
+      hbm_bytes: bytes of its cost estimate that are not in memories on the chip; without one, those of its operands
+        and results, each read or written once.
+      estimated: whether it has a cost estimate.
+    """
+
+    flops: float
+    hbm_bytes: float
+    estimated: bool
+
+
+def kernel(computation: Computation, instruction: Instruction) -> Kernel | None:
+    """Reads the cost of a custom call from its cost estimate (`pl.pallas_call(…, cost_estimate=…)`).
+
+    Args:
+      computation: the computation of the instruction.
+      instruction: any instruction.
+
+    Returns:
+      The kernel; None for other instructions, and for custom calls that do no work.
+    """
+    if instruction.opcode != "custom-call" or is_marker(instruction):
+        return None
+    arrays = [array for arrays in computation.operand_arrays(instruction) for array in arrays] + [*instruction.arrays]
+    in_hbm = sum(array.bytes for array in arrays if array.memory == 0)
+    match = _ESTIMATE.search(instruction.attributes)
+    if match is None:
+        return Kernel(0.0, in_hbm, estimated=False)
+    found = {name: float(value) for name, value in re.findall(r'"(\w+)":"(-?\d+)"', match[1])}
+    on_chip = sum(array.bytes for array in arrays if array.memory != 0)
+    return Kernel(
+        flops=max(0.0, found.get("flops", 0.0)),
+        hbm_bytes=max(0.0, found.get("bytes_accessed", 0.0) - on_chip),
+        estimated=True,
+    )
+
+
+def is_marker(instruction: Instruction) -> bool:
+    """Returns whether a custom call does no work."""
+    return target(instruction) in _MARKERS
+
+
+def label(instruction: Instruction) -> str:
+    """Returns the name of a kernel without the number of the instruction, and its target if it is not Pallas."""
+    name = re.sub(r"(\.\d+|\.clone)+$", "", instruction.name)
+    kind = target(instruction)
+    return name if kind == "tpu_custom_call" else f"{name} ({kind})"
+
+
+def target(instruction: Instruction) -> str:
+    """Returns the target of a custom call; an empty string for other instructions."""
+    match = _TARGET.search(instruction.attributes) if instruction.opcode == "custom-call" else None
+    return match[1] if match else ""
+
+
+def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -> float:
+    """Estimates the part of the matrix units that the products of a kernel use.
+
+    The products of attention contract the last dimension of an operand, the size of a head, or return it. If it is
+    smaller than a matrix unit, the rest of the unit is idle.
+
+    Args:
+      computation: the computation of the kernel.
+      instruction: the kernel.
+      matrix_unit: rows and columns of a matrix unit.
+
+    Returns:
+      A number above 0, at most 1.
+    """
+    sizes = [
+        array.dims[-1]
+        for arrays in computation.operand_arrays(instruction)
+        for array in arrays
+        if array.dtype in _MATRIX_TYPES and len(array.dims) > 1
+    ]
+    return min((size / (-(-size // matrix_unit) * matrix_unit) for size in sizes), default=1.0)

@@ -1,0 +1,46 @@
+"""The links of a slice that a mesh axis uses."""
+
+import dataclasses
+
+from t5x_like.planning.collectives import DeviceMesh
+from t5x_like.planning.topologies import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisLinks:
+    """The links over which devices along a mesh axis communicate.
+
+    Attributes:
+      dimensions: dimensions of the torus along which the devices differ.
+      bandwidth: bytes/s that a device can send over the links of these dimensions.
+      hops: links between a device and the one farthest from it.
+    """
+
+    dimensions: tuple[int, ...]
+    bandwidth: float
+    hops: int
+
+
+def axis_links(axis: str, mesh: DeviceMesh, topology: Topology) -> AxisLinks:
+    """Returns the links of a mesh axis within a slice.
+
+    Devices along an axis that spans one side of the torus send over the two links of that side, or over one link if
+    the side is open or the axis spans only a part of it. Without coordinates, and for an axis within a chip, all links
+    count.
+
+    Args:
+      axis: mesh axes as in `DeviceMesh.axis_of`.
+      mesh: the devices of the program.
+      topology: the slices.
+    """
+    chip, sides = topology.chip, topology.sides
+    group = mesh.group_of(axis)
+    extents = [1 + max(at) - min(at) for at in zip(*(mesh.coordinates[device] for device in group), strict=True)]
+    extents = extents[: len(sides)] or list(sides)
+    if max(extents) == 1:
+        extents = list(sides)
+    closed = [ring and extent == side for ring, extent, side in zip(chip.closed(sides), extents, sides, strict=True)]
+    dimensions = tuple(dim for dim, extent in enumerate(extents) if extent > 1)
+    links = sum(2 if closed[dim] else 1 for dim in dimensions)
+    hops = sum(extents[dim] // 2 if closed[dim] else extents[dim] - 1 for dim in dimensions)
+    return AxisLinks(dimensions, max(1, links) * chip.link_bandwidth, hops)
