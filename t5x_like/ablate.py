@@ -137,17 +137,22 @@ def resolve_cells(
 def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") -> str:
     """Formats the cells as a Markdown table with one line per row of the grid and the best value per column in bold.
 
-    Runs with several seeds are given as mean ± sample standard deviation.
+    Runs with several seeds are given as mean ± sample standard deviation. Rows of different numbers of steps are
+    followed by their numbers of steps.
     """
     columns, grid = _grid(cells)
     means = {key: statistics.mean(cell.values[metric] for cell in runs) for key, runs in grid.items()}
     choose = max if larger_is_better(metric) else min
     seeds = len({cell.seed for cell in cells})
     over_seeds = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    steps = {row: " / ".join(dict.fromkeys(f"{c.curve[-1][0]:,}" for c in cells if c.row == row)) for row in rows}
+    same = len(set(steps.values())) == 1
+    after = f"after {steps[rows[0]]} steps" if same else "at the end of training"
     lines = [
         f"## {title}",
         "",
-        f"Held-out {metric} after {cells[0].curve[-1][0]:,} steps{over_seeds}; the best value of each column is bold.",
+        f"Held-out {metric} {after}{over_seeds}; the best value of each column is bold.",
         "",
         "| | parameters | " + " | ".join(columns) + " |",
         "|---|---|" + "---|" * len(columns),
@@ -161,28 +166,38 @@ def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") 
         of_column = [mean for (_, name), mean in means.items() if name == column]
         return f"**{text}**" if len(of_column) > 1 and means[row, column] == choose(of_column) else text
 
-    for row in dict.fromkeys(cell.row for cell in cells):
+    for row in rows:
         numbers = " / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in cells if cell.row == row))
-        lines.append(f"| {row} | {numbers} | " + " | ".join(shown(row, column) for column in columns) + " |")
+        name = row if same else f"{row}, {steps[row]} steps"
+        lines.append(f"| {name} | {numbers} | " + " | ".join(shown(row, column) for column in columns) + " |")
     return "\n".join(lines) + "\n"
 
 
 def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "Ablation") -> None:
-    """Draws the curves of all cells, their means over seeds, as a PNG image with one panel per column."""
+    """Draws the curves of all cells, their means over seeds, as a PNG image.
+
+    It has one column of panels per column of the grid: the metric over steps, and below it over the seconds that these
+    steps take without evaluations.
+    """
     from matplotlib.figure import Figure  # takes half a second to import
 
     columns, grid = _grid(cells)
-    figure = Figure(figsize=(5.5 * len(columns), 4))
-    panels = dict(zip(columns, figure.subplots(1, len(columns), squeeze=False)[0], strict=True))
+    figure = Figure(figsize=(5.5 * len(columns), 7))
+    over_steps, over_seconds = figure.subplots(2, len(columns), squeeze=False, sharey="col")
     for (row, column), runs in grid.items():
         curves = [dict(cell.curve) for cell in runs]
         steps = [step for step in curves[0] if all(step in curve for curve in curves)]
         means = [statistics.mean(curve[step] for curve in curves) for step in steps]
-        panels[column].plot(steps, means, marker=".", label=row)
-    for column, panel in panels.items():
-        panel.set(title=column, xlabel="step", ylabel=f"held-out {metric}")
-        panel.grid(alpha=0.3)
-        panel.legend()
+        seconds_per_step = statistics.mean(cell.seconds_per_step for cell in runs)
+        index = columns.index(column)
+        over_steps[index].plot(steps, means, marker=".", label=row)
+        over_seconds[index].plot([step * seconds_per_step for step in steps], means, marker=".", label=row)
+    for index, column in enumerate(columns):
+        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {metric}")
+        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {metric}")
+        for panel in (over_steps[index], over_seconds[index]):
+            panel.grid(alpha=0.3)
+            panel.legend()
     figure.suptitle(title)
     figure.tight_layout()
     image = io.BytesIO()

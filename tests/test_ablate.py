@@ -48,6 +48,13 @@ def test_table_of_several_seeds_has_mean_and_standard_deviation():
     assert lines[6:] == ["| a | 10 | **2.000 ± 1.000** |", "| b | 10 | 2.500 ± 0.000 |"]
 
 
+def test_rows_of_different_lengths_state_their_steps():
+    longer = dataclasses.replace(CELLS[2], curve=((10, 3.0), (40, 2.5)))
+    lines = table([CELLS[0], longer]).splitlines()
+    assert lines[2].startswith("Held-out loss at the end of training;")
+    assert lines[6:] == ["| a, 20 steps | 10 | **2.000** |", "| b, 40 steps | 20 | 2.500 |"]
+
+
 def test_plot_is_a_png(tmp_path):
     ablate.plot([*CELLS, cell("a", "left", 3.0, seed=1)], str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
