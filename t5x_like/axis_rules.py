@@ -7,6 +7,9 @@ from t5x_like.errors import UserError
 from t5x_like.mesh import MESH_AXES
 
 LENGTH = "length"
+# `embed` of the vectors among the parameters, the scales of norms and biases. No rule shards it: gathering a few
+# kilobytes takes the latency of a collective for each vector and saves hardly any memory.
+EMBED_VECTOR = "embed_vector"
 # Suffix of the features that a model reads as tokens. Their length is the length of a row.
 INPUT_TOKENS_SUFFIX = "_input_tokens"
 Rules = Mapping[str, str | tuple[str, ...]]
@@ -29,7 +32,7 @@ RULE_SETS: dict[str, Rules] = {
     "fsdp_tp_sp": {
         "batch": ("data", "fsdp"),
         "length": "sequence",
-        "embed": "fsdp",
+        "embed": ("fsdp", "sequence"),
         "vocab": "tensor",
         "mlp": "tensor",
         "heads": "tensor",

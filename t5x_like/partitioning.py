@@ -98,6 +98,7 @@ class Partitioner:
             if shape is not None and shape[position] % shards:
                 if logical == LENGTH:
                     entries.append(None)
+                    used.update(free)  # the devices hold the same positions, and do not shard other dimensions
                     continue
                 sizes = " x ".join(f"{axis}={self.mesh.shape[axis]}" for axis in free)
                 raise UserError(
@@ -131,13 +132,13 @@ class Partitioner:
 
     @functools.cached_property
     def gathered(self) -> "Partitioner":
-        """This partitioner with whole parameters on devices that hold different rows.
+        """This partitioner with whole parameters on devices that hold different tokens.
 
-        Mesh axes such as `tensor`, over which each device computes a part of a row, still shard parameters.
+        Mesh axes such as `tensor`, over which each device computes a part of a token, still shard parameters.
         """
-        rows = as_tuple(self.rules.get("batch", ()))
+        tokens = {axis for logical in ("batch", LENGTH) for axis in as_tuple(self.rules.get(logical, ()))}
         rules = {
-            logical: axes if logical == "batch" else tuple(axis for axis in as_tuple(axes) if axis not in rows)
+            logical: axes if logical in ("batch", LENGTH) else tuple(a for a in as_tuple(axes) if a not in tokens)
             for logical, axes in self.rules.items()
         }
         gathered = copy.copy(self)

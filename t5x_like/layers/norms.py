@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.axis_rules import EMBED_VECTOR
+
 
 class RMSNorm(nnx.Module):
     """Divides by the root mean square and multiplies by a learned scale (Zhang & Sennrich 2019, equation 4).
@@ -20,7 +22,7 @@ class RMSNorm(nnx.Module):
     """
 
     def __init__(self, size: int, *, epsilon: float = 1e-6):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("embed",))
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
@@ -41,8 +43,8 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, size: int, *, epsilon: float = 1e-5):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("embed",))
-        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=("embed",))
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
+        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(EMBED_VECTOR,))
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
@@ -62,8 +64,8 @@ class NoNorm(nnx.Module):
     """
 
     def __init__(self, size: int):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("embed",))
-        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=("embed",))
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
+        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(EMBED_VECTOR,))
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
         """Computes `scale * x + bias` in float32 and returns the result in the dtype of `x`."""

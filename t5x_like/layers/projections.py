@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.axis_rules import EMBED_VECTOR
 from t5x_like.kernels.contraction import contract
 from t5x_like.layers.initializers import Initializer
 
@@ -41,7 +42,9 @@ class Projection(nnx.Module):
         self.num_inputs = len(inputs)
         self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.num_inputs), axes=axes)
         if bias:
-            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=axes[self.num_inputs :])
+            bias_axes = axes[self.num_inputs :]
+            bias_axes = (EMBED_VECTOR,) if bias_axes == ("embed",) else bias_axes
+            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=bias_axes)
         self.has_bias = bias
         self.dtype = dtype
 
@@ -54,13 +57,11 @@ class Projection(nnx.Module):
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:
     """Constrains the sharding of `[batch, length, *axes]`.
 
-    The length of a decoding step, which is 1, is not sharded.
-
     Args:
-      x: activations.
+      x: activations. A length that is not divisible by its shards, such as that of a decoding step, is not sharded.
       *axes: logical axes of the dimensions after `length`.
 
     Returns:
       `x` with the sharding constraint.
     """
-    return partitioning.shard(x, "batch", "length" if x.shape[1] > 1 else None, *axes)
+    return partitioning.shard(x, "batch", "length", *axes)
