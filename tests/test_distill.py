@@ -16,7 +16,6 @@ from flax import nnx
 
 from t5x_like import ablate, cli, config, interop, parameters
 from t5x_like.distill import combine, distill, run_arguments
-from t5x_like.distillation.loss import LossValue
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
@@ -44,8 +43,7 @@ class LastState:
     teacher = None
 
     def check(self, student, teacher):
-        if student.vocabulary != teacher.vocabulary:
-            raise UserError(f"vocabularies {student.vocabulary} of student and {teacher.vocabulary} of {teacher.name}")
+        pass
 
     def captures(self, student, teacher):
         return (), ()
@@ -59,7 +57,7 @@ class LastState:
     def __call__(self, heads, student, teacher):
         difference = heads["projection"](student.outputs.hidden) - teacher.outputs.hidden.astype(jnp.float32)
         weights = student.batch["decoder_loss_weights"]
-        return LossValue(jnp.sum(jnp.mean(difference**2, -1) * weights))
+        return jnp.sum(jnp.mean(difference**2, -1) * weights)
 
 
 class Projection(nnx.Module):
@@ -185,7 +183,7 @@ def test_unsuitable_teacher_raises_before_anything_is_written(teacher, tmp_path,
 def test_teacher_with_another_vocabulary_raises(teacher, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
     (tmp_path / "teacher" / "vocabulary.json").write_text('{"digest": "other"}')
-    with pytest.raises(UserError, match="vocabularies digest of student and other of t"):
+    with pytest.raises(UserError, match=r"teacher 't': its vocabulary \(other\) differs from that of the student"):
         run(tmp_path / "run", str(tmp_path / "teacher"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
-from flax import nnx, struct
+from flax import nnx
 
 from t5x_like.kernels.chunks import PositionLoss
 from t5x_like.kernels.top_k import TopK
@@ -53,23 +53,10 @@ class View:
     predictions: Mapping[str, Prediction | TopK]
 
 
-@struct.dataclass
-class LossValue:
-    """The value of a loss for a microbatch. All values are sums, so microbatches can be added.
-
-    Attributes:
-      sum: the loss, summed over the positions, rows or elements that `Loss.weight` counts.
-      metrics: metric -> (sum, weight), reported as `LOSS/METRIC`. The loss itself is always a metric.
-    """
-
-    sum: Scalar
-    metrics: dict[str, tuple[Scalar, Scalar]] = struct.field(default_factory=dict)
-
-
 class Loss(Protocol):
     """A loss between a student and a teacher.
 
-    Its value for a batch is the sum of `__call__(…).sum` over the microbatches, divided by `weight` of the whole batch,
+    Its value for a batch is the sum of `__call__(…)` over the microbatches, divided by `weight` of the whole batch,
     so it depends neither on the number of microbatches nor on that of devices. With several teachers it is the weighted
     mean over them, unless `teacher` names one.
 
@@ -121,7 +108,7 @@ class Loss(Protocol):
           The number of positions, rows or elements.
         """
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch.
 
         Args:
@@ -130,7 +117,8 @@ class Loss(Protocol):
           teacher: what the teacher computed from the same rows.
 
         Returns:
-          The loss and its metrics, summed. Coefficients, and their schedules, are applied to it elsewhere.
+          The loss, summed over the positions, rows or elements that `weight` counts. Coefficients, and their schedules,
+          are applied to it elsewhere.
         """
 
 

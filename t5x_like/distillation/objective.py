@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from t5x_like.data.attached import Attached
 from t5x_like.distillation import features
-from t5x_like.distillation.loss import LogitLoss, Loss, LossValue, Network, View
+from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
@@ -73,7 +73,7 @@ class Distillation:
     The terms are those of the student's own objective, and one per loss under its name. Each teacher runs once per
     microbatch, on the rows of the student, without dropout and gradient. The divisor of a loss depends on the data
     alone, so the result depends neither on the number of microbatches nor on that of devices. The metrics are those of
-    the student, the value of each loss under its name, and those of the losses as `LOSS/METRIC`.
+    the student, and the value of each loss under its name.
 
     Args:
       objective: what the student predicts.
@@ -138,9 +138,12 @@ class Distillation:
           config: configuration of the student's model.
 
         Raises:
-          UserError: it is not, or it reads hidden states of a teacher whose predictions are cached.
+          UserError: it is not, it reads hidden states of a teacher whose predictions are cached, or a teacher has
+            another vocabulary than the student, whose token ids it reads.
         """
         student = self._student(config)
+        for name in self.teachers:
+            self._check_vocabulary(name)
         for name, loss in self.losses.items():
             for teacher in self._teachers_of(loss):
                 other = self._network(teacher)
@@ -150,6 +153,14 @@ class Distillation:
                         f"loss {name!r} reads {read[0]!r} of the teacher {teacher!r}, of which only predictions are "
                         "cached. Run the teacher in the training step instead: give TEACHER without its logits."
                     )
+
+    def _check_vocabulary(self, teacher: str) -> None:
+        theirs = self.teachers[teacher].vocabulary
+        if None not in (self._vocabulary, theirs) and self._vocabulary != theirs:
+            raise UserError(
+                f"teacher {teacher!r}: its vocabulary ({theirs}) differs from that of the student "
+                f"({self._vocabulary}), whose token ids it reads. Give a teacher with the vocabulary of the student."
+            )
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads of the student and the projections of the losses; see `Objective.init`.
@@ -201,13 +212,10 @@ class Distillation:
         terms = self.objective.terms_of_sums(own, params, outputs, own_rows, dropout_key=head_key)
         sums, metrics = dict(terms.sums), dict(terms.metrics)
         for name, loss in self.losses.items():
-            value = self._mean(name, params, view, views, summed)
-            sums[name] = value.sum
-            found = {name: (value.sum, loss.weight(own_rows, self.objective))}
-            found |= {f"{name}/{metric}": pair for metric, pair in value.metrics.items()}
-            if repeated := sorted(found.keys() & metrics.keys()):
-                raise UserError(f"LOSSES: {repeated[0]!r} is a metric of the student already. Rename the loss.")
-            metrics |= found
+            if name in metrics:
+                raise UserError(f"LOSSES: {name!r} is a metric of the student already. Rename the loss.")
+            sums[name] = self._mean(name, params, view, views, summed)
+            metrics[name] = (sums[name], loss.weight(own_rows, self.objective))
         return Terms(sums=sums, metrics=metrics)
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
@@ -279,20 +287,16 @@ class Distillation:
         student: View,
         teachers: Mapping[str, View],
         summed: Mapping[tuple[str, str], Scalar],
-    ) -> LossValue:
+    ) -> Scalar:
         """Returns the weighted mean of a loss over its teachers, which is computed unless it is in `summed`."""
         loss, heads = self.losses[name], params["objective"].get(PROJECTIONS, {}).get(name, {})
 
-        def value(teacher: str) -> LossValue:
+        def value(teacher: str) -> Scalar:
             if (name, teacher) in summed:
-                return LossValue(summed[name, teacher])
+                return summed[name, teacher]
             return loss(heads.get(teacher, {}), student, teachers[teacher])
 
-        values = [
-            jax.tree.map(lambda x, weight=weight: weight * x, value(teacher))
-            for teacher, weight in self._teachers_of(loss).items()
-        ]
-        return jax.tree.map(lambda *each: sum(each[1:], each[0]), *values)
+        return sum(weight * value(teacher) for teacher, weight in self._teachers_of(loss).items())
 
     def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
         if not self.losses or not self.teachers:

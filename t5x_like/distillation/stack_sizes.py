@@ -1,12 +1,14 @@
 """Sizes of the stacks of a model, read from its parameters before they exist."""
 
 import dataclasses
+import functools
 
 import jax
 
 from t5x_like.distillation.loss import Network
 from t5x_like.errors import UserError
 from t5x_like.layers.stacks import Stack
+from t5x_like.models.base import ModelConfig
 
 STACKS = ("encoder", "decoder")
 
@@ -40,21 +42,29 @@ def stack_sizes(network: Network, stack: str) -> StackSizes:
     Raises:
       UserError: the network does not have the stack.
     """
-    # The scanned form of a stack has one layer to trace.
-    config = dataclasses.replace(network.config, scan_layers=True)
-    model = jax.eval_shape(config.make, jax.random.key(0))
-    found: Stack | None = getattr(model, stack, None) if stack in STACKS else None
-    if found is None:
-        existing = " and ".join(name for name in STACKS if hasattr(model, name))
+    found = _stacks(network.config)
+    if stack not in found:
         raise UserError(
             f"stack={stack!r}: {network.name} ({type(network.config).__name__}) does not have this stack. It has: "
-            f"{existing}."
+            f"{' and '.join(found)}."
         )
-    attention = found.layers.attention
+    return found[stack]
+
+
+@functools.lru_cache
+def _stacks(config: ModelConfig) -> dict[str, StackSizes]:
+    # The scanned form of a stack has one layer to trace.
+    model = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
+    stacks = {name: getattr(model, name, None) for name in STACKS}
+    return {name: _sizes(stack, config.embed_dim) for name, stack in stacks.items() if stack is not None}
+
+
+def _sizes(stack: Stack, embed_dim: int) -> StackSizes:
+    attention = stack.layers.attention
     *_, heads, head_dim = _shape(attention.query)
     return StackSizes(
-        layers=found.num_layers,
-        embed=network.config.embed_dim,
+        layers=stack.num_layers,
+        embed=embed_dim,
         heads=heads,
         kv_heads=_shape(attention.key)[-2],
         head_dim=head_dim,

@@ -217,7 +217,7 @@ def compared(tmp_path_factory):
             theirs = view(networks[teacher], params[teacher], batch, needed)
             for name, (loss, network) in pairs.items():
                 if network.name == teacher:
-                    value = loss(trained["heads"][name], ours, theirs).sum
+                    value = loss(trained["heads"][name], ours, theirs)
                     found[name] = value / loss.weight(batch, student.objective)
         return found
 

@@ -37,7 +37,7 @@ def test_losses_of_a_layer_train_this_layer_and_those_below(scan):
     def value(student, name):
         outputs = student(BATCH, capture=chosen[name].captures(STUDENT, TEACHER)[0])
         loss = chosen[name]({}, View(STUDENT, outputs, BATCH, {}), theirs)
-        return loss.sum / chosen[name].weight(BATCH, STUDENT.objective), outputs.captured
+        return loss / chosen[name].weight(BATCH, STUDENT.objective), outputs.captured
 
     moved = {}
     for name in LOSSES:

@@ -15,7 +15,6 @@ from objective_cases import CASES, Case
 from t5x_like import optimizers, parameters
 from t5x_like.data import specs
 from t5x_like.distillation.features import merge
-from t5x_like.distillation.loss import LossValue
 from t5x_like.distillation.losses.logits import ForwardKL, ReverseKL
 from t5x_like.distillation.objective import PROJECTIONS, Distillation
 from t5x_like.errors import UserError
@@ -56,9 +55,7 @@ class Logits:
             log_q = jnp.take_along_axis(log_q, theirs.ids, axis=-1)
         else:
             log_p = jax.nn.log_softmax(theirs.logits(theirs.hidden))
-        agree = jnp.sum(ours.weights * (jnp.argmax(log_p, -1) == jnp.argmax(log_q, -1)))
-        value = jnp.sum(ours.weights * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
-        return LossValue(sum=value, metrics={"agreement": (agree, jnp.sum(ours.weights))})
+        return jnp.sum(ours.weights * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +82,7 @@ class States:
     def __call__(self, heads, student, teacher):
         error = heads["projection"](student.outputs.captured[self.read]) - teacher.outputs.captured[self.read]
         real = student.batch["encoder_segment_ids"] != 0
-        return LossValue(sum=jnp.sum(jnp.sum(jnp.square(error), axis=-1) * real))
+        return jnp.sum(jnp.sum(jnp.square(error), axis=-1) * real)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +175,7 @@ def test_gradient_is_equal_on_any_microbatches_and_devices():
         zero = [name for name in named if name.endswith("key/bias")]  # only adds a constant to scores
         assert_close({n: found[n] for n in named if n not in zero}, {n: named[n] for n in named if n not in zero})
         np.testing.assert_allclose(metrics["objective"][0], value, rtol=1e-5)
-        assert {"kl", "states", "kl/agreement", "loss", "next_sentence_loss"} <= metrics.keys()
+        assert {"kl", "states", "loss", "next_sentence_loss"} <= metrics.keys()
         assert metrics["kl"][1] == masked.sum() and metrics["states"][1] == tokens.sum()
 
 
@@ -195,6 +192,13 @@ def test_teachers_have_no_gradient_and_no_dropout():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients["teachers"]))
     assert any(np.any(leaf) for leaf in jax.tree.leaves(gradients["model"]))
     np.testing.assert_allclose(value, jax.jit(total)(params, None), rtol=1e-6)
+
+
+def test_teacher_with_another_vocabulary_raises_for_every_loss():
+    teachers = {"a": dataclasses.replace(TEACHERS["a"], vocabulary="b" * 8)}
+    objective = distillation({"states": States()}, teachers, vocabulary="a" * 8)
+    with pytest.raises(UserError, match=r"teacher 'a': its vocabulary \(bbbbbbbb\) differs .* student \(aaaaaaaa\)"):
+        objective.check(TEACHERS["a"].config)
 
 
 def test_init_adds_projections_per_teacher_to_the_heads_of_the_student():

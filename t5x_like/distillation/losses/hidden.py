@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs
-from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.distillation.loss import Network, View
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken, attended, outputs_of
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
@@ -76,16 +76,15 @@ class HiddenMSE(LayerLoss):
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
         return self._error(heads, student["hidden"], teacher["hidden"])
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
-        value = super().__call__(heads, student, teacher) if self.pairs(student.network, teacher.network) else None
+        value = super().__call__(heads, student, teacher) if self.pairs(student.network, teacher.network) else 0.0
         if self.embeddings:
             states = [
                 outputs_of(self, view).captured[f"{self.stack}/embedding"].astype(jnp.float32)
                 for view in (student, teacher)
             ]
-            of_embeddings = self.weighted_sum([self._error(heads, *states)], student.batch)
-            value = LossValue(of_embeddings.sum + (value.sum if value else 0.0))
+            value += self.weighted_sum([self._error(heads, *states)], student.batch)
         return value
 
     def _error(self, heads: Mapping[str, nnx.Module], student: States, teacher: States) -> PerToken:
@@ -126,12 +125,12 @@ class HiddenCosine:
         """Counts the tokens that are not padding; see `Loss.weight`."""
         return jnp.sum(attended(batch, _last_stack(batch)))
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
         ours, theirs = (outputs_of(self, view).hidden.astype(jnp.float32) for view in (student, teacher))
         squares = [jnp.sum(jnp.square(x), axis=-1) + _COSINE_EPSILON for x in (ours, theirs)]
         cosine = jnp.sum(ours * theirs, axis=-1) * jax.lax.rsqrt(squares[0] * squares[1])
-        return LossValue(jnp.sum((1.0 - cosine) * attended(student.batch, _last_stack(student.batch))))
+        return jnp.sum((1.0 - cosine) * attended(student.batch, _last_stack(student.batch)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ class PatientCLS(LayerLoss):
         """Counts the rows that are not padding; see `Loss.weight`."""
         return jnp.sum(attended(batch, self.stack)[:, 0])
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
         pairs = self.pairs(student.network, teacher.network)
         rows = attended(student.batch, self.stack)[:, 0]
@@ -160,7 +159,7 @@ class PatientCLS(LayerLoss):
             jnp.sum(jnp.mean(jnp.square(self._first(student, ours) - self._first(teacher, theirs)), axis=-1) * rows)
             for ours, theirs in pairs
         )
-        return LossValue(total / len(pairs))
+        return total / len(pairs)
 
     def _first(self, view: View, layer: int) -> Float[Array, "batch embed"]:
         first = self._arrays(view, layer)["hidden"][:, 0]

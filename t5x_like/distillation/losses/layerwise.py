@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
-from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.distillation.loss import Network, View
 from t5x_like.distillation.stack_sizes import StackSizes, stack_sizes
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
@@ -122,7 +122,7 @@ class LayerLoss:
         """Counts the tokens that are not padding; see `Loss.weight`."""
         return jnp.sum(attended(batch, self.stack))
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
         pairs = self.pairs(student.network, teacher.network)
         losses = [
@@ -131,11 +131,11 @@ class LayerLoss:
         ]
         return self.weighted_sum(losses, student.batch)
 
-    def weighted_sum(self, losses: list[PerToken], batch: Batch) -> LossValue:
+    def weighted_sum(self, losses: list[PerToken], batch: Batch) -> Scalar:
         """Sums the losses of pairs of layers over the tokens that are not padding."""
         tokens = attended(batch, self.stack) > 0
         total = sum(jnp.sum(jnp.where(tokens, loss, 0.0)) for loss in losses)
-        return LossValue(total / len(losses) if self.averages_layers else total)
+        return total / len(losses) if self.averages_layers else total
 
     def _arrays(self, view: View, layer: int) -> Arrays:
         captured = outputs_of(self, view).captured

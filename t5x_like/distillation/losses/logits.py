@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.distillation.loss import LossValue, Network, View
+from t5x_like.distillation.loss import Network, View
 from t5x_like.errors import UserError
 from t5x_like.kernels import divergence
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
@@ -55,13 +55,6 @@ class LogitLoss:
                 f"{type(self).__name__}: student and {teacher.name} predict different labels, {labels[0]} and "
                 f"{labels[1]}. Use a teacher with the labels of the student, in the same order."
             )
-        if not labels[0] and None not in (student.vocabulary, teacher.vocabulary):
-            if student.vocabulary != teacher.vocabulary:
-                raise UserError(
-                    f"{type(self).__name__}: the vocabulary of the student ({student.vocabulary}) differs from that of "
-                    f"{teacher.name} ({teacher.vocabulary}), so their logits cannot be compared. Use the teacher's "
-                    "vocabulary, or losses of hidden states and attention."
-                )
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns no names: the loss reads predictions alone."""
@@ -96,11 +89,11 @@ class LogitLoss:
                 )
         return self.of_positions(theirs, ours.weights)
 
-    def __call__(self, heads: dict[str, nnx.Module], student: View, teacher: View) -> LossValue:
+    def __call__(self, heads: dict[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss by itself; see `Loss`."""
         ours = student.predictions[self.prediction]
         losses = {"loss": self.position_loss(student, teacher)}
-        return LossValue(sum_over_positions(Readout(ours.hidden, ours.logits), losses)["loss"])
+        return sum_over_positions(Readout(ours.hidden, ours.logits), losses)["loss"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,8 +134,8 @@ class ForwardKL(_Divergence):
 class ReverseKL(_Divergence):
     """T² · KL(student || teacher) of the distributions at temperature T, in nats per position.
 
-    Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, section 2.1. The student prefers modes of the teacher to its
-    whole support.
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, section 2: the reverse KL per token. MiniLLM (Gu et al. 2024,
+    arXiv:2306.08543) minimizes that of whole sequences. The student prefers modes of the teacher to its whole support.
     """
 
     def divergence(self) -> Divergence:
@@ -154,10 +147,12 @@ class ReverseKL(_Divergence):
 class JensenShannon(_Divergence):
     """T² times the generalized Jensen-Shannon divergence at temperature T, in nats per position.
 
-    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1. It is at most log 2 for beta = 0.5.
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1, at T = 1, where it is at most log 2 for
+    beta = 0.5.
     """
 
-    # Weight of the teacher in the mixture, in (0, 1). Values near 0 resemble the forward KL, near 1 the reverse KL.
+    # Weight of the teacher in the mixture, in (0, 1). Divided by beta, the loss approaches the forward KL for small
+    # values; divided by 1 - beta, the reverse KL for values near 1.
     beta: float = 0.5
 
     def __post_init__(self):
