@@ -130,6 +130,9 @@ PARTS = (
     "runs/study/distillation_sst2.gin",
     "runs/study/distillation_student.gin",
     "runs/study/distillation_tinybert.gin",
+    "runs/study/distillation_causal_lm.gin",
+    "runs/study/distillation_masked_lm.gin",
+    "runs/study/distillation_span_corruption.gin",
 )
 
 
