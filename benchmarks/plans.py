@@ -1,7 +1,7 @@
 """Plans training runs and distillations on slices of five TPU generations, and prints the tables of docs/plans.md.
 
 python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
-python benchmarks/plans.py DIRECTORY --table    # prints the table of existing files only
+python benchmarks/plans.py DIRECTORY --table    # prints the tables of existing files only
 """
 
 import argparse
@@ -35,44 +35,87 @@ def _t5(size, rows, *slices):
     return Model(f"T5 1.1 {size}", (f"models/t5_1_1/{size}.gin", "runs/pretrain.gin"), rows, slices)
 
 
-# The largest batch is 1.3 million tokens.
-MODELS = (
-    Model(
-        "BERT large",
-        ("models/bert/large.gin", "runs/bert.gin"),
-        256,
-        (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
-        ("--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 77}",),
+def _distillation(name, *, student, losses, teacher, rows, slices, flags=()):
+    files = (*student, f"distillation/{losses}.gin", "runs/distill.gin")
+    return Model(name, files, rows, slices, (f"--gin.TEACHER=models/{teacher}.gin", *flags))
+
+
+# Title of a table -> its models. The largest batch is 1.3 million tokens.
+TABLES = {
+    "BERT large, GPT-2 XL and T5 1.1": (
+        Model(
+            "BERT large",
+            ("models/bert/large.gin", "runs/bert.gin"),
+            256,
+            (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
+            ("--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 77}",),
+        ),
+        Model(
+            "GPT-2 XL",
+            ("models/gpt2/xl.gin", "runs/gpt.gin"),
+            512,
+            (("v4:4x4x4", 4), ("v5e:8x8", 8), ("v5p:4x4x4", 1), ("v6e:8x8", 4)),
+        ),
+        _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1), ("tpu7x:2x2x1", 1)),
+        _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+        _t5("xl", 1024, ("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 2)),
+        _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 4)),
     ),
-    Model(
-        "GPT-2 XL",
-        ("models/gpt2/xl.gin", "runs/gpt.gin"),
-        512,
-        (("v4:4x4x4", 4), ("v5e:8x8", 8), ("v5p:4x4x4", 1), ("v6e:8x8", 4)),
+    "Distillation and MobileBERT": (
+        Model(
+            "MobileBERT",
+            ("models/mobilebert/base.gin", "runs/mobilebert.gin"),
+            256,
+            (("v5e:1x1", 8), ("v5p:1x1x1", 2)),
+        ),
+        _distillation(
+            "BERT large to TinyBERT",
+            student=("models/bert/tinybert_4.gin", "students/tinybert.gin"),
+            losses="tinybert_general",
+            teacher="bert/large",
+            rows=256,
+            slices=(("v5e:2x2", 1), ("v5p:2x2x1", 1)),
+            # TinyBERT has 12 heads. Losses of attention need those of the teacher.
+            flags=("--gin.bert.BertConfig.num_heads=16",),
+        ),
+        _distillation(
+            "T5 1.1 xl to base",
+            student=("models/t5_1_1/base.gin", "runs/pretrain.gin"),
+            losses="hinton",
+            teacher="t5_1_1/xl",
+            rows=128,
+            slices=(("v5e:2x4", 1), ("v5p:2x2x1", 1)),
+        ),
+        _distillation(
+            "Llama 3.1 8B to 3.2 1B",
+            student=("students/llama_1b.gin",),
+            losses="hinton",
+            teacher="llama3_1/8b",
+            rows=256,
+            slices=(("v5e:8x8", 4), ("v5p:2x4x4", 1)),
+            flags=("--gin.llama.LlamaConfig.remat='full'",),
+        ),
     ),
-    _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1), ("tpu7x:2x2x1", 1)),
-    _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
-    _t5("xl", 1024, ("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 2)),
-    _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 4)),
-)
+}
 
 
 def main() -> None:
-    """Plans all models and prints the table."""
+    """Plans all models and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=pathlib.Path, help="directory of the plans")
-    parser.add_argument("--table", action="store_true", help="print the table of existing plans only")
+    parser.add_argument("--table", action="store_true", help="print the tables of existing plans only")
     arguments = parser.parse_args()
     arguments.directory.mkdir(exist_ok=True)
-    plans = []
-    for model in MODELS:
-        for topology, microbatches in model.slices:
-            file = arguments.directory / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
-            if not file.exists() and not arguments.table:
-                subprocess.run(command(model, topology, microbatches, file), check=False)
-            if file.exists():
-                plans.append((model, json.loads(file.read_text())))
-    print(table(plans))
+    for title, models in TABLES.items():
+        plans = []
+        for model in models:
+            for topology, microbatches in model.slices:
+                file = arguments.directory / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
+                if not file.exists() and not arguments.table:
+                    subprocess.run(command(model, topology, microbatches, file), check=False)
+                if file.exists():
+                    plans.append((model, json.loads(file.read_text())))
+        print(f"\n## {title}\n\n{table(plans)}")
 
 
 def command(model: Model, topology: str, microbatches: int, file: pathlib.Path) -> list[str]:
@@ -88,7 +131,7 @@ def command(model: Model, topology: str, microbatches: int, file: pathlib.Path) 
 
 HEADER = (
     *("model", "rows", "slice", "microbatches", "peak / HBM, GiB", "executed / model"),
-    *("sent per step", "bound, ms", "by", "tokens/s", "MFU"),
+    *("sent per step", "bound, ms", "by", "expected, ms", "tokens/s", "MFU", "MFU expected"),
 )
 
 
@@ -105,8 +148,9 @@ def _cells(model, plan):
     sent = sum(count for axes in plan["collective_bytes"].values() for count in axes.values())
     return (
         *(*known, memory, f"{plan['executed_flops'] / plan['model_flops']:.3f}", f"{sent / 1e9:.2f} GB"),
-        *(f"{1e3 * plan['step_seconds_bound']:,.1f}", plan["bound_by"]),
+        *(f"{1e3 * plan['step_seconds_bound']:,.1f}", plan["bound_by"], f"{1e3 * plan['expected_step_seconds']:,.1f}"),
         *(f"{plan['tokens_per_second']:,.0f}", f"{100 * plan['mfu_at_bound']:.1f} %"),
+        f"{100 * plan['mfu_expected']:.1f} %",
     )
 
 

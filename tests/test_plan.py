@@ -80,7 +80,7 @@ def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
     assert 0 < waiting <= total
     # The compiler estimates cycles for nearly everything.
     parts = written["expected_parts"]
-    assert parts["uncounted"] < 0.1 * parts["core"]
+    assert parts["without_cycles"] < 0.1 * parts["core"]
     assert parts["core"] + parts["synchronous"] + parts["exposed"] == pytest.approx(parts["seconds"])
     assert written["expected_step_seconds"] == max(parts["seconds"], written["step_seconds_bound"])
     assert written["mfu_expected"] <= written["mfu_at_bound"]

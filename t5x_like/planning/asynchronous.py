@@ -45,10 +45,12 @@ class Asynchronous:
         self._start_of_channel: dict[str, str] = {}  # channel -> computation that starts it
         for computation in module.computations.values():
             calls = [one.attributes for one in computation.instructions if one.opcode == "custom-call"]
-            starts, ends = any(_START in one for one in calls), any(_DONE in one for one in calls)
+            starts = any(_START in one for one in calls)
+            if not starts and not any(_DONE in one for one in calls):
+                continue
             for instruction in computation.instructions:
-                channel = instruction.attribute("channel_id")
-                if (starts or ends) and instruction.opcode in KINDS and channel is not None:
+                channel = instruction.attribute("channel_id") if instruction.opcode in KINDS else None
+                if channel is not None:
                     self._fused[computation.name] = Role(starts, f"channel {channel}")
                     if starts:
                         self._start_of_channel[channel] = computation.name

@@ -23,15 +23,15 @@ class Expected:
     Attributes:
       seconds: all of it.
       core: instructions, by the cycles that the compiler estimates.
-      uncounted: the part of `core` of instructions without such an estimate: their FLOPs at the peak or their bytes at
-        the bandwidth of HBM, whichever takes longer.
+      without_cycles: the part of `core` of instructions without such an estimate: their FLOPs at the peak or their
+        bytes at the bandwidth of HBM, whichever takes longer.
       synchronous: collectives for which the core waits from start to end.
       exposed: waiting for asynchronous transfers that are not complete when their result is needed.
     """
 
     seconds: float = 0.0
     core: float = 0.0
-    uncounted: float = 0.0
+    without_cycles: float = 0.0
     synchronous: float = 0.0
     exposed: float = 0.0
 
@@ -146,7 +146,7 @@ class _Schedule:
             if instruction.opcode == "custom-call":
                 fill = kernels.fill(computation, instruction, chip.matrix_unit)
             seconds = max(work.flops / (fill * chip.peak_flops), work.hbm_bytes / chip.hbm_bandwidth)
-            total.uncounted += seconds
+            total.without_cycles += seconds
         total.seconds += seconds
         total.core += seconds
 

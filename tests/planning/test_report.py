@@ -22,7 +22,7 @@ WORK = Work(
     unknown_kernels={"mystery"},
 )
 MESH = DeviceMesh({"fsdp": 8}, (0,) * 8, tuple((x, y, 0) for x in range(2) for y in range(4)))
-EXPECTED = Expected(seconds=4.0, core=2.5, uncounted=0.5, synchronous=1.0, exposed=0.5)
+EXPECTED = Expected(seconds=4.0, core=2.5, without_cycles=0.5, synchronous=1.0, exposed=0.5)
 MEMORY = Memory(parameters=2**30, optimizer=2**20, batch=2**10, temporaries=2**31, peak=3 * 2**30 + 2**20 + 2**10)
 PLAN = report.Plan(
     topology=V5E,

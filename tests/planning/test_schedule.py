@@ -105,4 +105,4 @@ def test_kernel_takes_its_flops_at_the_fill_of_the_matrix_units():
     )
     found = expected(body)
     assert milliseconds(found) == [2, 2, 0, 0]
-    assert found.uncounted == found.core
+    assert found.without_cycles == found.core
