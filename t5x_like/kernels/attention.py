@@ -1,9 +1,11 @@
 """Softmax attention: the reference implementation and the dispatcher `attention`."""
 
+import functools
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -11,6 +13,10 @@ from jaxtyping import Array, Float
 from t5x_like import partitioning
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
+
+# Added to the scaled scores of all rows.
+Bias = RelativeBias | Float[Array, "rows heads q_len kv_len"] | None
 
 # Added to the scores of masked keys. The value is finite, so a query without visible keys averages all values instead
 # of returning NaN. It is so large that float32 rounds the original score away.
@@ -38,7 +44,7 @@ def reference(
     v: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: Float[Array, "rows heads q_len kv_len"] | None = None,
+    bias: Bias = None,
     scale: float = 1.0,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
@@ -65,6 +71,8 @@ def reference(
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32)
     if scale != 1.0:
         scores = scores * scale
+    if isinstance(bias, RelativeBias):
+        bias = bias.materialize(q_len, kv_len)
     if bias is not None:
         scores = scores + bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
     visible = mask.materialize(q_len, kv_len)
@@ -115,23 +123,84 @@ def _xla(q, k, v, **options) -> Array:
     return reference(q, k, v, **options).output
 
 
-BACKENDS: dict[str, Backend] = {"xla": _xla}
+def _fused(q, k, v, **options) -> Array:
+    # Importing Pallas takes as long as importing Flax, and runs on CPU do not need it.
+    from t5x_like.kernels.fused_attention.attention import fused_attention
+
+    return fused_attention(q, k, v, **options)
 
 
-def backend_for(mesh: Mesh | None) -> str:
-    """Returns the name of the implementation for a mesh.
+BACKENDS: dict[str, Backend] = {"xla": _xla, "fused": _fused}
+
+# Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
+FUSED_OUTPUT, FUSED_LOG_SUM_EXP = "fused_attention_output", "fused_attention_log_sum_exp"
+
+
+def backend_for(
+    mesh: Mesh | None,
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    mask: Mask,
+    bias: Bias = None,
+    dropout: Dropout = NO_DROPOUT,
+) -> str:
+    """Returns the name of the implementation for a mesh, a mask and a bias.
 
     The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
-    without the devices that it runs on.
+    without the devices that it runs on. On TPUs, it is logged.
 
     Args:
       mesh: the mesh that the program is compiled for; None if no partitioner is bound.
+      q: queries, or their shape.
+      k: keys, or their shape.
+      mask: see `attention`.
+      bias: see `attention`.
+      dropout: see `attention`.
 
     Returns:
       A key of `BACKENDS`.
     """
-    del mesh  # All platforms use the same implementation.
-    return "xla"
+    if mesh is None or mesh.devices.flat[0].platform != "tpu":
+        return "xla"
+    (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
+    problem = f"attention of {heads} heads of {head_dim} ({kv_heads} of keys), {q_len} queries and {kv_len} keys"
+    reason = refusal(q, k, mask=mask, bias=bias, dropout=dropout)
+    _log_once(f"{problem}: fused kernel" if reason is None else f"{problem}: XLA, because {reason}")
+    return "fused" if reason is None else "xla"
+
+
+def refusal(q, k, *, mask: Mask, bias: Bias = None, dropout: Dropout = NO_DROPOUT) -> str | None:
+    """Returns why the fused kernel does not compute an attention, or None if it does.
+
+    Args:
+      q: queries, or their shape.
+      k: keys, or their shape.
+      mask: see `attention`.
+      bias: see `attention`.
+      dropout: see `attention`.
+    """
+    q_len, _, head_dim = q.shape[1:]
+    kv_len, kv_heads = k.shape[1:3]
+    heads_shards = partitioning.axis_size("heads")
+    if q_len <= head_dim:
+        return "the scores of so few queries take less memory than their keys and values"
+    if mask.dense is not None:
+        return "the mask is dense"
+    if bias is not None and not isinstance(bias, RelativeBias):
+        return "the bias is dense"
+    if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
+        return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
+    if max(partitioning.axis_size("length", q_len), partitioning.axis_size("length", kv_len)) > 1:
+        return "positions are sharded"
+    if kv_heads % heads_shards:
+        return f"{kv_heads} heads of keys are not divisible by the {heads_shards} shards of heads"
+    return None
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    logging.info(message)
 
 
 def attention(
@@ -140,7 +209,7 @@ def attention(
     v: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: Float[Array, "rows heads q_len kv_len"] | None = None,
+    bias: Bias = None,
     scale: float = 1.0,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
@@ -152,7 +221,7 @@ def attention(
       k: keys; `kv_heads` divides `heads`.
       v: values, with the shape of the keys.
       mask: the keys that each query may attend to.
-      bias: added to the scaled scores; `rows` is `batch` or 1.
+      bias: added to the scaled scores: a relative bias, or a dense one whose rows are `batch` or 1.
       scale: factor of the scores. It is 1 in T5, whose query initialization includes the scale.
       dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: random key for dropout; None disables dropout.
@@ -165,11 +234,16 @@ def attention(
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
         raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")
-    if bias is not None and not _broadcasts(bias.shape, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])):
-        raise ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
-    backend = BACKENDS[backend_for(partitioning.bound_mesh())]
-    return backend(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key)
+    if bias is not None and not _fits(bias, q.shape, k.shape):
+        shape = bias.values.shape if isinstance(bias, RelativeBias) else bias.shape
+        raise ValueError(f"bias {shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
+    name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
+    return BACKENDS[name](q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key)
 
 
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return len(shape) == len(target) and all(size in (1, full) for size, full in zip(shape, target, strict=True))
+def _fits(bias: RelativeBias | Array, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
+    batch, q_len, heads, _ = q_shape
+    if isinstance(bias, RelativeBias):
+        return bias.values.shape == (heads, q_len + k_shape[1] - 1)
+    target = (batch, heads, q_len, k_shape[1])
+    return bias.ndim == 4 and all(size in (1, full) for size, full in zip(bias.shape, target, strict=True))

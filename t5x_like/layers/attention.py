@@ -120,7 +120,7 @@ class MultiHeadAttention(nnx.Module):
         source: Float[Array, "batch kv_len embed"] | None = None,
         value_source: Float[Array, "batch q_len value_embed"] | None = None,
         keys_values: KeysValues | None = None,
-        bias: Float[Array, "rows heads q_len kv_len"] | None = None,
+        bias: kernels.Bias = None,
         positions: Int[Array, "batch q_len"] | None = None,
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
@@ -134,7 +134,7 @@ class MultiHeadAttention(nnx.Module):
           value_source: activations that the values of self-attention are computed from; None for `x`.
           keys_values: precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
             whose length is then 1, a row of them serves n neighboring rows of `x`, as n queries.
-          bias: added to the scores; `rows` is `batch` or 1.
+          bias: added to the scores; see `kernels.attention`.
           positions: positions of `x` for rotations; None for 0, 1, 2 … along each row.
           dropout_key: random key for dropout; None disables dropout.
           capture: names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.

@@ -6,6 +6,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.kernels.relative_bias import RelativeBias
+
 
 def relative_position_bucket(
     relative: Int[np.ndarray, "..."], *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
@@ -60,17 +62,15 @@ class RelativePositionBias(nnx.Module):
         self.table = nnx.Param(initialize(key, (heads, num_buckets), jnp.float32), axes=("heads", "relpos_buckets"))
         self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
 
-    def __call__(
-        self, q_len: int, kv_len: int, *, bidirectional: bool | None = None
-    ) -> Float[Array, "1 heads q_len kv_len"]:
-        """Returns the bias of all pairs of queries and keys.
+    def __call__(self, q_len: int, kv_len: int, *, bidirectional: bool | None = None) -> RelativeBias:
+        """Returns the bias of all pairs of queries and keys, which `kernels.attention` expands.
 
         Args:
           q_len: number of queries.
           kv_len: number of keys.
           bidirectional: replaces the constructor's value; None keeps it.
         """
-        return toeplitz(self._values(1 - q_len, kv_len - 1, bidirectional), q_len, kv_len)[None]
+        return RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional))
 
     def at(self, position: Int[Array, ""], kv_len: int) -> Float[Array, "1 heads 1 kv_len"]:
         """Returns the bias of the query at `position`, which may be traced, and `kv_len` keys."""
@@ -89,25 +89,3 @@ class RelativePositionBias(nnx.Module):
         # gather is a scatter, which is not deterministic on GPU.
         one_hot = (np.arange(self.num_buckets)[:, None] == bucket).astype(np.float32)
         return jnp.matmul(self.table[...], one_hot, precision=jax.lax.Precision.HIGHEST)
-
-
-def toeplitz(values: Float[Array, "heads relative"], q_len: int, kv_len: int) -> Float[Array, "heads q_len kv_len"]:
-    """Builds matrices whose entry (i, j) is `values[j - i + q_len - 1]`, without a gather.
-
-    `values` and one zero are repeated with a period that is one entry longer than a row. Each row therefore starts one
-    entry earlier in the period than the row before.
-
-    Args:
-      values: one value for each of the `q_len + kv_len - 1` relative positions.
-      q_len: number of rows.
-      kv_len: number of columns.
-
-    Returns:
-      One matrix per head.
-    """
-    heads, period = values.shape[0], q_len + kv_len
-    period_values = jnp.concatenate(
-        [values[:, q_len - 1 :], jnp.zeros((heads, 1), values.dtype), values[:, : q_len - 1]], axis=1
-    )
-    repeated = jnp.tile(period_values, (1, q_len))[:, : q_len * (period - 1)]
-    return repeated.reshape(heads, q_len, period - 1)[:, :, :kv_len]

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.contraction import CPU_PRODUCT
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
@@ -27,8 +28,9 @@ LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
 # Policy -> the activations of a layer that are saved for the backward pass, which recomputes the others.
 REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # all activations are saved
-    "dots": jax.checkpoint_policies.save_from_both_policies(  # products with parameters are saved
-        jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT),
+    # Products with parameters and the results of fused attention are saved.
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT, FUSED_OUTPUT, FUSED_LOG_SUM_EXP),
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     ),
     "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is saved

@@ -1,14 +1,19 @@
 """Attention against a loop over queries in float64 NumPy."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels.attention import BACKENDS, MASK_VALUE, attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.mesh import make_mesh
+from t5x_like.partitioning import Partitioner
 
 BATCH, QUERIES, KEYS, HEADS, DIM = 2, 3, 5, 4, 6
 
@@ -91,9 +96,44 @@ def test_dropout_is_shared_along_broadcast_dims():
     np.testing.assert_allclose(undropped, 1 / 200, rtol=1e-6)
 
 
-def test_backend_for_returns_a_known_backend():
-    assert backend_for(None) in BACKENDS
-    assert backend_for(make_mesh()) in BACKENDS
+def shapes(q_len=128, kv_len=128, kv_heads=4):
+    return jax.ShapeDtypeStruct((2, q_len, 4, 64), jnp.float32), jax.ShapeDtypeStruct(
+        (2, kv_len, kv_heads, 64), "float32"
+    )
+
+
+def tpu_mesh():
+    """Returns a mesh whose devices have the platform of a TPU."""
+    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]))
+
+
+def test_backend_is_the_fused_kernel_on_tpus_alone():
+    assert backend_for(None, *shapes(), mask=Mask()) == "xla"
+    assert backend_for(make_mesh(), *shapes(), mask=Mask()) == "xla"
+    bias = RelativeBias(jnp.zeros((4, 255)))
+    assert backend_for(tpu_mesh(), *shapes(), mask=Mask(causal=True, window=9), bias=bias) == "fused"
+    assert {"fused", "xla"} <= set(BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"q_len": 64}, "few queries"),
+        ({"mask": Mask(dense=np.ones((2, 128, 128), bool))}, "the mask is dense"),
+        ({"bias": jnp.zeros((1, 4, 128, 128))}, "the bias is dense"),
+        ({"dropout": Dropout(0.1, broadcast_dims=(-1,))}, "dropout shares its decisions"),
+        ({"sharded": {"sequence": 2}}, "positions are sharded"),
+        ({"kv_heads": 1, "sharded": {"tensor": 2}}, "1 heads of keys are not divisible by the 2 shards"),
+    ],
+)
+def test_unsupported_attention_uses_xla_and_logs_the_reason_once(options, reason, caplog):
+    sizes = {name: options[name] for name in ("q_len", "kv_heads") if name in options}
+    given = {"mask": Mask()} | {name: options[name] for name in ("mask", "bias", "dropout") if name in options}
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"data": -1} | options.get("sharded", {}))
+    attention_module._log_once.cache_clear()
+    with partitioner.bound(), caplog.at_level("INFO"):
+        assert [backend_for(tpu_mesh(), *shapes(**sizes), **given) for _ in range(2)] == ["xla", "xla"]
+    assert len(caplog.messages) == 1 and "XLA, because" in caplog.text and reason in caplog.text
 
 
 def test_inconsistent_shapes_raise():
@@ -102,3 +142,12 @@ def test_inconsistent_shapes_raise():
         attention(q, k[:, :, :3], v[:, :, :3], mask=Mask())
     with pytest.raises(ValueError, match=r"bias \(1, 4, 3, 4\) does not broadcast"):
         attention(q, k, v, mask=Mask(), bias=bias[..., :-1])
+    with pytest.raises(ValueError, match=r"bias \(4, 6\) does not broadcast"):
+        attention(q, k, v, mask=Mask(), bias=RelativeBias(jnp.zeros((HEADS, QUERIES + KEYS - 2))))
+
+
+def test_relative_bias_equals_its_dense_matrix():
+    q, k, v, _ = inputs()
+    bias = RelativeBias(jnp.asarray(np.random.default_rng(1).normal(size=(HEADS, QUERIES + KEYS - 1)), jnp.float32))
+    dense = attention(q, k, v, mask=Mask(), bias=bias.materialize(QUERIES, KEYS))
+    np.testing.assert_array_equal(attention(q, k, v, mask=Mask(), bias=bias), dense)

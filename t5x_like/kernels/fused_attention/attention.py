@@ -1,0 +1,237 @@
+"""The differentiable function around the kernels, and its layout over a mesh."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from t5x_like import partitioning
+from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.dropout import dropout as apply_dropout
+from t5x_like.kernels.fused_attention import blocks
+from t5x_like.kernels.fused_attention.backward import backward
+from t5x_like.kernels.fused_attention.forward import forward
+from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.fused_attention.layout import Layout
+from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, pad
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
+
+
+def fused_attention(
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    v: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    mask: Mask,
+    bias: RelativeBias | None = None,
+    scale: float = 1.0,
+    dropout: Dropout = NO_DROPOUT,
+    dropout_key: jax.Array | None = None,
+    interpret: bool = False,
+    sizes: blocks.Sizes | None = None,
+) -> Float[Array, "batch q_len heads kv"]:
+    """Computes `kernels.attention.attention` without scores in memory.
+
+    The result equals that of the reference up to rounding, with two exceptions. Queries that see no key get the average
+    of all values, as in the reference, only if the mask is neither causal nor a window; otherwise they get zeros. Such
+    queries are padding. Dropout that is not shared along the queries has the same distribution and other random bits.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      mask: the keys that each query may attend to, without `dense`.
+      bias: relative bias of the scores.
+      scale: factor of the scores.
+      dropout: dropout of the attention weights; see `refusal` in `kernels.attention` for what is supported.
+      dropout_key: random key for dropout; None disables dropout.
+      interpret: whether to interpret the kernels, on any device.
+      sizes: blocks and memory; None for those of the bound mesh's devices.
+
+    Returns:
+      Averages of the values.
+    """
+    static = Static(
+        causal=mask.causal,
+        window=mask.window,
+        scale=scale,
+        dropout_rate=0.0,
+        sizes=sizes or blocks.sizes(partitioning.bound_mesh()),
+        interpret=interpret,
+    )
+    seeds = None
+    if dropout_key is not None and dropout.rate:
+        if dropout.broadcast_dims:
+            k, v = _drop_keys(q, k, v, dropout, dropout_key)
+        else:
+            static = dataclasses.replace(static, dropout_rate=dropout.rate)
+            seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32)
+    query_segments, key_segments = _segments(mask, q.shape, k.shape[1])
+    inputs = Inputs(
+        q=q,
+        k=k,
+        v=v,
+        bias=None if bias is None else bias.values,
+        query_segments=query_segments,
+        key_segments=key_segments,
+        prefix=None if mask.prefix is None else mask.prefix.astype(jnp.int32),
+        seeds=seeds,
+    )
+    return _attention(inputs, static)
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """What the compiled kernels depend on besides shapes.
+
+    Attributes:
+      causal: see `Mask`.
+      window: see `Mask`.
+      scale: factor of the scores.
+      dropout_rate: rate of the dropout of each attention weight.
+      sizes: blocks and memory.
+      interpret: whether to interpret the kernels.
+    """
+
+    causal: bool
+    window: int | None
+    scale: float
+    dropout_rate: float
+    sizes: blocks.Sizes
+    interpret: bool
+
+    def geometry(self, inputs: Inputs) -> Geometry:
+        """Returns the sizes for the inputs of one device."""
+        q, k = inputs.q, inputs.k
+        geometry = Geometry(
+            batch=q.shape[0],
+            q_len=q.shape[1],
+            kv_len=k.shape[1],
+            heads=q.shape[2],
+            kv_heads=k.shape[2],
+            head_dim=q.shape[3],
+            block_q=blocks.block_size(q.shape[1], self.sizes.block_q),
+            block_k=blocks.block_size(k.shape[1], self.sizes.block_k),
+            causal=self.causal,
+            window=self.window,
+            prefix=inputs.prefix is not None,
+            segments=inputs.key_segments is not None,
+            biased=inputs.bias is not None,
+            scale=self.scale,
+            dropout_rate=self.dropout_rate,
+        )
+        return dataclasses.replace(geometry, q_chunks=blocks.q_chunks(geometry, q.dtype.itemsize, self.sizes))
+
+
+def _drop_keys(q, k, v, dropout: Dropout, key):
+    """Applies dropout that all queries share, which multiplies the values of dropped keys by zero.
+
+    The decisions are those of the reference. With grouped queries, the heads of a group have decisions of their own,
+    and therefore values of their own.
+    """
+    batch, q_len, heads, _ = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    group = heads // kv_heads
+    shared = tuple(dim % 5 for dim in dropout.broadcast_dims)
+    shape = [batch, kv_heads, group, 1, kv_len]
+    factors = apply_dropout(jnp.ones(shape, jnp.float32), dropout.rate, key, broadcast_dims=shared)
+    factors = jnp.moveaxis(factors.reshape(batch, heads, kv_len), 1, 2)[..., None]
+    if group > 1:
+        k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    return k, (v * factors).astype(v.dtype)
+
+
+def _segments(mask: Mask, q_shape, kv_len):
+    """Returns segments that express the segments and the valid keys of a mask."""
+    queries, keys = mask.query_segments, mask.key_segments
+    if mask.key_valid is not None:
+        if keys is None:
+            queries, keys = jnp.zeros(q_shape[:2], jnp.int32), jnp.zeros((q_shape[0], kv_len), jnp.int32)
+        keys = jnp.where(mask.key_valid, keys, NO_SEGMENT)
+    return queries, keys
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attention(inputs, static: Static):
+    return _forward(inputs, static)[0]
+
+
+def _forward(inputs, static: Static):
+    layout = Layout.of(inputs)
+
+    def local(inputs):
+        operands, geometry = _operands(inputs, layout, static)
+        options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
+        output, lse = forward(operands, geometry, **options)
+        return output[:, : geometry.q_len].reshape(inputs.q.shape), lse[..., : geometry.q_len]
+
+    output, lse = layout.map(local, (layout.inputs,), (layout.heads, layout.statistics))(inputs)
+    output, lse = checkpoint_name(output, FUSED_OUTPUT), checkpoint_name(lse, FUSED_LOG_SUM_EXP)
+    return output, (inputs, output, lse)
+
+
+def _backward(static: Static, residuals, gradient):
+    inputs, output, lse = residuals
+    layout = Layout.of(inputs)
+
+    def local(inputs, output, lse, gradient):
+        operands, g = _operands(inputs, layout, static)
+        product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
+        delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
+        statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
+        options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
+        dq, dk, dv, dbias = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
+        dk, dv = (x[:, : g.kv_len].reshape(inputs.k.shape) for x in (dk, dv))
+        if dbias is not None:
+            dbias = layout.sum_over_rows(_relative_values(jnp.sum(dbias, axis=(0, 2)), g))
+        return dq[:, : g.q_len].reshape(inputs.q.shape), dk, dv, dbias
+
+    specs = layout.inputs
+    arguments = (specs, layout.heads, layout.statistics, layout.heads)
+    gradients = layout.map(local, arguments, specs[:4])(inputs, output, lse, gradient)
+    return (Inputs(*gradients),)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operands, Geometry]:
+    """Returns the operands of the kernels on one device, and their sizes."""
+    g = static.geometry(inputs)
+    seeds = inputs.seeds
+    if seeds is not None:
+        seeds = jnp.concatenate([seeds, layout.first_row_and_head(g), jnp.full(1, layout.num_heads, jnp.int32)])
+    row = lambda x, length, value=0: None if x is None else pad(x, 1, length, value)[:, None]  # noqa: E731
+    return Operands(
+        q=_joined(inputs.q, g.padded_q),
+        k=_joined(inputs.k, g.padded_k),
+        v=_joined(inputs.v, g.padded_k),
+        bias=None if inputs.bias is None else _relative_vector(inputs.bias, g),
+        query_segments=row(inputs.query_segments, g.padded_q),
+        key_segments=row(inputs.key_segments, g.padded_k, NO_SEGMENT),
+        prefix=row(inputs.prefix, g.padded_k),
+        seeds=seeds,
+    ), g
+
+
+def _joined(x, length):
+    """Joins heads with their dimension, and pads positions."""
+    return pad(x.reshape(*x.shape[:2], -1), 1, length)
+
+
+def _relative_vector(values, g: Geometry):
+    """Reverses the biases to the order of `query - key`, which starts at `1 - padded_k`."""
+    before = g.padded_k - g.kv_len
+    after = g.padded_q + g.padded_k - before - values.shape[1]
+    return jnp.pad(values[:, ::-1].astype(jnp.float32), [(0, 0), (before, after)])[:, None]
+
+
+def _relative_values(vector, g: Geometry):
+    """Returns the gradient of the biases from that of `_relative_vector`."""
+    before = g.padded_k - g.kv_len
+    return vector[:, before : before + g.q_len + g.kv_len - 1][:, ::-1]

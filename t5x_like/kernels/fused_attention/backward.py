@@ -1,0 +1,150 @@
+"""The backward pass: recomputes the attention weights of each tile and adds their gradients (Dao et al. 2022)."""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from t5x_like.kernels.fused_attention import costs, tiles
+from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.fused_attention.operands import Blocks, Operands
+from t5x_like.kernels.fused_attention.scores import Scores
+
+Statistics = Float[Array, "batch heads 1 q_len"]
+
+
+def backward(
+    operands: Operands,
+    lse: Statistics,
+    delta: Statistics,
+    gradient: Float[Array, "batch q_len heads_kv"],
+    geometry: Geometry,
+    *,
+    vmem_bytes: int | None,
+    interpret: bool,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Computes the gradients of queries, keys, values and biases.
+
+    Blocks of queries are the inner loop, over which the gradients of a block of keys are added up. Those of the queries
+    are added up over the outer loop, for all queries of a chunk. The gradients of the keys are summed over chunks.
+
+    Args:
+      operands: the inputs of the forward pass.
+      lse: statistics of the forward pass.
+      delta: inner product of the output and its gradient.
+      gradient: gradient of the output.
+      geometry: sizes.
+      vmem_bytes: memory of the core that the kernel may use; None for the compiler's default.
+      interpret: whether to interpret the kernel, on any device.
+
+    Returns:
+      The gradients of `q`, `k`, `v`, and `[batch, heads, 1, relative]` of the biases, or None without biases.
+    """
+    g = geometry
+    per_chunk = g.q_blocks // g.q_chunks
+
+    def at(b, h, c, j, i):
+        i = c * per_chunk + i
+        if g.skips:
+            first, last = g.q_range(j)
+            i = jnp.clip(i, jnp.maximum(first, c * per_chunk), jnp.minimum(last, (c + 1) * per_chunk - 1))
+        return b, h, i, j
+
+    blocks = Blocks(g, at)
+    specs = blocks.inputs(operands)
+    lanes, kv_lanes = g.step_heads * g.head_dim, g.step_kv_heads * g.head_dim
+    chunk = per_chunk * g.block_q
+    kv_dtype = operands.k.dtype if g.q_chunks == 1 else jnp.float32
+    kv_shape = jax.ShapeDtypeStruct((g.q_chunks, *operands.k.shape), kv_dtype)
+    kv_spec = pl.BlockSpec((1, 1, g.block_k, kv_lanes), lambda b, h, c, j, i: (c, b, j, h))
+    out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
+    out_specs = [pl.BlockSpec((1, chunk, lanes), lambda b, h, c, j, i: (b, c, h)), kv_spec, kv_spec]
+    if g.biased:
+        relative = g.padded_q + g.padded_k
+        out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, relative), jnp.float32))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda b, h, c, j, i: (b, h, 0, 0)))
+
+    def kernel(*refs):
+        given = iter(refs)
+        inputs = Operands(*(None if spec is None else next(given) for spec in specs))
+        _kernel(inputs, *given, geometry=g)
+
+    dq, dk, dv, *dbias = pl.pallas_call(
+        kernel,
+        grid=(g.batch, g.head_steps, g.q_chunks, g.k_blocks, per_chunk),
+        in_specs=[
+            *(spec for spec in specs if spec is not None), blocks.statistics, blocks.statistics, blocks.q
+        ],
+        out_specs=out_specs,
+        out_shape=out_shape,
+        scratch_shapes=[
+            pltpu.VMEM((chunk, lanes), jnp.float32),
+            pltpu.VMEM((g.block_k, kv_lanes), jnp.float32),
+            pltpu.VMEM((g.block_k, kv_lanes), jnp.float32),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=vmem_bytes,
+        ),
+        cost_estimate=costs.backward(g, operands.q.dtype.itemsize),
+        interpret=interpret,
+        name="fused_attention_backward",
+    )(*(x for x in operands if x is not None), lse, delta, gradient)  # fmt: skip
+    dk, dv = (x[0] if g.q_chunks == 1 else jnp.sum(x, axis=0).astype(operands.k.dtype) for x in (dk, dv))
+    return dq, dk, dv, dbias[0] if g.biased else None
+
+
+def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *rest, geometry: Geometry):
+    """Adds the gradients of a tile."""
+    g = geometry
+    (dbias_ref, *scratch) = rest if g.biased else (None, *rest)
+    dq_sum, dk_sum, dv_sum = scratch
+    row, head_step, c, j, local = (pl.program_id(axis) for axis in range(5))
+    i = c * (g.q_blocks // g.q_chunks) + local
+    rows = pl.ds(pl.multiple_of(local * g.block_q, g.block_q), g.block_q)
+
+    @pl.when(local == 0)
+    def _():
+        dk_sum[...] = jnp.zeros_like(dk_sum)
+        dv_sum[...] = jnp.zeros_like(dv_sum)
+
+    @pl.when(j == 0)
+    def _():
+        dq_sum[rows, :] = jnp.zeros((g.block_q, dq_sum.shape[1]), jnp.float32)
+
+    if g.biased:
+
+        @pl.when((c == 0) & (j == 0) & (local == 0))
+        def _():
+            dbias_ref[...] = jnp.zeros_like(dbias_ref)
+
+    @pl.when(g.is_computed(i, j))
+    def _():
+        scores = Scores(inputs, g, row, head_step, i, j)
+        for head in range(g.step_heads):
+            q_lanes = slice(head * g.head_dim, (head + 1) * g.head_dim)
+            kv_lanes = slice(head // g.group * g.head_dim, (head // g.group + 1) * g.head_dim)
+            query, key, do = scores.query(head), scores.key(head), scores.query(head, gradient_ref)
+            weights = scores.weights(head, lse_ref[0, head])
+            kept = scores.dropped(head, weights).astype(do.dtype)
+            dv_sum[:, kv_lanes] += tiles.dot(kept, do)
+            dweights = scores.dropped(head, tiles.dot_nt(scores.value(head), do))
+            if g.dropout_rate:
+                dweights = dweights / (1.0 - g.dropout_rate)
+            dscores = weights * (dweights - delta_ref[0, head])
+            if g.biased:
+                relative = pl.ds(scores.bias_start, g.block_q + g.block_k)
+                dbias_ref[0, head, :, relative] += tiles.bias_gradient(dscores, g)
+            dscores = dscores.astype(query.dtype)
+            dk_sum[:, kv_lanes] += tiles.dot(dscores, query)
+            dq_sum[rows, q_lanes] += tiles.dot_tn(dscores, key)
+
+    @pl.when(local == pl.num_programs(4) - 1)
+    def _():
+        dk_ref[0, 0] = (dk_sum[...] * g.scale).astype(dk_ref.dtype)
+        dv_ref[0, 0] = (dv_sum[...] / (1.0 - g.dropout_rate)).astype(dv_ref.dtype)
+
+    @pl.when(j == pl.num_programs(3) - 1)
+    def _():
+        dq_ref[0, rows, :] = (dq_sum[rows, :] * g.scale).astype(dq_ref.dtype)

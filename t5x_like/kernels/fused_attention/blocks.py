@@ -1,0 +1,71 @@
+"""Sizes of blocks and memory limits per TPU generation."""
+
+import dataclasses
+
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh
+
+from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much a step of the kernels computes.
+
+    Attributes:
+      block_q: largest number of queries of a step.
+      block_k: largest number of keys of a step.
+      vmem_bytes: vector memory of the core that a kernel may use.
+    """
+
+    block_q: int
+    block_k: int
+    vmem_bytes: int
+
+
+# A tile of 512 x 512 scores in float32 takes 1 MiB, of which a step holds several. It is large enough that reading its
+# queries and keys takes less time than its products, and small enough that a causal mask skips blocks from rows of
+# 1,024 positions on. The memory is half of the core's, because XLA keeps other arrays there between operations.
+DEFAULT = Sizes(512, 512, 32 * MIB)  # v5p and TPU7x have 64 MiB per core
+SIZES = {
+    # 16 MiB per core, all of which a kernel may use, hold fewer scores.
+    "TPU v4": Sizes(256, 512, 16 * MIB),
+    # 128 MiB per core.
+    "TPU v5 lite": Sizes(512, 512, 64 * MIB),
+    "TPU v6 lite": Sizes(512, 512, 64 * MIB),
+}
+# Share of the memory for the gradients of the queries, which the backward pass holds for many blocks.
+_GRADIENTS_SHARE = 3
+
+
+def sizes(mesh: Mesh | None) -> Sizes:
+    """Returns the sizes for the devices of a mesh."""
+    return DEFAULT if mesh is None else SIZES.get(mesh.devices.flat[0].device_kind, DEFAULT)
+
+
+def block_size(length: int, largest: int) -> int:
+    """Returns the size of equal blocks that cover a length with the fewest blocks, a multiple of 128.
+
+    Args:
+      length: number of positions.
+      largest: largest block.
+    """
+    return pl.cdiv(pl.cdiv(length, pl.cdiv(length, largest)), LANES) * LANES
+
+
+def q_chunks(geometry: Geometry, itemsize: int, sizes: Sizes) -> int:
+    """Returns the number of chunks of queries whose gradients fit into the memory of the core.
+
+    A chunk holds a float32 sum and two buffers of the result.
+
+    Args:
+      geometry: sizes of the problem.
+      itemsize: bytes per number of the activations.
+      sizes: memory of the core.
+    """
+    g = geometry
+    block_bytes = g.block_q * g.step_heads * g.head_dim * (4 + 2 * itemsize)
+    fitting = max(1, sizes.vmem_bytes // _GRADIENTS_SHARE // block_bytes)
+    return next(n for n in range(pl.cdiv(g.q_blocks, fitting), g.q_blocks + 1) if g.q_blocks % n == 0)

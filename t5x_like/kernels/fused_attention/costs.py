@@ -1,0 +1,69 @@
+"""Costs of the kernels, which XLA's scheduler and `t5x_like plan` read from the compiled program.
+
+What skipped blocks do not compute is not counted. Segments and prefixes, a few bytes per position, are not counted
+either.
+"""
+
+from jax.experimental import pallas as pl
+
+from t5x_like.kernels.fused_attention.geometry import Geometry
+
+# Matrix products per tile: scores and output, and scores, and gradients of weights, values, keys and queries.
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+_FLOAT32 = 4  # bytes
+
+
+def forward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
+    """Returns the cost of the forward pass.
+
+    Queries are read and the output is written once; keys and values are read for each block of queries that sees them.
+
+    Args:
+      geometry: sizes.
+      itemsize: bytes per number of the activations.
+    """
+    g = geometry
+    reads = 1 if g.k_blocks == 1 else g.pairs / g.k_blocks
+    arrays = itemsize * (2 * _queries(g) + 2 * reads * _keys(g))
+    return _estimate(g, FORWARD_PRODUCTS, arrays + _FLOAT32 * (_statistics(g) + _biases(g)))
+
+
+def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
+    """Returns the cost of the backward pass.
+
+    Queries, gradients of the output and statistics are read for each block of keys that they see. Keys, values and
+    their gradients move once per chunk of queries, and gradients of queries once.
+
+    Args:
+      geometry: sizes.
+      itemsize: bytes per number of the activations.
+    """
+    g = geometry
+    reads = 1 if g.q_blocks == 1 else g.pairs / g.q_blocks
+    sums = itemsize if g.q_chunks == 1 else _FLOAT32
+    arrays = itemsize * (2 * reads + 1) * _queries(g) + (itemsize + sums) * 2 * g.q_chunks * _keys(g)
+    others = 2 * reads * _statistics(g) + _biases(g) * (1 + g.batch)
+    return _estimate(g, BACKWARD_PRODUCTS, arrays + _FLOAT32 * others)
+
+
+def _estimate(g: Geometry, products: int, bytes_accessed: float) -> pl.CostEstimate:
+    scores = g.batch * g.heads * g.pairs * g.block_q * g.block_k
+    return pl.CostEstimate(
+        flops=products * 2 * scores * g.head_dim, transcendentals=scores, bytes_accessed=round(bytes_accessed)
+    )
+
+
+def _queries(g: Geometry) -> int:
+    return g.batch * g.padded_q * g.heads * g.head_dim
+
+
+def _keys(g: Geometry) -> int:
+    return g.batch * g.padded_k * g.kv_heads * g.head_dim
+
+
+def _statistics(g: Geometry) -> int:
+    return g.batch * g.heads * g.padded_q
+
+
+def _biases(g: Geometry) -> int:
+    return g.heads * (g.padded_q + g.padded_k) if g.biased else 0

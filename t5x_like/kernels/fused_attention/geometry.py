@@ -1,0 +1,139 @@
+"""Sizes of the kernels: blocks of positions, heads per step, the blocks that a mask skips, and costs."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+# Lanes of a TPU's vector registers. Blocks of positions and of heads are multiples of it.
+LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Static sizes of an attention problem on one device.
+
+    The grid of a kernel is rows x groups of heads x blocks of queries and keys. A step computes `step_heads` query
+    heads, those of `step_kv_heads` key heads, so that a step reads whole lanes of `[batch, length, heads · head_dim]`.
+
+    Attributes:
+      batch: rows.
+      q_len: queries per row.
+      kv_len: keys per row.
+      heads: query heads.
+      kv_heads: key heads.
+      head_dim: size of a head.
+      block_q: queries of a step, a multiple of 128.
+      block_k: keys of a step, a multiple of 128.
+      causal: whether keys after the query are masked.
+      window: see `Mask`.
+      prefix: whether some keys are visible regardless of `causal`; no block is skipped then because of it.
+      segments: whether queries and keys have segments.
+      biased: whether scores have a relative bias.
+      scale: factor of the scores.
+      dropout_rate: rate of the dropout of each attention weight.
+      q_chunks: parts of the queries of a row whose gradients are held on the core one after another.
+    """
+
+    batch: int
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_q: int
+    block_k: int
+    causal: bool = False
+    window: int | None = None
+    prefix: bool = False
+    segments: bool = False
+    biased: bool = False
+    scale: float = 1.0
+    dropout_rate: float = 0.0
+    q_chunks: int = 1
+
+    @property
+    def q_blocks(self) -> int:
+        """Number of blocks of queries."""
+        return pl.cdiv(self.q_len, self.block_q)
+
+    @property
+    def k_blocks(self) -> int:
+        """Number of blocks of keys."""
+        return pl.cdiv(self.kv_len, self.block_k)
+
+    @property
+    def padded_q(self) -> int:
+        """Number of queries in whole blocks."""
+        return self.q_blocks * self.block_q
+
+    @property
+    def padded_k(self) -> int:
+        """Number of keys in whole blocks."""
+        return self.k_blocks * self.block_k
+
+    @property
+    def group(self) -> int:
+        """Number of query heads per key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def step_kv_heads(self) -> int:
+        """Number of key heads of a step: the fewest that fill whole lanes."""
+        return min(self.kv_heads, LANES // math.gcd(LANES, self.head_dim))
+
+    @property
+    def step_heads(self) -> int:
+        """Number of query heads of a step."""
+        return self.step_kv_heads * self.group
+
+    @property
+    def head_steps(self) -> int:
+        """Number of groups of heads. The last one may have heads that do not exist, whose results are dropped."""
+        return pl.cdiv(self.kv_heads, self.step_kv_heads)
+
+    @property
+    def _before(self) -> int:
+        """How many positions a visible key can precede its query."""
+        return self.padded_q + self.padded_k if self.window is None else self.window - 1
+
+    @property
+    def _after(self) -> int:
+        """How many positions a visible key can follow its query."""
+        return 0 if self.causal and not self.prefix else self._before
+
+    @property
+    def skips(self) -> bool:
+        """Whether blocks of keys may be invisible to a block of queries because of their positions."""
+        return self.window is not None or self._after == 0
+
+    def k_range(self, i):
+        """Returns the first and the last block of keys that block `i` of the queries sees."""
+        return _reach(i, self.block_q, self.block_k, self.k_blocks, self._before, self._after)
+
+    def q_range(self, j):
+        """Returns the first and the last block of queries that see block `j` of the keys."""
+        return _reach(j, self.block_k, self.block_q, self.q_blocks, self._after, self._before)
+
+    def is_computed(self, i, j):
+        """Returns whether block `i` of the queries may see block `j` of the keys."""
+        first, last = self.k_range(i)
+        return (first <= j) & (j <= last)
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of blocks that are computed, per row and head."""
+        ranges = [self.k_range(i) for i in range(self.q_blocks)]
+        return sum(max(0, int(last) - int(first) + 1) for first, last in ranges)
+
+
+def _reach(index, block, other_block, other_blocks, before, after):
+    """Returns the first and the last block with a position from `before` below a block to `after` above it."""
+    start = index * block
+    last = start + block - 1 + after
+    if isinstance(index, int):
+        return max(start - before, 0) // other_block, min(last // other_block, other_blocks - 1)
+    first = jnp.maximum(start - before, 0)
+    return jax.lax.div(first, other_block), jnp.minimum(jax.lax.div(last, other_block), other_blocks - 1)

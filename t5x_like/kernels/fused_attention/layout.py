@@ -1,0 +1,68 @@
+"""How the kernels are laid out over a mesh: XLA does not partition a Pallas call, so each device calls its own."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from t5x_like import partitioning
+from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.fused_attention.operands import Inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Partition specs of the inputs and results. Rows and heads are sharded; lengths are not.
+
+    Attributes:
+      partitioner: the bound partitioner; None on a single device.
+      inputs: specs of the inputs.
+      heads: spec of queries and outputs.
+      statistics: spec of `[batch, heads, 1, q_len]`.
+      num_heads: number of query heads of all devices.
+    """
+
+    partitioner: partitioning.Partitioner | None
+    inputs: Inputs
+    heads: P
+    statistics: P
+    num_heads: int
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> "Layout":
+        """Returns the layout of the global inputs under the bound partitioner."""
+        partitioner = partitioning.bound_partitioner()
+        rows = heads = None
+        if partitioner is not None and partitioner.mesh.size > 1:
+            rows, _, heads, _ = partitioner.spec(("batch", None, "heads", None), inputs.q.shape, "queries")
+        else:
+            partitioner = None
+        by_heads, by_rows = P(rows, None, heads, None), P(rows, None)
+        specs = Inputs(by_heads, by_heads, by_heads, P(heads, None), by_rows, by_rows, by_rows, P())
+        given = Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs, strict=True)))
+        return cls(partitioner, given, by_heads, P(rows, heads, None, None), inputs.q.shape[2])
+
+    def map(self, function: Callable, in_specs, out_specs) -> Callable:
+        """Returns `function` called on each device with its own part of the arguments."""
+        if self.partitioner is None:
+            return function
+        # Results of Pallas calls have no type that says over which axes they vary, so it is not checked.
+        return jax.shard_map(
+            function, mesh=self.partitioner.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def first_row_and_head(self, geometry: Geometry) -> Int[Array, " 2"]:
+        """Returns the indices of the first row and of the first query head of this device."""
+        rows, _, heads, _ = self.heads
+        return jnp.stack([_shard(rows) * geometry.batch, _shard(heads) * geometry.heads])
+
+    def sum_over_rows(self, x: Array) -> Array:
+        """Sums over the devices that hold different rows."""
+        return x if self.heads[0] is None else jax.lax.psum(x, self.heads[0])
+
+
+def _shard(axes):
+    return jnp.int32(0) if axes is None else jax.lax.axis_index(axes).astype(jnp.int32)

@@ -1,0 +1,123 @@
+"""The arrays of an attention problem, and the blocks of them that a step of the kernels reads."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from t5x_like.kernels.fused_attention.geometry import Geometry
+
+# A segment that no query has: the segment of padding keys and of keys that are not valid.
+NO_SEGMENT = -(2**30)
+
+
+class Inputs(NamedTuple):
+    """Arrays of the global batch; the optional ones may be None.
+
+    Attributes:
+      q: queries.
+      k: keys.
+      v: values.
+      bias: values of a `RelativeBias`.
+      query_segments: segments of the queries.
+      key_segments: segments of the keys, `NO_SEGMENT` for keys that are not valid.
+      prefix: 1 for keys that are visible regardless of `causal`.
+      seeds: two words of random bits for dropout.
+    """
+
+    q: Float[Array, "batch q_len heads kv"]
+    k: Float[Array, "batch kv_len kv_heads kv"]
+    v: Float[Array, "batch kv_len kv_heads kv"]
+    bias: Float[Array, "heads relative"] | None = None
+    query_segments: Int[Array, "batch q_len"] | None = None
+    key_segments: Int[Array, "batch kv_len"] | None = None
+    prefix: Int[Array, "batch kv_len"] | None = None
+    seeds: Int[Array, " 2"] | None = None
+
+
+class Operands(NamedTuple):
+    """Inputs of both passes. Lengths are whole blocks, and heads are joined with their dimension.
+
+    Attributes:
+      q: queries.
+      k: keys.
+      v: values.
+      bias: entry `query - key + padded_k - 1` is the bias at these positions; None without bias.
+      query_segments: segments of the queries; None if no key is masked by segments.
+      key_segments: segments of the keys; `NO_SEGMENT` for keys that no query sees.
+      prefix: 1 for keys that are visible regardless of `causal`; None without prefix.
+      seeds: two words of random bits, the first row and head of this device, and the number of all heads; None without
+        dropout.
+    """
+
+    q: Float[Array, "batch q_len heads_kv"]
+    k: Float[Array, "batch kv_len kv_heads_kv"]
+    v: Float[Array, "batch kv_len kv_heads_kv"]
+    bias: Float[Array, "heads 1 relative"] | None = None
+    query_segments: Int[Array, "batch 1 q_len"] | None = None
+    key_segments: Int[Array, "batch 1 kv_len"] | None = None
+    prefix: Int[Array, "batch 1 kv_len"] | None = None
+    seeds: Int[Array, " 5"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of arrays, for a grid whose indices are mapped to row, group of heads, and blocks of queries and keys.
+
+    Attributes:
+      geometry: sizes.
+      at: maps the indices of the grid to `(row, head_step, q_block, k_block)`.
+    """
+
+    geometry: Geometry
+    at: Callable
+
+    def _spec(self, shape, index):
+        return pl.BlockSpec(shape, lambda *grid: index(*self.at(*grid)))
+
+    @property
+    def q(self) -> pl.BlockSpec:
+        """A block of queries, or of an array with their shape."""
+        g = self.geometry
+        return self._spec((1, g.block_q, g.step_heads * g.head_dim), lambda b, h, i, j: (b, i, h))
+
+    @property
+    def k(self) -> pl.BlockSpec:
+        """A block of keys, or of an array with their shape."""
+        g = self.geometry
+        return self._spec((1, g.block_k, g.step_kv_heads * g.head_dim), lambda b, h, i, j: (b, j, h))
+
+    @property
+    def statistics(self) -> pl.BlockSpec:
+        """A block of `[batch, heads, 1, q_len]`."""
+        g = self.geometry
+        return self._spec((1, g.step_heads, 1, g.block_q), lambda b, h, i, j: (b, h, 0, i))
+
+    def inputs(self, operands: Operands) -> Operands:
+        """Returns the blocks of all operands that are given."""
+        g = self.geometry
+        keys = self._spec((1, 1, g.block_k), lambda b, h, i, j: (b, 0, j))
+        specs = Operands(
+            q=self.q,
+            k=self.k,
+            v=self.k,
+            bias=self._spec((g.step_heads, 1, g.padded_q + g.padded_k), lambda b, h, i, j: (h, 0, 0)),
+            query_segments=self._spec((1, 1, g.block_q), lambda b, h, i, j: (b, 0, i)),
+            key_segments=keys,
+            prefix=keys,
+            seeds=pl.BlockSpec(memory_space=pltpu.SMEM),
+        )
+        return Operands(*(None if x is None else spec for x, spec in zip(operands, specs, strict=True)))
+
+
+def pad(x: jax.Array, axis: int, size: int, value=0) -> jax.Array:
+    """Pads a dimension at its end to `size`."""
+    if x.shape[axis] == size:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jax.numpy.pad(x, widths, constant_values=value)

@@ -1,0 +1,49 @@
+"""Biases of attention scores that depend on the distance between query and key alone."""
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+
+@struct.dataclass
+class RelativeBias:
+    """A bias per head and relative position, which is a matrix with constant diagonals.
+
+    A fused kernel expands the vector tile by tile, so the matrix of all pairs does not exist in memory.
+
+    Attributes:
+      values: entry `key - query + q_len - 1` is the bias of a query and a key at these positions.
+    """
+
+    values: Float[Array, "heads relative"]
+
+    def materialize(self, q_len: int, kv_len: int) -> Float[Array, "1 heads q_len kv_len"]:
+        """Returns the bias of all pairs.
+
+        Args:
+          q_len: number of queries.
+          kv_len: number of keys; the vector has `q_len + kv_len - 1` entries.
+        """
+        return toeplitz(self.values, q_len, kv_len)[None]
+
+
+def toeplitz(values: Float[Array, "heads relative"], q_len: int, kv_len: int) -> Float[Array, "heads q_len kv_len"]:
+    """Builds matrices whose entry (i, j) is `values[j - i + q_len - 1]`, without a gather.
+
+    `values` and one zero are repeated with a period that is one entry longer than a row. Each row therefore starts one
+    entry earlier in the period than the row before.
+
+    Args:
+      values: one value for each of the `q_len + kv_len - 1` relative positions.
+      q_len: number of rows.
+      kv_len: number of columns.
+
+    Returns:
+      One matrix per head.
+    """
+    heads, period = values.shape[0], q_len + kv_len
+    period_values = jnp.concatenate(
+        [values[:, q_len - 1 :], jnp.zeros((heads, 1), values.dtype), values[:, : q_len - 1]], axis=1
+    )
+    repeated = jnp.tile(period_values, (1, q_len))[:, : q_len * (period - 1)]
+    return repeated.reshape(heads, q_len, period - 1)[:, :, :kv_len]

@@ -1,0 +1,247 @@
+"""The fused kernel, interpreted on CPU, against the reference: outputs and gradients."""
+
+import collections
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.kernels.attention import reference
+from t5x_like.kernels.dropout import Dropout
+from t5x_like.kernels.fused_attention import tiles
+from t5x_like.kernels.fused_attention.attention import fused_attention
+from t5x_like.kernels.fused_attention.blocks import Sizes
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.layers.stacks import REMAT_POLICIES
+from t5x_like.partitioning import Partitioner
+
+MIB = 2**20
+BLOCKS = Sizes(128, 128, 16 * MIB)
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest element
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An attention problem; `segments`, `valid` and `prefix` are random."""
+
+    q_len: int
+    kv_len: int
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 64
+    causal: bool = False
+    window: int | None = None
+    segments: bool = False
+    valid: bool = False
+    prefix: bool = False
+    bias: bool = False
+    scale: float = 0.25
+    dtype: str = "float32"
+    sizes: Sizes = BLOCKS
+    batch: int = 2
+
+    def mask(self):
+        rng = np.random.default_rng(1)
+        queries, keys = (np.sort(rng.integers(1, 4, (self.batch, n))) for n in (self.q_len, self.kv_len))
+        keys = queries if self.q_len == self.kv_len else keys
+        keys[:, :3] = queries[:, :1] = 1  # every query sees a key
+        keys[:, -3:] = 3
+        return Mask(
+            causal=self.causal,
+            window=self.window,
+            query_segments=jnp.asarray(queries) if self.segments else None,
+            key_segments=jnp.asarray(keys) if self.segments else None,
+            key_valid=jnp.asarray(rng.random((self.batch, self.kv_len)) < 0.8) if self.valid else None,
+            prefix=jnp.asarray(rng.random((self.batch, self.kv_len)) < 0.2) if self.prefix else None,
+        )
+
+    def arrays(self):
+        """Returns queries, keys, values, biases (or None) and a gradient of the output."""
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: jnp.asarray(rng.normal(size=shape), self.dtype)  # noqa: E731
+        queries, keys = (self.batch, self.q_len, self.heads, self.head_dim), (self.batch, self.kv_len, self.kv_heads)
+        bias = jnp.asarray(rng.normal(size=(self.heads, self.q_len + self.kv_len - 1)), jnp.float32)
+        keys = (*keys, self.head_dim)
+        return draw(*queries), draw(*keys), draw(*keys), bias if self.bias else None, draw(*queries)
+
+    def run(self, attention, mask=None, **options):
+        """Returns the output, and the gradients of queries, keys, values and biases, in float32."""
+        *inputs, gradient = self.arrays()
+        mask = self.mask() if mask is None else mask
+
+        @jax.jit
+        def run(inputs, gradient):
+            def output(q, k, v, bias):
+                bias = None if bias is None else RelativeBias(bias)
+                return attention(q, k, v, mask=mask, bias=bias, scale=self.scale, **options)
+
+            result, pull = jax.vjp(output, *inputs)
+            return result, *pull(gradient)
+
+        return [np.asarray(x, np.float32) for x in run(inputs, gradient) if x is not None]
+
+    def fused(self, mask=None, **options):
+        return self.run(fused_attention, mask, interpret=True, sizes=self.sizes, **options)
+
+    def reference(self, mask=None, **options):
+        return self.run(lambda *qkv, **more: reference(*qkv, **more).output, mask, **options)
+
+
+def assert_equal(found, expected, dtype="float32"):
+    assert len(found) == len(expected)
+    for name, one, other in zip(("output", "dq", "dk", "dv", "dbias"), found, expected, strict=False):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype] * np.abs(other).max(), err_msg=name)
+
+
+# Each property occurs with several others: masks, packing, biases, grouped queries, sizes of heads, blocks, lengths.
+CASES = {
+    "cross-attention with packing and odd heads": Case(130, 200, heads=3, kv_heads=3, segments=True, bias=True),
+    "packed causal self-attention": Case(250, 250, causal=True, segments=True, bias=True, heads=1, kv_heads=1),
+    "window and grouped queries": Case(300, 300, heads=4, causal=True, window=150, bias=True),
+    "two-sided window": Case(260, 260, window=40, heads=1, kv_heads=1, head_dim=128, sizes=Sizes(256, 128, MIB)),
+    "prefix and invalid keys": Case(140, 140, causal=True, prefix=True, valid=True, head_dim=96),
+    "small heads": Case(100, 100, heads=4, kv_heads=4, head_dim=16, bias=True, sizes=Sizes(256, 128, MIB)),
+    "bfloat16": Case(128, 256, heads=4, head_dim=128, valid=True, bias=True, dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_reference(name):
+    case = CASES[name]
+    assert_equal(case.fused(), case.reference(), case.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("mask", ["bidirectional", "causal", "window", "prefix"])
+def test_equals_reference_in_all_combinations(mask, dtype):
+    structure = {
+        "bidirectional": {},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": 70},
+        "prefix": {"causal": True, "prefix": True},
+    }[mask]
+    grid = itertools.product((False, True), (False, True), ((3, 3), (4, 2)), (64, 128), (128, 203))
+    for segments, bias, (heads, kv_heads), head_dim, length in grid:
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype, "batch": 1}
+        case = Case(length, length, segments=segments, bias=bias, **structure, **sizes)
+        assert_equal(case.fused(), case.reference(), dtype)
+
+
+def test_gradients_of_queries_in_chunks():
+    case = Case(300, 300, causal=True, bias=True, sizes=Sizes(128, 128, 1), heads=1, kv_heads=1)
+    assert_equal(case.fused(), case.reference())
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Dropout of the reference with the decisions of the kernel."""
+
+    rate: float
+    broadcast_dims: tuple[int, ...] = ()
+
+    def __call__(self, weights, key):
+        return jnp.where(kept(key, weights.shape, self.rate), weights / (1.0 - self.rate), 0.0)
+
+
+def kept(key, shape, rate):
+    """Returns the decisions of the kernel for weights `[batch, kv_heads, group, q_len, kv_len]`."""
+    seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
+    queries, keys = jnp.arange(shape[3])[None], jnp.arange(shape[4])[:, None]
+    decide = lambda number: tiles.keep((seeds[0], seeds[1]), number, queries, keys, rate).T  # noqa: E731
+    return jax.vmap(decide)(jnp.arange(np.prod(shape[:3]))).reshape(shape)
+
+
+def test_dropout_of_each_weight_equals_reference_with_the_same_decisions():
+    case = Case(200, 140, heads=4, kv_heads=2, bias=True, valid=True)
+    key = jax.random.key(7)
+    found = case.fused(dropout=Dropout(0.3), dropout_key=key)
+    assert_equal(found, case.reference(dropout=Kept(0.3), dropout_key=key))
+
+
+def test_dropped_weights_are_independent_and_have_the_rate():
+    rate, shape = 0.3, (2, 3, 1, 128, 128)
+    dropped = 1.0 - np.asarray(kept(jax.random.key(0), shape, rate), np.float64).reshape(6, 128, 128)
+    deviation = np.sqrt(rate * (1 - rate) / dropped.size)
+    assert abs(dropped.mean() - rate) < 4 * deviation
+    standard = (dropped - rate) / np.sqrt(rate * (1 - rate))
+    # Correlations with neighbors along heads, queries, keys, and both, and with other random bits.
+    other = 1.0 - np.asarray(kept(jax.random.key(1), shape, rate), np.float64).reshape(6, 128, 128)
+    pairs = [(standard, np.roll(standard, shift, axis)) for shift, axis in [(1, 0), (1, 1), (1, 2), ((1, 1), (1, 2))]]
+    pairs += [(standard, (other - rate) / np.sqrt(rate * (1 - rate)))]
+    for one, two in pairs:
+        assert abs(np.mean(one * two)) < 5 / np.sqrt(one.size)
+    # Rows and columns drop as many weights as independent decisions do.
+    for axis in (1, 2):
+        assert 0.8 < dropped.sum(axis).var() / (128 * rate * (1 - rate)) < 1.2
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_dropout_that_queries_share_equals_that_of_the_reference(kv_heads):
+    case = Case(130, 100, heads=4, kv_heads=kv_heads)
+    options = {"dropout": Dropout(0.3, broadcast_dims=(-2,)), "dropout_key": jax.random.key(3)}
+    assert_equal(case.fused(**options), case.reference(**options))
+
+
+def test_queries_without_visible_keys():
+    case = Case(130, 140, heads=1, kv_heads=1, bias=True)
+    queries = jnp.ones((2, 130), jnp.int32).at[:, 5].set(9)
+    bidirectional = Mask(query_segments=queries, key_segments=jnp.ones((2, 140), jnp.int32))
+    found = case.fused(bidirectional)
+    assert_equal(found, case.reference(bidirectional))
+    values = case.arrays()[2]
+    np.testing.assert_allclose(found[0][:, 5], np.asarray(values).mean(1), atol=1e-6)
+    causal = case.fused(dataclasses.replace(bidirectional, causal=True))
+    assert all(np.isfinite(x).all() for x in causal)
+    assert not causal[0][:, 5].any() and not causal[1][:, 5].any() and causal[0][:, 6].any()
+
+
+def test_sharded_rows_and_heads_give_the_same_results():
+    case = Case(128, 128, heads=4, kv_heads=2, causal=True, segments=True, bias=True, batch=4)
+    options = {"dropout": Dropout(0.1), "dropout_key": jax.random.key(0)}
+    expected = case.fused(**options)
+    partitioner = Partitioner(rules="fsdp_tp", ici={"data": 2, "fsdp": 2, "tensor": 2})
+    with partitioner.bound():
+        assert_equal(case.fused(**options), expected)
+
+
+@pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("full", 2)])
+def test_rematerialization_that_saves_products_does_not_repeat_the_forward_pass(remat, forward_passes):
+    case = Case(128, 128)
+    q, k, v, *_ = case.arrays()
+
+    def loss(q):
+        return jnp.sum(jnp.sin(fused_attention(q, k, v, mask=Mask(), interpret=True, sizes=BLOCKS)))
+
+    if remat != "none":
+        loss = jax.checkpoint(loss, policy=REMAT_POLICIES[remat])
+    program = jax.make_jaxpr(jax.grad(loss))(q).jaxpr
+    assert kernel_calls(program) == {"fused_attention_forward": forward_passes, "fused_attention_backward": 1}
+
+
+def kernel_calls(program):
+    """Counts the calls of each kernel whose results are used, in a jaxpr and the jaxprs that it calls."""
+    calls = collections.Counter()
+    used = {id(x) for equation in program.eqns for x in equation.invars} | set(map(id, program.outvars))
+    for equation in program.eqns:
+        if equation.primitive.name == "pallas_call":
+            calls[equation.params["name"]] += any(id(x) in used for x in equation.outvars)
+        else:
+            calls.update(sum(map(kernel_calls, jax.core.jaxprs_in_params(equation.params)), collections.Counter()))
+    return calls
+
+
+def test_no_array_has_the_size_of_the_scores():
+    case = Case(512, 512, bias=True, causal=True, segments=True, sizes=Sizes(128, 128, MIB))
+    *inputs, gradient = case.arrays()
+
+    def loss(q, k, v, bias):
+        output = fused_attention(q, k, v, mask=case.mask(), bias=RelativeBias(bias), interpret=True, sizes=case.sizes)
+        return jnp.vdot(output, gradient)
+
+    program = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*inputs))
+    assert "512,512" not in program and "128,128" in program

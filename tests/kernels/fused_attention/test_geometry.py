@@ -1,0 +1,86 @@
+"""Blocks, the blocks that a mask skips, and costs."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from t5x_like.kernels.fused_attention import blocks, costs
+from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.masks import Mask
+
+GEOMETRY = Geometry(
+    batch=3, q_len=512, kv_len=512, heads=4, kv_heads=2, head_dim=64, block_q=128, block_k=256, causal=True
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "largest", "expected"),
+    [(114, 512, 128), (512, 512, 512), (640, 512, 384), (1024, 512, 512), (1, 256, 128)],
+)
+def test_blocks_cover_a_length_with_little_padding(length, largest, expected):
+    assert blocks.block_size(length, largest) == expected
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 100, 129, 300])
+@pytest.mark.parametrize("lengths", [(512, 512), (384, 1024), (1024, 256)])
+def test_exactly_the_blocks_with_visible_pairs_are_computed(causal, window, lengths):
+    sizes = dict(zip(("q_len", "kv_len"), lengths, strict=True))
+    geometry = dataclasses.replace(GEOMETRY, causal=causal, window=window, **sizes)
+    visible = Mask(causal=causal, window=window).materialize(*lengths)
+    visible = np.ones((1, 1, *lengths), bool) if visible is None else np.asarray(visible)
+    tiles = visible[0, 0].reshape(geometry.q_blocks, 128, geometry.k_blocks, 256).any(axis=(1, 3))
+    grid = list(itertools.product(range(geometry.q_blocks), range(geometry.k_blocks)))
+    assert [bool(geometry.is_computed(i, j)) for i, j in grid] == [tiles[i, j] for i, j in grid]
+    assert geometry.pairs == tiles.sum()
+    for j in range(geometry.k_blocks):
+        first, last = geometry.q_range(j)
+        np.testing.assert_array_equal(np.flatnonzero(tiles[:, j]), np.arange(first, last + 1))
+
+
+def test_prefix_disables_skipping_of_later_keys():
+    assert dataclasses.replace(GEOMETRY, prefix=True).pairs == GEOMETRY.q_blocks * GEOMETRY.k_blocks
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "expected"),
+    [
+        (25, 25, 64, (2, 2, 13)),
+        (32, 8, 128, (4, 1, 8)),
+        (8, 4, 64, (4, 2, 2)),
+        (4, 4, 16, (4, 4, 1)),
+        (8, 8, 80, (8, 8, 1)),
+    ],
+)
+def test_heads_of_a_step_fill_whole_lanes(heads, kv_heads, head_dim, expected):
+    geometry = dataclasses.replace(GEOMETRY, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    assert (geometry.step_heads, geometry.step_kv_heads, geometry.head_steps) == expected
+
+
+def test_chunks_of_queries_fit_into_the_memory_of_the_core():
+    long = dataclasses.replace(GEOMETRY, q_len=8192, kv_len=8192, heads=32, kv_heads=8, head_dim=128)
+    for sizes in (*blocks.SIZES.values(), blocks.DEFAULT):
+        chunks = blocks.q_chunks(long, 2, sizes)
+        assert long.q_blocks % chunks == 0
+        assert long.padded_q // chunks * 4 * 128 * 8 <= sizes.vmem_bytes / 3
+    assert blocks.q_chunks(GEOMETRY, 2, blocks.DEFAULT) == 1
+
+
+def test_costs_count_the_products_of_visible_blocks():
+    # Blocks of 256 keys are visible to 4 blocks and to 2 blocks of 128 queries.
+    scores = 3 * 4 * 6 * 128 * 256
+    assert GEOMETRY.pairs == 6
+    forward, backward = costs.forward(GEOMETRY, 2), costs.backward(GEOMETRY, 2)
+    assert forward.flops == 2 * (2 * scores * 64) and backward.flops == 5 * (2 * scores * 64)
+    assert forward.transcendentals == backward.transcendentals == scores
+
+
+def test_costs_count_the_bytes_of_a_single_block():
+    geometry = dataclasses.replace(GEOMETRY, block_q=512, block_k=512, causal=False, biased=True)
+    queries, keys, statistics = 2 * 3 * 512 * 4 * 64, 2 * 3 * 512 * 2 * 64, 4 * 3 * 4 * 512
+    assert costs.forward(geometry, 2).bytes_accessed == 2 * queries + 2 * keys + statistics + 4 * 4 * 1024
+    # Read: q, the output's gradient, k, v, statistics and biases. Written: the gradients of q, k, v and the biases.
+    expected = 3 * queries + 4 * keys + 2 * statistics + 4 * 4 * 1024 + 4 * 3 * 4 * 1024
+    assert costs.backward(geometry, 2).bytes_accessed == expected
