@@ -80,7 +80,7 @@ class BertMasking:
     towards the length, but are never chosen. Random tokens come from the whole vocabulary.
 
     Attributes:
-      rate: the fraction of tokens to choose.
+      rate: the fraction of tokens to choose; 0: none, so that the text stays as it is and nothing is predicted.
       whole_words: whether to choose all pieces of a word together. Words are considered in random order, and a word
         that would exceed the number of tokens is skipped.
     """
@@ -88,13 +88,17 @@ class BertMasking:
     rate: float = MASK_RATE
     whole_words: bool = False
 
+    def __post_init__(self):
+        if not 0 <= self.rate < 1:
+            raise UserError(f"mask rate {self.rate}: not in [0, 1). Give a fraction of the tokens; 0 masks none.")
+
     def check(self, length: int, max_predictions: int) -> None:
         """Accept all lengths: `max_predictions` is only an upper limit in this recipe."""
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Choose the tokens to predict; see `Masking.choose`."""
         wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
-        wanted = tf.minimum(tf.maximum(wanted, 1), max_predictions)
+        wanted = tf.minimum(tf.maximum(wanted, 1 if self.rate else 0), max_predictions)
         if not self.whole_words:
             return select_top(draw(_ORDER), rows.text, wanted)
         return select_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from data_tasks import preprocessors, python_docs, sentences, text_files, vocabularies
 from data_tasks.documents import Corpus, DocumentSource, split_by_hash
-from data_tasks.masked_lm import BertMasking, Masking, mask_inputs
+from data_tasks.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.masked_lm_tasks import output_features
 from data_tasks.sentence_pairs import sentence_pairs
 from data_tasks.vocabularies.late import LateVocabulary
@@ -22,7 +22,6 @@ from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TEXT_FILES_TASK = "text_files_sentence_pairs"
-BERT_MASKING = BertMasking()
 _BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
 _WHOLE_FILE = 1 << 62  # lines
 
@@ -41,6 +40,8 @@ _ARGUMENTS = task_arguments.declare(
     one_sentence_a_line=True,
     # Lines of a .txt file per document, if one_sentence_a_line is False.
     lines_per_document=64,
+    # Fraction of the tokens to mask; 0 for plain text, from which a student learns by losses between layers.
+    mask_rate=MASK_RATE,
     # Maximum size of the text, all of which is held in memory.
     max_corpus_bytes=4 << 30,
     # A Hugging Face directory, or a WordPiece vocabulary (BERT's vocab.txt). Required.
@@ -57,7 +58,7 @@ def add_sentence_pairs_task(
     vocabulary: seqio.Vocabulary,
     *,
     split: Callable[[], Callable[[tf.Tensor], tf.Tensor]] = lambda: sentences.split_prose,
-    masking: Masking = BERT_MASKING,
+    masking: Callable[[], Masking] = BertMasking,
     text_feature: str = "text",
 ) -> seqio.Task:
     """Register a task of masked sentence pairs for the features `specs.SENTENCE_PAIRS`.
@@ -71,7 +72,7 @@ def add_sentence_pairs_task(
       vocabulary: see `special_tokens.special_tokens` for its requirements.
       split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
         called when the data is read.
-      masking: the rule for choosing tokens.
+      masking: returns the rule for choosing tokens. It is called when the data is read.
       text_feature: the feature of the source that holds the text.
 
     Returns:
@@ -81,6 +82,9 @@ def add_sentence_pairs_task(
     def tokenize_sentences(ds, output_features):
         return sentences.tokenize_sentences(ds, output_features, split=split())
 
+    def mask(ds, sequence_length, output_features):
+        return mask_inputs(ds, sequence_length, output_features, masking=masking())
+
     return seqio.TaskRegistry.add(
         name,
         source=source,
@@ -89,7 +93,7 @@ def add_sentence_pairs_task(
             tokenize_sentences,
             seqio.CacheDatasetPlaceholder(),
             sentence_pairs,
-            functools.partial(mask_inputs, masking=masking),
+            mask,
         ],
         output_features=output_features(vocabulary)
         | {
@@ -169,4 +173,5 @@ add_sentence_pairs_task(
     DocumentSource(_text_files),
     LateVocabulary(_vocabulary_path, read_other=lambda path: WordPieceVocabulary(path, _ARGUMENTS["lower_case"])),
     split=lambda: sentences.split_lines if _ARGUMENTS["one_sentence_a_line"] else sentences.split_prose,
+    masking=lambda: BertMasking(_ARGUMENTS["mask_rate"]),
 )

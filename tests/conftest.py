@@ -190,7 +190,7 @@ def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=
         writer.close()
         digest = manifest.checksum(str(path))
         written.append(
-            Shard(file, number_of_pass, rows, rows * examples_per_row, (rows, rows), path.stat().st_size, digest)
+            Shard(file, rows, path.stat().st_size, digest, number_of_pass, rows * examples_per_row, (rows, rows))
         )
         number += rows
     settings = {"task": task, "module": None, "task_arguments": None}

@@ -57,7 +57,7 @@ def write_cache(
         examples = int(max(chosen[f"segments {index}"].max(axis=1).sum() for index in range(len(layout.tracks))))
         digest, size = manifest.checksum(str(path)), path.stat().st_size
         written.append(
-            Shard(str(path.relative_to(directory)), 0, count, examples, (0,) * len(layout.tracks), size, digest)
+            Shard(str(path.relative_to(directory)), count, size, digest, 0, examples, (0,) * len(layout.tracks))
         )
         first += count
     settings = {"task": task, "split": split, "module": None, "task_arguments": None}

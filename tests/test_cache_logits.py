@@ -2,7 +2,12 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -190,21 +195,38 @@ def test_bytes_per_position():
 # ---- resuming --------------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_command_resumes_to_the_same_bytes(causal, write, tmp_path, monkeypatch):
+# The command, killed when the file of its second shard is written, but before it has its final name.
+KILLED = """
+import os, signal, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from logits_cases import CASES, teacher_of
+from t5x_like import cache_logits as command
+from t5x_like.data.cached import logits_writer, shard_files
+from t5x_like.distillation.teachers import Teacher
+
+logits_writer._FEWEST_ROWS, logits_writer.SHARD_BYTES = 4, 1
+command.teacher_files.load = lambda *given: teacher_of(CASES["causal_lm"])
+store = shard_files.store
+shard_files.store = lambda local, target: (
+    os.kill(os.getpid(), signal.SIGKILL) if "00001-of" in target else store(local, target)
+)
+command.cache_logits(cache_dir=sys.argv[1], teacher=Teacher("a/teacher"), k=5, dtype="float32", batch_size=8)
+"""
+
+
+def test_killed_command_resumes_to_the_same_bytes(causal, write, tmp_path, monkeypatch):
     case = CASES["causal_lm"]
     for name in ("whole", "cut"):
         shutil.copytree(causal, tmp_path / name)
     whole = write(case, tmp_path / "whole", k=5)["a_task/train"]
     written, write_shard = [], logits_writer.LogitsPlan.write_shard
-
-    def interrupted(plan, unit, records):
-        if unit == "00001":
-            raise KeyboardInterrupt
-        return write_shard(plan, unit, records)
-
-    monkeypatch.setattr(logits_writer.LogitsPlan, "write_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(case, tmp_path / "cut", k=5)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "cut")], env=environment, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    left = [path.name for path in (tmp_path / "cut" / "teacher_logits").rglob("*") if path.is_file()]
+    assert [name for name in left if name.endswith("array_record")] == ["00000-of-00003.array_record"]
+    assert any(name.endswith(".tmp") for name in left)
     with pytest.raises(UserError, match="are incomplete: manifest.json not found. Repeat the `t5x_like cache_logits`"):
         opened(case, tmp_path / "cut")
     with pytest.raises(UserError, match="incomplete .* with other settings .*targets: .*another TEACHER_LOGITS"):
@@ -225,6 +247,11 @@ def test_interrupted_command_resumes_to_the_same_bytes(causal, write, tmp_path, 
     for shard in whole.shards:
         files = [tmp_path / name / "teacher_logits" / "a_task" / "train" / shard.file for name in ("whole", "cut")]
         assert files[0].read_bytes() == files[1].read_bytes()
+    whole_files, files = (
+        {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
+        for name in ("whole", "cut")
+    )
+    assert files == whole_files
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -268,6 +268,19 @@ def test_command_reads_student_and_teacher_from_their_own_configurations(command
     assert cli.main(["distill", *command, "--gin.LastState.scale=2.0"]) == 2  # is not a parameter
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--gin_file=distillation/tinybert_general.gin", "--gin.LAYER_MAP=((0, 7),)"], "to teacher layer 7"),
+        (["--gin.train.train.initial_layers={'encoder': (5,)}"], "layer 5 does not exist"),
+    ],
+)
+def test_dry_run_checks_layers_of_teacher_and_of_initial_weights(command, teacher, capsys, changes, message):
+    initial = f"--gin.train.train.initial_checkpoint_path='{teacher}'"
+    assert cli.main(["distill", "--dry_run", *command, initial, *changes]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_cells_of_an_ablation_may_be_distillations(command, tmp_path):
     names = dict(word.removeprefix("--gin").lstrip(".").split("=", 1) for word in command if "MODEL_DIR" not in word)
     files = [word.partition("=")[2] for word in command if word.startswith("--gin_file")]

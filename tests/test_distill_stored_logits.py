@@ -1,6 +1,7 @@
 """Distillation from stored logits: equal to a teacher in the training step, and what it refuses."""
 
 import functools
+import shutil
 
 import copying_run
 import pytest
@@ -75,7 +76,7 @@ def test_bench_reads_a_batch_with_the_stored_logits(stored, monkeypatch):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (HiddenCosine(), "HiddenCosine reads hidden states or attention of t, whose logits are cached"),
+        (HiddenCosine(), "'loss' reads 'decoder/output' of the teacher 't', of which only predictions are cached"),
         (ForwardKL(prediction="masked_lm"), "does not predict it"),
     ],
 )
@@ -83,6 +84,18 @@ def test_other_losses_are_refused_before_writing(stored, tmp_path, loss, message
     teacher, cache, logits = stored
     with pytest.raises(UserError, match=message):
         run(tmp_path / "run", Teacher(teacher, logits=logits), cache, losses={"loss": loss})
+    assert not (tmp_path / "run").exists()
+
+
+def test_incomplete_logits_are_refused_before_writing(stored, tmp_path):
+    teacher, cache, logits = stored
+    shutil.copytree(logits, tmp_path / "logits")
+    directory = tmp_path / "logits" / "a_task" / "train"
+    (directory / "manifest.json").unlink()
+    (directory / "unfinished").mkdir()
+    (directory / "unfinished" / "plan.json").write_text("{}")
+    with pytest.raises(UserError, match=f"the teacher logits {directory} are incomplete: manifest.json not found"):
+        run(tmp_path / "run", Teacher(teacher, logits=str(tmp_path / "logits")), cache)
     assert not (tmp_path / "run").exists()
 
 

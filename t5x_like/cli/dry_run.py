@@ -13,6 +13,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
+from t5x_like.training import run, warm_start, weight_source
 from t5x_like.training.evaluation import Evaluation
 
 # After this time without an answer, a store is reported as not checked.
@@ -73,6 +74,8 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
             shapes, dtypes = source.batch_shapes(objective.features), objective.features.dtypes
             yield from (f"  {feature} {list(shape)} {dtypes[feature]}" for feature, shape in shapes.items())
+    if model is not None and (initial := _initial_weights(model, arguments)) is not None:
+        yield f"initial weights: {initial}"
     if arguments.get("total_steps") is not None:
         yield f"steps: {arguments['total_steps']:,}"
     for name in READ:
@@ -101,6 +104,20 @@ def _parameters(model: ModelConfig, objective: Objective | None) -> str:
     head_shapes = jax.eval_shape(objective.init, jax.random.key(0), model_shapes) if objective is not None else {}
     owner = f", heads of {type(objective).__name__} {parameters.count(head_shapes):,}" if objective is not None else ""
     return f"{parameters.count(model_shapes):,} parameters{owner}"
+
+
+def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | None:
+    """Checks that the initial weights and their layers fit the model, unless the run resumes."""
+    source = weight_source.initial_source(**config.filter_kwargs(weight_source.initial_source, arguments))
+    if source is None or run.may_resume(arguments.get("model_dir")):
+        return None
+    here, partitioner = partitioning.for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
+
+    def check() -> str:
+        warm_start.check(source, partitioner.eval_shape(here.make, jax.random.key(0)), here, partitioner)
+        return f"those of {source.path} fit"
+
+    return _with_timeout(check)
 
 
 def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:

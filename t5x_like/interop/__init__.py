@@ -1,15 +1,11 @@
 """Imports and exports weights in the format of Hugging Face transformers.
 
-Each family has a module in this package with a constant `FAMILY`, which `families` discovers.
+Each family has a module in this package with a constant `FAMILY`, which `registry.families` discovers.
 """
 
-import contextlib
 import dataclasses
-import functools
-import importlib
 import json
-import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +15,6 @@ from jaxtyping import Float
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import (
-    fields,
     generation,
     head_classes,
     json_files,
@@ -29,6 +24,7 @@ from t5x_like.interop import (
 )
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
+from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.objectives.heads import HeadForm
 
@@ -50,13 +46,6 @@ FREE_FIELDS = (
 SIZE_FIELDS = ("num_layers", "encoder_layers", "decoder_layers", "max_length", "num_token_types")
 
 
-@functools.cache
-def families() -> tuple[tables.Family, ...]:
-    """Returns the `FAMILY` constants of the modules of this package."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
-
-
 def config_from_huggingface(path: str) -> ModelConfig:
     """Reads the configuration of a Hugging Face model.
 
@@ -71,22 +60,13 @@ def config_from_huggingface(path: str) -> ModelConfig:
     """
     file, generation = paths.join(path, CONFIG), paths.join(path, GENERATION_CONFIG)
     hf_config = json_files.read(file)
-    family = _family_of_type(hf_config.get("model_type"), file)
-    with _file_in_errors(file):
+    family = family_of_type(hf_config.get("model_type"), file)
+    with file_in_errors(file):
         special_token_fields.from_json(hf_config, None)  # raises for invalid ids, which families use
         config = family.config_from_json(hf_config)
-    with _file_in_errors(generation):
+    with file_in_errors(generation):
         generation_config = json_files.read(generation) if paths.is_file(generation) else None
         return dataclasses.replace(config, special_tokens=special_token_fields.from_json(hf_config, generation_config))
-
-
-@contextlib.contextmanager
-def _file_in_errors(file: str) -> Iterator[None]:
-    """Adds the file to the message of a UserError that does not contain it."""
-    try:
-        yield
-    except UserError as error:
-        raise error if file in str(error) else UserError(f"{file}: {error}") from None
 
 
 def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
@@ -109,7 +89,7 @@ def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
         known = ", ".join(field.name for field in dataclasses.fields(stored))
         raise UserError(f"{unknown[0]}: not a field of {type(stored).__name__}. Give one of {known}.")
     config = dataclasses.replace(stored, **changes)
-    leaves = _read(path, _family_of(config), config)
+    leaves = _read(path, family_of(config), config)
     like = jax.eval_shape(config.make, jax.random.key(0))
     model_leaves = {
         name.removeprefix(tables.MODEL): jax.numpy.asarray(leaf)
@@ -135,7 +115,7 @@ def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[s
       UserError: family or architecture differ, or a tensor is missing, unexpected or of the wrong shape.
     """
     stored = _agreeing_config(path, config, other_sizes)
-    return _read(path, _family_of(stored), stored)
+    return _read(path, family_of(stored), stored)
 
 
 def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, tuple[int, ...]]:
@@ -161,7 +141,7 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
     Raises:
       UserError: it differs from the configuration of the model.
     """
-    stored, family = config_from_huggingface(path), _family_of(config)
+    stored, family = config_from_huggingface(path), family_of(config)
     same_family = type(stored) is type(config)
     if other_sizes:
         same_family = isinstance(stored, type(config)) or isinstance(config, type(stored))
@@ -188,7 +168,7 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
 
 def _read(path: str, family: tables.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     hf_config = json_files.read(file := paths.join(path, CONFIG))
-    with _file_in_errors(file):
+    with file_in_errors(file):
         head_class = head_classes.class_of_directory(family, hf_config)
     return tables.read(path, family, config, head_class)
 
@@ -206,8 +186,8 @@ def task_head(path: str) -> TaskHead | None:
       UserError: config.json is invalid, or the model or its head is not supported.
     """
     hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = _family_of_type(hf_config.get("model_type"), file)
-    with _file_in_errors(file):
+    family = family_of_type(hf_config.get("model_type"), file)
+    with file_in_errors(file):
         found = head_classes.class_of_directory(family, hf_config)
         if found is None:
             return None
@@ -225,8 +205,8 @@ def head_names(path: str) -> set[str]:
       UserError: a file is invalid, or the model or its head is not supported.
     """
     hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = _family_of_type(hf_config.get("model_type"), file)
-    with _file_in_errors(file):
+    family = family_of_type(hf_config.get("model_type"), file)
+    with file_in_errors(file):
         head_class = head_classes.class_of_directory(family, hf_config)
     return tables.head_names(path, family, config_from_huggingface(path), head_class)
 
@@ -242,8 +222,8 @@ def head_form(path: str, name: str) -> HeadForm:
       UserError: config.json is invalid, or transformers does not have such a head for the family.
     """
     hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = _family_of_type(hf_config.get("model_type"), file)
-    with _file_in_errors(file):
+    family = family_of_type(hf_config.get("model_type"), file)
+    with file_in_errors(file):
         return head_classes.form_of(family, hf_config, name)
 
 
@@ -276,7 +256,7 @@ def to_huggingface(
       UserError: transformers does not support the model or a head. No file is written then.
     """
     leaves = parameters.stack(parameters.named_leaves(params))
-    family = _family_of(config)
+    family = family_of(config)
     hf_config, head_class = _describe(family, config, leaves)
     if head_class is not None:
         outputs = leaves[head_class.table[-1].name].shape[-1]
@@ -316,7 +296,7 @@ def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> di
     Returns:
       Hugging Face name -> float32 array.
     """
-    family, leaves = _family_of(config), parameters.stack(parameters.named_leaves(params))
+    family, leaves = family_of(config), parameters.stack(parameters.named_leaves(params))
     has_heads = any(name.startswith(tables.OBJECTIVE) for name in leaves)
     head_class = _describe(family, config, leaves)[1] if has_heads else None
     return tables.write(family, config, leaves, head_class)
@@ -386,16 +366,3 @@ def eos_id(config: ModelConfig) -> int | None:
 def sentencepiece_name(config: ModelConfig) -> str | None:
     """Returns the name of the file in which transformers stores the SentencePiece model of a family, if it has one."""
     return next((family.sentencepiece for family in families() if family.config_class is type(config)), None)
-
-
-def _family_of_type(model_type: Any, file: str) -> tables.Family:
-    known = {name: family for family in families() for name in family.model_types}
-    with _file_in_errors(file):
-        return fields.choice({"model_type": model_type}, "model_type", dict(sorted(known.items())))
-
-
-def _family_of(config: ModelConfig) -> tables.Family:
-    for family in families():
-        if family.config_class is type(config):
-            return family
-    raise UserError(f"{type(config).__name__}: not supported by transformers")

@@ -13,6 +13,7 @@ from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
 
 _NAMES = {
@@ -152,7 +153,9 @@ def _architecture(model_type: str, heads: Iterable[str]) -> str:
     return _ARCHITECTURES[model_type][present]
 
 
-def special_tokens(config: BertConfig, default_padding: int, default: Mapping[str, Any]) -> dict[str, Any]:
+def special_tokens(
+    config: BertConfig | MobileBertConfig, default_padding: int, default: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the ids for config.json. The padding id is `padding_id`, which masks rows and shifts RoBERTa's positions.
 
     Args:
@@ -194,24 +197,41 @@ def table(config: BertConfig) -> list[TensorMapping]:
         TensorMapping("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
         TensorMapping("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
         *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
+        *attention(layer, hf_layer),
+        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
+        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
+        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+        *(_roberta_heads() if model_type == "roberta" else pretraining_heads(model_type)),
+    ]
+
+
+def attention(layer: str, hf_layer: str) -> list[TensorMapping]:
+    """Maps the self-attention of a layer and its norm.
+
+    Args:
+      layer: stored name of the layer.
+      hf_layer: name of the layer in transformers.
+    """
+    return [
         *dense(f"{layer}/attention/query", f"{hf_layer}.attention.self.query"),
         *dense(f"{layer}/attention/key", f"{hf_layer}.attention.self.key"),
         *dense(f"{layer}/attention/value", f"{hf_layer}.attention.self.value"),
         *dense(f"{layer}/attention/out", f"{hf_layer}.attention.output.dense", input_dims=2),
         *norm(f"{layer}/attention_norm", f"{hf_layer}.attention.output.LayerNorm"),
-        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
-        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
-        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
-        *(_roberta_heads() if model_type == "roberta" else _bert_heads()),
     ]
 
 
-def _bert_heads() -> list[TensorMapping]:
+def pretraining_heads(model_type: str) -> list[TensorMapping]:
+    """Maps the heads of masked language modeling and of next-sentence prediction.
+
+    Args:
+      model_type: `bert` or `mobilebert`.
+    """
     return [
         *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
         *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
         TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),
-        *dense(f"{NEXT_SENTENCE}/pooler", "bert.pooler.dense"),
+        *dense(f"{NEXT_SENTENCE}/pooler", f"{model_type}.pooler.dense"),
         *dense(f"{NEXT_SENTENCE}/classifier", "cls.seq_relationship"),
     ]
 
@@ -234,17 +254,17 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     if hf_config["model_type"] == "bert":
         pooled = dense(f"{sequence}/pooler", "bert.pooler.dense") + dense(f"{sequence}/classifier", "classifier")
         return (
-            HeadClass("BertForSequenceClassification", SEQUENCE, tuple(pooled), _form(heads.PooledFirstToken)),
-            HeadClass("BertForTokenClassification", TOKENS, tuple(tagging), _form(heads.EachToken)),
+            HeadClass("BertForSequenceClassification", SEQUENCE, tuple(pooled), head_form(heads.PooledFirstToken)),
+            HeadClass("BertForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
             HeadClass(
-                "BertForMultipleChoice", CHOICES, tuple(choices), _form(heads.PooledFirstToken), has_labels=False
+                "BertForMultipleChoice", CHOICES, tuple(choices), head_form(heads.PooledFirstToken), has_labels=False
             ),
             question_answering("BertForQuestionAnswering", spans),
         )
     classifier = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
     return (
-        HeadClass("RobertaForSequenceClassification", SEQUENCE, tuple(classifier), _form(heads.DenseFirstToken)),
-        HeadClass("RobertaForTokenClassification", TOKENS, tuple(tagging), _form(heads.EachToken)),
+        HeadClass("RobertaForSequenceClassification", SEQUENCE, tuple(classifier), head_form(heads.DenseFirstToken)),
+        HeadClass("RobertaForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
         # Its dropout rate is always that of the model.
         HeadClass(
             *("RobertaForMultipleChoice", CHOICES, tuple(choices), lambda hf_config: heads.PooledFirstToken()),
@@ -254,7 +274,8 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     )
 
 
-def _form(form: Callable[..., heads.HeadForm]) -> Callable[[Mapping[str, Any]], heads.HeadForm]:
+def head_form(form: Callable[..., heads.HeadForm]) -> Callable[[Mapping[str, Any]], heads.HeadForm]:
+    """Returns a function of config.json that makes a form of a head with the dropout rate of the classifier."""
     return lambda hf_config: form(dropout_rate=dropout_rate(hf_config, None))
 
 

@@ -6,12 +6,13 @@ belongs to the head that reads it; `classifier_activation` of config.json says w
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, nonorm_folding, special_token_fields
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop import fields, nonorm_folding
+from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads, special_tokens
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
@@ -76,7 +77,6 @@ _ATTENTION_INPUTS = {
 }
 _UNSUPPORTED_INPUT = "not supported by transformers' MobileBERT, whose queries and keys are computed from a bottleneck"
 
-MASKED_LM, NEXT_SENTENCE = f"{OBJECTIVE}masked_lm", f"{OBJECTIVE}next_sentence"
 _POOLER = f"{NEXT_SENTENCE}/pooler/"
 # Heads -> class of transformers.
 _ARCHITECTURES = {
@@ -141,18 +141,9 @@ def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -
         "torch_dtype": "float32",
         **_FIXED,
         **_ATTENTION_INPUTS[config.attention_input],
-        **_special_tokens(config),
+        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
-
-
-def _special_tokens(config: MobileBertConfig) -> dict[str, Any]:
-    """Returns the ids for config.json. The padding id is `padding_id`."""
-    tokens = special_token_fields.to_json(config.special_tokens, {"pad_token_id": config.padding_id})
-    pad_token_id = tokens.get("pad_token_id")
-    if config.padding_id != (_DEFAULTS["pad_token_id"] if pad_token_id is None else pad_token_id):
-        tokens["pad_token_id"] = config.padding_id
-    return tokens
 
 
 def _architecture(heads: set[str]) -> str:
@@ -188,19 +179,11 @@ def table(config: MobileBertConfig) -> list[TensorMapping]:
         *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
         *_normed(f"{layer}/bottleneck", f"{hf_layer}.bottleneck.input"),
         *shared,
-        *dense(f"{layer}/attention/query", f"{hf_layer}.attention.self.query"),
-        *dense(f"{layer}/attention/key", f"{hf_layer}.attention.self.key"),
-        *dense(f"{layer}/attention/value", f"{hf_layer}.attention.self.value"),
-        *dense(f"{layer}/attention/out", f"{hf_layer}.attention.output.dense", input_dims=2),
-        *norm(f"{layer}/attention_norm", f"{hf_layer}.attention.output.LayerNorm"),
+        *attention(layer, hf_layer),
         *mlps,
         *_normed(f"{layer}/expansion", f"{hf_layer}.output.bottleneck"),
-        *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
-        *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
-        TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),
+        *pretraining_heads("mobilebert"),
         *([TensorMapping(f"{MASKED_LM}/untied", "cls.predictions.dense.weight")] if config.untied_dim else []),
-        *dense(f"{NEXT_SENTENCE}/pooler", "mobilebert.pooler.dense"),
-        *dense(f"{NEXT_SENTENCE}/classifier", "cls.seq_relationship"),
     ]
 
 
@@ -216,7 +199,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
             "MobileBertForTokenClassification",
             TOKENS,
             tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")),
-            _form(heads.EachToken),
+            head_form(heads.EachToken),
         ),
         question_answering("MobileBertForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
     ]
@@ -231,12 +214,10 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
             (classifier, heads.FirstToken, False),
         ):
             settings = {_POOLER_KEY: pooled}
-            classes.append(HeadClass(name, head, tuple(parts), _form(form), has_labels=has_labels, settings=settings))
+            classes.append(
+                HeadClass(name, head, tuple(parts), head_form(form), has_labels=has_labels, settings=settings)
+            )
     return tuple(classes)
-
-
-def _form(form: Callable[..., heads.HeadForm]) -> Callable[[Mapping[str, Any]], heads.HeadForm]:
-    return lambda hf_config: form(dropout_rate=dropout_rate(hf_config, None))
 
 
 FAMILY = Family(

@@ -1,6 +1,6 @@
 """Masked language modeling: an encoder predicts the original tokens at masked positions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
@@ -10,17 +10,15 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
-from t5x_like.kernels.cross_entropy import CrossEntropy, position_loss
 from t5x_like.layers import embeddings, initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.base import Model
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, HeadConfig, Params
 from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.token_cross_entropy import TokenCrossEntropy
 from t5x_like.runtime.recorded import recorded
 
 NAME = "masked_lm"
@@ -120,7 +118,7 @@ def gather_positions(
 
 
 @recorded
-class MaskedLM(Component):
+class MaskedLM(TokenCrossEntropy):
     """Predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
 
     The only term is `masked_lm`: the cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by
@@ -135,6 +133,7 @@ class MaskedLM(Component):
     """
 
     features = specs.MASKED_LM
+    term = NAME
     coefficients = {NAME: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0):
@@ -174,38 +173,6 @@ class MaskedLM(Component):
             NAME: Prediction(transformed, logits, weights[NAME], batch["masked_targets"], weights[NAME]),
             ALL_TOKENS: Prediction(outputs.hidden, lambda hidden: logits(head(hidden)), weights[ALL_TOKENS]),
         }
-
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
-        readout = Readout(predicted[NAME].hidden, predicted[NAME].logits)
-        sums = sum_over_positions(readout, self.position_losses(predicted))
-        return self.terms_of_sums(sums, params, outputs, batch, dropout_key=dropout_key)
-
-    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
-        """Returns the cross-entropy of the targets; see `Component.position_losses`."""
-        predicted = predictions[NAME]
-        return {NAME: position_loss(predicted.targets, predicted.target_weights, z_loss=self.z_loss)}
-
-    def terms_of_sums(
-        self,
-        sums: Mapping[str, CrossEntropy],
-        params: Params,
-        outputs: Outputs,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> Terms:
-        """Makes the term and the metrics of the cross-entropy; see `Component.terms_of_sums`."""
-        entropy = sums[NAME]
-        metrics = {
-            "loss": (entropy.nll, entropy.weight),
-            "accuracy": (entropy.correct, entropy.weight),
-            "z_loss": (entropy.z_loss, entropy.weight),
-        }
-        return Terms(sums={NAME: entropy.total}, metrics=metrics)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Returns the most probable token id of each masked position as `predictions` `[batch, predictions]`."""

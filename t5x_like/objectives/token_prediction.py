@@ -1,6 +1,5 @@
 """Base class of the objectives that predict `decoder_target_tokens` at each position."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,17 +10,15 @@ from jaxtyping import Array, Float
 from t5x_like.data.features import FeatureSpec
 from t5x_like.decoding.score import score_hidden
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
-from t5x_like.kernels.cross_entropy import CrossEntropy, position_loss
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Params
 from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.token_cross_entropy import TokenCrossEntropy
 
 TERM = "targets"
 
 
-class TokenPrediction(Component):
+class TokenPrediction(TokenCrossEntropy):
     """Cross-entropy of the decoder's target tokens.
 
     The only term is `targets`, weighted by `decoder_loss_weights`. The metrics are `loss` in nats per weighted target
@@ -36,6 +33,7 @@ class TokenPrediction(Component):
     """
 
     features: FeatureSpec
+    term = TERM
     coefficients = {TERM: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0, label_smoothing: float = 0.0):
@@ -60,42 +58,6 @@ class TokenPrediction(Component):
         weights = self.prediction_weights(batch)[TERM]
         targets = batch["decoder_target_tokens"]
         return {TERM: Prediction(outputs.hidden, params["model"].unembed, weights, targets, weights)}
-
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
-        readout = Readout(predicted[TERM].hidden, predicted[TERM].logits)
-        sums = sum_over_positions(readout, self.position_losses(predicted))
-        return self.terms_of_sums(sums, params, outputs, batch, dropout_key=dropout_key)
-
-    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
-        """Returns the cross-entropy of the targets; see `Component.position_losses`."""
-        predicted = predictions[TERM]
-        return {
-            TERM: position_loss(
-                predicted.targets, predicted.target_weights, z_loss=self.z_loss, label_smoothing=self.label_smoothing
-            )
-        }
-
-    def terms_of_sums(
-        self,
-        sums: Mapping[str, CrossEntropy],
-        params: Params,
-        outputs: Outputs,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> Terms:
-        """Makes the term and the metrics of the cross-entropy; see `Component.terms_of_sums`."""
-        entropy = sums[TERM]
-        metrics = {
-            "loss": (entropy.nll, entropy.weight),
-            "accuracy": (entropy.correct, entropy.weight),
-            "z_loss": (entropy.z_loss, entropy.weight),
-        }
-        return Terms(sums={TERM: entropy.total}, metrics=metrics)
 
     def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
         """Scores the targets of each row; see `decoding.score.Scored`.

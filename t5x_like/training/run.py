@@ -17,7 +17,7 @@ from t5x_like.distillation.teachers import LoadedTeacher
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed, run_files
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start
+from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start, weight_source
 from t5x_like.training import teachers as teacher_files
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations, check_run, restore_improvement
@@ -113,18 +113,17 @@ def run(
     data.check_vocabulary(config.vocab_size)
     evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
     check_run(evaluate.names if periods.evaluate is not None else (), patience)
-    initial = None
-    if initial_checkpoint_path:
-        initial = warm_start.Source(
-            path=initial_checkpoint_path,
-            mapping=initial_mapping,
-            new_tokens=initial_new_tokens,
-            layers=initial_layers or {},
-            dropped=initial_dropped,
-            truncated=initial_truncated,
-        )
-        if not _may_resume(model_dir):
-            warm_start.check(initial, shapes, config, partitioner)
+    initial = weight_source.initial_source(
+        initial_checkpoint_path=initial_checkpoint_path,
+        initial_mapping=initial_mapping,
+        initial_new_tokens=initial_new_tokens,
+        initial_layers=initial_layers,
+        initial_dropped=initial_dropped,
+        initial_truncated=initial_truncated,
+    )
+    if initial is not None and not may_resume(model_dir):
+        model = optimizers.merge(shapes[0].params, shapes[1].params)["model"]
+        warm_start.check(initial, model, config, partitioner)
 
     # ---- Run directory: exclusive, and its stored configuration agrees --------------------------------------------
     model_dir = run_directory.resolve(model_dir)
@@ -224,7 +223,7 @@ def run(
     return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best_step)
 
 
-def _may_resume(model_dir: Any) -> bool:
+def may_resume(model_dir: Any) -> bool:
     """Returns whether a run directory has checkpoints, so that its initial weights are not read."""
     if not isinstance(model_dir, str | os.PathLike):
         return False

@@ -17,19 +17,19 @@ from t5x_like.training.step import Frozen
 from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, Source
 
 
-def check(source: Source, shapes: tuple[Any, Any], config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
+def check(source: Source, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
     """Checks that pretrained weights fit a model, without reading them.
 
     Args:
       source: as for `restore`.
-      shapes: the shapes of `(state, frozen)`, from `Program.shapes`.
+      model: the model, or its shapes.
       config: as for `restore`.
       partitioner: as for `restore`.
 
     Raises:
       UserError: as for `restore`, but for damaged files.
     """
-    params = {"model": optimizers.merge(shapes[0].params, shapes[1].params)["model"]}
+    params = {"model": model}
     stored = weight_source.model_shapes(source, config)
     _fits(source, stacked_shapes(params, partitioner), params, stored, {})
 

@@ -61,6 +61,40 @@ class Source:
         return any(re.search(pattern, name) for pattern in self.dropped)
 
 
+def initial_source(
+    *,
+    initial_checkpoint_path: str | None = None,
+    initial_mapping: Sequence[tuple[str, str]] = (),
+    initial_new_tokens: int = 0,
+    initial_layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None,
+    initial_dropped: Sequence[str] = (),
+    initial_truncated: Sequence[str] = (),
+) -> Source | None:
+    """Returns the source of the initial weights of a run; None if all weights are fresh.
+
+    Args:
+      initial_checkpoint_path: As for `train.train`, like the following arguments.
+      initial_mapping: Turns tensor names into those of the pretrained weights.
+      initial_new_tokens: Number of token ids that the pretrained vocabulary lacks.
+      initial_layers: The pretrained layers that the layers of each stack start from.
+      initial_dropped: Names of the pretrained tensors that the model lacks.
+      initial_truncated: The axes along which the pretrained tables may be longer.
+
+    Raises:
+      UserError: A value is invalid.
+    """
+    if not initial_checkpoint_path:
+        return None
+    return Source(
+        path=initial_checkpoint_path,
+        mapping=initial_mapping,
+        new_tokens=initial_new_tokens,
+        layers=initial_layers or {},
+        dropped=initial_dropped,
+        truncated=initial_truncated,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """How a stored tensor becomes a parameter.

@@ -344,7 +344,7 @@ def bucket(monkeypatch):
         monkeypatch.setattr(Flaky, "made", 0)
         monkeypatch.setattr(shards, "ArrayRecordReader", Flaky)
         monkeypatch.setattr(shards.time, "sleep", pauses.append)
-        return shards.Shards(directory, [Shard(f"pass-000/{n}", 0, 5, 5, (5,), 9, "") for n in range(2)]), pauses
+        return shards.Shards(directory, [Shard(f"pass-000/{n}", 5, 9, "", 0, 5, (5,)) for n in range(2)]), pauses
 
     return make_reader
 

@@ -117,6 +117,12 @@ def test_bert_chooses_uniformly_among_text(kind):
     assert len(pairs) == 120
 
 
+def test_rate_0_chooses_nothing():
+    assert not chosen_by(BertMasking(rate=0.0), rows_of([12] * 5, 14), 5).any()
+    with pytest.raises(ValueError, match="mask rate 1.5: not in"):
+        BertMasking(rate=1.5)
+
+
 def test_row_of_special_tokens_has_no_predictions():
     rows = Rows(tf.constant([[97, 98, 0, 0]]), tf.constant([2]), SPECIAL)
     assert not chosen_by(BertMasking(), rows, 4).any()

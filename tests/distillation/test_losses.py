@@ -58,7 +58,9 @@ def test_captures_of_mapped_layers():
         ("decoder/layers/0/attention/value",),
         ("decoder/layers/2/attention/value",),
     )
-    assert losses.ForwardKL().captures(STUDENT, TEACHER) == losses.HiddenCosine().captures(STUDENT, TEACHER) == ((), ())
+    assert losses.HiddenCosine().captures(STUDENT, TEACHER) == (("encoder/output",), ("encoder/output",))
+    assert losses.HiddenCosine().captures(*decoders) == (("decoder/output",), ("decoder/output",))
+    assert losses.ForwardKL().captures(STUDENT, TEACHER) == ((), ())
 
 
 def test_padding_has_no_weight():
@@ -113,8 +115,8 @@ def test_logits_of_a_cached_teacher():
     for other in (losses.HiddenCosine(), losses.AttentionKL(layers=((0, 0),))):
         name = type(other).__name__
         with pytest.raises(UserError, match=f"{name} reads hidden states or attention of big, whose logits are cached"):
-            seen = view(STUDENT, {"encoder/layers/0/attention/scores": random(2, 2, 3, 3)}, hidden=random(2, 3, 4))
-            other({}, seen, theirs)
+            seen = {"encoder/layers/0/attention/scores": random(2, 2, 3, 3), "encoder/output": random(2, 3, 4)}
+            other({}, view(STUDENT, seen), theirs)
 
 
 @pytest.mark.parametrize(

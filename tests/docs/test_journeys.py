@@ -5,38 +5,24 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
+import page_commands
 import pytest
-import small_bert
+import small_models
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("laptop", "weights", "new_task")
 # Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
 ELSEWHERE = ("gs://", "t5-small", "bert-base-uncased", "HF_PATH=gpt2", "checkpoint_1000000")
 
 
-def read(page):
-    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
-
-
 def commands(page):
-    """Returns the shell lines of the indented blocks of a page, with continued lines joined, that run anywhere."""
-    lines = [line[4:] for line in read(page).replace("\\\n", " ").splitlines()]
-    return [
-        line
-        for line in lines
-        if re.match(r"(t5x_like|echo|printf) ", line) and not any(word in line for word in ELSEWHERE)
-    ]
+    """Returns the shell lines of a page that run anywhere."""
+    return [line for line in page_commands.commands(page) if not any(word in line for word in ELSEWHERE)]
 
 
 def python_files(page):
     """Returns (file name, code) of each block of code whose file name precedes it."""
-    return re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", read(page), flags=re.DOTALL)
-
-
-def described(value):
-    return re.sub(r"[^\w ]+", " ", value)[:40].strip()
+    return re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", page_commands.read(page), flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +32,7 @@ def directories(tmp_path_factory):
     for page, path in paths.items():
         for name, code in python_files(page):
             (path / name).write_text(code, encoding="utf-8")
-    small_bert.write(paths["new_task"] / "bert-tiny")
+    small_models.write_bert(paths["new_task"] / "bert-tiny")
     return paths
 
 
@@ -56,7 +42,7 @@ def test_pages_have_commands_and_one_module():
 
 
 @pytest.mark.parametrize(
-    ("page", "command"), [(page, command) for page in PAGES for command in commands(page)], ids=described
+    ("page", "command"), [(page, command) for page in PAGES for command in commands(page)], ids=page_commands.described
 )
 def test_command_succeeds(page, command, directories, run_command, monkeypatch):
     monkeypatch.chdir(directories[page])

@@ -115,7 +115,7 @@ def test_scanned_model_writes_same_file(name, directory, tmp_path):
 
 @EVERY
 def test_table_maps_every_parameter_once(name):
-    family = interop._family_of(config_of(name))
+    family = interop.family_of(config_of(name))
     table = family.table(config_of(name))
     assert sorted(mapping.name for mapping in table) == sorted(leaves(params_of(name)))
     assert len({(mapping.hf_name, mapping.part) for mapping in table}) == len(table)
@@ -263,7 +263,7 @@ def test_integer_weights_raise(name, directory):
 
 def mapping_of_layer(name):
     """Returns the mapping of a parameter of a layer, its Hugging Face name and the parameter's shape."""
-    table = interop._family_of(config_of(name)).table(config_of(name))
+    table = interop.family_of(config_of(name)).table(config_of(name))
     mapping = next(mapping for mapping in table if "/mlp/wo/" in mapping.name)
     shape = leaves(params_of(name))[mapping.name].shape[1:]
     return mapping, mapping.hf_name.format(i=1), tuple(int(size) for size in shape)
@@ -387,7 +387,7 @@ def test_random_damage_is_harmless_or_raises_user_error(name, directory):
             damaged[index : index + int(rng.integers(2))] = bytes(rng.integers(0, 256, int(rng.integers(2))).tolist())
             path.write_bytes(damaged)
             try:
-                found = tables._Source(str(directory), interop._family_of(config_of(name)))
+                found = tables._Source(str(directory), interop.family_of(config_of(name)))
                 found.check_unread(interop.config_from_huggingface(str(directory)))
             except UserError as error:
                 assert "\n" not in str(error) and str(directory) in str(error)

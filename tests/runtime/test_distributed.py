@@ -1,5 +1,6 @@
 """Runs of several processes: two real processes on this machine, each with two fake CPU devices."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import copying_run
 import jax
 import numpy as np
 import pytest
@@ -37,9 +39,9 @@ def free_port():
         return opened.getsockname()[1]
 
 
-def start(directory, *flags, gin_file="synthetic.gin", count=2, devices=2, **environment):
+def start(directory, *flags, run="train", gin_file="synthetic.gin", count=2, devices=2, **environment):
     """Starts a run of `count` processes that share MODEL_DIR. Their output goes to files next to it."""
-    command = [*(sys.executable, "-m", "t5x_like", "train"), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
+    command = [*(sys.executable, "-m", "t5x_like", run), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
     command += [f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={directory}", *flags]
     joined = {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -82,6 +84,10 @@ def losses(directory):
     return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(directory))}
 
 
+def divergences(directory):
+    return {row["step"]: row["kl"] for row in read_metrics(str(directory)) if "kl" in row}
+
+
 @pytest.fixture(scope="module")
 def cache_dir(tmp_path_factory, write_cache):
     directory = tmp_path_factory.mktemp("cache")
@@ -92,15 +98,25 @@ def cache_dir(tmp_path_factory, write_cache):
     return directory
 
 
-def start_cached(directory, cache_dir, *flags, **settings):
-    return start(directory, f"--gin.CACHE_DIR={cache_dir}", *flags, gin_file="cached.gin", **settings)
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """Returns a run directory of a small model, which the runs from the cache learn from."""
+    directory = tmp_path_factory.mktemp("teacher")
+    copying_run.run(directory, model=dataclasses.replace(copying_run.CONFIG, vocab_size=100), total_steps=1)
+    return directory
+
+
+def start_distilled(directory, cache_dir, teacher, *flags, **settings):
+    """Starts a distillation from a cache. Its losses are those of a run without a teacher and the divergence."""
+    losses = ["--gin_file=distillation/hinton.gin", f"--gin.TEACHER={teacher}", f"--gin.CACHE_DIR={cache_dir}"]
+    return start(directory, *losses, *flags, run="distill", gin_file="cached.gin", **settings)
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory, cache_dir):
+def one_process(tmp_path_factory, cache_dir, teacher):
     """Returns the run of one process with four devices, saved at steps 4 and 8."""
     directory = tmp_path_factory.mktemp("one") / "run"
-    codes = finish(start_cached(directory, cache_dir, count=1, devices=4))
+    codes = finish(start_distilled(directory, cache_dir, teacher, count=1, devices=4))
     assert codes == [0], output(directory, 0)[-3000:]
     return directory
 
@@ -109,15 +125,18 @@ def one_process(tmp_path_factory, cache_dir):
 @pytest.mark.parametrize(
     "mesh", [(), ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")], ids=["rows", "tensors"]
 )
-def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cache_dir, tmp_path, mesh):
+def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cache_dir, teacher, tmp_path, mesh):
     directory = tmp_path / "run"
     shutil.copytree(one_process, directory)
     shutil.rmtree(directory / "checkpoints" / "8")
-    codes = finish(start_cached(directory, cache_dir, *mesh))
+    codes = finish(start_distilled(directory, cache_dir, teacher, *mesh))
     assert codes == [0, 0], output(directory, 1)[-3000:]
     assert "restored step 4" in output(directory, 0) and "process 1 of 2" in output(directory, 1)
     expected, found = losses(one_process), losses(directory)
     assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
+    expected, found = divergences(one_process), divergences(directory)
+    assert found.keys() == expected.keys() == set(range(1, 9)) and min(expected.values()) > 1e-3
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
     assert read_status(str(directory))["state"] == "finished"
     # Each process has written its position, and a process with another mesh can read the arrays.

@@ -45,7 +45,7 @@ def restored(path, params, other_names=None, config=BERT, **changes):
     trainable, frozen = optimizers.split(params, optimizer.groups)
     state, frozen = step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
     source = warm_start.Source(path=path, **changes)
-    warm_start.check(source, (state, frozen), config, Partitioner(rules="dp"))
+    warm_start.check(source, params["model"], config, Partitioner(rules="dp"))
     state, frozen = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
     return parameters.named_leaves(optimizers.merge(state.params, frozen.params))
 
@@ -195,15 +195,9 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
     ],
 )
 def test_changes_that_do_not_fit_raise_before_arrays_exist(deep_path, config, changes, message):
-    optimizer = optimizers.adamw(learning_rate=0.1)
-
-    def init(key):
-        trainable, frozen = optimizers.split({"model": config.make(key), "objective": {}}, optimizer.groups)
-        return step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
-
-    shapes = jax.eval_shape(init, jax.random.key(0))
+    model = jax.eval_shape(config.make, jax.random.key(0))
     with pytest.raises(UserError, match=message):
-        warm_start.check(warm_start.Source(path=deep_path, **changes), shapes, config, Partitioner(rules="dp"))
+        warm_start.check(warm_start.Source(path=deep_path, **changes), model, config, Partitioner(rules="dp"))
 
 
 def test_huggingface_directory_of_another_architecture_raises(tmp_path, deep):

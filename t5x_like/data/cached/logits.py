@@ -16,7 +16,7 @@ from t5x_like import paths
 from t5x_like.data.attached import Attached
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.logits_rows import KINDS, Stored, decode
-from t5x_like.data.cached.manifest import MANIFEST, UNFINISHED, Manifest
+from t5x_like.data.cached.manifest import MANIFEST, UNFINISHED, Manifest, StoredFile
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -24,23 +24,6 @@ from t5x_like.errors import UserError
 FORMAT = "t5x_like teacher logits 1"
 PREFIX = "teacher_logits"
 KIND, COMMAND = "teacher logits", "cache_logits"
-
-
-@dataclasses.dataclass(frozen=True)
-class LogitsShard:
-    """A file of records.
-
-    Attributes:
-      file: Path relative to the directory.
-      rows: Number of rows.
-      size: Size of the file in bytes.
-      checksum: BLAKE2b hash of the file, 128 bits in hexadecimal.
-    """
-
-    file: str
-    rows: int
-    size: int
-    checksum: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +42,7 @@ class LogitsManifest:
 
     settings: Mapping[str, Any]
     predictions: Mapping[str, Stored]
-    shards: tuple[LogitsShard, ...]
+    shards: tuple[StoredFile, ...]
     teacher_path: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     created: str = ""
@@ -101,7 +84,7 @@ class LogitsManifest:
             manifest = cls(
                 settings=stored["settings"],
                 predictions={name: Stored(**about) for name, about in stored["predictions"].items()},
-                shards=tuple(LogitsShard(**shard) for shard in stored["shards"]),
+                shards=tuple(StoredFile(**shard) for shard in stored["shards"]),
                 teacher_path=stored["teacher_path"],
                 versions=stored["versions"],
                 created=stored["created"],

@@ -14,9 +14,9 @@ import t5x_like
 from t5x_like import paths
 from t5x_like.data.cached import logits, shard_files, unfinished
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached.logits import LogitsManifest, LogitsShard
+from t5x_like.data.cached.logits import LogitsManifest
 from t5x_like.data.cached.logits_rows import Stored
-from t5x_like.data.cached.manifest import MANIFEST, Manifest
+from t5x_like.data.cached.manifest import MANIFEST, Manifest, StoredFile
 from t5x_like.errors import RunFailed, UserError
 
 # A record is read alone, as a row of the cache is.
@@ -110,7 +110,7 @@ class LogitsPlan:
         directory.claim()
         return list(self._records())
 
-    def write_shard(self, unit: str, records: Sequence[bytes]) -> LogitsShard:
+    def write_shard(self, unit: str, records: Sequence[bytes]) -> StoredFile:
         """Writes the records of one shard atomically."""
         file = self.file(unit)
         target = paths.join(self.directory, file)
@@ -119,7 +119,7 @@ class LogitsPlan:
             for record in records:
                 writer.write(record)
             writer.close()
-            shard = LogitsShard(file, len(records), os.path.getsize(local), manifests.checksum(local))
+            shard = StoredFile(file, len(records), os.path.getsize(local), manifests.checksum(local))
             shard_files.store(local, target)
         unfinished.record(self.directory, unit, dataclasses.asdict(shard))
         return shard
@@ -142,7 +142,7 @@ class LogitsPlan:
         manifest = LogitsManifest(
             settings=self.settings(),
             predictions=dict(self.predictions),
-            shards=tuple(LogitsShard(**done[unit]) for unit in self.units()),
+            shards=tuple(StoredFile(**done[unit]) for unit in self.units()),
             teacher_path=self.teacher_path,
             versions={"t5x_like": t5x_like.__version__, "jax": jax.__version__},
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import fsspec
 
@@ -25,7 +25,8 @@ _DIGEST_BYTES = 16
 _READ_BYTES = 2**22
 
 
-class StoredFile(Protocol):
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
     """A file of records, one per row.
 
     Attributes:
@@ -42,26 +43,18 @@ class StoredFile(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
-    """A file of rows.
+class Shard(StoredFile):
+    """A file of rows of a cache. `file` is empty if the shard has no rows.
 
     Attributes:
-      file: Path relative to the directory of the cache; empty if the shard has no rows.
       number_of_pass: Index of the pass, starting at 0.
-      rows: Number of rows.
       examples: Number of examples packed into the rows.
       tokens: For each track, number of items that are not padding.
-      size: Size of the file in bytes.
-      checksum: BLAKE2b hash of the file, 128 bits in hexadecimal.
     """
 
-    file: str
     number_of_pass: int
-    rows: int
     examples: int
     tokens: tuple[int, ...]
-    size: int
-    checksum: str
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Shard":

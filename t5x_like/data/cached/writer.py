@@ -180,7 +180,7 @@ class Plan:
         empty = (0,) * len(self.layout.tracks)  # shards that the manifest does not list have no rows
         self._unfinished().reopen(
             {
-                _name(unit): dataclasses.asdict(written.get(file) or Shard("", unit[0], 0, 0, empty, 0, ""))
+                _name(unit): dataclasses.asdict(written.get(file) or Shard("", 0, 0, "", unit[0], 0, empty))
                 for unit in self.units()
                 if (file := self.file(unit)) not in lost
             }
@@ -306,7 +306,7 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
         size, digest = os.path.getsize(local), manifests.checksum(local)
         if rows:
             shard_files.store(local, target)
-    shard = Shard(file if rows else "", unit[0], rows, examples, tuple(tokens), size, digest)
+    shard = Shard(file if rows else "", rows, size, digest, unit[0], examples, tuple(tokens))
     plan.record_shard(unit, shard)
     return shard
 

@@ -122,6 +122,20 @@ def _splits(task: seqio.Task) -> Sequence[str]:
         ) from error
 
 
+def check_offline_caches(tasks: Sequence[seqio.Task]) -> None:
+    """Checks that SeqIO's offline cache of each task exists.
+
+    Raises:
+      UserError: a task has none.
+    """
+    for task in tasks:
+        if not task.supports_caching or task.cache_dir is None:
+            raise UserError(
+                f"USE_CACHED_TASKS=True: no offline cache of {task.name!r} found. Set it to False, or write a cache "
+                "with seqio's cache_tasks_main and register its directory with seqio.add_global_cache_dirs."
+            )
+
+
 def check_vocabularies(mixture: seqio.Mixture) -> None:
     """Checks that all tasks of a mixture have the same vocabularies and dtypes.
 

@@ -335,19 +335,12 @@ class SeqIOSource:
 
     def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
         tasks = self._tasks_with_split(provider)
-        if self.use_cached:
-            for task in tasks:
-                if not task.supports_caching or task.cache_dir is None:
-                    raise UserError(
-                        f"USE_CACHED_TASKS=True: no offline cache of {task.name!r} found. Set it to False, or write a "
-                        "cache with seqio's cache_tasks_main and register its directory with "
-                        "seqio.add_global_cache_dirs."
-                    )
-        if tasks != [provider]:
-            from t5x_like.data.seqio_feed import mixtures
+        from t5x_like.data.seqio_feed import mixtures, task_errors
 
+        if self.use_cached:
+            mixtures.check_offline_caches(tasks)
+        if tasks != [provider]:
             mixtures.check_vocabularies(provider)
-        from t5x_like.data.seqio_feed import task_errors
 
         return task_errors.build(
             self,

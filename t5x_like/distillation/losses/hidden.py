@@ -1,7 +1,7 @@
 """Losses between hidden states of student and teacher."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from t5x_like.distillation.layer_maps import LayerMap, Pairs
 from t5x_like.distillation.loss import Network, View
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken, attended, outputs_of
 from t5x_like.errors import UserError
-from t5x_like.layers import initializers
+from t5x_like.layers import captures, initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, Scalar
 from t5x_like.objectives.component import Component
@@ -114,8 +114,8 @@ class HiddenCosine:
             )
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns no names: the last hidden states are always known of a network in memory."""
-        return (), ()
+        """Returns the last hidden states of both networks; see `Loss.captures`."""
+        return (_last_states(student),), (_last_states(teacher),)
 
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
         """Returns no projections."""
@@ -127,7 +127,10 @@ class HiddenCosine:
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
-        ours, theirs = (outputs_of(self, view).hidden.astype(jnp.float32) for view in (student, teacher))
+        ours, theirs = (
+            outputs_of(self, view).captured[_last_states(view.network)].astype(jnp.float32)
+            for view in (student, teacher)
+        )
         squares = [jnp.sum(jnp.square(x), axis=-1) + _COSINE_EPSILON for x in (ours, theirs)]
         cosine = jnp.sum(ours * theirs, axis=-1) * jax.lax.rsqrt(squares[0] * squares[1])
         return jnp.sum((1.0 - cosine) * attended(student.batch, _last_stack(student.batch)))
@@ -169,6 +172,11 @@ class PatientCLS(LayerLoss):
         return first * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(first), axis=-1, keepdims=True), _MIN_NORM**2))
 
 
-def _last_stack(batch: Batch) -> str:
-    """Returns the stack whose output the logits are computed from."""
+def _last_stack(batch: Collection[str]) -> str:
+    """Returns the stack whose output the logits are computed from, given the features that a model reads."""
     return "decoder" if "decoder_segment_ids" in batch else "encoder"
+
+
+def _last_states(network: Network) -> str:
+    """Returns the name of the last hidden states of a network, after the final norm."""
+    return f"{_last_stack(network.objective.features.dtypes)}/{captures.OUTPUT}"

@@ -1,0 +1,57 @@
+"""The families whose weights are imported and exported, discovered in the modules of this package."""
+
+import contextlib
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fields, tables
+from t5x_like.models.base import ModelConfig
+
+
+@functools.cache
+def families() -> tuple[tables.Family, ...]:
+    """Returns the `FAMILY` constants of the modules of this package."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    modules = [importlib.import_module(f"{__package__}.{module.name}") for module in found]
+    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+
+
+def family_of(config: ModelConfig) -> tables.Family:
+    """Returns the family of a model.
+
+    Raises:
+      UserError: transformers does not have it.
+    """
+    for family in families():
+        if family.config_class is type(config):
+            return family
+    raise UserError(f"{type(config).__name__}: not supported by transformers")
+
+
+def family_of_type(model_type: Any, file: str) -> tables.Family:
+    """Returns the family of a `model_type` of transformers.
+
+    Args:
+      model_type: the value in config.json.
+      file: path of config.json, for messages.
+
+    Raises:
+      UserError: no family has this type.
+    """
+    known = {name: family for family in families() for name in family.model_types}
+    with file_in_errors(file):
+        return fields.choice({"model_type": model_type}, "model_type", dict(sorted(known.items())))
+
+
+@contextlib.contextmanager
+def file_in_errors(file: str) -> Iterator[None]:
+    """Adds the file to the message of a UserError that does not contain it."""
+    try:
+        yield
+    except UserError as error:
+        raise error if file in str(error) else UserError(f"{file}: {error}") from None
