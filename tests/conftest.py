@@ -30,7 +30,17 @@ PARITY_CONFIGURATIONS = 3
 # Files with long tests. They start first, so that no worker is still busy with them at the end.
 LONG = tuple(
     f"test_{name}"
-    for name in ("journeys", "resume", "distributed", "cached_training", "cache", "ablate", "train", "infer")
+    for name in (
+        "distillation_journeys",
+        "journeys",
+        "resume",
+        "distributed",
+        "cached_training",
+        "cache",
+        "ablate",
+        "train",
+        "infer",
+    )
 )
 
 

@@ -10,6 +10,7 @@ PIECES += [f"##{piece}" for piece in (*string.ascii_lowercase, *string.digits)]
 SIZES = {"embed_dim": 8, "mlp_dim": 16, "num_heads": 2, "head_dim": 4}
 END_OF_TEXT = "<|endoftext|>"
 GPT2_IDS = 257
+BOS_ID = 256
 T5_IDS = 256
 _T5_SENTINELS = 100
 
@@ -33,7 +34,9 @@ def write_bert(directory, *, num_layers=1, labels=(), pretraining=False):
     objective = SequenceClassification(labels, head=heads.PooledFirstToken()) if labels else None
     if pretraining:
         objective = Joint([MaskedLM(), NextSentence()])
-    config = BertConfig(vocab_size=len(PIECES), num_layers=num_layers, max_length=64, **SIZES)
+    # transformers runs BERT with exact GELU.
+    sizes = SIZES | {"vocab_size": len(PIECES), "num_layers": num_layers, "max_length": 64}
+    config = BertConfig(activations=("gelu_exact",), **sizes)
     _write(directory, config, objective, labels=labels)
     (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     _write_settings(directory, tokenizer_class="BertTokenizer", do_lower_case=True)

@@ -30,23 +30,15 @@ _REASON_CHARACTERS = 2000
 
 # Parameters that may change when a run is resumed, mostly of `train`: directory, length, reports, checkpoints and
 # hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
-FREE_TO_CHANGE = (
-    "model_dir",
-    "total_steps",
-    "log_period",
-    "eval_period",
-    "evaluations",
+_FREE_PARAMETERS = (
+    *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "checkpoints", "patience"),
+    *("partitioner", "microbatches", "stop_after_skipped", "compiler_options", "on_finish"),
     *("eval_steps", "eval_data", "eval_objective"),  # in runs of earlier versions
-    "save_period",
-    "checkpoints",
-    "patience",
-    "partitioner",
-    "microbatches",
-    "stop_after_skipped",
-    "compiler_options",
-    "on_finish",
-    # The run has a copy, with which it is compared.
-    "vocabulary_path",
+    "vocabulary_path",  # the run has a copy, with which it is compared
+)
+FREE_TO_CHANGE = (
+    # By full name, so that they are also free in the student of a distillation.
+    *(f"t5x_like.train.train.{name}" for name in _FREE_PARAMETERS),
     "t5x_like.data.seqio_feed.SeqIOSource.vocabulary_path",
     "t5x_like.data.cached.CachedSource.vocabulary_path",
     "t5x_like.data.cached.CachedMixture.vocabulary_path",

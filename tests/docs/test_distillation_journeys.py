@@ -46,18 +46,18 @@ SMALLER = {
     r"^(train|distill) .*models/bert": BERT,
     r"^train .*HF_PATH=bert": ["--gin_file=scanned.gin"],
     r"^(train|distill) .*models/bert.*uncased": [f"BertConfig.vocab_size={len(small_models.PIECES)}"],
-    r"^(train|distill) .*python_docs": ["BertConfig.vocab_size=1024"],
+    r"^(train|distill) .*python_docs": ["BertConfig.vocab_size=1024", "EVAL_DATA=None"],
     r"students/t5_small": [*T5, f"T5Config.vocab_size={small_models.T5_IDS}"],
     r"students/distilgpt2": [
         *GPT2,
         f"GPTConfig.vocab_size={small_models.GPT2_IDS}",
-        f"BOS_ID={small_models.GPT2_IDS - 1}",
+        f"BOS_ID={small_models.BOS_ID}",
     ],
     r"^(train|distill|cache) .*runs/bert.gin": ["TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 5}"],
     r"_classification": ["TASK_FEATURE_LENGTHS={'inputs': 16}"],
     r"text_table": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "TASK_METRICS=False"],
     r"_causal_lm": ["TASK_FEATURE_LENGTHS={'targets': 16}", "EVAL_STEPS=1"],
-    r"^infer .*(t5|teacher)": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"],
+    r"^infer .*(t5|teacher|gpt2)": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
 }
 
