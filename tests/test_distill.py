@@ -268,17 +268,22 @@ def test_command_reads_student_and_teacher_from_their_own_configurations(command
     assert cli.main(["distill", *command, "--gin.LastState.scale=2.0"]) == 2  # is not a parameter
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["--gin_file=distillation/tinybert_general.gin", "--gin.LAYER_MAP=((0, 7),)"], "to teacher layer 7"),
-        (["--gin.train.train.initial_layers={'encoder': (5,)}"], "layer 5 does not exist"),
-    ],
-)
-def test_dry_run_checks_layers_of_teacher_and_of_initial_weights(command, teacher, capsys, changes, message):
-    initial = f"--gin.train.train.initial_checkpoint_path='{teacher}'"
-    assert cli.main(["distill", "--dry_run", *command, initial, *changes]) == 2
-    assert message in capsys.readouterr().err
+LAYERS = """
+from t5x_like.distillation import losses
+LOSSES = {'scores': @losses.AttentionScoresMSE()}
+COEFFICIENTS = {'task': 0.5}
+losses.AttentionScoresMSE.layers = ((0, 7),)
+"""
+
+
+def test_dry_run_checks_layers_of_teacher_and_of_initial_weights(command, teacher, tmp_path, capsys):
+    initial = [f"--gin.train.train.initial_checkpoint_path='{teacher}'"]
+    layers = "--gin.train.train.initial_layers={'encoder': (5,)}"
+    assert cli.main(["distill", "--dry_run", *command, *initial, layers]) == 2
+    assert "layer 5 does not exist" in capsys.readouterr().err
+    (tmp_path / "losses.gin").write_text("from __gin__ import dynamic_registration\n" + LAYERS)
+    assert cli.main(["distill", "--dry_run", *command]) == 2
+    assert "student layer 0 to teacher layer 7" in capsys.readouterr().err
 
 
 def test_cells_of_an_ablation_may_be_distillations(command, tmp_path):

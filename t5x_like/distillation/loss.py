@@ -77,11 +77,11 @@ class Loss(Protocol):
         """Returns the names of the arrays that the loss reads from `Outputs.captured` of student and teacher.
 
         The names are the same for all families, where STACK is `encoder` or `decoder`: `STACK/embedding` (the input of
-        the first layer), `STACK/layers/INDEX/hidden`, `STACK/layers/INDEX/attention/WHAT` and, of an encoder-decoder,
-        `decoder/layers/INDEX/cross_attention/WHAT`. WHAT is `query`, `key`, `value`, `scores` (before the softmax;
-        masked keys have about `kernels.attention.MASK_VALUE`, so `scores > MASK_VALUE / 2` is the mask) or
-        `probabilities`. A loss with names for the teacher cannot read a cached teacher, whose `View.outputs` is None;
-        `Distillation` refuses it.
+        the first layer), `STACK/layers/INDEX/hidden`, `STACK/layers/INDEX/attention/WHAT` and, of the decoder of an
+        encoder-decoder, `…/self_attention/WHAT` and `…/cross_attention/WHAT`. WHAT is `query`, `key`, `value`, `scores`
+        (before the softmax; masked keys have about `kernels.attention.MASK_VALUE`, so `scores > MASK_VALUE / 2` is the
+        mask) or `probabilities`. `STACK/output` are the last hidden states. A loss with names for the teacher cannot
+        read a cached teacher, whose `View.outputs` is None; `Distillation` refuses it.
         """
 
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:

@@ -11,6 +11,8 @@ from t5x_like.layers.stacks import Stack
 from t5x_like.models.base import ModelConfig
 
 STACKS = ("encoder", "decoder")
+# Names of the self-attention of a layer: `self_attention` if it also attends to an encoder.
+SELF_ATTENTIONS = ("attention", "self_attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,7 @@ class StackSizes:
       heads: number of query heads of the self-attention.
       kv_heads: number of key and value heads of the self-attention.
       head_dim: size of the queries, keys and values of a head.
+      attention: name of the self-attention within a layer.
     """
 
     layers: int
@@ -30,6 +33,7 @@ class StackSizes:
     heads: int
     kv_heads: int
     head_dim: int
+    attention: str
 
 
 def stack_sizes(network: Network, stack: str) -> StackSizes:
@@ -60,7 +64,8 @@ def _stacks(config: ModelConfig) -> dict[str, StackSizes]:
 
 
 def _sizes(stack: Stack, embed_dim: int) -> StackSizes:
-    attention = stack.layers.attention
+    name = next(name for name in SELF_ATTENTIONS if hasattr(stack.layers, name))
+    attention = getattr(stack.layers, name)
     *_, heads, head_dim = _shape(attention.query)
     return StackSizes(
         layers=stack.num_layers,
@@ -68,6 +73,7 @@ def _sizes(stack: Stack, embed_dim: int) -> StackSizes:
         heads=heads,
         kv_heads=_shape(attention.key)[-2],
         head_dim=head_dim,
+        attention=name,
     )
 
 

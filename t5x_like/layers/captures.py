@@ -8,11 +8,11 @@ The names are the same for all families:
 * `STACK/output`: the last hidden states, after the final norm if there is one.
 
 STACK is `encoder` or `decoder`. WHAT is `hidden`, the output of the layer, or `attention/query`, `/key`, `/value`,
-`/scores` or `/probabilities`, where `attention` is the self-attention. Layers that attend to an encoder also have
-`cross_attention`. Queries, keys and values are `[batch, length, heads, kv]`, after rotations. Scores and probabilities
-are `[batch, heads, query, key]`. Scores are those before the softmax, scaled and with biases; those of masked keys are
-close to `kernels.attention.MASK_VALUE`. Layers whose scores or probabilities are captured use the reference
-implementation of attention.
+`/scores` or `/probabilities`, where `attention` is the self-attention. Layers that attend to an encoder have
+`self_attention` and `cross_attention` instead. Queries, keys and values are `[batch, length, heads, kv]`, after
+rotations. Scores and probabilities are `[batch, heads, query, key]`. Scores are those before the softmax, scaled and
+with biases; those of masked keys are close to `kernels.attention.MASK_VALUE`. Layers whose scores or probabilities are
+captured use the reference implementation of attention.
 """
 
 import dataclasses

@@ -15,11 +15,13 @@ from t5x_like.kernels.top_k import TopK
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.outputs import Outputs
+from t5x_like.models.t5 import T5Config
 from t5x_like.objectives import heads
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.objectives.sequence_classification import SequenceClassification
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 SIZES = {"vocab_size": 11, "embed_dim": 4, "mlp_dim": 8, "num_heads": 2, "head_dim": 2, "max_length": 8}
 
@@ -58,6 +60,14 @@ def test_captures_of_mapped_layers():
         ("decoder/layers/0/attention/value",),
         ("decoder/layers/2/attention/value",),
     )
+    t5 = T5Config(vocab_size=11, embed_dim=4, mlp_dim=8, num_heads=2, head_dim=2, encoder_layers=1, decoder_layers=2)
+    both = [Network("student", t5, SequenceToSequence())] * 2
+    scores = losses.AttentionKL(layers=((0, -1),), stack="decoder")
+    names = ("decoder/layers/0/self_attention/scores",), ("decoder/layers/1/self_attention/scores",)
+    assert scores.captures(*both) == names
+    tokens = {name: np.ones((1, 3), np.int32) for name in ("encoder_input_tokens", "decoder_input_tokens")}
+    outputs = jax.eval_shape(lambda: t5.make(jax.random.key(0))(tokens, capture=(*names[0], *names[1])))
+    assert {*outputs.captured} == {*names[0], *names[1]}
     assert losses.HiddenCosine().captures(STUDENT, TEACHER) == (("encoder/output",), ("encoder/output",))
     assert losses.HiddenCosine().captures(*decoders) == (("decoder/output",), ("decoder/output",))
     assert losses.ForwardKL().captures(STUDENT, TEACHER) == ((), ())

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
 from t5x_like.distillation.loss import Network, View
-from t5x_like.distillation.stack_sizes import StackSizes, stack_sizes
+from t5x_like.distillation.stack_sizes import SELF_ATTENTIONS, StackSizes, stack_sizes
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Scalar
@@ -107,11 +107,13 @@ class LayerLoss:
         """Returns the arrays of the mapped layers; see `Loss.captures`."""
         pairs = self.pairs(student, teacher)
         return tuple(
-            tuple(dict.fromkeys(self._name(pair[number], what) for pair in pairs for what in self.reads))
-            for number in (0, 1)
+            tuple(dict.fromkeys(self._name(network, pair[number], what) for pair in pairs for what in self.reads))
+            for number, network in enumerate((student, teacher))
         )
 
-    def _name(self, layer: int, what: str) -> str:
+    def _name(self, network: Network, layer: int, what: str) -> str:
+        if what.startswith(f"{SELF_ATTENTIONS[0]}/"):
+            what = what.replace(SELF_ATTENTIONS[0], stack_sizes(network, self.stack).attention, 1)
         return f"{self.stack}/layers/{layer}/{what}"
 
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
@@ -139,4 +141,4 @@ class LayerLoss:
 
     def _arrays(self, view: View, layer: int) -> Arrays:
         captured = outputs_of(self, view).captured
-        return {what: captured[self._name(layer, what)].astype(jnp.float32) for what in self.reads}
+        return {what: captured[self._name(view.network, layer, what)].astype(jnp.float32) for what in self.reads}
