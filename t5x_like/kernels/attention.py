@@ -185,6 +185,8 @@ def refusal(q, k, *, mask: Mask, bias: Bias = None, dropout: Dropout = NO_DROPOU
     heads_shards = partitioning.axis_size("heads")
     if q_len <= head_dim:
         return "the scores of so few queries take less memory than their keys and values"
+    if head_dim % 16:
+        return f"the size of its heads, {head_dim}, is not a multiple of 16"
     if mask.dense is not None:
         return "the mask is dense"
     if bias is not None and not isinstance(bias, RelativeBias):

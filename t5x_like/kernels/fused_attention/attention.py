@@ -168,7 +168,7 @@ def _forward(inputs, static: Static):
         operands, geometry = _operands(inputs, layout, static)
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         output, lse = forward(operands, geometry, **options)
-        return output[:, : geometry.q_len].reshape(inputs.q.shape), lse[..., : geometry.q_len]
+        return _separated(output, inputs.q.shape), lse[..., : geometry.q_len]
 
     output, lse = layout.map(local, (layout.inputs,), (layout.heads, layout.statistics))(inputs)
     output, lse = checkpoint_name(output, FUSED_OUTPUT), checkpoint_name(lse, FUSED_LOG_SUM_EXP)
@@ -186,10 +186,10 @@ def _backward(static: Static, residuals, gradient):
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         dq, dk, dv, dbias = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
-        dk, dv = (x[:, : g.kv_len].reshape(inputs.k.shape) for x in (dk, dv))
+        dk, dv = (_separated(x, inputs.k.shape) for x in (dk, dv))
         if dbias is not None:
             dbias = layout.sum_over_rows(_relative_values(jnp.sum(dbias, axis=(0, 2)), g))
-        return dq[:, : g.q_len].reshape(inputs.q.shape), dk, dv, dbias
+        return _separated(dq, inputs.q.shape), dk, dv, dbias
 
     specs = layout.inputs
     arguments = (specs, layout.heads, layout.statistics, layout.heads)
@@ -220,8 +220,15 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
 
 
 def _joined(x, length):
-    """Joins heads with their dimension, and pads positions."""
-    return pad(x.reshape(*x.shape[:2], -1), 1, length)
+    """Returns `[batch, length, heads, kv]` as `[batch, heads · kv, length]`, with padded positions."""
+    x = jnp.moveaxis(x, 1, 3)
+    return pad(x.reshape(len(x), -1, x.shape[3]), 2, length)
+
+
+def _separated(x, shape):
+    """Returns the inverse of `_joined`, with a shape `[batch, length, heads, kv]`."""
+    batch, length, heads, head_dim = shape
+    return jnp.moveaxis(x[..., :length].reshape(batch, heads, head_dim, length), 3, 1)
 
 
 def _relative_vector(values, g: Geometry):

@@ -18,7 +18,7 @@ def backward(
     operands: Operands,
     lse: Statistics,
     delta: Statistics,
-    gradient: Float[Array, "batch q_len heads_kv"],
+    gradient: Float[Array, "batch heads_kv q_len"],
     geometry: Geometry,
     *,
     vmem_bytes: int | None,
@@ -53,13 +53,13 @@ def backward(
 
     blocks = Blocks(g, at)
     specs = blocks.inputs(operands)
-    lanes, kv_lanes = g.step_heads * g.head_dim, g.step_kv_heads * g.head_dim
+    features, kv_features = g.step_heads * g.head_dim, g.step_kv_heads * g.head_dim
     chunk = per_chunk * g.block_q
     kv_dtype = operands.k.dtype if g.q_chunks == 1 else jnp.float32
     kv_shape = jax.ShapeDtypeStruct((g.q_chunks, *operands.k.shape), kv_dtype)
-    kv_spec = pl.BlockSpec((1, 1, g.block_k, kv_lanes), lambda b, h, c, j, i: (c, b, j, h))
+    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda b, h, c, j, i: (c, b, h, j))
     out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
-    out_specs = [pl.BlockSpec((1, chunk, lanes), lambda b, h, c, j, i: (b, c, h)), kv_spec, kv_spec]
+    out_specs = [pl.BlockSpec((1, features, chunk), lambda b, h, c, j, i: (b, h, c)), kv_spec, kv_spec]
     if g.biased:
         relative = g.padded_q + g.padded_k
         out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, relative), jnp.float32))
@@ -79,9 +79,9 @@ def backward(
         out_specs=out_specs,
         out_shape=out_shape,
         scratch_shapes=[
-            pltpu.VMEM((chunk, lanes), jnp.float32),
-            pltpu.VMEM((g.block_k, kv_lanes), jnp.float32),
-            pltpu.VMEM((g.block_k, kv_lanes), jnp.float32),
+            pltpu.VMEM((per_chunk, features, g.block_q), jnp.float32),
+            pltpu.VMEM((kv_features, g.block_k), jnp.float32),
+            pltpu.VMEM((kv_features, g.block_k), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary"),
@@ -102,7 +102,7 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
     dq_sum, dk_sum, dv_sum = scratch
     row, head_step, c, j, local = (pl.program_id(axis) for axis in range(5))
     i = c * (g.q_blocks // g.q_chunks) + local
-    rows = pl.ds(pl.multiple_of(local * g.block_q, g.block_q), g.block_q)
+    positions = pl.ds(pl.multiple_of(local * g.block_q, g.block_q), g.block_q)
 
     @pl.when(local == 0)
     def _():
@@ -111,7 +111,7 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
 
     @pl.when(j == 0)
     def _():
-        dq_sum[rows, :] = jnp.zeros((g.block_q, dq_sum.shape[1]), jnp.float32)
+        dq_sum[local] = jnp.zeros(dq_sum.shape[1:], jnp.float32)
 
     if g.biased:
 
@@ -123,13 +123,13 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
     def _():
         scores = Scores(inputs, g, row, head_step, i, j)
         for head in range(g.step_heads):
-            q_lanes = slice(head * g.head_dim, (head + 1) * g.head_dim)
-            kv_lanes = slice(head // g.group * g.head_dim, (head // g.group + 1) * g.head_dim)
+            features = slice(head * g.head_dim, (head + 1) * g.head_dim)
+            kv_features = slice(head // g.group * g.head_dim, (head // g.group + 1) * g.head_dim)
             query, key, do = scores.query(head), scores.key(head), scores.query(head, gradient_ref)
             weights = scores.weights(head, lse_ref[0, head])
             kept = scores.dropped(head, weights).astype(do.dtype)
-            dv_sum[:, kv_lanes] += tiles.dot(kept, do)
-            dweights = scores.dropped(head, tiles.dot_nt(scores.value(head), do))
+            dv_sum[kv_features, :] += tiles.dot_nt(do, kept)
+            dweights = scores.dropped(head, tiles.dot_tn(scores.value(head), do))
             if g.dropout_rate:
                 dweights = dweights / (1.0 - g.dropout_rate)
             dscores = weights * (dweights - delta_ref[0, head])
@@ -137,8 +137,8 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
                 relative = pl.ds(scores.bias_start, g.block_q + g.block_k)
                 dbias_ref[0, head, :, relative] += tiles.bias_gradient(dscores, g)
             dscores = dscores.astype(query.dtype)
-            dk_sum[:, kv_lanes] += tiles.dot(dscores, query)
-            dq_sum[rows, q_lanes] += tiles.dot_tn(dscores, key)
+            dk_sum[kv_features, :] += tiles.dot_nt(query, dscores)
+            dq_sum[local, features, :] += tiles.dot(key, dscores)
 
     @pl.when(local == pl.num_programs(4) - 1)
     def _():
@@ -147,4 +147,4 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
 
     @pl.when(j == pl.num_programs(3) - 1)
     def _():
-        dq_ref[0, rows, :] = (dq_sum[rows, :] * g.scale).astype(dq_ref.dtype)
+        dq_ref[0, :, positions] = (dq_sum[local] * g.scale).astype(dq_ref.dtype)

@@ -14,7 +14,7 @@ from t5x_like.kernels.fused_attention.scores import Scores
 
 def forward(
     operands: Operands, geometry: Geometry, *, vmem_bytes: int | None, interpret: bool
-) -> tuple[Float[Array, "batch q_len heads_kv"], Float[Array, "batch heads 1 q_len"]]:
+) -> tuple[Float[Array, "batch heads_kv q_len"], Float[Array, "batch heads 1 q_len"]]:
     """Computes the output and the statistics that the backward pass needs.
 
     Args:
@@ -88,7 +88,7 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
             max_ref[head] = largest
             total_ref[head] = shrink * total_ref[head] + jnp.sum(weights, axis=0, keepdims=True)
             value = scores.value(head)
-            product = tiles.dot_tn(value, scores.dropped(head, weights).astype(value.dtype))
+            product = tiles.dot(value, scores.dropped(head, weights).astype(value.dtype))
             sums_ref[head] = shrink * sums_ref[head] + product
 
     @pl.when(j == last)
@@ -99,5 +99,5 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
             output = sums_ref[head] / (total * (1.0 - g.dropout_rate))
             if g.skips:  # some keys were skipped, so a query without visible keys has no average of all values
                 output = jnp.where(seen, output, 0.0)
-            out_ref[0, :, head * g.head_dim : (head + 1) * g.head_dim] = output.T.astype(out_ref.dtype)
+            out_ref[0, head * g.head_dim : (head + 1) * g.head_dim, :] = output.astype(out_ref.dtype)
             lse_ref[0, head] = jnp.where(seen, largest + jnp.log(total), tiles.MASK_VALUE)

@@ -1,13 +1,12 @@
 """Sizes of the kernels: blocks of positions, heads per step, the blocks that a mask skips, and costs."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-# Lanes of a TPU's vector registers. Blocks of positions and of heads are multiples of it.
+# Lanes of a TPU's vector registers. Blocks of positions are multiples of it.
 LANES = 128
 
 
@@ -16,7 +15,7 @@ class Geometry:
     """Static sizes of an attention problem on one device.
 
     The grid of a kernel is rows x groups of heads x blocks of queries and keys. A step computes `step_heads` query
-    heads, those of `step_kv_heads` key heads, so that a step reads whole lanes of `[batch, length, heads · head_dim]`.
+    heads, those of `step_kv_heads` key heads.
 
     Attributes:
       batch: rows.
@@ -81,8 +80,8 @@ class Geometry:
 
     @property
     def step_kv_heads(self) -> int:
-        """Number of key heads of a step: the fewest that fill whole lanes."""
-        return min(self.kv_heads, LANES // math.gcd(LANES, self.head_dim))
+        """Number of key heads of a step. Two heads of multi-head attention share a tile of the mask."""
+        return 2 if self.group == 1 and self.kv_heads % 2 == 0 else 1
 
     @property
     def step_heads(self) -> int:
@@ -91,8 +90,8 @@ class Geometry:
 
     @property
     def head_steps(self) -> int:
-        """Number of groups of heads. The last one may have heads that do not exist, whose results are dropped."""
-        return pl.cdiv(self.kv_heads, self.step_kv_heads)
+        """Number of groups of heads."""
+        return self.kv_heads // self.step_kv_heads
 
     @property
     def _before(self) -> int:

@@ -42,6 +42,9 @@ class Inputs(NamedTuple):
 class Operands(NamedTuple):
     """Inputs of both passes. Lengths are whole blocks, and heads are joined with their dimension.
 
+    Positions are the last dimension: XLA computes projections to heads of 64 in this layout, which has no padding, and
+    transposes copies of them for a kernel that reads another one.
+
     Attributes:
       q: queries.
       k: keys.
@@ -54,9 +57,9 @@ class Operands(NamedTuple):
         dropout.
     """
 
-    q: Float[Array, "batch q_len heads_kv"]
-    k: Float[Array, "batch kv_len kv_heads_kv"]
-    v: Float[Array, "batch kv_len kv_heads_kv"]
+    q: Float[Array, "batch heads_kv q_len"]
+    k: Float[Array, "batch kv_heads_kv kv_len"]
+    v: Float[Array, "batch kv_heads_kv kv_len"]
     bias: Float[Array, "heads 1 relative"] | None = None
     query_segments: Int[Array, "batch 1 q_len"] | None = None
     key_segments: Int[Array, "batch 1 kv_len"] | None = None
@@ -83,13 +86,13 @@ class Blocks:
     def q(self) -> pl.BlockSpec:
         """A block of queries, or of an array with their shape."""
         g = self.geometry
-        return self._spec((1, g.block_q, g.step_heads * g.head_dim), lambda b, h, i, j: (b, i, h))
+        return self._spec((1, g.step_heads * g.head_dim, g.block_q), lambda b, h, i, j: (b, h, i))
 
     @property
     def k(self) -> pl.BlockSpec:
         """A block of keys, or of an array with their shape."""
         g = self.geometry
-        return self._spec((1, g.block_k, g.step_kv_heads * g.head_dim), lambda b, h, i, j: (b, j, h))
+        return self._spec((1, g.step_kv_heads * g.head_dim, g.block_k), lambda b, h, i, j: (b, h, j))
 
     @property
     def statistics(self) -> pl.BlockSpec:

@@ -34,17 +34,17 @@ class Scores:
 
     def _head(self, ref, head):
         size = self.geometry.head_dim
-        return ref[0, :, head * size : (head + 1) * size]
+        return ref[0, head * size : (head + 1) * size, :]
 
-    def query(self, head: int, ref=None) -> Float[Array, "queries kv"]:
+    def query(self, head: int, ref=None) -> Float[Array, "kv queries"]:
         """Returns the queries of a query head, or the same head of another array with their shape."""
         return self._head(self.refs.q if ref is None else ref, head)
 
-    def key(self, head: int) -> Float[Array, "keys kv"]:
+    def key(self, head: int) -> Float[Array, "kv keys"]:
         """Returns the keys of a query head."""
         return self._head(self.refs.k, head // self.geometry.group)
 
-    def value(self, head: int) -> Float[Array, "keys kv"]:
+    def value(self, head: int) -> Float[Array, "kv keys"]:
         """Returns the values of a query head."""
         return self._head(self.refs.v, head // self.geometry.group)
 
@@ -56,7 +56,7 @@ class Scores:
 
     def _unmasked(self, head: int) -> Tile:
         g = self.geometry
-        score = tiles.dot_nt(self.key(head), self.query(head))
+        score = tiles.dot_tn(self.key(head), self.query(head))
         if g.scale != 1.0:
             score = score * g.scale
         if g.biased:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -231,7 +232,9 @@ def kernel_calls(program):
         if equation.primitive.name == "pallas_call":
             calls[equation.params["name"]] += any(id(x) in used for x in equation.outvars)
         else:
-            calls.update(sum(map(kernel_calls, jax.core.jaxprs_in_params(equation.params)), collections.Counter()))
+            calls.update(
+                sum(map(kernel_calls, jax.extend.core.jaxprs_in_params(equation.params)), collections.Counter())
+            )
     return calls
 
 
