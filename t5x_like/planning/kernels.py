@@ -9,8 +9,8 @@ _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Targets by which the compiler marks arrays, checks indices, and starts and completes communication. They do no work.
 _MARKERS = (
-    *("AsyncCollectiveStart", "AsyncCollectiveDone", "AllocateBuffer", "AssumeGatherIndicesInBound"),
-    *("BarrierStart", "BarrierDone", "ConcatBitcast", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"),
+    *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart"),
+    *("ConcatBitcast", "SliceId", "ZeroCrop"),
 )
 # Element types that the matrix units multiply.
 _MATRIX_TYPES = ("bf16", "f16")
