@@ -101,7 +101,10 @@ def assert_equal(found, expected, dtype="float32"):
 # Each property occurs with several others: masks, packing, biases, grouped queries, sizes of heads, blocks, lengths.
 CASES = {
     "cross-attention with packing and odd heads": Case(130, 200, heads=3, kv_heads=3, segments=True, bias=True),
-    "packed causal self-attention": Case(250, 250, causal=True, segments=True, bias=True, heads=1, kv_heads=1),
+    # The gradients of one block of queries fit into the memory of the core, so there are two chunks.
+    "packed causal self-attention in chunks": Case(
+        250, 250, causal=True, segments=True, bias=True, heads=1, kv_heads=1, sizes=Sizes(128, 128, 1)
+    ),
     "window and grouped queries": Case(300, 300, heads=4, causal=True, window=150, bias=True),
     "two-sided window": Case(260, 260, window=40, heads=1, kv_heads=1, head_dim=128, sizes=Sizes(256, 128, MIB)),
     "prefix and invalid keys": Case(140, 140, causal=True, prefix=True, valid=True, head_dim=96),
@@ -131,11 +134,6 @@ def test_equals_reference_in_all_combinations(mask, dtype):
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype, "batch": 1}
         case = Case(length, length, segments=segments, bias=bias, **structure, **sizes)
         assert_equal(case.fused(), case.reference(), dtype)
-
-
-def test_gradients_of_queries_in_chunks():
-    case = Case(300, 300, causal=True, bias=True, sizes=Sizes(128, 128, 1), heads=1, kv_heads=1)
-    assert_equal(case.fused(), case.reference())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +179,8 @@ def test_dropped_weights_are_independent_and_have_the_rate():
         assert 0.8 < dropped.sum(axis).var() / (128 * rate * (1 - rate)) < 1.2
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_dropout_that_queries_share_equals_that_of_the_reference(kv_heads):
-    case = Case(130, 100, heads=4, kv_heads=kv_heads)
+def test_dropout_that_queries_share_equals_that_of_the_reference():
+    case = Case(130, 100, heads=4, kv_heads=2)
     options = {"dropout": Dropout(0.3, broadcast_dims=(-2,)), "dropout_key": jax.random.key(3)}
     assert_equal(case.fused(**options), case.reference(**options))
 
