@@ -26,7 +26,7 @@ bert.BertConfig.scan_layers = True
 """
 PAGES = ("distillation", "distillation_data", "teacher_logits")
 # Only the part of a page after this heading is run; the text before it explains the parts of a command.
-STARTS = {"distillation": "## Three journeys"}
+STARTS = {"distillation": "## Examples"}
 LABELS = ("negative", "positive")
 INPUTS = ["one two", "two three", "three", "four"]
 STEPS = 2
