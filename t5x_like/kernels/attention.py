@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.kernels import score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_bias import RelativeBias
@@ -68,7 +69,7 @@ def reference(
     kv_len, kv_heads = k.shape[1:3]
     # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32)
+    scores = score_products.scores(grouped, k)
     if scale != 1.0:
         scores = scores * scale
     if isinstance(bias, RelativeBias):
@@ -81,7 +82,7 @@ def reference(
         scores = scores + jnp.where(visible, 0.0, MASK_VALUE)[:, None]
     probabilities = softmax(scores)
     weights = dropout(probabilities, dropout_key).astype(v.dtype)
-    output = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(batch, q_len, heads, v.shape[-1])
+    output = score_products.averages(weights, v).reshape(batch, q_len, heads, v.shape[-1])
     ungrouped = (batch, heads, q_len, kv_len)
     return AttentionOutput(
         output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)

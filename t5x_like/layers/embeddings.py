@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
+from t5x_like.kernels.contraction import contract
 from t5x_like.layers.initializers import Initializer, normal
 from t5x_like.layers.projections import shard_activation
 
@@ -63,7 +64,7 @@ def logits(
     Returns:
       Logits in float32.
     """
-    product = jnp.einsum("ble,ev->blv", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    product = contract(hidden, kernel.astype(hidden.dtype), 1, result_dtype=jnp.float32)
     length = "length" if hidden.shape[1] > 1 else None
     return partitioning.shard(product, "batch", length, "vocab")
 

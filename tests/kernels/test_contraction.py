@@ -48,17 +48,43 @@ def test_equals_tensordot(x_shape, kernel_shape, num_inputs, platform):
 
 
 @SHAPES
-def test_cpu_result_is_bit_equal_to_explicit_products(x_shape, kernel_shape, num_inputs):
-    x, kernel = make_inputs(x_shape, kernel_shape)
-    batch, outputs = x.ndim - num_inputs, kernel.ndim - num_inputs
-    y, pullback = jax.vjp(lambda x, kernel: contract(x, kernel, num_inputs, platform="cpu"), x, kernel)
-    dy = jnp.cos(y)
-    dx, dkernel = pullback(dy)
-    np.testing.assert_array_equal(y, jnp.tensordot(x, kernel, axes=num_inputs))
-    last, kernel_last = tuple(range(batch, batch + outputs)), tuple(range(num_inputs, kernel.ndim))
-    np.testing.assert_array_equal(dx, jax.lax.dot_general(dy, kernel, ((last, kernel_last), ((), ()))))
-    first = tuple(range(batch))
-    np.testing.assert_array_equal(dkernel, jax.lax.dot_general(x, dy, ((first, first), ((), ()))))
+def test_cpu_result_is_bit_equal_to_products_of_matrices(x_shape, kernel_shape, num_inputs):
+    inputs = int(np.prod(kernel_shape[:num_inputs]))
+
+    @jax.jit
+    def found(x, kernel):
+        y, pullback = jax.vjp(lambda x, kernel: contract(x, kernel, num_inputs, platform="cpu"), x, kernel)
+        return y, *pullback(y)
+
+    @jax.jit
+    def expected(x, kernel):
+        flat_x, flat_kernel = x.reshape(-1, inputs), kernel.reshape(inputs, -1)
+        y = flat_x @ flat_kernel
+        dx = jax.lax.dot_general(y, flat_kernel, (((1,), (1,)), ((), ())))
+        return y, dx, jax.lax.dot_general(flat_x, y, (((0,), (0,)), ((), ())))
+
+    arrays = make_inputs(x_shape, kernel_shape)
+    for ours, theirs in zip(found(*arrays), expected(*arrays), strict=True):
+        np.testing.assert_array_equal(ours.ravel(), theirs.ravel())
+
+
+@SHAPES
+def test_no_operand_is_transposed_in_memory_on_cpu(x_shape, kernel_shape, num_inputs):
+    """XLA transposes the operands of a product over several dimensions, which are activations."""
+
+    def gradients(x, kernel):
+        return value_and_gradients(lambda x, kernel: contract(x, kernel, num_inputs, platform="cpu"), x, kernel)
+
+    program = jax.jit(gradients).lower(*make_inputs(x_shape, kernel_shape)).compile().as_text()
+    assert " dot(" in program and " transpose(" not in program
+
+
+def test_sharded_positions_are_not_flattened():
+    partitioner = partitioning.Partitioner(ici={"sequence": 2, "data": 4}, rules="fsdp_tp_sp")
+    x, kernel = jnp.ones((4, 2, 3)), jnp.ones((3, 5))
+    with partitioner.bound():
+        names = primitives(jax.make_jaxpr(lambda x: contract(x, kernel, 1))(x).jaxpr)
+    assert names == ["dot_general"]
 
 
 def test_bound_devices_choose_the_implementation(monkeypatch):
@@ -93,3 +119,13 @@ def test_remat_policies_see_products_off_cpu(policy, recomputed):
     jaxpr = jax.make_jaxpr(jax.grad(layer, argnums=1))(jnp.ones((2, 4)), jnp.ones((4, 4))).jaxpr
     # Two products in the forward pass, three in the backward pass: the gradient of the input is not needed.
     assert primitives(jaxpr).count("dot_general") == 5 + recomputed
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_sums_in_the_dtype_of_the_result(platform):
+    x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in make_inputs((2, 3, 4), (4, 5)))
+    y, pullback = jax.vjp(lambda *given: contract(*given, 1, result_dtype=jnp.float32, platform=platform), x, kernel)
+    assert y.dtype == jnp.float32
+    expected = np.tensordot(np.asarray(x, np.float32), np.asarray(kernel, np.float32), 1)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    assert [gradient.dtype for gradient in pullback(y)] == [jnp.bfloat16, jnp.bfloat16]

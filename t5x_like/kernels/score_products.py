@@ -1,0 +1,85 @@
+"""The two products of attention with plain matrix products: scores, and averages of the values.
+
+On CPU, heads come before positions in the operands of both products and of their gradients, so that XLA transposes
+queries, keys, values and results in memory, and never an array of the size of the scores.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from t5x_like import partitioning
+
+# Dimensions of products per row and head.
+_BATCH = ((0, 1), (0, 1))
+
+
+def scores(
+    q: Float[Array, "batch q_len kv_heads group kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    platform: str | None = None,
+) -> Float[Array, "batch kv_heads group q_len kv_len"]:
+    """Computes the inner products of queries and keys in float32.
+
+    Args:
+      q: queries; each key head serves a group of query heads.
+      k: keys.
+      platform: platform that the program is compiled for; by default that of the bound partitioner's devices.
+
+    Returns:
+      Scores.
+    """
+    if (platform or partitioning.bound_platform()) != "cpu":
+        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32)
+    batch, q_len, kv_heads, group, size = q.shape
+    rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * q_len, size)
+    products = lax.dot_general(rows, k.swapaxes(1, 2), (((3,), (3,)), _BATCH), preferred_element_type=jnp.float32)
+    return products.reshape(batch, kv_heads, group, q_len, -1)
+
+
+def averages(
+    weights: Float[Array, "batch kv_heads group q_len kv_len"],
+    v: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    platform: str | None = None,
+) -> Float[Array, "batch q_len kv_heads group kv"]:
+    """Averages values.
+
+    Args:
+      weights: attention weights in the dtype of the values.
+      v: values.
+      platform: as for `scores`.
+
+    Returns:
+      Averages.
+    """
+    if (platform or partitioning.bound_platform()) != "cpu":
+        return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
+    batch, kv_heads, group, q_len, kv_len = weights.shape
+    rows = _average(weights.reshape(batch, kv_heads, group * q_len, kv_len), v.swapaxes(1, 2))
+    return rows.reshape(batch, kv_heads, group, q_len, -1).transpose(0, 3, 1, 2, 4)
+
+
+@jax.custom_vjp
+def _average(weights: Array, v: Array) -> Array:
+    """Returns weights `[batch, heads, q, k]` times values `[batch, heads, k, kv]`."""
+    return lax.dot_general(weights, v, (((3,), (2,)), _BATCH))
+
+
+def _average_forward(weights: Array, v: Array) -> tuple[Array, Any]:
+    return _average(weights, v), (weights, v)
+
+
+def _average_backward(residuals: Any, dy: Array) -> tuple[Array, Array]:
+    weights, v = residuals
+    dweights = lax.dot_general(dy, v, (((3,), (3,)), _BATCH))
+    # The transpose of weightsᵀ · dy, which JAX derives: it is as small as the values, the weights are not.
+    dv = lax.dot_general(dy, weights, (((2,), (2,)), _BATCH))
+    return dweights, dv.swapaxes(2, 3)
+
+
+_average.defvjp(_average_forward, _average_backward)

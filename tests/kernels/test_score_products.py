@@ -1,0 +1,45 @@
+"""The products of attention on CPU: values and gradients, and no transposed array of the size of the scores."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.kernels import score_products
+
+BATCH, Q_LEN, KV_LEN, KV_HEADS, SIZE = 2, 16, 32, 3, 4
+
+
+def inputs(group):
+    rng = np.random.default_rng(0)
+    shapes = [(BATCH, Q_LEN, KV_HEADS, group, SIZE), *[(BATCH, KV_LEN, KV_HEADS, SIZE)] * 2]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def gradients(platform):
+    def loss(q, k, v):
+        weights = jax.nn.softmax(score_products.scores(q, k, platform=platform))
+        return jnp.sum(jnp.sin(score_products.averages(weights, v, platform=platform)))
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_equals_einsum(group):
+    arrays = inputs(group)
+    for ours, theirs in zip(
+        jax.tree.leaves(gradients("cpu")(*arrays)), jax.tree.leaves(gradients("tpu")(*arrays)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("platform", "copied"), [("cpu", False), ("tpu", True)])
+def test_scores_are_not_transposed_in_memory(platform, copied):
+    program = gradients(platform).lower(*inputs(1)).compile().as_text()
+    sizes = [
+        np.prod([int(size) for size in dims.split(",")])
+        for dims in re.findall(r" = f32\[([\d,]+)\]\S* (?:copy|transpose)\(", program)
+    ]
+    assert (max(sizes, default=0) >= BATCH * KV_HEADS * Q_LEN * KV_LEN) == copied
