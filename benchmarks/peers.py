@@ -357,8 +357,8 @@ def write(path: pathlib.Path, text: str) -> None:
     page, end = path.read_text(), MARK.format("end")
     if end not in page:
         raise ValueError(f"{path}: {end} not found. Add this line where the tables belong.")
-    mark = MARK.format(machine())
-    page = re.sub(re.escape(mark) + r".*?(?=<!-- peers: )", "", page, flags=re.DOTALL)
+    for mark in (MARK.format("none"), MARK.format(machine())):
+        page = re.sub(re.escape(mark) + r".*?(?=<!-- peers: )", "", page, flags=re.DOTALL)
     path.write_text(page.replace(end, f"{mark}\n{text}\n\n{end}"))
 
 

@@ -96,7 +96,7 @@ def bench(
     rate = _matrix_rate(running, partitioner)
 
     # ---- report ------------------------------------------------------------------------------------------------------
-    about = _environment(partitioner)
+    peak_bytes, temporary_bytes = _memory(running, partitioner.platform)
     peak = metrics.peak_flops(partitioner.mesh.devices.flat[0].device_kind)
     found = report.Benchmark(
         model=type(program.config).__name__,
@@ -110,13 +110,14 @@ def bench(
         model_flops=program.flops,
         peak_flops=rate.flops_per_second if rate else peak and peak * partitioner.mesh.size,
         matrix_rate=rate,
-        peak_bytes=_peak_bytes(running, partitioner.platform),
+        peak_bytes=peak_bytes,
+        temporary_bytes=temporary_bytes,
         device_peak_bytes=device_peak,
         compile_seconds=running.compile_seconds,
         mesh={axis: int(size) for axis, size in partitioner.mesh.shape.items()},
         rules=partitioner.rules_name,
         platform=partitioner.platform,
-        environment=about,
+        environment=_environment(partitioner),
     )
     if is_main:
         print(report.text(found))
@@ -155,16 +156,18 @@ def _matrix_rate(running: parts.RunningStep, partitioner: Any) -> matrix_product
     return matrix_products.measure_rate(products, partitioner.mesh.local_devices[0])
 
 
-def _peak_bytes(running: parts.RunningStep, platform: str) -> float:
-    """Returns the peak memory of the step on a device in bytes.
+def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | None]:
+    """Returns the peak memory of the step on a device, and that of its temporaries, in bytes.
 
-    On CPU and GPU the temporaries are one allocation, which `peak_memory_in_bytes` does not include.
+    On CPU and GPU the temporaries are one allocation, which `peak_memory_in_bytes` does not include. On TPU their sum
+    has temporaries that are not alive at the same time; see `planning.compilation.peak_memory`.
     """
     stats = running.compiled.memory_analysis()
     if platform == "tpu":
-        return peak_memory(stats)
+        return peak_memory(stats), None
     arguments = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return float(arguments + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes)
+    temporaries = float(stats.temp_size_in_bytes)
+    return arguments + temporaries + stats.generated_code_size_in_bytes, temporaries
 
 
 def _describe(teacher: LoadedTeacher) -> str:

@@ -69,6 +69,7 @@ def test_measures_the_step_and_its_parts(tmp_path, capsys):
     assert written["mfu"] == pytest.approx(found.model_flops / (found.step_seconds * found.peak_flops))
     # Parameters, and factored second moments that are smaller.
     assert written["peak_bytes_per_device"] > 4 * written["parameters"]
+    assert 0 < written["temporary_bytes_per_device"] < written["peak_bytes_per_device"]
     assert written["batches"] == "synthetic" and written["teachers"] == {}
     assert "forward and backward" in capsys.readouterr().out
 

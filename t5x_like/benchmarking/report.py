@@ -31,6 +31,7 @@ class Benchmark:
         machine computes the products of the step alone. None if unknown.
       matrix_rate: The measured rate on CPU; None on other platforms.
       peak_bytes: Peak memory of a device in the step, which the compiler computes.
+      temporary_bytes: The temporaries in it; None on TPU, where the compiler does not report them.
       device_peak_bytes: Peak memory that the devices report after the step; None if they do not.
       compile_seconds: Time of tracing and compilation of the step in seconds.
       mesh: Mesh axis -> size.
@@ -51,6 +52,7 @@ class Benchmark:
     peak_flops: float | None
     matrix_rate: MatrixRate | None
     peak_bytes: float
+    temporary_bytes: float | None
     device_peak_bytes: int | None
     compile_seconds: float
     mesh: Mapping[str, int]
@@ -110,6 +112,7 @@ def as_json(found: Benchmark) -> dict[str, Any]:
         "mfu": found.mfu,
         "matrix_products": _products(rate) if rate else None,
         "peak_bytes_per_device": found.peak_bytes,
+        "temporary_bytes_per_device": found.temporary_bytes,
         "device_peak_bytes": found.device_peak_bytes,
         "compile_seconds": found.compile_seconds,
         "mesh": dict(found.mesh),
@@ -144,6 +147,7 @@ def text(found: Benchmark) -> str:
             f"  {'backward':<24}{_time(found.backward_seconds):>12}   forward and backward - forward",
             f"  {'optimizer':<24}{_time(found.optimizer_seconds):>12}   step - forward and backward",
         ]
+    temporaries = f", {_gib(found.temporary_bytes)} of it temporaries" if found.temporary_bytes is not None else ""
     reported = found.device_peak_bytes
     return "\n".join(
         [
@@ -151,7 +155,7 @@ def text(found: Benchmark) -> str:
             "",
             _row("tokens/s", f"{found.tokens_per_second:,.0f}"),
             *_utilization(found),
-            _row("peak memory", f"{_gib(found.peak_bytes)} per device, computed by the compiler")
+            _row("peak memory", f"{_gib(found.peak_bytes)} per device{temporaries}, computed by the compiler")
             + (f"; {_gib(reported)} reported by the device" if reported else ""),
             _row("compilation", f"{found.compile_seconds:.1f} s"),
         ]
