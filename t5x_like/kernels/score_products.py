@@ -1,7 +1,8 @@
 """The two products of attention with plain matrix products: scores, and averages of the values.
 
 On CPU, heads come before positions in the operands of both products and of their gradients, so that XLA transposes
-queries, keys, values and results in memory, and never an array of the size of the scores.
+queries, keys, values and results in memory, and never an array of the size of the scores. Where the scores of a head
+are smaller than its keys, as in a step of decoding, XLA's own order is better: it transposes the scores.
 """
 
 from typing import Any
@@ -33,9 +34,9 @@ def scores(
     Returns:
       Scores.
     """
-    if (platform or partitioning.bound_platform()) != "cpu":
-        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32)
     batch, q_len, kv_heads, group, size = q.shape
+    if not _heads_first(group * q_len, size, platform):
+        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32)
     rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * q_len, size)
     products = lax.dot_general(rows, k.swapaxes(1, 2), (((3,), (3,)), _BATCH), preferred_element_type=jnp.float32)
     return products.reshape(batch, kv_heads, group, q_len, -1)
@@ -57,11 +58,24 @@ def averages(
     Returns:
       Averages.
     """
-    if (platform or partitioning.bound_platform()) != "cpu":
-        return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
     batch, kv_heads, group, q_len, kv_len = weights.shape
+    if not _heads_first(group * q_len, v.shape[-1], platform):
+        return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
     rows = _average(weights.reshape(batch, kv_heads, group * q_len, kv_len), v.swapaxes(1, 2))
     return rows.reshape(batch, kv_heads, group, q_len, -1).transpose(0, 3, 1, 2, 4)
+
+
+def _heads_first(queries: int, size: int, platform: str | None) -> bool:
+    """Returns whether heads come before positions.
+
+    Args:
+      queries: queries of a row and a key head.
+      size: size of a head.
+      platform: see `scores`.
+    """
+    is_cpu = (platform or partitioning.bound_platform()) == "cpu"
+    # A group of queries and their positions cannot become one dimension where positions are sharded.
+    return is_cpu and queries > size and partitioning.axis_size("length") == 1
 
 
 @jax.custom_vjp

@@ -26,6 +26,12 @@ def gradients(platform):
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
 
 
+def copied_sizes(program):
+    """Returns the sizes of the arrays that a compiled program copies or transposes in memory."""
+    found = re.findall(r" = f32\[([\d,]+)\]\S* (?:copy|transpose)\(", program)
+    return [np.prod([int(size) for size in dims.split(",")]) for dims in found]
+
+
 @pytest.mark.parametrize("group", [1, 2])
 def test_equals_einsum(group):
     arrays = inputs(group)
@@ -38,8 +44,17 @@ def test_equals_einsum(group):
 @pytest.mark.parametrize(("platform", "copied"), [("cpu", False), ("tpu", True)])
 def test_scores_are_not_transposed_in_memory(platform, copied):
     program = gradients(platform).lower(*inputs(1)).compile().as_text()
-    sizes = [
-        np.prod([int(size) for size in dims.split(",")])
-        for dims in re.findall(r" = f32\[([\d,]+)\]\S* (?:copy|transpose)\(", program)
-    ]
-    assert (max(sizes, default=0) >= BATCH * KV_HEADS * Q_LEN * KV_LEN) == copied
+    assert (max(copied_sizes(program), default=0) >= BATCH * KV_HEADS * Q_LEN * KV_LEN) == copied
+
+
+def test_keys_are_not_transposed_in_memory_for_a_step_of_decoding():
+    """A cache has heads before positions, and is larger than the scores of one query."""
+
+    def step(q, k, v):
+        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        weights = jax.nn.softmax(score_products.scores(q, k, platform="cpu"))
+        return score_products.averages(weights, v, platform="cpu")
+
+    q, k, v = inputs(1)
+    program = jax.jit(step).lower(q[:, :1], k.swapaxes(1, 2), v.swapaxes(1, 2)).compile().as_text()
+    assert max(copied_sizes(program), default=0) < k.size
