@@ -21,7 +21,7 @@ CACHE_FROM_SECONDS = 0.2
 
 # Smoke tests: a few tests of each module that another version of Python or JAX is likely to break.
 SMOKE = re.compile(
-    r"tests/((kernels|layers|decoding)/|data/test_(feed|features|cached_rows)"
+    r"tests/((kernels|layers|decoding)/test_|data/test_(feed|features|cached_rows)"
     r"|models/test_llama\.py|training/test_(checkpoints|step)\.py|test_(imports|parameters|partitioning|mesh|train)\.py)"
 )
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
