@@ -25,6 +25,7 @@ from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, NO_AXES, Axes, Rule
 from t5x_like.errors import UserError
 from t5x_like.mesh import make_mesh
 
+ATTENTION = ("auto", "xla")
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
 
 
@@ -36,6 +37,8 @@ class Partitioner:
       ici: see `make_mesh`.
       dcn: see `make_mesh`.
       devices: see `make_mesh`.
+      attention: `auto` chooses the implementation of attention (`kernels.attention.backend_for`); `xla` uses plain
+        matrix products everywhere.
 
     Attributes:
       mesh: the device mesh.
@@ -43,7 +46,7 @@ class Partitioner:
       rules_name: name of the rule set, or `custom`.
 
     Raises:
-      UserError: the rule set or a mesh axis is unknown, or a size is invalid.
+      UserError: the rule set, a mesh axis or `attention` is unknown, or a size is invalid.
       DeviceMismatchError: the mesh does not match the devices.
     """
 
@@ -54,7 +57,11 @@ class Partitioner:
         ici: Mapping[str, int] | None = None,
         dcn: Mapping[str, int] | None = None,
         devices: Sequence[Any] | None = None,
+        attention: str = "auto",
     ):
+        if attention not in ATTENTION:
+            raise UserError(f"Partitioner.attention={attention!r} is unknown. Give one of {', '.join(ATTENTION)}.")
+        self.attention = attention
         self.rules_name, self.rules = checked_rules(rules)
         self.mesh = make_mesh(ici=ici, dcn=dcn, devices=devices)
 

@@ -164,6 +164,8 @@ def backend_for(
     """
     if mesh is None or mesh.devices.flat[0].platform != "tpu":
         return "xla"
+    if (partitioner := partitioning.bound_partitioner()) is not None and partitioner.attention == "xla":
+        return "xla"
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     problem = f"attention of {heads} heads of {head_dim} ({kv_heads} of keys), {q_len} queries and {kv_len} keys"
     reason = refusal(q, k, mask=mask, bias=bias, dropout=dropout)

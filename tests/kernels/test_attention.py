@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5x_like.errors import UserError
 from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels.attention import BACKENDS, MASK_VALUE, attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
@@ -113,6 +114,14 @@ def test_backend_is_the_fused_kernel_on_tpus_alone():
     bias = RelativeBias(jnp.zeros((4, 255)))
     assert backend_for(tpu_mesh(), *shapes(), mask=Mask(causal=True, window=9), bias=bias) == "fused"
     assert {"fused", "xla"} <= set(BACKENDS)
+
+
+def test_partitioner_may_require_plain_products():
+    for setting, expected in (("auto", "fused"), ("xla", "xla")):
+        with Partitioner(attention=setting).bound():
+            assert backend_for(tpu_mesh(), *shapes(), mask=Mask()) == expected
+    with pytest.raises(UserError, match="Partitioner.attention='flash' is unknown. Give one of auto, xla"):
+        Partitioner(attention="flash")
 
 
 @pytest.mark.parametrize(
