@@ -18,8 +18,10 @@ from t5x_like.training import step
 def test_mesh_axis_shards_one_dimension_only():
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
     assert partitioner.spec(("batch", "length", "embed")) == P("fsdp", "sequence", None)
-    assert partitioner.spec(("vocab", "embed")) == P("tensor", "fsdp")
-    assert partitioner.spec(("embed", "heads", "kv")) == P("fsdp", "tensor", None)
+    assert partitioner.spec(("vocab", "embed")) == P("tensor", ("fsdp", "sequence"))
+    assert partitioner.spec(("embed", "heads", "kv")) == P(("fsdp", "sequence"), "tensor", None)
+    # A length that is not sharded leaves its mesh axis to no other dimension.
+    assert partitioner.spec(("batch", "length", "embed"), (4, 1, 8)) == P("fsdp", None, None)
 
 
 def test_indivisible_sizes_raise():

@@ -325,13 +325,7 @@ COMMANDS = {
             "parts": ("BENCH_PARTS", "False: measure the whole step alone (default: True)"),
             "json": ("JSON_PATH", "a file to write the result to, as JSON"),
         },
-        settings=_BATCH
-        | _LENGTHS
-        | {
-            "MICROBATCHES": "microbatches per step",
-            "CACHE_DIR": "the cache of data/cached.gin, to read a batch from it",
-        }
-        | _MESH,
+        settings=_BATCH | _LENGTHS | {"MICROBATCHES": "microbatches per step"} | _MESH,
         base_gin_file="commands/bench.gin",
         placeholder_macros=_PLACEHOLDERS,
         multi_process=True,

@@ -347,7 +347,7 @@ def test_text_files_task_on_sample_text_of_bert(sample, test_data):
 
 def test_mask_rate_0_gives_plain_text_without_weights(sample):
     task = sentence_pairs_tasks.TEXT_FILES_TASK
-    source = source_of(task, 128, 20, batch_size=4, pack=False, task_arguments=sample | {"mask_rate": 0.0})
+    source = source_of(task, 128, 20, batch_size=4, task_arguments=sample | {"mask_rate": 0.0})
     batch = next(source.host_iterator(SENTENCE_PAIRS))
     assert source.vocabularies()["inputs"].mask_id not in batch["encoder_input_tokens"]
     assert not batch["masked_weights"].any() and np.all(batch["encoder_segment_ids"].any(axis=1))

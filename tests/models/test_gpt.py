@@ -25,7 +25,7 @@ def test_parameter_names_and_axes():
     assert axes["decoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")
     assert axes["decoder/layers/attention/query/bias"] == ("layers", "heads", "kv")
     assert axes["decoder/layers/mlp/wi/bias"] == ("layers", "mlp")
-    assert axes["decoder/norm/bias"] == ("embed",)
+    assert axes["decoder/norm/bias"] == ("embed_vector",)
     assert "logits/kernel" not in axes
 
 

@@ -113,8 +113,8 @@ def test_logical_axes_of_the_head():
         "objective/masked_lm/bias": ("vocab",),
         "objective/masked_lm/dense/bias": ("mlp",),
         "objective/masked_lm/dense/kernel": ("embed", "mlp"),
-        "objective/masked_lm/norm/bias": ("embed",),
-        "objective/masked_lm/norm/scale": ("embed",),
+        "objective/masked_lm/norm/bias": ("embed_vector",),
+        "objective/masked_lm/norm/scale": ("embed_vector",),
     }
 
 
