@@ -92,7 +92,7 @@ TABLES = {
             losses="hinton",
             teacher="llama3_1/8b",
             rows=256,
-            slices=(("v5e:8x8", 4), ("v5p:2x4x4", 1)),
+            slices=(("v5e:8x8", 1), ("v5p:2x4x4", 1)),
             flags=("--gin.llama.LlamaConfig.remat='full'",),
         ),
     ),
