@@ -90,7 +90,7 @@ def measure_rate(products: Mapping[Product, int], device: jax.Device) -> MatrixR
       The rate.
 
     Raises:
-      ValueError: There are no products.
+      ValueError: the program has no matrix products.
     """
     total = sum(product.flops * count for product, count in products.items())
     by_product: dict[Product, float] = {}

@@ -19,7 +19,7 @@ class Benchmark:
     Attributes:
       model: Class of the model's configuration.
       parameters: Number of parameters of the model.
-      teachers: Teacher -> what it is, and whether it runs in the step.
+      teachers: Teacher -> its model, and whether it runs in the step or its logits are stored.
       batches: Where the batch comes from: `synthetic`, or the name of a cache.
       rows: Rows of the global batch.
       tokens: Real tokens of the global batch.
