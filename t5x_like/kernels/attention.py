@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels import score_products
+from t5x_like.kernels import cudnn_attention, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_bias import RelativeBias
 
@@ -114,24 +115,25 @@ def _softmax_jvp(primals, tangents):
 
 
 class Backend(Protocol):
-    """An implementation of attention, with the arguments and the result of `attention`."""
+    """A fused implementation of attention: a module with these names.
 
-    def __call__(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
-        """Computes attention; see `attention`."""
+    Attributes:
+      TITLE: its name in the log.
+    """
 
+    TITLE: str
 
-def _xla(q, k, v, **options) -> Array:
-    return reference(q, k, v, **options).output
+    def refusal(self, mesh: Mesh, q, k, *, mask: Mask, bias: Bias, dropout: Dropout) -> str | None:
+        """Returns why it does not compute an attention on a mesh, or None if it does; see `backend_for`."""
 
-
-def _fused(q, k, v, **options) -> Array:
-    # Importing Pallas takes as long as importing Flax, and runs on CPU do not need it.
-    from t5x_like.kernels.fused_attention.attention import fused_attention
-
-    return fused_attention(q, k, v, **options)
+    def attention(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
+        """Computes what it does not refuse; see `attention`."""
 
 
-BACKENDS: dict[str, Backend] = {"xla": _xla, "fused": _fused}
+BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention}
+
+# Platform -> the backends to ask, in this order. XLA's plain products compute what all of them refuse.
+BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused",), "gpu": ("cudnn",)}
 
 # Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
 FUSED_OUTPUT, FUSED_LOG_SUM_EXP = "fused_attention_output", "fused_attention_log_sum_exp"
@@ -149,7 +151,7 @@ def backend_for(
     """Returns the name of the implementation for a mesh, a mask and a bias.
 
     The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
-    without the devices that it runs on. On TPUs, it is logged.
+    without the devices that it runs on. On TPUs and GPUs, it is logged.
 
     Args:
       mesh: the mesh that the program is compiled for; None if no partitioner is bound.
@@ -160,42 +162,32 @@ def backend_for(
       dropout: see `attention`.
 
     Returns:
-      A key of `BACKENDS`.
+      A key of `BACKENDS`, or `xla`.
     """
-    if mesh is None or mesh.devices.flat[0].platform != "tpu":
-        return "xla"
-    if (partitioner := partitioning.bound_partitioner()) is not None and partitioner.attention == "xla":
+    names = () if mesh is None else BACKENDS_OF_PLATFORM.get(mesh.devices.flat[0].platform, ())
+    partitioner = partitioning.bound_partitioner()
+    if not names or (partitioner is not None and partitioner.attention == "xla"):
         return "xla"
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     problem = f"attention of {heads} heads of {head_dim} ({kv_heads} of keys), {q_len} queries and {kv_len} keys"
-    reason = refusal(q, k, mask=mask, bias=bias, dropout=dropout)
-    _log_once(f"{problem}: fused kernel" if reason is None else f"{problem}: XLA, because {reason}")
-    return "fused" if reason is None else "xla"
+    reasons = []
+    for name in names:
+        reason = _refusal(q, k) or BACKENDS[name].refusal(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
+        if reason is None:
+            _log_once(f"{problem}: {BACKENDS[name].TITLE}")
+            return name
+        reasons.append(reason)
+    _log_once(f"{problem}: XLA, because {', and '.join(dict.fromkeys(reasons))}")
+    return "xla"
 
 
-def refusal(q, k, *, mask: Mask, bias: Bias = None, dropout: Dropout = NO_DROPOUT) -> str | None:
-    """Returns why the fused kernel does not compute an attention, or None if it does.
-
-    Args:
-      q: queries, or their shape.
-      k: keys, or their shape.
-      mask: see `attention`.
-      bias: see `attention`.
-      dropout: see `attention`.
-    """
+def _refusal(q, k) -> str | None:
+    """Returns why no fused implementation computes an attention of queries and keys with these shapes."""
     q_len, _, head_dim = q.shape[1:]
     kv_len, kv_heads = k.shape[1:3]
     heads_shards = partitioning.axis_size("heads")
     if q_len <= head_dim:
         return "the scores of so few queries take less memory than their keys and values"
-    if head_dim % 16:
-        return f"the size of its heads, {head_dim}, is not a multiple of 16"
-    if mask.dense is not None:
-        return "the mask is dense"
-    if bias is not None and not isinstance(bias, RelativeBias):
-        return "the bias is dense"
-    if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
-        return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
     if max(partitioning.axis_size("length", q_len), partitioning.axis_size("length", kv_len)) > 1:
         return "positions are sharded"
     if kv_heads % heads_shards:
@@ -242,8 +234,12 @@ def attention(
     if bias is not None and not _fits(bias, q.shape, k.shape):
         shape = bias.values.shape if isinstance(bias, RelativeBias) else bias.shape
         raise ValueError(f"bias {shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
+    dropout = NO_DROPOUT if dropout_key is None else dropout
     name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
-    return BACKENDS[name](q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, dropout_key=dropout_key)
+    options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
+    if name == "xla":
+        return reference(q, k, v, **options).output
+    return BACKENDS[name].attention(q, k, v, **options)
 
 
 def _fits(bias: RelativeBias | Array, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:

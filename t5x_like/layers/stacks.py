@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like.errors import UserError
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.contraction import CPU_PRODUCT
+from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import EMBEDDING, Captures
@@ -25,13 +26,20 @@ Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
 # function(layer, carry, index, dropout_key) -> (carry, output). The index is an int, or traced under a scan.
 LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
 
+
+def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name == FORWARD_PRIMITIVE
+
+
 # Policy -> the activations of a layer that are saved for the backward pass, which recomputes the others.
 REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # all activations are saved
     # Products with parameters and the results of fused attention are saved.
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT, FUSED_OUTPUT, FUSED_LOG_SUM_EXP),
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_from_both_policies(
+            _is_cudnn_attention, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        ),
     ),
     "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is saved
 }

@@ -1,0 +1,176 @@
+"""Attention on NVIDIA GPUs with cuDNN's flash attention, which computes scores block by block and does not store them.
+
+`jax.nn.dot_product_attention` calls cuDNN. Of a mask, cuDNN knows whether it is causal, and a window. Segments, invalid
+keys and other conditions become a matrix `[rows, 1, queries, keys]` that all heads read, in the dtype of the queries,
+which is 1 / heads of the scores. Everything else is refused, with the reason:
+
+* Biases. cuDNN reads them in the dtype of the queries, so that a bias of 10 would be off by up to 0.03. T5's bias of
+  each head, combined with segments of each row, would also be a matrix as large as the scores.
+* Dropout. The seed is a constant of the compiled program, so every step would drop the same weights.
+
+The limits are those of `jax._src.cudnn.fused_attention_stablehlo.check_is_flash_attention` and of cuDNN's own checks
+(cudnn-frontend, `sdpa_support_surface.h`).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from t5x_like import partitioning
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
+
+TITLE = "cuDNN flash attention"
+
+DTYPES = (jnp.bfloat16, jnp.float16)
+# Compute capability of Ampere, the first generation with flash attention in cuDNN.
+MIN_CAPABILITY = (8, 0)
+# Largest heads whose backward pass cuDNN computes: 256 on Hopper, and 128 on all other generations.
+HOPPER, HOPPER_HEAD_DIM, HEAD_DIM = 9, 256, 128
+
+# The primitive of JAX whose results are the output and the statistics of the softmax. A rematerialization policy that
+# saves them does not repeat the forward pass.
+FORWARD_PRIMITIVE = "dot_product_attention_fwd_wrapper"
+
+
+def refusal(
+    mesh: Mesh,
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    mask: Mask,
+    bias: RelativeBias | Float[Array, "rows heads q_len kv_len"] | None = None,
+    dropout: Dropout = NO_DROPOUT,
+) -> str | None:
+    """Returns why cuDNN does not compute an attention, or None if it does.
+
+    Args:
+      mesh: the mesh that the program is compiled for.
+      q: queries, or their shape and dtype.
+      k: keys, or their shape.
+      mask: see `kernels.attention`.
+      bias: see `kernels.attention`.
+      dropout: see `kernels.attention`.
+    """
+    head_dim, lengths = q.shape[-1], (q.shape[1], k.shape[1])
+    capability = _compute_capability(mesh.devices.flat[0])
+    if capability is None:
+        return "the device is not a GPU of NVIDIA"
+    if capability < MIN_CAPABILITY:
+        return f"cuDNN needs compute capability 8.0, and that of the device is {'.'.join(map(str, capability))}"
+    if q.dtype not in DTYPES:
+        return f"cuDNN computes attention in bfloat16 and float16, not in {q.dtype}"
+    largest = HOPPER_HEAD_DIM if capability[0] == HOPPER else HEAD_DIM
+    if head_dim % 8 or head_dim > largest:
+        return f"the size of its heads, {head_dim}, is not a multiple of 8 up to {largest}"
+    if bias is not None:
+        return f"cuDNN would round the bias to {q.dtype} and read it as a matrix per head"
+    if dropout.rate:
+        return "cuDNN would drop the same attention weights in every step"
+    if _Split.of(mask, *lengths).has_matrix and any(length % 2 for length in lengths):
+        return f"its mask becomes a matrix, whose sides cuDNN requires to be even, not {lengths[0]} x {lengths[1]}"
+    return None
+
+
+def _compute_capability(device: Any) -> tuple[int, ...] | None:
+    """Returns a capability such as (9, 0), or None for devices of other vendors."""
+    parts = str(getattr(device, "compute_capability", "")).split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
+def attention(
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    v: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    mask: Mask,
+    bias: None = None,
+    scale: float = 1.0,
+    dropout: Dropout = NO_DROPOUT,
+    dropout_key: jax.Array | None = None,
+) -> Float[Array, "batch q_len heads kv"]:
+    """Computes `kernels.attention.attention` without scores in memory.
+
+    The result equals that of the reference up to rounding, with one exception: a query that sees no key averages the
+    values of all keys that the mask given to cuDNN leaves, which under a causal mask are those up to the query itself.
+    Such queries are padding.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      mask: the keys that each query may attend to.
+      bias: None; see `refusal`.
+      scale: factor of the scores.
+      dropout: without effect: either its rate is 0, or there is no key; see `refusal`.
+      dropout_key: random key of other dropout layers.
+
+    Returns:
+      Averages of the values.
+    """
+
+    def local(q, k, v, mask):
+        split = _Split.of(mask, q.shape[1], k.shape[1])
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=split.rest.materialize(q.shape[1], k.shape[1]),
+            scale=scale,
+            is_causal=split.causal,
+            local_window_size=None if split.window is None else (split.window - 1, 0),
+            implementation="cudnn",
+        )
+
+    partitioner = partitioning.bound_partitioner()
+    if partitioner is None or partitioner.mesh.size == 1:
+        return local(q, k, v, mask)
+    # Each device computes its own rows and heads.
+    rows, _, heads, _ = partitioner.spec(("batch", None, "heads", None), q.shape, "queries")
+    by_heads = P(rows, None, heads, None)
+    return jax.shard_map(
+        local,
+        mesh=partitioner.mesh,
+        in_specs=(by_heads, by_heads, by_heads, P(rows)),
+        out_specs=by_heads,
+        check_vma=False,
+    )(q, k, v, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """A mask in parts.
+
+    Attributes:
+      causal: whether cuDNN masks keys after the query, and skips their blocks.
+      window: number of keys that cuDNN shows to a query, its own included; None for no limit.
+      rest: the other conditions, which become a matrix.
+    """
+
+    causal: bool
+    window: int | None
+    rest: Mask
+
+    @classmethod
+    def of(cls, mask: Mask, q_len: int, kv_len: int) -> "_Split":
+        """Splits a mask of `q_len` queries and `kv_len` keys."""
+        causal = mask.causal and mask.prefix is None and q_len == kv_len
+        conditions = (mask.query_segments, mask.key_valid, mask.prefix, mask.dense)
+        # cuDNN computes windows only with a causal mask, and before version 9.10.2 only without a matrix.
+        window = mask.window if causal and all(condition is None for condition in conditions) else None
+        rest = dataclasses.replace(
+            mask, causal=mask.causal and not causal, window=mask.window if window is None else None
+        )
+        return cls(causal, window, rest)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether `rest` has a condition."""
+        conditions = (getattr(self.rest, field.name) for field in dataclasses.fields(self.rest))
+        return any(condition is not None and condition is not False for condition in conditions)

@@ -1,0 +1,49 @@
+"""What the dispatcher `kernels.attention` knows of the kernel for TPUs. Only a call of the kernel imports Pallas."""
+
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_bias import RelativeBias
+
+TITLE = "fused kernel"
+
+
+def refusal(
+    mesh: Mesh,
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    mask: Mask,
+    bias: RelativeBias | Float[Array, "rows heads q_len kv_len"] | None = None,
+    dropout: Dropout = NO_DROPOUT,
+) -> str | None:
+    """Returns why the kernel does not compute an attention, or None if it does.
+
+    Args:
+      mesh: the mesh that the program is compiled for.
+      q: queries, or their shape.
+      k: keys, or their shape.
+      mask: see `kernels.attention`.
+      bias: see `kernels.attention`.
+      dropout: see `kernels.attention`.
+    """
+    head_dim = q.shape[-1]
+    if head_dim % 16:
+        return f"the size of its heads, {head_dim}, is not a multiple of 16"
+    if mask.dense is not None:
+        return "the mask is dense"
+    if bias is not None and not isinstance(bias, RelativeBias):
+        return "the bias is dense"
+    if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
+        return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
+    return None
+
+
+def attention(q, k, v, **options) -> Float[Array, "batch q_len heads kv"]:
+    """Computes attention; see `fused_attention`."""
+    # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
+    from t5x_like.kernels.fused_attention.attention import fused_attention
+
+    return fused_attention(q, k, v, **options)
