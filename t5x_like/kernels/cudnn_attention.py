@@ -116,12 +116,17 @@ def attention(
     """
 
     def local(q, k, v, mask):
-        split = _Split.of(mask, q.shape[1], k.shape[1])
+        rows, q_len, kv_len = len(q), q.shape[1], k.shape[1]
+        split = _Split.of(mask, q_len, kv_len)
+        matrix = split.rest.materialize(q_len, kv_len)
+        if matrix is not None:
+            # JAX before version 0.12 also computes a gradient of the matrix, which cuDNN refuses for a single row.
+            matrix = jnp.broadcast_to(matrix, (rows, 1, q_len, kv_len))
         return jax.nn.dot_product_attention(
             q,
             k,
             v,
-            mask=split.rest.materialize(q.shape[1], k.shape[1]),
+            mask=matrix,
             scale=scale,
             is_causal=split.causal,
             local_window_size=None if split.window is None else (split.window - 1, 0),

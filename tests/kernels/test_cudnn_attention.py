@@ -110,9 +110,8 @@ def test_masks_equal_reference(name, calls):
     mask, causal, window, matrix = MASKS[name]
     options = {"mask": mask, "scale": 0.25}
     assert_equal(run(cudnn_attention.attention, *arrays(), **options), expected(*arrays(), **options))
-    rows = 1 if name == "two-sided window" else ROWS
     window = None if window is None else (window - 1, 0)
-    shape = (rows, 1, LENGTH, LENGTH) if matrix else None
+    shape = (ROWS, 1, LENGTH, LENGTH) if matrix else None
     assert calls == [{"causal": causal, "window": window, "mask": shape}]
 
 
@@ -127,7 +126,7 @@ def test_cross_attention_with_a_causal_mask_gives_the_mask_as_a_matrix(calls):
     mask = Mask(causal=True, window=9)
     found = run(cudnn_attention.attention, *arrays(q_len=18), mask=mask)
     assert_equal(found, expected(*arrays(q_len=18), mask=mask))
-    assert calls[0] == {"causal": False, "window": None, "mask": (1, 1, 18, LENGTH)}
+    assert calls[0] == {"causal": False, "window": None, "mask": (ROWS, 1, 18, LENGTH)}
 
 
 def test_query_without_visible_keys_averages_the_values_that_a_causal_mask_leaves(calls):
@@ -247,8 +246,7 @@ def test_lowered_calls_have_the_settings_of_the_mask(name, cudnn):
         assert settings["mask_type"] == ("CAUSAL" if causal else "NO_MASK")
         assert (settings["fmha_scale"], settings["dropout_rate"]) == (0.25, 0.0)
         assert settings["sliding_window_length"] == (window or 0)
-        rows = 1 if name == "two-sided window" else ROWS
-        assert (f"tensor<{rows}x1x{LENGTH}x{LENGTH}xbf16>" in operands) == matrix
+        assert (f"tensor<{ROWS}x1x{LENGTH}x{LENGTH}xbf16>" in operands) == matrix
         assert f"x{HEADS}x{LENGTH}x{LENGTH}x" not in operands
 
 
