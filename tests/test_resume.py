@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like.metrics import read_metrics
+from t5x_like.metrics import read_goodput, read_metrics
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.run_directory import read_status
 
@@ -120,12 +120,18 @@ def test_uninterrupted_run_has_a_row_per_step(uninterrupted):
 
 def test_killed_run_resumes_with_the_same_losses(uninterrupted, tmp_path):
     """Kills the run at a random time, and while a checkpoint is being written."""
+    began = time.time()
     sent = run_to_the_end(
         SYNTHETIC, tmp_path / "run", str(tmp_path / "log"), signal.SIGKILL, times=2, rng=random.Random(), steps=STEPS
     )
     assert len(sent) >= 1
     assert rows(tmp_path / "run") == rows(uninterrupted)
     assert best_checkpoint(tmp_path / "run") == best_checkpoint(uninterrupted)
+    spent = read_goodput(str(tmp_path / "run"))
+    assert spent.starts == len(sent) + 1 and min(spent.seconds.values()) >= 0
+    assert min(spent.seconds[name] for name in ("step", "compile", "restore", "save", "evaluate", "idle")) > 0
+    assert spent.total < time.time() - began
+    assert read_status(str(tmp_path / "run"))["goodput"]["starts"] == spent.starts
 
 
 def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):

@@ -13,7 +13,7 @@ from copying_run import CONFIG, Copying, losses, run
 from t5x_like import optimizers, parameters
 from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import UserError
-from t5x_like.metrics import read_metrics
+from t5x_like.metrics import read_goodput, read_metrics
 from t5x_like.metrics.best import BestMetric
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
@@ -87,10 +87,15 @@ def test_resume_in_another_layout_and_mesh(tmp_path):
 def test_resume_in_a_store_that_cannot_append(tmp_path):
     run(tmp_path / "whole")
     url = f"memory:/{tmp_path}/run"
+    began = time.time()
     run(url, total_steps=4)  # saved at step 3 and at the last step, 4
     run(url)
+    elapsed = time.time() - began
     assert losses(url) == losses(tmp_path / "whole")
-    assert read_status(url)["state"] == "finished"
+    status, spent = read_status(url), read_goodput(url)
+    assert status["state"] == "finished" and status["goodput"]["seconds"]["compile"] > 0
+    assert spent.starts == 2 and spent.seconds["lost"] == spent.seconds["idle"] == 0
+    assert 0.5 * elapsed < spent.total < elapsed  # the rest is before the first and after the last line of a start
 
 
 def test_finished_run_is_reported(tmp_path, caplog):

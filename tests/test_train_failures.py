@@ -74,7 +74,7 @@ def test_indivisible_batch_size_raises_before_any_file_is_written(tmp_path):
 
 
 def test_full_disk_ends_the_run_and_it_resumes_afterwards(tmp_path, monkeypatch):
-    append = metrics.rows._AppendedFile.append
+    append = metrics.line_files._AppendedFile.append
 
     def full(file, line):
         if '"step": 5' in line:
@@ -82,7 +82,7 @@ def test_full_disk_ends_the_run_and_it_resumes_afterwards(tmp_path, monkeypatch)
         append(file, line)
 
     with monkeypatch.context() as patched:
-        patched.setattr(metrics.rows._AppendedFile, "append", full)
+        patched.setattr(metrics.line_files._AppendedFile, "append", full)
         with pytest.raises(RunFailed, match="metrics.jsonl cannot be written: No space left on device"):
             run(tmp_path / "run")
     status = read_status(str(tmp_path / "run"))

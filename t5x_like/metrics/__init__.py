@@ -5,12 +5,15 @@ A row of a training step has `loss` (of that step alone, in nats per real target
 last row: `tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and if known `mfu` and `peak_memory_bytes`.
 """
 
+from t5x_like.metrics.goodput import Goodput, GoodputMonitor, read_goodput
 from t5x_like.metrics.progress import Progress
 from t5x_like.metrics.rows import MetricsWriter, Scalars, read_metrics
 from t5x_like.metrics.throughput import PEAK_FLOPS, Throughput, mfu, peak_flops, peak_memory
 
 __all__ = [
     "PEAK_FLOPS",
+    "Goodput",
+    "GoodputMonitor",
     "MetricsWriter",
     "Progress",
     "Scalars",
@@ -18,5 +21,6 @@ __all__ = [
     "mfu",
     "peak_flops",
     "peak_memory",
+    "read_goodput",
     "read_metrics",
 ]

@@ -10,14 +10,13 @@ of step s commits (`flush`), and a run that restores step s first removes all la
 import contextlib
 import json
 import math
-import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import paths
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import RunFailed
+from t5x_like.metrics import line_files
 from t5x_like.metrics.events import EventFiles
 
 Scalars = Mapping[str, float | int | None]
@@ -25,8 +24,6 @@ Scalars = Mapping[str, float | int | None]
 _FILE = "metrics.jsonl"
 _DIRECTORY = "metrics"
 _OBJECT = re.compile(r"^(?P<incarnation>\d{5})-after-(?P<step>\d+)\.jsonl$")
-# An object in a store can only be replaced as a whole, so rows are uploaded at most this often.
-_UPLOAD_SECONDS = 60.0
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
@@ -54,25 +51,15 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
 
 
 def _parse(file: str) -> list[dict[str, Any]]:
-    *lines, _ = paths.read_text(file).split("\n")  # the last line is empty or incomplete
     rows = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise _not_a_row(file, number, f"not valid JSON ({error})") from error
+    for number, row in line_files.read(file):
         if not isinstance(row, dict) or not {"step", "split"} <= row.keys():
-            raise _not_a_row(file, number, "not an object with `step` and `split`")
+            raise line_files.damaged(file, number, "not an object with `step` and `split`")
         if not isinstance(row["step"], int) or not isinstance(row["split"], str):
-            raise _not_a_row(file, number, f"step={row['step']!r}, split={row['split']!r}: not an integer and a name")
+            problem = f"step={row['step']!r}, split={row['split']!r}: not an integer and a name"
+            raise line_files.damaged(file, number, problem)
         rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows
-
-
-def _not_a_row(file: str, number: int, problem: str) -> UserError:
-    return UserError(f"{file}, line {number}: {problem}. Restore the file from a copy, or delete the line.")
 
 
 def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,7 +85,7 @@ class MetricsWriter:
 
     def __init__(self, model_dir: str, *, enabled: bool = True, tensorboard: bool = True):
         self._model_dir, self._enabled = model_dir, enabled
-        self._rows = (_AppendedFile if paths.is_local(model_dir) else _StoredObjects)(model_dir)
+        self._file: line_files.LineFile | None = None  # None before `rewind`
         self._events = EventFiles(model_dir) if tensorboard else None
         self._last: dict[str, int] | None = None  # the last step of each split; None before `rewind`
 
@@ -119,7 +106,9 @@ class MetricsWriter:
         for row in kept:
             self._last[row["split"]] = max(row["step"], self._last.get(row["split"], -1))
         with _explain_write_errors(self._model_dir):
-            self._rows.rewind(step, kept)
+            if self._file is not None:
+                self._file.close()
+            self._file = _start_file(self._model_dir, step, kept)
         if self._events:
             self._events.rewind(step)
 
@@ -144,7 +133,7 @@ class MetricsWriter:
         self._last[split] = step
         known = {name: value for name, value in scalars.items() if value is not None}
         with _explain_write_errors(self._model_dir):
-            self._rows.append(_line({"step": step, "split": split, **known}))
+            self._file.append(_line({"step": step, "split": split, **known}))
         if self._events:
             self._events.append(step, split, known)
 
@@ -154,9 +143,9 @@ class MetricsWriter:
         Raises:
           RunFailed: the rows cannot be written, for example because the disk is full.
         """
-        if self._enabled:
+        if self._enabled and self._file is not None:
             with _explain_write_errors(self._model_dir):
-                self._rows.flush()
+                self._file.flush()
             if self._events:
                 self._events.flush()
 
@@ -169,8 +158,9 @@ class MetricsWriter:
         if self._enabled:
             if self._events:
                 self._events.close()
-            with _explain_write_errors(self._model_dir):
-                self._rows.close()
+            if self._file is not None:
+                with _explain_write_errors(self._model_dir):
+                    self._file.close()
 
 
 @contextlib.contextmanager
@@ -185,65 +175,19 @@ def _explain_write_errors(model_dir: str) -> Iterator[None]:
         ) from error
 
 
-class _AppendedFile:
-    """Rows in one local file. Each row is visible to readers immediately."""
+def _start_file(model_dir: str, step: int, kept: list[dict[str, Any]]) -> line_files.LineFile:
+    """Starts the file of the rows after `step`.
 
-    def __init__(self, model_dir: str):
-        self._path = paths.join(model_dir, _FILE)
-        self._file = None
+    A store cannot append, so it has one object per start of the run, `metrics/<n>-after-<step>.jsonl`. The name has the
+    step after which its rows begin, so the reader knows which rows of earlier objects they replace.
 
-    def rewind(self, step: int, kept: list[dict[str, Any]]) -> None:
-        self.close()
-        paths.write_atomic(self._path, "".join(_line(row) for row in kept))
-
-    def append(self, line: str) -> None:
-        if self._file is None:
-            # Unbuffered, so that a failed write is not retried when the file is closed.
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
-        data = line.encode()
-        while data:  # a write to a filling disk may be partial
-            data = data[self._file.write(data) :]
-
-    def flush(self) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            with file:
-                os.fsync(file.fileno())
-
-
-class _StoredObjects:
-    """Rows in a store that cannot append: one object per start of the run, `metrics/<n>-after-<step>.jsonl`.
-
-    The name has the step after which the rows begin, so the reader knows which rows of earlier objects they replace.
+    Args:
+      model_dir: the run directory.
+      step: the restored step.
+      kept: the rows up to that step.
     """
-
-    def __init__(self, model_dir: str):
-        self._directory = paths.join(model_dir, _DIRECTORY)
-        self._path: str | None = None
-        self._lines: list[str] = []
-        self._uploaded = time.monotonic()
-
-    def rewind(self, step: int, kept: list[dict[str, Any]]) -> None:
-        earlier = [
-            int(match["incarnation"]) for name in paths.listdir(self._directory) if (match := _OBJECT.match(name))
-        ]
-        self._path = paths.join(self._directory, f"{max(earlier, default=-1) + 1:05d}-after-{step}.jsonl")
-        self._lines = []
-        self.flush()
-
-    def append(self, line: str) -> None:
-        self._lines.append(line)
-        if time.monotonic() - self._uploaded > _UPLOAD_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        paths.write_atomic(self._path, "".join(self._lines))
-        self._uploaded = time.monotonic()
-
-    def close(self) -> None:
-        if self._path is not None:
-            self.flush()
+    if paths.is_local(model_dir):
+        return line_files.create(paths.join(model_dir, _FILE), "".join(_line(row) for row in kept))
+    directory = paths.join(model_dir, _DIRECTORY)
+    earlier = [int(match["incarnation"]) for name in paths.listdir(directory) if (match := _OBJECT.match(name))]
+    return line_files.create(paths.join(directory, f"{max(earlier, default=-1) + 1:05d}-after-{step}.jsonl"))

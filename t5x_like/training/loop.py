@@ -75,12 +75,14 @@ class Reports:
       progress: The progress line in the terminal.
       status: The run's `status.json`.
       profile: Traces the steps that `--profile_steps` asks for.
+      goodput: Records what the run spends its time on.
     """
 
     metrics: metrics.MetricsWriter
     progress: metrics.Progress
     status: run_directory.Status
     profile: debugging.Profile
+    goodput: metrics.GoodputMonitor
 
     def evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         """Writes a row and prints a line for each evaluation after `step`."""
@@ -159,16 +161,20 @@ def run(
     log = _StepLog(periods, reports, clock, feed, checkpointer, stop_after_skipped)
     evaluation: dict[str, float] = {}
     stopped_by, vote, finished = None, None, None
+    goodput = reports.goodput
+    goodput.begin(start)
     reports.status.write("running", step=step)
     while step < periods.total_steps and not stopped_by and not finished:
         # ---- Update ----
         distributed.heartbeat(f"step {step + 1}")
         lock.check()
-        batch = next(feed)
+        with goodput.phase("data"):
+            batch = next(feed)
         debugging.log_first_batch(batch, step == start)
         reports.profile.before_step(step + 1)
         previous_vote, vote = vote, stop.vote()
-        state, pairs = program.train_step(state, frozen, batch)
+        with goodput.phase("compile" if step == start else "step"):
+            state, pairs = program.train_step(state, frozen, batch)
         step += 1
         reports.status.step = step
         reports.profile.after_step(step, pairs)
@@ -179,6 +185,7 @@ def run(
             logging.info("first step done %.0f s after the start", time.monotonic() - started)
             compilation_cache.log_use()
         log.add(step, pairs, measured=step > start + 1)
+        goodput.step(step)
 
         # ---- Evaluation and checkpoint ----
         stopped_by = stop.agreed(previous_vote)
@@ -187,9 +194,11 @@ def run(
         if evaluates or saves or stopped_by or step == periods.total_steps:
             healthy = log.flush()
             clock.pause()
+            goodput.flush(step)
             if evaluates:
                 distributed.heartbeat(f"the evaluation after step {step}")
-                results = evaluate(optimizers.merge(state.params, frozen.params))
+                with goodput.phase("evaluate"):
+                    results = evaluate(optimizers.merge(state.params, frozen.params))
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)
@@ -204,19 +213,25 @@ def run(
                 distributed.heartbeat(f"the checkpoint of step {step}")
                 lock.check()
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
-                checkpointer.save(
-                    step,
-                    state.replace(params=optimizers.merge(state.params, frozen.params)),
-                    feed=feed.state(),
-                    about=run_directory.environment(program.partitioner),
-                    metrics=evaluation if evaluates else None,
-                )
+                with goodput.phase("save"):
+                    checkpointer.save(
+                        step,
+                        state.replace(params=optimizers.merge(state.params, frozen.params)),
+                        feed=feed.state(),
+                        about=run_directory.environment(program.partitioner),
+                        metrics=evaluation if evaluates else None,
+                    )
+                reports.status.write("running", step=step)
             clock.resume(feed.wait_seconds)
     distributed.heartbeat("the last checkpoint")
-    checkpointer.wait()
+    with goodput.phase("save"):
+        checkpointer.wait()
     reports.metrics.flush()
     is_finished = step >= periods.total_steps or finished is not None
+    goodput.flush(step, finished=is_finished)
     reports.status.write("finished" if is_finished else "preempted", step=step, reason=finished)
+    if spent := goodput.summary():
+        logging.info("%s", spent.describe())
     return LoopResult(state, step, None if is_finished else stopped_by, evaluation, finished)
 
 

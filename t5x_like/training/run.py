@@ -136,7 +136,8 @@ def run(
         # supervisor's log have the same message as the command.
         with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
             lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
-        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main))
+        goodput = stack.enter_context(metrics.GoodputMonitor(model_dir, enabled=is_main, started=started))
+        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main, goodput=goodput))
         stack.enter_context(distributed.explain_lost_process())
         stack.enter_context(run_directory.explain_storage_errors(model_dir))
         stack.enter_context(debugging.explain_out_of_memory(program, microbatches))
@@ -150,13 +151,15 @@ def run(
 
         # ---- State: restored, or initialized directly into its shards ----------------------------------------------
         checkpointer = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
-        start = run_directory.resume_step(checkpointer, model_dir, run_config)
+        with goodput.phase("restore"):
+            start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:
             run_tokenizer.check(model_dir, vocabulary_path)
         status.step = start
         distributed.heartbeat(f"the state of step {start}")
         if start:
-            state, frozen = _restore(checkpointer, start, shapes, optimizer, partitioner)
+            with goodput.phase("restore"):
+                state, frozen = _restore(checkpointer, start, shapes, optimizer, partitioner)
             run_directory.warn_if_environment_changed(checkpointer.about(start), partitioner)
         else:
             state, frozen = program.init(jax.random.key(seed))
@@ -173,7 +176,8 @@ def run(
         read = {name: each.read(partitioner) for name, each in teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:
-            _restore_position(feed, checkpointer.restore_feed(start), run_config)
+            with goodput.phase("restore"):
+                _restore_position(feed, checkpointer.restore_feed(start), run_config)
 
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
         info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1].params), partitioner)
@@ -200,7 +204,7 @@ def run(
             checkpointer=checkpointer,
             evaluate=evaluate if evaluate.names else None,
             improvement=improvement,
-            reports=loop.Reports(writer, progress, status, profile),
+            reports=loop.Reports(writer, progress, status, profile, goodput),
             stop=stop,
             lock=lock,
             stop_after_skipped=stop_after_skipped,

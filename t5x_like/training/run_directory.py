@@ -16,7 +16,7 @@ import jax
 from absl import logging
 
 import t5x_like
-from t5x_like import parameters, partitioning, paths
+from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints
 
@@ -327,6 +327,7 @@ class Status:
     Args:
       model_dir: the run directory.
       enabled: whether to write; True only in process 0.
+      goodput: what the run has spent its time on, which each status includes; None to omit it.
 
     Attributes:
       step: number of updates so far.
@@ -334,8 +335,9 @@ class Status:
 
     STATES = ("running", "finished", "preempted", "failed")
 
-    def __init__(self, model_dir: str, *, enabled: bool = True):
+    def __init__(self, model_dir: str, *, enabled: bool = True, goodput: metrics.GoodputMonitor | None = None):
         self._model_dir, self._path, self._enabled = model_dir, paths.join(model_dir, STATUS), enabled
+        self._goodput = goodput
         self._has_run = False
         self.step = 0
 
@@ -379,6 +381,8 @@ class Status:
             "host": socket.gethostname(),
             "process": os.getpid(),
         }
+        if self._goodput and (spent := self._goodput.summary()):
+            status["goodput"] = spent.as_json()
         try:
             paths.write_despite_full_disk(self._path, json.dumps(status, indent=2) + "\n")
         except Exception as error:  # each store raises its own errors
