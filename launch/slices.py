@@ -1,7 +1,6 @@
-"""TPU slices as data, and checks of names, zones and shapes before a cloud is called.
+"""TPU slices, and checks of names, zones and shapes before a cloud is called.
 
-Sources: cloud.google.com/tpu/docs, pages "v4", "v5e", "v5p", "v6e" (configurations), "TPU regions and zones" and "TPU
-software versions"; cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus for node labels.
+Source: docs.cloud.google.com/tpu/docs, pages "v4", "v5e", "v5p", "v6e" and "tpu7x" (configurations).
 
 Requires Python 3.10 and only its standard library, because it runs on laptops and VMs without other packages.
 """
@@ -13,8 +12,10 @@ import itertools
 import math
 import re
 
+from generations import GENERATIONS, Generation
+
 SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # all slices of v5e and v6e
-# Slices of v4 and v5p with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
+# Slices of v4, v5p and tpu7x with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
 SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE_SIDE = 4
 CHIPS_PER_VM = 4  # in a slice of several VMs
@@ -24,100 +25,6 @@ PLAN_HINT = "`t5x_like plan` supports more chips and shapes than can be launched
 
 class LaunchError(ValueError):
     """The request cannot be launched. The message says how to correct it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """A generation of TPUs.
-
-    Attributes:
-      name: The name in `t5x_like plan`, such as the `v5e` of `v5e:4x4`.
-      type_prefix: The name in the TPU API, such as the `v5litepod` of `v5litepod-16`.
-      units_per_chip: Units per chip in an accelerator type: 2 if its number counts cores, 1 if it counts chips.
-      dimensions: Number of dimensions of the torus.
-      max_chips: Maximum number of chips in a slice.
-      runtime_version: Software version of the VM, without a framework.
-      gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
-      zones: Zones documented to offer this generation. A project may not have access to all of them.
-    """
-
-    name: str
-    type_prefix: str
-    units_per_chip: int
-    dimensions: int
-    max_chips: int
-    runtime_version: str
-    gke_accelerator: str
-    zones: tuple[str, ...]
-
-
-GENERATIONS = {
-    generation.name: generation
-    for generation in (
-        Generation(
-            name="v4",
-            type_prefix="v4",
-            units_per_chip=2,
-            dimensions=3,
-            max_chips=4096,
-            runtime_version="tpu-ubuntu2204-base",
-            gke_accelerator="tpu-v4-podslice",
-            zones=("us-central2-b",),
-        ),
-        Generation(
-            name="v5e",
-            type_prefix="v5litepod",
-            units_per_chip=1,
-            dimensions=2,
-            max_chips=256,
-            runtime_version="v2-alpha-tpuv5-lite",
-            gke_accelerator="tpu-v5-lite-podslice",
-            zones=(
-                "europe-west4-b",
-                "us-central1-a",
-                "us-east5-a",
-                "us-east5-b",
-                "us-east5-c",
-                "us-south1-a",
-                "us-west1-c",
-                "us-west4-a",
-                "us-west4-b",
-            ),
-        ),
-        Generation(
-            name="v5p",
-            type_prefix="v5p",
-            units_per_chip=2,
-            dimensions=3,
-            max_chips=6144,
-            runtime_version="v2-alpha-tpuv5",
-            gke_accelerator="tpu-v5p-slice",
-            zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
-        ),
-        Generation(
-            name="v6e",
-            type_prefix="v6e",
-            units_per_chip=1,
-            dimensions=2,
-            max_chips=256,
-            runtime_version="v2-alpha-tpuv6e",
-            gke_accelerator="tpu-v6e-slice",
-            zones=(
-                "asia-northeast1-b",
-                "europe-west4-a",
-                "southamerica-west1-a",
-                "us-central1-b",
-                "us-east1-d",
-                "us-east4-a",
-                "us-east4-b",
-                "us-east5-a",
-                "us-east5-b",
-                "us-east5-c",
-                "us-west1-c",
-            ),
-        ),
-    )
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +49,11 @@ class Slice:
         """Number of chips per VM."""
         single_vm = self.chips == MAX_CHIPS_PER_VM and len(self.sides) == 2
         return min(self.chips, MAX_CHIPS_PER_VM if single_vm else CHIPS_PER_VM)
+
+    @property
+    def machine_type(self) -> str:
+        """Machine type of its VMs in Compute Engine and GKE."""
+        return self.generation.machine_type.format(chips=self.chips_per_vm)
 
     @property
     def vms(self) -> int:
@@ -175,8 +87,8 @@ def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:
     One of the two is enough. If both are given, they must agree.
 
     Args:
-      accelerator_type: `v5litepod-16`, `v5e-16` or `v4-256`. The number counts chips of v5e and v6e, and cores of v4
-        and v5p.
+      accelerator_type: `v5litepod-16`, `v5e-16` or `v4-256`. The number counts chips of v5e and v6e, and cores of v4,
+        v5p and tpu7x.
       topology: `v5e:4x4` as in `t5x_like plan`, or `4x4` together with an accelerator type.
 
     Raises:

@@ -27,6 +27,7 @@ import protocol
 import slices
 from check_command import check_command
 from cloud import READY, ROOT, CommandFailed, Request, Shell, Tpu
+from generations import QUEUED
 
 MAX_NAME_LENGTH = 50  # VM names have at most 63 characters, and slices and workers append a suffix
 MINIMUMS = {
@@ -179,6 +180,11 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
         slices.check_zone(options.zone)
         return None
     shape = slices.parse_slice(options.type, options.topology)
+    if QUEUED not in shape.generation.backends:
+        raise slices.LaunchError(
+            f"{shape}: the Cloud TPU API, whose queued resources tpu.py creates, does not have {shape.generation.name}."
+            " Use launch/gke.py."
+        )
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
     if options.spot and options.reserved:
         raise slices.LaunchError("--spot and --reserved exclude each other. Remove one of them.")

@@ -31,6 +31,8 @@ finally:
         ("v5p-12288", "16x16x24", 6144, 1536),
         ("v6e-8", "2x4", 8, 1),
         ("v6e-32", "4x8", 32, 8),
+        ("tpu7x-16", "2x2x2", 8, 2),
+        ("tpu7x-128", "4x4x4", 64, 16),
     ],
 )
 def test_published_configurations_parse_from_type_and_topology(accelerator_type, topology, chips, vms):
@@ -66,9 +68,8 @@ def test_shapes_of_same_size_differ():
         (
             "v9-8",
             None,
-            "unknown TPU generation 'v9'. Available: v4, v5e, v5p, v6e. `t5x_like plan` supports more chips",
+            "unknown TPU generation 'v9'. Available: v4, v5e, v5p, v6e, tpu7x. `t5x_like plan` supports more chips",
         ),
-        (None, "tpu7x:4x4x4", "unknown TPU generation 'tpu7x'. Available: .* `t5x_like plan` supports more chips"),
         (
             None,
             "v5e:4x2",
@@ -84,6 +85,23 @@ def test_shapes_of_same_size_differ():
 def test_invalid_slice_raises_with_alternatives(accelerator_type, topology, message):
     with pytest.raises(slices.LaunchError, match=message):
         slices.parse_slice(accelerator_type, topology)
+
+
+# Machine types from docs.cloud.google.com/compute/docs/tpus/tpu-machines and kubernetes-engine/docs/concepts/plan-tpus.
+@pytest.mark.parametrize(
+    ("topology", "machine_type", "backends"),
+    [
+        ("v4:2x2x4", "ct4p-hightpu-4t", ("queued",)),
+        ("v5e:2x4", "ct5lp-hightpu-8t", ("queued",)),
+        ("v5e:4x4", "ct5lp-hightpu-4t", ("queued",)),
+        ("v5p:2x2x1", "ct5p-hightpu-4t", ("queued", "groups")),
+        ("v6e:1x1", "ct6e-standard-1t", ("queued", "groups")),
+        ("tpu7x:4x4x4", "tpu7x-standard-4t", ("groups",)),
+    ],
+)
+def test_machine_type_and_backends_follow_the_generation(topology, machine_type, backends):
+    shape = slices.parse_slice(None, topology)
+    assert (shape.machine_type, shape.generation.backends) == (machine_type, backends)
 
 
 def test_invalid_zone_raises_with_alternatives():

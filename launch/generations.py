@@ -1,0 +1,150 @@
+"""The generations of TPUs, with their names in the APIs of Google Cloud.
+
+Sources, all below docs.cloud.google.com:
+  tpu/docs, pages "v4", "v5e", "v5p", "v6e" and "tpu7x": sizes; "TPU regions and zones"; "TPU software versions".
+  compute/docs/tpus/tpu-machines: machine types. Compute Engine has TPUs of v5p, v6e and tpu7x only
+    (tpu/docs/tpus-and-migs); GKE has the machine types of all generations.
+  tpu/docs/tpu-os-images: image families for Compute Engine.
+  kubernetes-engine/docs/concepts/plan-tpus: machine types and node labels of GKE.
+
+Requires Python 3.10 and only its standard library.
+"""
+
+import dataclasses
+
+QUEUED, GROUPS = "queued", "groups"  # queued resources of the Cloud TPU API; instance groups of Compute Engine
+IMAGE_PROJECT = "ubuntu-os-accelerator-images"
+UBUNTU_2204 = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
+UBUNTU_2404 = "ubuntu-accel-2404-amd64-tpu-tpu7x"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A generation of TPUs.
+
+    Attributes:
+      name: The name in `t5x_like plan`, such as the `v5e` of `v5e:4x4`.
+      type_prefix: The name in the TPU API, such as the `v5litepod` of `v5litepod-16`.
+      units_per_chip: Units per chip in an accelerator type: 2 if its number counts cores, 1 if it counts chips.
+      dimensions: Number of dimensions of the torus.
+      max_chips: Maximum number of chips in a slice.
+      runtime_version: Software version of the VM in the Cloud TPU API, without a framework; None if that API does not
+        have the generation.
+      machine_type: Machine type in Compute Engine and GKE, where `{chips}` stands for the number of chips per VM.
+      image_family: Image family for TPU VMs in Compute Engine; None if Compute Engine does not have the generation.
+      boot_disk_type: Type of the boot disk in Compute Engine; None selects the default.
+      gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
+      zones: Zones documented to offer this generation. A project may not have access to all of them.
+    """
+
+    name: str
+    type_prefix: str
+    units_per_chip: int
+    dimensions: int
+    max_chips: int
+    runtime_version: str | None
+    machine_type: str
+    image_family: str | None
+    boot_disk_type: str | None
+    gke_accelerator: str
+    zones: tuple[str, ...]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of the backends of launch/tpu.py that support this generation, the default first."""
+        supported = ((QUEUED, self.runtime_version), (GROUPS, self.image_family))
+        return tuple(name for name, requirement in supported if requirement)
+
+
+GENERATIONS = {
+    generation.name: generation
+    for generation in (
+        Generation(
+            name="v4",
+            type_prefix="v4",
+            units_per_chip=2,
+            dimensions=3,
+            max_chips=4096,
+            runtime_version="tpu-ubuntu2204-base",
+            machine_type="ct4p-hightpu-{chips}t",
+            image_family=None,
+            boot_disk_type=None,
+            gke_accelerator="tpu-v4-podslice",
+            zones=("us-central2-b",),
+        ),
+        Generation(
+            name="v5e",
+            type_prefix="v5litepod",
+            units_per_chip=1,
+            dimensions=2,
+            max_chips=256,
+            runtime_version="v2-alpha-tpuv5-lite",
+            machine_type="ct5lp-hightpu-{chips}t",
+            image_family=None,
+            boot_disk_type=None,
+            gke_accelerator="tpu-v5-lite-podslice",
+            zones=(
+                "europe-west4-b",
+                "us-central1-a",
+                "us-east5-a",
+                "us-east5-b",
+                "us-east5-c",
+                "us-south1-a",
+                "us-west1-c",
+                "us-west4-a",
+                "us-west4-b",
+            ),
+        ),
+        Generation(
+            name="v5p",
+            type_prefix="v5p",
+            units_per_chip=2,
+            dimensions=3,
+            max_chips=6144,
+            runtime_version="v2-alpha-tpuv5",
+            machine_type="ct5p-hightpu-{chips}t",
+            image_family=UBUNTU_2204,
+            boot_disk_type=None,
+            gke_accelerator="tpu-v5p-slice",
+            zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
+        ),
+        Generation(
+            name="v6e",
+            type_prefix="v6e",
+            units_per_chip=1,
+            dimensions=2,
+            max_chips=256,
+            runtime_version="v2-alpha-tpuv6e",
+            machine_type="ct6e-standard-{chips}t",
+            image_family=UBUNTU_2204,
+            boot_disk_type=None,
+            gke_accelerator="tpu-v6e-slice",
+            zones=(
+                "asia-northeast1-b",
+                "europe-west4-a",
+                "southamerica-west1-a",
+                "us-central1-b",
+                "us-east1-d",
+                "us-east4-a",
+                "us-east4-b",
+                "us-east5-a",
+                "us-east5-b",
+                "us-east5-c",
+                "us-west1-c",
+            ),
+        ),
+        Generation(
+            name="tpu7x",
+            type_prefix="tpu7x",
+            units_per_chip=2,
+            dimensions=3,
+            max_chips=9216,
+            runtime_version=None,
+            machine_type="tpu7x-standard-{chips}t",
+            image_family=UBUNTU_2404,
+            boot_disk_type="hyperdisk-balanced",
+            gke_accelerator="tpu7x",
+            zones=("us-central1-c",),
+        ),
+    )
+}
