@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterator
 
+from t5x_like.planning.sources import Sources
+
 # Bytes per element. Types that are not listed, such as tokens and opaque types, take no memory.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e8m0fnu"), 1),
@@ -122,10 +124,12 @@ class Module:
     Attributes:
       computations: name -> computation.
       entry: the entry computation.
+      sources: sources of the instructions.
     """
 
     computations: dict[str, Computation]
     entry: Computation
+    sources: Sources
 
 
 def parse(text: str) -> Module:
@@ -156,7 +160,7 @@ def parse(text: str) -> Module:
             lines[-1] += line
     if entry is None or entry not in computations:
         raise ValueError("the text is not a compiled program: no ENTRY computation found")
-    return Module(computations, computations[entry])
+    return Module(computations, computations[entry], Sources(text))
 
 
 def _instruction(match: re.Match) -> Instruction:

@@ -7,10 +7,13 @@ from typing import Any
 from t5x_like.planning.chips import GIB
 from t5x_like.planning.compilation import CompiledStep
 from t5x_like.planning.roofline import Bound, bound
+from t5x_like.planning.schedule import Expected
 from t5x_like.planning.topologies import Topology
 
 SECONDS_PER_HOUR = 3_600
 SECONDS_PER_DAY = 86_400
+# Operations with the largest expected times, in JSON and in text.
+LARGEST_IN_JSON, LARGEST_IN_TEXT = 40, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +129,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "bound_by": limit.resource if limit else None,
         "bound_parts": limit.seconds_by_resource if limit else None,
         "expected_step_seconds": plan.expected_seconds,
-        "expected_parts": dataclasses.asdict(expected) if expected else None,
+        "expected_parts": expected.parts if expected else None,
+        "expected_largest": _largest(expected) if expected else None,
         "mfu_expected": plan.mfu_expected,
         "tokens_per_step": plan.tokens,
         "tokens_per_second": plan.tokens_per_second,
@@ -241,6 +245,8 @@ def _speed_lines(plan: Plan) -> list[str]:
         "expected speed (the compiler's schedule and cycle estimates, and communication)",
         _row("step", f"{1e3 * plan.expected_seconds:,.2f} ms{_expected_parts(plan)}"),
         _row("MFU expected", f"{100 * plan.mfu_expected:.1f} %"),
+        "largest parts of it (executions, operation, source, result)",
+        *_largest_lines(plan.compiled.expected),
     ]
     if plan.run_seconds is None:
         lines.append(_row("run", "give --gin.TRAIN_STEPS=… for the time of the run, and --price=… for its cost"))
@@ -259,6 +265,20 @@ def _expected_parts(plan: Plan) -> str:
         return ", that of the bound"
     parts = {"core": found.core, "synchronous collectives": found.synchronous, "waiting for transfers": found.exposed}
     return f" (ms: {', '.join(f'{name} {1e3 * seconds:,.2f}' for name, seconds in parts.items() if seconds)})"
+
+
+def _largest(expected: Expected) -> list[dict[str, Any]]:
+    return [
+        dataclasses.asdict(operation) | dataclasses.asdict(share)
+        for operation, share in expected.largest[:LARGEST_IN_JSON]
+    ]
+
+
+def _largest_lines(expected: Expected) -> list[str]:
+    return [
+        f"  {1e3 * share.seconds:10,.2f} ms  {share.times:,} x {one.kind}, {one.source}, {one.result}"
+        for one, share in expected.largest[:LARGEST_IN_TEXT]
+    ]
 
 
 def _compiled_in(plan: Plan) -> str:

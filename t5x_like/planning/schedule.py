@@ -6,6 +6,7 @@ import re
 from t5x_like.planning import asynchronous, collectives, hlo, kernels
 from t5x_like.planning.asynchronous import Asynchronous
 from t5x_like.planning.links import AxisLinks, axis_links
+from t5x_like.planning.operations import Operation, Share, operation
 from t5x_like.planning.topologies import Topology
 from t5x_like.planning.walk import Walk, Work
 
@@ -27,6 +28,7 @@ class Expected:
         bytes at the bandwidth of HBM, whichever takes longer.
       synchronous: collectives for which the core waits from start to end.
       exposed: waiting for asynchronous transfers that are not complete when their result is needed.
+      operations: operation -> its share. Waiting for a transfer is in the share of the operation that completes it.
     """
 
     seconds: float = 0.0
@@ -34,11 +36,25 @@ class Expected:
     without_cycles: float = 0.0
     synchronous: float = 0.0
     exposed: float = 0.0
+    operations: dict[Operation, Share] = dataclasses.field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The attributes in seconds, by name."""
+        names = (field.name for field in dataclasses.fields(self) if field.name != "operations")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def largest(self) -> list[tuple[Operation, Share]]:
+        """The operations and their shares, by time in descending order."""
+        return sorted(self.operations.items(), key=lambda item: -item[1].seconds)
 
     def add(self, other: "Expected", times: int = 1) -> None:
         """Adds another part of the program, multiplied by `times`."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + times * getattr(other, field.name))
+        for name, seconds in other.parts.items():
+            setattr(self, name, getattr(self, name) + times * seconds)
+        for one, share in other.operations.items():
+            self.operations.setdefault(one, Share()).add(share, times)
 
 
 def expected(module: hlo.Module, mesh: collectives.DeviceMesh, topology: Topology) -> Expected:
@@ -86,6 +102,7 @@ class _Schedule:
         if called is not None:
             total.add(called)
             return
+        before = total.seconds
         if role is not None and not role.starts:
             _wait(total, ends.pop(role.key, 0.0))
         work = self._walk.of(computation, instruction)
@@ -100,6 +117,9 @@ class _Schedule:
             total.synchronous += seconds
             free |= dict.fromkeys(resources, total.seconds)
         self._core(computation, instruction, work, total, is_transfer=role is not None or bool(seconds))
+        if total.seconds > before:
+            share = Share(total.seconds - before, work.flops, work.hbm_bytes, 1)
+            total.operations.setdefault(operation(self._module, instruction, work), Share()).add(share)
 
     def _called(self, computation, instruction) -> Expected | None:
         """Returns the time of a loop, a call or a conditional; None for other instructions."""

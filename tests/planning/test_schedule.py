@@ -49,6 +49,24 @@ def test_cycles_count_once_per_iteration():
     assert milliseconds(expected(called, INNER + loop)) == [11, 11, 0, 0]
 
 
+def test_operations_share_the_time_by_source():
+    frames = (
+        'FileNames\n1 "/site/t5x_like/layers/norms.py"\n2 "/site/jax/numpy.py"\nFunctionNames\n1 "norm"\n'
+        "FileLocations\n1 {file_name_id=1 function_name_id=1 line=92}\n2 {file_name_id=2 function_name_id=1 line=7}\n"
+        "StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n2 {file_location_id=2 parent_frame_id=1}\n\n\n"
+    )
+    norm = 'metadata={op_name="jit(step)/transpose(jvp())/reduce_sum" stack_frame_id=2}, calls=%inner, '
+    named = fusion("f", "x", 1).replace("calls=%inner, ", norm) + fusion("g", "f", 2).replace("calls=%inner, ", norm)
+    gather = f"  %h = bf16[100000000]{{0}} all-gather(%shard), {GATHER}\n"
+    found = expected(named + gather, frames + INNER)
+    shares = {(one.kind, one.source): (round(1e3 * share.seconds), share.times) for one, share in found.largest}
+    assert shares == {
+        ("all-gather", "?"): (3, 1),
+        ("fusion", "backward layers/norms.py:92 reduce_sum"): (3, 2),
+    }
+    assert sum(share.seconds for _, share in found.largest) == pytest.approx(found.seconds)
+
+
 def test_slowest_branch_runs():
     branches = "".join(
         f"%{name} (s: f32[8]) -> f32[8] {{\n  %s = f32[8]{{0:S(1)}} parameter(0)\n" + fusion("b", "s", time) + "}\n"

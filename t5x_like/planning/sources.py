@@ -1,0 +1,62 @@
+"""Lines of the traced code that the instructions of a compiled program come from."""
+
+import re
+
+PACKAGE = "t5x_like"
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_ROW = re.compile(r"(\d+) (.*)")
+_NUMBER = re.compile(r"(\w+)=(\d+)")
+_METADATA = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"(?:[^}]*stack_frame_id=(\d+))?')
+
+
+class Sources:
+    """Sources of instructions, from the tables of stack frames before the computations of a program.
+
+    Args:
+      text: the program, result of `compiled.as_text()`.
+    """
+
+    def __init__(self, text: str):
+        self._tables: dict[str, dict[str, str]] = {name: {} for name in _TABLES}
+        self._lines: dict[str, str] = {}
+        table = None
+        for line in text.splitlines():
+            if line in _TABLES:
+                table = self._tables[line]
+            elif table is not None and (row := _ROW.match(line)):
+                table[row[1]] = row[2]
+            elif table is not None and line:  # the first computation
+                break
+
+    def of(self, attributes: str) -> str:
+        """Returns the source of an instruction, such as `backward layers/norms.py:92 reduce_sum`.
+
+        It consists of the pass, if the operation belongs to a gradient, the innermost line of this package and the
+        primitive of JAX. That of a fusion is the source of one of its operations, usually the last one.
+
+        Args:
+          attributes: attributes of the instruction.
+
+        Returns:
+          The source; `?` for instructions that the compiler added.
+        """
+        match = _METADATA.search(attributes)
+        if match is None:
+            return "?"
+        name, frame = match.groups()
+        direction = "backward" if "transpose(" in name else "forward" if "jvp(" in name else ""
+        line = self._lines.setdefault(frame, self._line(frame)) if frame else ""
+        return " ".join(part for part in (direction, line, name.rpartition("/")[2]) if part)
+
+    def _line(self, frame: str) -> str:
+        """Returns `FILE:LINE` of the innermost frame within this package; an empty string without one."""
+        seen = set()
+        while frame in self._tables["StackFrames"] and frame not in seen:
+            seen.add(frame)
+            found = dict(_NUMBER.findall(self._tables["StackFrames"][frame]))
+            place = dict(_NUMBER.findall(self._tables["FileLocations"].get(found["file_location_id"], "")))
+            file = self._tables["FileNames"].get(place.get("file_name_id", ""), "").strip('"')
+            if f"/{PACKAGE}/" in file:
+                return f"{file.rpartition(f'/{PACKAGE}/')[2]}:{place['line']}"
+            frame = found.get("parent_frame_id", "")
+        return ""
