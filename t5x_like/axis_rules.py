@@ -7,6 +7,13 @@ from t5x_like.errors import UserError
 from t5x_like.mesh import MESH_AXES
 
 LENGTH = "length"
+# Heads of queries, and of keys and values. A kernel has one of them before `kv`, the size of a head.
+HEADS, KV_HEADS, HEAD_SIZE = "heads", "kv_heads", "kv"
+# Adjacent dimensions that are one dimension of a matrix, as other libraries store it.
+JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
+# Dimensions that are replicated if their size is not divisible by the mesh axes of their rule, instead of an error:
+# arrays have several lengths, and a model with few heads of keys can use more devices than those.
+REPLICATED_UNLESS_DIVISIBLE = (LENGTH, KV_HEADS)
 # `embed` of the vectors among the parameters, the scales of norms and biases. No rule shards it: gathering a few
 # kilobytes takes the latency of a collective for each vector and saves hardly any memory.
 EMBED_VECTOR = "embed_vector"
@@ -28,6 +35,7 @@ RULE_SETS: dict[str, Rules] = {
         "vocab": "tensor",
         "mlp": "tensor",
         "heads": "tensor",
+        "kv_heads": "tensor",
     },
     "fsdp_tp_sp": {
         "batch": ("data", "fsdp"),
@@ -36,12 +44,15 @@ RULE_SETS: dict[str, Rules] = {
         "vocab": "tensor",
         "mlp": "tensor",
         "heads": "tensor",
+        "kv_heads": "tensor",
     },
 }
 
 
 def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """Returns the name of a rule set, `custom` for a mapping, and its rules.
+
+    The heads of keys and values follow the rule of the heads of queries, unless the mapping has one for `kv_heads`.
 
     Args:
       rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
@@ -52,6 +63,8 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     if isinstance(rules, str) and rules not in RULE_SETS:
         raise UserError(f"rule set {rules!r} is unknown. Give one of {sorted(RULE_SETS)} or a mapping.")
     name, found = (rules, RULE_SETS[rules]) if isinstance(rules, str) else ("custom", dict(rules))
+    if HEADS in found:
+        found = {**found, KV_HEADS: found.get(KV_HEADS, found[HEADS])}
     for logical, axes in found.items():
         if unknown := set(as_tuple(axes)) - set(MESH_AXES):
             raise UserError(

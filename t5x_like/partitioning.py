@@ -21,7 +21,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like import parameters
-from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, NO_AXES, Axes, Rules, as_tuple, batch_axes, checked_rules
+from t5x_like.axis_rules import (
+    HEADS,
+    INPUT_TOKENS_SUFFIX,
+    LENGTH,
+    NO_AXES,
+    REPLICATED_UNLESS_DIVISIBLE,
+    Axes,
+    Rules,
+    as_tuple,
+    batch_axes,
+    checked_rules,
+)
 from t5x_like.errors import UserError
 from t5x_like.mesh import make_mesh
 
@@ -75,18 +86,20 @@ class Partitioner:
 
         Args:
           logical: the logical axis.
-          size: size of the dimension. `length` is not sharded if its size is not divisible by the number of shards.
+          size: size of the dimension. `length` and `kv_heads` are not sharded if their size is not divisible by the
+            number of shards.
         """
         shards = math.prod(self.mesh.shape[axis] for axis in as_tuple(self.rules.get(logical, ())))
-        return 1 if logical == LENGTH and size is not None and size % shards else shards
+        return 1 if logical in REPLICATED_UNLESS_DIVISIBLE and size is not None and size % shards else shards
 
     def spec(
         self, axes: Sequence[str | None], shape: Sequence[int] | None = None, name: str = "array"
     ) -> PartitionSpec:
         """Returns the partition spec of an array.
 
-        `length` is sharded only if its size is divisible, because arrays such as the masked positions of a row have
-        other lengths than the tokens. `batch_specs` checks the lengths of tokens.
+        `length` and `kv_heads` are sharded only if their size is divisible: arrays such as the masked positions of a
+        row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few heads of keys.
+        `batch_specs` checks the lengths of tokens.
 
         Args:
           axes: one logical axis or None per dimension.
@@ -94,7 +107,7 @@ class Partitioner:
           name: name of the array in error messages.
 
         Raises:
-          UserError: the size of a dimension other than `length` is not divisible by its mesh axes.
+          UserError: the size of another dimension is not divisible by its mesh axes.
         """
         used: set[str] = set()
         entries: list[Any] = []
@@ -103,9 +116,9 @@ class Partitioner:
             free = tuple(axis for axis in candidates if axis not in used and self.mesh.shape[axis] > 1)
             shards = math.prod(self.mesh.shape[axis] for axis in free)
             if shape is not None and shape[position] % shards:
-                if logical == LENGTH:
+                if logical in REPLICATED_UNLESS_DIVISIBLE:
                     entries.append(None)
-                    used.update(free)  # the devices hold the same positions, and do not shard other dimensions
+                    used.update(free)  # the devices hold the same elements, and do not shard other dimensions
                     continue
                 sizes = " x ".join(f"{axis}={self.mesh.shape[axis]}" for axis in free)
                 raise UserError(
@@ -330,6 +343,20 @@ def axis_size(logical: str, size: int | None = None) -> int:
     """Returns `Partitioner.axis_size` of the bound partitioner, or 1 without one."""
     partitioner = _ACTIVE.get()
     return 1 if partitioner is None else partitioner.axis_size(logical, size)
+
+
+def kv_head_copies(kv_heads: int) -> int:
+    """Returns the number of copies of each head of keys and values for which every shard of heads has one of its own.
+
+    With more shards of heads than heads of keys, such as 16 and 8, the queries of a shard read one head of keys. Each
+    shard then computes a copy of this head alone. It is 1 if the heads of keys are divisible by the shards, or do not
+    divide them: keys and values are then replicated.
+
+    Args:
+      kv_heads: number of heads of keys.
+    """
+    shards = axis_size(HEADS)
+    return shards // kv_heads if kv_heads < shards and shards % kv_heads == 0 else 1
 
 
 def batch_shards() -> int:

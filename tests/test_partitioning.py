@@ -41,6 +41,17 @@ def test_error_gives_rules_that_replicate_the_dimension():
     assert partitioner.spec(("vocab", "heads"), (8, 6)) == P("tensor", None)
 
 
+def test_few_heads_of_keys_are_replicated_and_copied_for_each_shard():
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})
+    assert partitioner.spec(("embed", "kv_heads", "kv"), (8, 8, 4)) == P("fsdp", "tensor", None)
+    assert partitioner.spec(("embed", "kv_heads", "kv"), (8, 2, 4)) == P("fsdp", None, None)
+    with partitioner.bound():
+        assert [partitioning.kv_head_copies(kv_heads) for kv_heads in (8, 4, 3, 2, 1)] == [1, 1, 1, 2, 4]
+    assert partitioning.kv_head_copies(2) == 1
+    # A mapping without a rule for `kv_heads` shards them like the heads of queries.
+    assert Partitioner(rules={"heads": "tensor"}, ici={"data": 8}).rules["kv_heads"] == "tensor"
+
+
 def test_only_features_with_the_length_of_tokens_are_sharded_along_length():
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
     shapes = {

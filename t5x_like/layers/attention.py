@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like import partitioning
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
@@ -69,13 +70,14 @@ class MultiHeadAttention(nnx.Module):
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
-        def project_to_heads(key, size, num_heads, init):
-            axes = ("embed", "heads", "kv")
+        def project_to_heads(key, size, num_heads, init, axis):
+            axes = ("embed", axis, "kv")
             return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
-        self.query = project_to_heads(query_key, size, heads, query_init or init)
-        self.key = project_to_heads(key_key, size, kv_heads or heads, init)
-        self.value = project_to_heads(value_key, value_size or size, kv_heads or heads, init)
+        self.kv_heads = kv_heads or heads
+        self.query = project_to_heads(query_key, size, heads, query_init or init, "heads")
+        self.key = project_to_heads(key_key, size, self.kv_heads, init, "kv_heads")
+        self.value = project_to_heads(value_key, value_size or size, self.kv_heads, init, "kv_heads")
         self.out = Projection(
             (heads, head_dim),
             (out_size or size,),
@@ -102,10 +104,13 @@ class MultiHeadAttention(nnx.Module):
           value_source: activations that the values are computed from; None for `x`.
 
         Returns:
-          Keys and values.
+          Keys and values. If the heads are sharded more finely than those of keys, each of these is repeated
+          (`partitioning.kv_head_copies`).
         """
-        key, value = self._apply_rope(self.key(x), positions), self.value(x if value_source is None else value_source)
-        return shard_activation(key, "heads", "kv"), shard_activation(value, "heads", "kv")
+        copies = partitioning.kv_head_copies(self.kv_heads)
+        key = self._apply_rope(self.key(x, copies=copies), positions)
+        value = self.value(x if value_source is None else value_source, copies=copies)
+        return shard_activation(key, "kv_heads", "kv"), shard_activation(value, "kv_heads", "kv")
 
     def make_cache(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
         """Returns `keys_values(x)` as the cache of a single layer, without a dimension `layers`."""
@@ -151,7 +156,8 @@ class MultiHeadAttention(nnx.Module):
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
-        available = {"query": query, "key": key, "value": value}
+        copies = key.shape[2] // self.kv_heads
+        available = {"query": query, "key": key[:, :, ::copies], "value": value[:, :, ::copies]}
         if capture & {"scores", "probabilities"}:
             result = kernels.reference(query, key, value, **options)
             output = result.output

@@ -58,7 +58,9 @@ class KeyValueCache:
         lengths: Sequence[int],
         stacked: bool,
     ) -> "KeyValueCache":
-        """Returns a cache that holds the keys and values of prompts, in slots from 0.
+        """Returns a cache that holds the keys and values of prompts, in slots from 0, with copies of heads.
+
+        A step of decoding writes copies (`partitioning.kv_head_copies`), so that each device stores the heads it reads.
 
         Args:
           key: keys of all layers.
@@ -140,7 +142,7 @@ def logical_axes(dimensions: int) -> tuple[str | None, ...]:
 
     Rows and heads are sharded like those of the activations. Slots are not, because a step writes a single one.
     """
-    return (*(None,) * (dimensions + _ROWS), "batch", "heads", None, "kv")
+    return (*(None,) * (dimensions + _ROWS), "batch", "kv_heads", None, "kv")
 
 
 def held_positions(length: int, index: Int[Array, ""]) -> Int[Array, " length"]:
@@ -155,7 +157,8 @@ def held_positions(length: int, index: Int[Array, ""]) -> Int[Array, " length"]:
 
 def _place(x: Float[Array, "*layers batch prompt heads kv"], length: int) -> Float[Array, "*layers batch heads l kv"]:
     """Places the last positions of a prompt in their slots."""
-    x, prompt = jnp.swapaxes(x, -2, -3), x.shape[-3]
+    copies = partitioning.kv_head_copies(x.shape[-2])
+    x, prompt = jnp.swapaxes(x if copies == 1 else jnp.repeat(x, copies, axis=-2), -2, -3), x.shape[-3]
     if prompt > length:
         return jnp.roll(x[..., prompt - length :, :], prompt % length, axis=-2)
     return jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, length - prompt), (0, 0)))

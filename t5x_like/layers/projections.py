@@ -48,10 +48,23 @@ class Projection(nnx.Module):
         self.has_bias = bias
         self.dtype = dtype
 
-    def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch length ..."]:
-        """Applies the projection to `[*batch, *inputs]` and returns `[*batch, *outputs]` in `dtype`."""
-        y = contract(x.astype(self.dtype), self.kernel[...].astype(self.dtype), self.num_inputs)
-        return y + self.bias[...].astype(self.dtype) if self.has_bias else y
+    def __call__(self, x: Float[Array, "batch length ..."], *, copies: int = 1) -> Float[Array, "batch length ..."]:
+        """Applies the projection.
+
+        Args:
+          x: `[*batch, *inputs]`.
+          copies: how often each element of the first output dimension is repeated, one after another.
+
+        Returns:
+          `[*batch, *outputs]` in `dtype`, with a first output dimension that is `copies` times as large.
+        """
+        kernel = self.kernel[...].astype(self.dtype)
+        kernel = jnp.repeat(kernel, copies, axis=self.num_inputs) if copies > 1 else kernel
+        y = contract(x.astype(self.dtype), kernel, self.num_inputs)
+        if not self.has_bias:
+            return y
+        bias = self.bias[...].astype(self.dtype)
+        return y + (jnp.repeat(bias, copies, axis=0) if copies > 1 else bias)
 
 
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:

@@ -11,13 +11,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like import parameters
+from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.runtime.recorded import recorded
-
-# T5X stores these two axes as one dimension, `joined_kv`.
-_JOINED = ("heads", "kv")
 
 
 class AdafactorState(NamedTuple):
@@ -179,7 +177,7 @@ def _factored_dims(axes, shape, smallest: int) -> tuple[tuple[int, ...], tuple[i
         return None
     sides: list[tuple[int, ...]] = []
     for dim, axis in enumerate(axes):
-        if dim and (axes[dim - 1], axis) == _JOINED:
+        if dim and (axes[dim - 1], axis) in JOINED_HEADS:  # T5X stores them as one dimension, `joined_kv`
             sides[-1] += (dim,)
         else:
             sides.append((dim,))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 
 from t5x_like import parameters
+from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.errors import UserError
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, is_vector, trainable_leaves
@@ -191,7 +192,7 @@ def _join_heads(axes: Sequence[str | None], shape: Sequence[int]) -> tuple[int, 
     """Returns the shape of one layer's array with adjacent `heads` and `kv` as one dimension."""
     joined: list[int] = []
     for dim, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-        if dim and (axes[dim - 1], axis) == ("heads", "kv"):
+        if dim and (axes[dim - 1], axis) in JOINED_HEADS:
             joined[-1] *= size
         else:
             joined.append(size)

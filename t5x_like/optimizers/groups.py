@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_like import parameters
+from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.errors import UserError
 from t5x_like.optimizers import depths
 from t5x_like.optimizers.depths import Distance
@@ -146,7 +147,7 @@ class Leaf:
 
 def is_vector(leaf: Leaf) -> bool:
     """Returns whether one layer's array is a vector, where `heads` and `kv` count as one dimension."""
-    return len(leaf.axes) < 2 or leaf.axes == ("heads", "kv")
+    return len(leaf.axes) < 2 or leaf.axes in JOINED_HEADS
 
 
 def leaves(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, Leaf]:

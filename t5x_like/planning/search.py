@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import parameters, partitioning
+from t5x_like.axis_rules import KV_HEADS
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.objectives.base import Objective
 from t5x_like.planning import report, tracing
@@ -139,10 +140,11 @@ class _Leaf:
 
     def num_shards(self, ici: Mapping[str, int]) -> int:
         """Returns the number of shards: `embed` is sharded over `fsdp`, one other axis over `tensor`."""
-        axes = [axis for axis, _ in self.dims]
-        fsdp = ici["fsdp"] if "embed" in axes else 1
-        tensor = ici["tensor"] if {"vocab", "mlp", "heads"} & set(axes) else 1
-        return fsdp * tensor
+        sizes = dict(self.dims)
+        fsdp = ici["fsdp"] if "embed" in sizes else 1
+        # Few heads of keys are replicated; the others are divisible, see `meshes`.
+        split = {"vocab", "mlp", "heads"} & set(sizes) or sizes.get(KV_HEADS, 1) % ici["tensor"] == 0
+        return fsdp * (ici["tensor"] if split else 1)
 
 
 def _leaves(program: Program) -> list[_Leaf]:

@@ -101,3 +101,14 @@ def test_parameters_that_do_not_fit_stay_sharded(monkeypatch, caplog):
         found = partitioner.jit(lambda model: for_decoding(model))(model)
         assert found.logits.kernel[...].sharding.is_fully_replicated == replicated
         assert ("gathered for every token" in caplog.text) != replicated
+
+
+def test_shards_of_heads_with_a_copy_of_a_head_of_keys_generate_the_same():
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})  # LLAMA has two heads of keys
+    model = random_model(LLAMA)
+    prompts = {"decoder_input_tokens": np.arange(4 * ROWS, dtype=np.int32).reshape(ROWS, 4) + 1}
+    decoding = Decoding(max_length=5, eos_ids=(0,), bos_id=0)
+    expected = jax.jit(lambda model, batch: generate(model, batch, decoding))(model, prompts)
+    placed = jax.device_put(model, partitioner.shardings(model)), partitioner.put_batch(prompts)
+    found = partitioner.jit(lambda model, batch: generate(model, batch, decoding))(*placed)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)

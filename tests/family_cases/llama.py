@@ -2,13 +2,14 @@
 
 import dataclasses
 
-from family_case import FSDP, SIZES, Family
+from family_case import SIZES, Family
 
 from t5x_like.models.llama import LlamaConfig
 
 _LLAMA = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, head_dim=6, num_layers=2, max_length=16)
 FAMILIES = {
-    "llama": Family(_LLAMA, ("decoder",), mesh=FSDP),
+    # Four shards of heads, each with a copy of one of two heads of keys.
+    "llama": Family(_LLAMA, ("decoder",), mesh=("fsdp_tp", {"fsdp": 2, "tensor": 4})),
     "mistral": Family(dataclasses.replace(_LLAMA, attention_windows=(3,), tied_embeddings=True), ("decoder",)),
 }
 

@@ -18,7 +18,7 @@ SCANNED = dataclasses.replace(CONFIG, scan_layers=True)
 def test_parameter_names_and_axes():
     axes = parameters.logical_axes(jax.eval_shape(SCANNED.make, jax.random.key(0)))
     shapes = parameters.named_leaves(jax.eval_shape(SCANNED.make, jax.random.key(0)))
-    assert axes["decoder/layers/attention/key/kernel"] == ("layers", "embed", "heads", "kv")
+    assert axes["decoder/layers/attention/key/kernel"] == ("layers", "embed", "kv_heads", "kv")
     assert shapes["decoder/layers/attention/query/kernel"].shape == (3, 60, 6, 16)
     assert shapes["decoder/layers/attention/key/kernel"].shape == (3, 60, 2, 16)
     assert axes["decoder/layers/mlp/wi_1/kernel"] == ("layers", "embed", "mlp")

@@ -74,7 +74,7 @@ def test_parameter_names_and_axes():
     assert axes["embedding_projection/kernel"] == (None, "embed")
     assert axes["encoder/layers/bottleneck/kernel"] == ("layers", "embed", None)
     assert axes["encoder/layers/expansion/kernel"] == ("layers", None, "embed")
-    assert axes["encoder/layers/attention/value/kernel"] == ("layers", "embed", "heads", "kv")
+    assert axes["encoder/layers/attention/value/kernel"] == ("layers", "embed", "kv_heads", "kv")
     assert axes["encoder/layers/mlp_1/wo/kernel"] == ("layers", "mlp", "embed")
 
 
