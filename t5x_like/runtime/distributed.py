@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.runtime.hang_report import HangReport
 from t5x_like.runtime.protocol import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 # A process without a heartbeat for this long is considered dead, and all others exit. JAX's default is 100 s.
@@ -314,6 +315,7 @@ class Watchdog:
         self._enabled = several if enabled is None else enabled
         self._ended = threading.Event()
         self._last_heartbeat, self._activity = time.monotonic(), "the start"
+        self._report: HangReport | None = None
 
     def __enter__(self) -> "Watchdog":
         self.heartbeat("the start")
@@ -330,6 +332,16 @@ class Watchdog:
         """Records progress and the next activity."""
         self._last_heartbeat, self._activity = time.monotonic(), activity
 
+    def report_to(self, model_dir: str | None, on_report: Callable[[str], None]) -> None:
+        """Sets where the processes report a hang; see `HangReport`. None: nowhere."""
+        self._report = None
+        if model_dir is not None and self._enabled:
+            # The others may have stopped a step later. The limit is longer than any step.
+            wait = max(10.0, self._seconds / 10)
+            self._report = HangReport(
+                model_dir, jax.process_index(), jax.process_count(), wait_seconds=wait, on_report=on_report
+            )
+
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / 4)):
             waited = time.monotonic() - self._last_heartbeat
@@ -341,6 +353,8 @@ class Watchdog:
                     *(jax.process_index(), jax.process_count(), waited, self._activity, STALL),
                 )
                 faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+                if self._report is not None:
+                    self._report.run(self._activity, waited)
                 os._exit(1)
 
 
@@ -351,6 +365,19 @@ def heartbeat(activity: str) -> None:
     """Records progress and the next activity in all active watchdogs."""
     for watchdog in _watching:
         watchdog.heartbeat(activity)
+
+
+@contextlib.contextmanager
+def reports_hangs(model_dir: str, on_report: Callable[[str], None]) -> Iterator[None]:
+    """Within the context, a hang is reported to `MODEL_DIR/hang`, and `on_report` is called with the report."""
+    watching = list(_watching)
+    for watchdog in watching:
+        watchdog.report_to(model_dir, on_report)
+    try:
+        yield
+    finally:
+        for watchdog in watching:
+            watchdog.report_to(None, on_report)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t5x_like.runtime import stop_signals
+from t5x_like.runtime import distributed, slow_host, stop_signals
 
 # Keys of the metadata server of Google Cloud machines, and the values that announce the end of the machine.
 # https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
@@ -28,12 +29,13 @@ class StopRequest:
     Use it as a context manager around the setup and the loop. Until `defer` is called, a signal raises
     `stop_signals.Stopped`, because there is nothing to save. Afterwards call in each step
 
-        vote = stop.vote()               # before the step starts
+        vote = stop.vote(seconds)        # before the step starts
         …
         reason = stop.agreed(vote)       # with the vote of an earlier step
 
     In a run of several processes, each process votes in each step whether it was asked to stop. All processes read the
-    same result of the vote, so all stop after the same step.
+    same result of the vote, so all stop after the same step. The votes also compare the seconds that each process takes
+    by itself, and a slow host is named in a warning (see `slow_host`).
 
     A second Ctrl-C ends the process immediately. Outside the main thread signals cannot be handled, and only preemption
     notices count.
@@ -67,9 +69,16 @@ class StopRequest:
         """Records signals from now on without raising `Stopped`, because there is progress to save."""
         self._signals.defer()
 
-    def vote(self) -> jax.Array | None:
-        """Starts the vote of a step. Returns its pending result, or None in a run of one process."""
-        return self._votes.start(self.requested is not None) if self._votes else None
+    def vote(self, host_seconds: float) -> jax.Array | None:
+        """Starts the vote of a step.
+
+        Args:
+          host_seconds: how long this process has taken for the step before, without waiting for devices.
+
+        Returns:
+          The pending result, or None in a run of one process.
+        """
+        return self._votes.start(self.requested is not None, host_seconds) if self._votes else None
 
     def agreed(self, vote: jax.Array | None) -> str | None:
         """Returns the reason to stop now, or None.
@@ -79,7 +88,7 @@ class StopRequest:
         """
         if self._votes is None:
             return self.requested
-        if vote is None or not int(vote):
+        if vote is None or not self._votes.count(vote):
             return None
         return self.requested or "another process"
 
@@ -88,17 +97,30 @@ class StopRequest:
 
 
 class _Votes:
-    """A collective over all devices, whose result is nonzero if any process votes to stop. It does not block."""
+    """A collective over all devices for each step. It does not block.
+
+    Its result is int32 `[3]`, maxima over all processes: nonzero if any votes to stop, and `slow_host.encode`.
+    """
 
     def __init__(self):
         devices = np.array(jax.devices())
         mesh = Mesh(devices, ("all",))
-        self._split, self._shape = NamedSharding(mesh, PartitionSpec("all")), (len(devices),)
-        self._any = jax.jit(lambda votes: votes.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._split, self._shape = NamedSharding(mesh, PartitionSpec("all")), (len(devices), 3)
+        self._max = jax.jit(lambda votes: votes.max(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._slow_host: slow_host.SlowHost | None = None
 
-    def start(self, stop: bool) -> jax.Array:
-        mine = np.full(jax.local_device_count(), int(stop), np.int32)
-        return self._any(jax.make_array_from_process_local_data(self._split, mine, self._shape))
+    def start(self, stop: bool, host_seconds: float) -> jax.Array:
+        vote = np.array([int(stop), *slow_host.encode(jax.process_index(), host_seconds)], np.int32)
+        mine = np.tile(vote, (jax.local_device_count(), 1))
+        return self._max(jax.make_array_from_process_local_data(self._split, mine, self._shape))
+
+    def count(self, result: jax.Array) -> bool:
+        """Waits for a result, and returns whether any process votes to stop."""
+        if self._slow_host is None:
+            self._slow_host = slow_host.SlowHost(distributed.compute_everywhere(socket.gethostname))
+        stop, *maxima = np.asarray(result)
+        self._slow_host.add(maxima)
+        return bool(stop)
 
 
 class _CloudNotice:

@@ -166,13 +166,14 @@ def run(
     reports.status.write("running", step=step)
     while step < periods.total_steps and not stopped_by and not finished:
         # ---- Update ----
+        log.begin()
         distributed.heartbeat(f"step {step + 1}")
         lock.check()
         with goodput.phase("data"):
             batch = next(feed)
         debugging.log_first_batch(batch, step == start)
         reports.profile.before_step(step + 1)
-        previous_vote, vote = vote, stop.vote()
+        previous_vote, vote = vote, stop.vote(log.host_seconds)
         with goodput.phase("compile" if step == start else "step"):
             state, pairs = program.train_step(state, frozen, batch)
         step += 1
@@ -258,6 +259,11 @@ class _StepLog:
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
         self._checkpointer, self._stop_after_skipped = checkpointer, stop_after_skipped
         self._pending: tuple[int, Any, bool] | None = None
+        self._began = self._device_seconds = self.host_seconds = 0.0
+
+    def begin(self) -> None:
+        """Starts to measure `host_seconds`: how long this process takes for a step without waiting for devices."""
+        self._began, self._device_seconds = time.monotonic(), 0.0
 
     def add(self, step: int, pairs: Mapping[str, Any], *, measured: bool) -> None:
         """Takes the metrics of `step`, which may still be computed, and logs those of the step before.
@@ -269,6 +275,7 @@ class _StepLog:
         """
         self.flush()
         self._pending = (step, pairs, measured)
+        self.host_seconds = time.monotonic() - self._began - self._device_seconds
 
     def flush(self) -> bool:
         """Logs the pending step.
@@ -279,9 +286,10 @@ class _StepLog:
         if self._pending is None:
             return True
         (step, pairs, measured), self._pending = self._pending, None
-        values = {
-            name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in jax.device_get(pairs).items()
-        }
+        before = time.monotonic()
+        pairs = jax.device_get(pairs)
+        self._device_seconds = time.monotonic() - before
+        values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in pairs.items()}
         if measured:
             self._clock.count(values["tokens"], self._feed.wait_seconds)
         skipped_in_a_row = int(values["skipped_in_a_row"])

@@ -139,6 +139,7 @@ def run(
         goodput = stack.enter_context(metrics.GoodputMonitor(model_dir, enabled=is_main, started=started))
         status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main, goodput=goodput))
         stack.enter_context(distributed.explain_lost_process())
+        stack.enter_context(distributed.reports_hangs(model_dir, status.report_hang))
         stack.enter_context(run_directory.explain_storage_errors(model_dir))
         stack.enter_context(debugging.explain_out_of_memory(program, microbatches))
         run_directory.check_config(model_dir, run_config)

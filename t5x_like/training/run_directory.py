@@ -388,6 +388,10 @@ class Status:
         except Exception as error:  # each store raises its own errors
             logging.warning("%s cannot be written: %s", self._path, error)
 
+    def report_hang(self, report: str) -> None:
+        """Writes `failed` with the report of a hang, before the process exits."""
+        self.write("failed", step=self.step, reason=report)
+
 
 def read_status(model_dir: str) -> Mapping[str, Any] | None:
     """Returns the last status of a run, or None. A run with the state `running` may have been killed since."""

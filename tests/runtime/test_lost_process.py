@@ -23,19 +23,22 @@ pytestmark = pytest.mark.notf
 LENGTHS = {"inputs": 8, "targets": 8}
 
 
-def test_watchdog_exits_and_prints_the_stack():
+def test_watchdog_exits_and_reports_the_stack(tmp_path):
     code = (
         "import time; from t5x_like.runtime import distributed\n"
         "with distributed.Watchdog(1, enabled=True) as watchdog:\n"
+        f"  with distributed.reports_hangs({str(tmp_path)!r}, lambda text: print('reported:', text)):\n"
         "    for step in range(4): watchdog.heartbeat(f'step {step}'); time.sleep(0.5)\n"
         "    time.sleep(60)\n"
     )
     started = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode == 1 and time.monotonic() - started < 50
     assert "for step 3: this process, another one or the data hangs" in result.stderr
-    assert 'File "<string>", line 4' in result.stderr
+    assert 'File "<string>", line 5' in result.stderr
+    assert 'File "<string>", line 5' in (tmp_path / "hang" / "process_00000.txt").read_text()
+    assert "reported: all 1 processes wait at <string>:5 in <module>." in result.stdout
 
 
 # The message of gloo if another process does not join a collective.
