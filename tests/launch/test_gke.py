@@ -1,7 +1,6 @@
-"""Tests for launch/gke.py: fields of the manifest, calls of kubectl, and invalid arguments."""
+"""Tests for launch/gke.py: calls of kubectl and gcloud, and invalid arguments."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,21 +8,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/gke.py"
-DISTRIBUTED = SCRIPT.parents[1] / "t5x_like/runtime/distributed.py"
 IMAGE = "--image=registry.example.com/images/t5x_like:first"
-COMMAND = [
-    "--",
-    "t5x_like",
-    "train",
-    "--gin.MODEL_DIR=gs://my-bucket/runs/first",
-    "--gin.TASK=yes",
-    "--gin.N=two words",
-]
-# Logs its arguments and saves its input.
-KUBECTL = """#!/usr/bin/env bash
-printf '%s\\n' "$*" >>"$LOG"
-[ "$1" = apply ] && cat >"$LOG.json"
-exit "${STATUS:-0}"
+COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first"]
+PLACE = ["--cluster=my-cluster", "--zone=us-west4-a"]
+# Logs its arguments, and saves the input of `kubectl apply`. A call whose arguments contain $FAIL fails.
+PROGRAM = """#!/usr/bin/env bash
+printf '%s\\n' "${0##*/} $*" >>"$LOG"
+[[ $* == *apply* ]] && cat >"$LOG.json"
+if [[ ${FAIL:-} && $* == *$FAIL* ]]; then echo "error: $FAIL" >&2; exit 3; fi
 """
 
 
@@ -40,110 +32,78 @@ def gke(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedP
     return result
 
 
-def manifest(*words: str, more: tuple[str, ...] = ()) -> dict:
-    return json.loads(gke("print", "first", IMAGE, *words, *COMMAND, *more).stdout)
+@pytest.fixture
+def programs(tmp_path):
+    """Returns a function that runs gke.py with a fake kubectl and gcloud, and returns their calls."""
+    for name in ("kubectl", "gcloud"):
+        (tmp_path / name).write_text(PROGRAM)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+
+    def run(*words: str, **options) -> list[str]:
+        log.write_text("")
+        run.stderr = gke(*words, PATH=f"{tmp_path}:/usr/bin:/bin", LOG=str(log), **options).stderr
+        return log.read_text().splitlines()
+
+    run.manifest = lambda: json.loads((tmp_path / "log.json").read_text())
+    return run
 
 
-def test_manifest_has_one_job_per_slice_and_one_pod_per_vm():
-    spec = manifest("--topology=v5e:4x4", "--num_slices=3", more=("--gin.DCN={'data': 3}",))["spec"]
-    (replicated,) = spec["replicatedJobs"]
-    job = replicated["template"]["spec"]
-    assert (replicated["replicas"], job["parallelism"], job["completions"]) == (3, 4, 4)
-    pod = job["template"]["spec"]
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
-        "cloud.google.com/gke-tpu-topology": "4x4",
-    }
-    assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
-    assert pod["hostNetwork"] is True
+def test_apply_checks_jobset_and_sends_manifest(programs):
+    explain = "kubectl explain jobset.spec.failurePolicy.rules --api-version=jobset.x-k8s.io/v1alpha2"
+    assert programs("apply", "first", IMAGE, "--topology=v6e:4x4", *COMMAND) == [explain, "kubectl apply --filename=-"]
+    assert programs.manifest()["metadata"]["name"] == "first"
 
 
-@pytest.mark.parametrize("topology", ["v5p:4x4x8", "v4:2x2x1", "v5p:2x2x2", "v5e:4x8"])
-def test_topology_matches_node_label(topology):
-    pod = manifest(f"--topology={topology}")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology.partition(":")[2]
+def test_apply_without_failure_policy_rules_names_the_jobset_version(programs):
+    calls = programs("apply", "first", IMAGE, "--topology=v6e:4x4", *COMMAND, code=2, FAIL="failurePolicy.rules")
+    assert not any("apply" in call for call in calls)
+    assert "error: failurePolicy.rules. The cluster needs JobSet 0.6.0 or later" in programs.stderr
 
 
-def test_container_gets_command_unchanged():
-    pod = manifest("--type=v5litepod-8")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    assert container["args"] == COMMAND[1:]
-    assert container["command"][1:3] == ["/opt/t5x_like/launch/supervise.py", "run"]
-    assert container["command"][-2:] == ["--on_preempted=exit", "--"]
-    assert container["resources"] == {"limits": {"google.com/tpu": 8}}
-    assert "hostNetwork" not in pod
-
-
-def test_container_gets_environment_variables():
-    definitions = ("--env=LIBTPU_INIT_ARGS=--a=true --b", "--env=QUOTED='$(HOSTNAME) $$x: #\"", "--env=EMPTY=")
-    pod = manifest("--topology=v5e:4x4", *definitions)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
-        "spec"
+def test_actions_call_kubectl_in_the_namespace(programs):
+    selected = "--selector=jobset.sigs.k8s.io/jobset-name=first"
+    calls = [call for action in ("status", "logs", "delete") for call in programs(action, "first", "--namespace=lab")]
+    assert calls == [
+        "kubectl --namespace=lab get jobset first",
+        f"kubectl --namespace=lab get pods {selected}",
+        f"kubectl --namespace=lab logs --follow --tail=50 {selected},jobset.sigs.k8s.io/job-index=0,"
+        "batch.kubernetes.io/job-completion-index=0",
+        "kubectl --namespace=lab delete jobset first",
     ]
-    # Kubernetes replaces $$ by $, and would expand $(NAME) without the escape.
-    assert pod["containers"][0]["env"] == [
-        {"name": "LIBTPU_INIT_ARGS", "value": "--a=true --b"},
-        {"name": "QUOTED", "value": "'$$(HOSTNAME) $$$$x: #\""},
-        {"name": "EMPTY", "value": ""},
+    programs("status", "first", code=3, FAIL="get pods")
+    assert "kubectl not found" in gke("status", "first", code=1).stderr
+
+
+def test_create_nodes_creates_missing_node_pools(programs):
+    words = ("create_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2", "--spot")
+    calls = programs(*words, FAIL="describe first-1")  # the first pool exists
+    assert "node pool first-0 exists and is not changed" in programs.stderr
+    place = "--cluster=my-cluster --location=us-west4"
+    assert [call.split(" --")[0] for call in calls] == [
+        "gcloud container node-pools describe first-0",
+        "gcloud container node-pools describe first-1",
+        "gcloud container node-pools create first-1",
     ]
-    assert (
-        "env"
-        not in manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
-            "containers"
-        ][0]
+    assert calls[-1] == (
+        f"gcloud container node-pools create first-1 {place} --node-locations=us-west4-a "
+        "--machine-type=ct5lp-hightpu-4t --num-nodes=4 --placement-type=COMPACT --tpu-topology=4x4 --spot "
+        "--enable-gvnic --scopes=https://www.googleapis.com/auth/cloud-platform"
     )
 
 
-def test_variable_references_in_command_are_escaped():
-    pod = manifest("--topology=v5e:4x4", more=("--gin.A=$(B)",))["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert pod["template"]["spec"]["containers"][0]["args"][-1] == "--gin.A=$$(B)"
+def test_create_nodes_stops_after_an_error(programs):
+    calls = programs("create_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2", code=3, FAIL="first-0")
+    assert [call.split(" --")[0].split()[-2:] for call in calls] == [["describe", "first-0"], ["create", "first-0"]]
 
 
-def test_image_pull_policy_is_always():
-    pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["imagePullPolicy"] == "Always"
-
-
-def test_preemption_restarts_all_pods_and_failure_does_not():
-    spec = manifest("--topology=v4:2x2x2", "--spot", "--max_recreations=7")["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    # Evicted pods restart the whole set, whatever their exit code, as do lost nodes and the listed exit codes. Other
-    # exit codes fail the job permanently.
-    assert job["podFailurePolicy"]["rules"] == [
-        {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75, 137, 143]}},
+def test_delete_nodes_deletes_the_others_after_an_error(programs):
+    words = ("delete_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2")
+    calls = programs(*words, code=3, FAIL="first-1")
+    assert calls == [
+        f"gcloud container node-pools delete first-{index} --cluster=my-cluster --location=us-west4 --quiet"
+        for index in (1, 0)
     ]
-    assert spec["failurePolicy"]["maxRestarts"] == 7
-    assert spec["failurePolicy"]["rules"] == [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
-    assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
-    assert job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-
-
-def test_restarts_outlast_the_recovery_of_a_lost_node():
-    pod = manifest("--topology=v5e:4x4")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    words = dict(word[2:].split("=") for word in pod["containers"][0]["command"] if "=" in word)
-    arrival = int(re.search(r"^ARRIVAL_SECONDS = (\d+)", DISTRIBUTED.read_text(), re.MULTILINE)[1])
-    # A node without a heartbeat is repaired after ten minutes, and its pods are given up after at most an hour.
-    assert int(words["max_restarts"]) * (int(words["delay"]) + arrival) >= 70 * 60
-    assert int(words["max_restarts"]) * int(words["delay"]) >= 10 * 60  # even if each start fails immediately
-
-
-def test_kubectl_gets_manifest_and_arguments(tmp_path):
-    log = tmp_path / "log"
-    (tmp_path / "kubectl").write_text(KUBECTL)
-    (tmp_path / "kubectl").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log)}
-    gke("apply", "first", IMAGE, "--topology=v6e:4x4", *COMMAND, **environment)
-    assert log.read_text() == "apply --filename=-\n"
-    assert json.loads((tmp_path / "log.json").read_text())["metadata"]["name"] == "first"
-    for action in ("status", "logs", "delete"):
-        gke(action, "first", "--namespace=research", **environment)
-    calls = log.read_text().splitlines()[1:]
-    assert calls[0] == "--namespace=research get jobset first"
-    assert calls[1] == "--namespace=research get pods --selector=jobset.sigs.k8s.io/jobset-name=first"
-    assert calls[2].startswith("--namespace=research logs --follow") and calls[2].endswith("job-completion-index=0")
-    assert calls[3] == "--namespace=research delete jobset first"
-    gke("status", "first", code=3, STATUS="3", **environment)
-    assert "kubectl not found" in gke("status", "first", code=1).stderr
 
 
 def test_dry_run_prints_command_with_manifest():
@@ -153,23 +113,12 @@ def test_dry_run_prints_command_with_manifest():
 
 
 @pytest.mark.parametrize(
-    "text", ["yes", "null", "1e3", "a: b", "x #y", "", "0x1f", "~", "- a", "plain", "é", "2x2", "12:30"]
-)
-def test_manifest_preserves_arguments(text):
-    printed = gke("print", "first", IMAGE, "--topology=v5e:4x4", *COMMAND, text).stdout
-    loaded = json.loads(printed)
-    args = loaded["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args[-1] == text, args[-1]
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["apply", "First", IMAGE, "--topology=v5e:4x4", *COMMAND], "job name 'First'"),
         (["apply", "first", "--topology=v5e:4x4", *COMMAND], "--image=None is not an image name"),
         (["apply", "first", "--image=Up:1", "--topology=v5e:4x4", *COMMAND], "--image=Up:1"),
         (["apply", "first", IMAGE, *COMMAND], "no slice given"),
-        (["apply", "first", IMAGE, "--topology=v5e:2x4", "--num_slices=2", *COMMAND], "only slices of several VMs"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--num_slices=2", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
         (["print", "first", IMAGE, "--topology=v5p:8x4x4", *COMMAND], "Write --topology=v5p:4x4x8"),
@@ -184,7 +133,56 @@ def test_manifest_preserves_arguments(text):
         ),
         (["apply", "first", IMAGE, "--topology=v5e:4x4", "--env=A", *COMMAND], "--env=A: not NAME=VALUE"),
         (["delete", "first", "--namespace=No"], "--namespace 'No'"),
+        (["print", "first", IMAGE, "--topology=v5e:4x4", "--queue=A_b", *COMMAND], "--queue 'A_b'"),
+        (
+            ["print", "first", IMAGE, "--topology=v6e:2x2", "--num_slices=2", *COMMAND],
+            "v6e:2x2 has one VM (ct6e-standard-4t). Choose a larger topology.",
+        ),
+        (
+            [
+                "print",
+                "first",
+                IMAGE,
+                "--topology=v5e:2x4",
+                "--machine_type=ct5lp-hightpu-8t",
+                "--num_slices=2",
+                *COMMAND,
+            ],
+            "Choose a larger topology or --machine_type=ct5lp-hightpu-4t.",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--machine_type=ct5lp-hightpu-8t", *COMMAND],
+            "Available: ct5lp-hightpu-4t (4 VMs)",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:2x4", "--machine_type=ct6e-standard-4t", *COMMAND],
+            "Available: ct5lp-hightpu-4t (2 VMs), ct5lp-hightpu-8t (1 VM)",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--spot", "--reservation=r1", *COMMAND],
+            "--spot and --reservation exclude each other",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--reservation=projects/p/reservations/r", *COMMAND],
+            "Give the name only",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--reservation_project=other", *COMMAND],
+            "without --reservation. Add --reservation=NAME",
+        ),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--host_network", "--service_account=a", *COMMAND],
+            "has no effect with --host_network",
+        ),
+        (["create_nodes", "first", "--zone=us-west4-a", "--topology=v5e:4x4"], "--cluster is missing"),
+        (["create_nodes", "first", "--cluster=c", "--topology=v5e:4x4"], "--zone is missing"),
+        (["create_nodes", "first", "--cluster=c", "--zone=us-west4-c", "--topology=v5e:4x4"], "did you mean us-west4-"),
+        (
+            ["create_nodes", "first", *PLACE, "--location=us-east5", "--topology=v5e:4x4"],
+            "--location=us-east5: --zone=us-west4-a is not part of it",
+        ),
+        (["create_nodes", 40 * "a", *PLACE, "--topology=v5e:4x4"], "node pool"),
     ],
 )
-def test_invalid_arguments_exit_before_kubectl_is_called(words, message):
+def test_invalid_arguments_exit_before_a_cloud_is_called(words, message):
     assert message in gke(*words, code=2).stderr

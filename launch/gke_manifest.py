@@ -1,0 +1,122 @@
+"""The manifest of a run on GKE: a JobSet with one job per slice and one pod per VM.
+
+Sources: jobset.sigs.k8s.io (API v1alpha2; rules of the failure policy since 0.6.0); kueue.sigs.k8s.io (label of the
+queue); cloud.google.com/kubernetes-engine/docs, pages "Deploy TPU workloads" and "Deploy TPU Multislices".
+tests/launch/test_gke_manifest.py compares the fields with those that AI-Hypercomputer/xpk sets.
+
+Requires Python 3.10 and only its standard library.
+"""
+
+import argparse
+import signal
+
+import gke_nodes
+import jobs
+import protocol
+
+# The first release of JobSet with spec.failurePolicy.rules.
+MIN_JOBSET_VERSION = "0.6.0"
+API_VERSION = "jobset.x-k8s.io/v1alpha2"
+SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # path in the image, see launch/Dockerfile
+RESTART_DELAY_SECONDS = 60  # a start that waits for a lost peer takes five more minutes
+# Stopped after a checkpoint; killed; terminated before a signal handler was installed.
+PREEMPTED_CODES = (protocol.PREEMPTED, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+JOB = "slice"
+WORKER_PORT, SLICE_PORT, METRICS_PORT = 8471, 8080, 8431  # between workers; between slices; of the TPU runtime
+TPU_RESOURCE = "google.com/tpu"
+
+
+def manifest(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list[str]) -> dict:
+    """Returns the manifest of the JobSet.
+
+    The cluster sets the variables through which the pods find each other: TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, and
+    MEGASCALE_… for several slices.
+
+    Args:
+      options: The parsed command line.
+      nodes: The VMs of each slice.
+      command: The command that each pod runs.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "JobSet",
+        "metadata": {
+            "name": options.name,
+            **({"namespace": options.namespace} if options.namespace else {}),
+            **({"labels": {"kueue.x-k8s.io/queue-name": options.queue}} if options.queue else {}),
+            # Each job has a node pool of its own, because only the VMs of one node pool are one slice.
+            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
+        },
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": options.max_recreations,
+                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
+            "replicatedJobs": [
+                {
+                    "name": JOB,
+                    "replicas": options.num_slices,
+                    "template": {"spec": _job_spec(options, nodes, command)},
+                }
+            ],
+        },
+    }
+
+
+def _job_spec(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list[str]) -> dict:
+    """Returns the job of one slice."""
+    return {
+        "parallelism": nodes.count,
+        "completions": nodes.count,
+        "backoffLimit": 0,
+        # The first matching rule applies. A pod that the cluster evicts restarts all pods, whatever exit code its
+        # process returned while its peers were terminated as well. Other failures have already been retried in the
+        # pod, so they would fail again in a new one.
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": list(PREEMPTED_CODES)}},
+            ]
+        },
+        "template": {"spec": _pod_spec(options, nodes, command)},
+    }
+
+
+def _pod_spec(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list[str]) -> dict:
+    """Returns the pod of one VM."""
+    tolerated = [TPU_RESOURCE, *([gke_nodes.SPOT_LABEL] if options.spot else [])]
+    return {
+        "restartPolicy": "Never",  # a single restarted pod would wait for the others until it times out
+        "terminationGracePeriodSeconds": options.grace,
+        "nodeSelector": gke_nodes.selector(options, nodes),
+        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
+        # Pods on the network of the VM get the credentials of the VM: Workload Identity does not work for them.
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if options.host_network else {}),
+        **({"serviceAccountName": options.service_account} if options.service_account else {}),
+        "containers": [_container(options, nodes, command)],
+    }
+
+
+def _container(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list[str]) -> dict:
+    """Returns the container that runs the command under its supervisor."""
+    variables = [{"name": name, "value": _escape(value)} for name, value in jobs.environment(options.env).items()]
+    return {
+        "name": "t5x-like",
+        "image": options.image,
+        "imagePullPolicy": "Always",  # otherwise a node reuses its copy after a new push to the same tag
+        # For the devices of the TPU, and to lock the memory that it reads.
+        "securityContext": {"privileged": True},
+        "command": [
+            *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}"),
+            *(f"--delay={RESTART_DELAY_SECONDS}", "--on_preempted=exit", "--"),
+        ],
+        "args": [_escape(word) for word in command],
+        **({"env": variables} if variables else {}),
+        "ports": [{"containerPort": port} for port in (WORKER_PORT, SLICE_PORT, METRICS_PORT)],
+        "resources": {"limits": {TPU_RESOURCE: nodes.chips_per_vm}},
+    }
+
+
+def _escape(text: str) -> str:
+    """Escapes text that Kubernetes would expand: it replaces `$(NAME)` by a variable and `$$` by `$`."""
+    return text.replace("$", "$$")
