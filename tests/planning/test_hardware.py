@@ -1,4 +1,4 @@
-"""XLA options in `gin_configs/hardware`: one file per TPU generation, with a reason for each option."""
+"""XLA options in `gin_configs/hardware`: a file per TPU generation and one for GPUs, with a reason for each option."""
 
 import importlib.util
 import json
@@ -12,7 +12,8 @@ from t5x_like.planning.chips import CHIPS
 
 SHARED = "tpu"  # options that the files of several generations include
 ALL_FILES = sorted((Path(config.SHIPPED_ROOT) / "hardware").glob("*.gin"))
-FILES = [file for file in ALL_FILES if file.stem != SHARED]
+GPU = Path(config.SHIPPED_ROOT) / "hardware/gpu.gin"
+FILES = [file for file in ALL_FILES if file.stem != SHARED and file != GPU]
 SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip in CHIPS.values()}
 
 
@@ -31,7 +32,7 @@ def test_all_generations_have_a_file():
     assert {file.stem for file in FILES} == set(CHIPS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*FILES, GPU], ids=lambda file: file.stem)
 def test_training_run_receives_the_options(file):
     assert all(name.startswith("xla_") for name in options(file))
 
@@ -44,6 +45,15 @@ def test_options_have_a_reason(file):
     starts = [number for number, line in enumerate(lines) if line.startswith("    'xla_")]
     groups = [number for number in starts if not lines[number - 1].startswith("    'xla_")]
     assert groups and all(lines[number - 1].lstrip().startswith("#") for number in groups)
+
+
+def test_compiler_accepts_the_options_for_gpus():
+    # XLA parses the options of all platforms on each of them, and raises an error for unknown ones.
+    import jax
+
+    jax.jit(lambda x: 2 * x, compiler_options=options(GPU)).lower(1.0).compile()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda x: 2 * x, compiler_options={"xla_gpu_enable_nothing": True}).lower(1.0).compile()
 
 
 @pytest.mark.notf
