@@ -25,6 +25,10 @@ from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.layers.stacks import REMAT_POLICIES
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 
 ROWS, LENGTH, HEADS, DIM = 2, 24, 4, 16
@@ -263,6 +267,32 @@ def test_rematerialization_that_saves_products_does_not_repeat_the_forward_pass(
         loss = jax.checkpoint(loss, policy=REMAT_POLICIES[remat])
     program = jax.make_jaxpr(jax.grad(loss))(q).jaxpr
     assert calls_of(program, FORWARD_PRIMITIVE) == forward_passes
+
+
+SMALL = {"vocab_size": 64, "embed_dim": 32, "mlp_dim": 32, "num_heads": 2, "head_dim": 16}
+LOWERED = {"dtype": "bfloat16", "scan_layers": True, "remat": "dots"}
+
+
+@pytest.mark.parametrize(
+    ("config", "objective"),
+    [
+        (LlamaConfig(**SMALL, num_layers=2, num_kv_heads=1, **LOWERED), CausalLM()),
+        # The biases of self-attention are refused, so only the decoder's attention to the encoder uses cuDNN.
+        (T5Config(**SMALL, encoder_layers=2, decoder_layers=2, **LOWERED), SequenceToSequence()),
+    ],
+    ids=["llama", "t5"],
+)
+def test_models_call_cudnn_once_per_scanned_stack(config, objective, cudnn, monkeypatch):
+    monkeypatch.setattr(attention_module.partitioning, "bound_mesh", gpu_mesh)
+    parameters = jax.eval_shape(lambda: {"model": config.make(jax.random.key(0)), "objective": {}})
+    spec = objective.features.row_shapes({"inputs": 40, "targets": 40})
+    batch = {name: jax.ShapeDtypeStruct((ROWS, *shape), jnp.int32) for name, shape in spec.items()}
+
+    def loss(parameters, batch):
+        return sum(objective.terms(parameters, batch, dropout_key=jax.random.key(1)).sums.values())
+
+    program = jax.make_jaxpr(jax.grad(loss))(parameters, batch).jaxpr
+    assert calls_of(program, FORWARD_PRIMITIVE) == 1
 
 
 def calls_of(program, name):
