@@ -9,7 +9,8 @@
 #   --extra=EXTRA   hardware that the image supports: tpu, cuda or cpu (default: tpu)
 #   --dry_run       print the command instead of running it
 #
-# `run` mounts ./runs of the working directory, where t5x_like writes its runs by default.
+# `run` mounts ./runs of the working directory, where t5x_like writes its runs by default. With --extra=cuda, the machine
+# needs NVIDIA's Container Toolkit, and driver 580 or later for CUDA 13.
 set -euo pipefail
 
 # The architecture of TPU and GPU machines. Without it, an Arm laptop would build an Arm image.
@@ -69,6 +70,7 @@ if [[ $dry_run ]]; then
   printf '%q ' "$@"
   printf '\n'
 else
+  command -v docker >/dev/null || usage_error "docker not found. Install it, or add it to PATH"
   if [[ $action == run && ${command[0]} == t5x_like && -x ${VENV:-$root/.venv}/bin/python ]]; then
     "${VENV:-$root/.venv}/bin/python" "$root/launch/check_command.py" "${command[@]}" || exit
   fi

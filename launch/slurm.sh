@@ -9,11 +9,14 @@
 #   --save_seconds=N        seconds before the time limit at which a checkpoint is requested (default: 180)
 #   --max_restarts=N        maximum number of restarts after crashes (default: 3)
 #   --name=NAME             name of the job (default: t5x_like)
+#   --container=IMAGE       image to run in: FILE.sif with Apptainer; FILE.sqsh or a name in a registry with Pyxis
+#   --mounts=PATH[,PATH…]   directories that the container sees under the same paths, besides the working directory
 #   --partition=NAME --account=NAME --qos=NAME --constraint=NAME --cpus_per_task=N --mem=SIZE   passed to sbatch
 #   --dry_run               print the command instead of running it
 #
-# MODEL_DIR must be on a file system that all nodes share, or in a bucket. The virtual environment needs the extra cuda. It
-# is $VENV (default: .venv of this checkout), and must be visible to all nodes as well.
+# MODEL_DIR must be on a file system that all nodes share, or in a bucket. Without --container, t5x_like with the extra
+# cuda is in the virtual environment $VENV (default: .venv of this checkout), which all nodes must see as well. With it,
+# the nodes need Python 3.10 or later as python3. Variables of your shell, such as NCCL_DEBUG, are passed to the job.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -35,7 +38,7 @@ seconds() { # seconds TIME: converts Slurm's formats: minutes, M:SS, H:MM:SS, D-
   printf '%s\n' $((((10#$days * 24 + 10#$first) * 60 + 10#${second:-0}) * 60 + 10#${third:-0}))
 }
 
-nodes=1 gpus=8 time=24:00:00 save_seconds=180 max_restarts=3 name=t5x_like dry_run=
+nodes=1 gpus=8 time=24:00:00 save_seconds=180 max_restarts=3 name=t5x_like container='' mounts='' dry_run=
 sbatch_options=()
 while (($#)); do
   case "$1" in
@@ -47,6 +50,11 @@ while (($#)); do
     --max_restarts=*) max_restarts="${1#*=}" ;;
     --name=*) name="${1#*=}" ;;
     --partition=?* | --account=?* | --qos=?* | --constraint=?* | --mem=?*) sbatch_options+=("$1") ;;
+    --partition= | --account= | --qos= | --constraint= | --mem= | --container=)
+      usage_error "$1 is empty. Give a value, or remove it"
+      ;;
+    --container=*) container="${1#*=}" ;;
+    --mounts=*) mounts="${1#*=}" ;;
     --cpus_per_task=*)
       check_number --cpus_per_task "${1#*=}"
       sbatch_options+=("--cpus-per-task=${1#*=}")
@@ -66,6 +74,13 @@ check_number --save_seconds "$save_seconds"
 [[ $max_restarts =~ ^[0-9]{1,5}$ ]] || usage_error "--max_restarts=$max_restarts: not a number. Give 0 or more"
 [[ $name =~ ^[A-Za-z0-9._-]+$ ]] || usage_error "--name=$name: invalid name. Use letters, digits, dots, hyphens and underscores"
 [[ $time =~ ^([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}$ ]] || usage_error "--time=$time: not a time. Write minutes, H:MM:SS or D-H:MM:SS"
+[[ $container != *.sif && $container != *.sqsh || -f $container ]] ||
+  usage_error "--container=$container: file not found. docs/slurm.md says how to write it"
+[[ $container != *://* ]] ||
+  usage_error "--container=$container: not a file or a name. Write a .sif file, or remove ${container%%://*}://"
+[[ $container || ! $mounts ]] || usage_error "--mounts=$mounts without --container. Add --container=IMAGE, or remove it"
+[[ ! $mounts || $mounts =~ ^/[^,:]*(,/[^,:]*)*$ ]] ||
+  usage_error "--mounts=$mounts: not a list of directories. Give absolute paths, separated by commas"
 limit="$(seconds "$time")"
 # A time of 0 means that Slurm sets no limit, and then it does not send the signal either.
 ((limit == 0 || save_seconds < limit)) || usage_error \
@@ -75,7 +90,9 @@ if [[ ${2:-} == train && " $* " != *" --gin.MODEL_DIR"[=\ ]* ]]; then
 fi
 
 venv="${VENV:-$root/.venv}" command=("$@")
-set -- env T5X_LIKE_ROOT="$root" T5X_LIKE_VENV="$venv" T5X_LIKE_MAX_RESTARTS="$max_restarts" \
+variables=(T5X_LIKE_ROOT="$root" T5X_LIKE_MAX_RESTARTS="$max_restarts" T5X_LIKE_CONTAINER="$container")
+if [[ $container ]]; then variables+=(T5X_LIKE_MOUNTS="$mounts"); else variables+=(T5X_LIKE_VENV="$venv"); fi
+set -- env "${variables[@]}" \
   sbatch --export=ALL --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" --gpus-per-node="$gpus" --time="$time" \
   --signal="TERM@$save_seconds" --requeue --open-mode=append --output="$name-%j.log" ${sbatch_options[@]+"${sbatch_options[@]}"} \
   "$root/launch/slurm.sbatch" "$@"
@@ -84,6 +101,15 @@ if [[ $dry_run ]]; then
   printf '\n'
   exit 0
 fi
-[[ -x $venv/bin/t5x_like ]] || usage_error "t5x_like not found in $venv. Run pip install -e '.[cuda]' -c constraints.txt, or set VENV"
-"$venv/bin/python" "$root/launch/check_command.py" "${command[@]}" || exit
+command -v sbatch >/dev/null || usage_error "sbatch not found. Submit on a login node of the cluster"
+python="$venv/bin/python"
+if [[ $container ]]; then
+  python=python3
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+    usage_error "python3 is missing or older than 3.10. Load a module with Python: it supervises the container"
+else
+  [[ -x $venv/bin/t5x_like ]] ||
+    usage_error "t5x_like not found in $venv. Run pip install -e '.[cuda]' -c constraints.txt, or set VENV"
+fi
+"$python" "$root/launch/check_command.py" "${command[@]}" || exit
 exec "$@"

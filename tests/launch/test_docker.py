@@ -54,6 +54,15 @@ def test_docker_is_called_and_its_exit_code_returned(tmp_path):
     assert result.returncode == 5 and result.stdout.startswith("1 build --file ")
 
 
+def test_missing_docker_is_an_error(tmp_path):
+    for program in ("bash", "dirname", "env"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    result = subprocess.run(
+        [ROOT / "launch/docker.sh", "push", IMAGE], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.returncode == 2 and "docker not found" in result.stderr
+
+
 def test_copied_files_exist_and_are_not_ignored():
     dockerfile = (ROOT / "launch/Dockerfile").read_text()
     ignored = (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines()

@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=/shared/run", "--gin.NAME
 # Runs two tasks in sequence. The exit code is the highest one, as with srun.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG"; shift; done
+echo "cpus ${SRUN_CPUS_PER_TASK:-unset}" >>"$LOG"
 worst=0
 for task in 0 1; do
   SLURM_PROCID=$task SLURM_NTASKS=2 "$@"
@@ -23,7 +26,15 @@ exit "$worst"
 """
 SCONTROL = """#!/usr/bin/env bash
 echo "scontrol $*" >>"$LOG"
+[ "$1" != requeue ] || [ -z "${NO_REQUEUE:-}" ] || exit 1
 [ "$1" = show ] && printf 'node-a\\nnode-b\\n'
+exit 0
+"""
+# Runs the command that follows its options and the image.
+APPTAINER = """#!/usr/bin/env bash
+echo "apptainer $1 $2 $3 $4 $5 $6 $7" >>"$LOG"
+shift 7
+exec "$@"
 """
 T5X_LIKE = """#!/usr/bin/env bash
 echo "$T5X_LIKE_COORDINATOR $T5X_LIKE_PROCESS_ID/$T5X_LIKE_NUM_PROCESSES $*" >>"$LOG"
@@ -49,9 +60,15 @@ def submit(*words: str, venv: str = "/no/such/environment") -> subprocess.Comple
     )
 
 
-def batch(directory: Path, **environment: str) -> tuple[int, list[str]]:
-    """Runs the batch script as Slurm does, and returns its exit code and the logged calls."""
-    result = subprocess.run(
+def batch(directory: Path, terminate_after: Path | None = None, **environment: str) -> tuple[int, list[str]]:
+    """Runs the batch script as Slurm does, and returns its exit code, and the logged calls with its messages.
+
+    Args:
+      directory: The directory with the fake programs.
+      terminate_after: The script gets SIGTERM when this file exists.
+      environment: Variables of the script.
+    """
+    process = subprocess.Popen(
         [ROOT / "launch/slurm.sbatch", *COMMAND[1:]],
         cwd=directory,
         env={
@@ -64,11 +81,17 @@ def batch(directory: Path, **environment: str) -> tuple[int, list[str]]:
             "T5X_LIKE_MAX_RESTARTS": "0",
             **environment,
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
     )
-    return result.returncode, (directory / "log").read_text().splitlines()
+    while terminate_after and not terminate_after.exists() and process.poll() is None:
+        time.sleep(0.05)
+    if terminate_after:
+        process.send_signal(signal.SIGTERM)
+    _, messages = process.communicate(timeout=60)
+    log = directory / "log"
+    return process.returncode, [*(log.read_text() if log.exists() else "").splitlines(), *messages.splitlines()]
 
 
 def test_submits_one_process_per_gpu_with_signal_and_requeue():
@@ -95,6 +118,55 @@ def test_processes_get_coordinator_and_index(slurm):
     assert ran == [f"node-a:21234 {task}/2 train --gin.MODEL_DIR=/shared/run --gin.NAME=two words" for task in (0, 1)]
     # A process that has saved must not terminate the others while they save.
     assert "srun --kill-on-bad-exit=0" in calls
+    assert not any("requeue" in call for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("container", "call"),
+    [
+        ("registry.example.com#t5x_like:first", "srun --container-mounts={0}:{0},/data:/data"),
+        ("/images/first.sif", "apptainer exec --nv --bind {0},/data --pwd {0} /images/first.sif"),
+    ],
+)
+def test_container_sees_working_directory_and_mounts(slurm, container, call):
+    (slurm / "apptainer").write_text(APPTAINER)
+    (slurm / "apptainer").chmod(0o755)
+    (slurm / "t5x_like").symlink_to(slurm / "venv/bin/t5x_like")  # in the image
+    settings = {"T5X_LIKE_CONTAINER": container, "T5X_LIKE_MOUNTS": "/data", "T5X_LIKE_VENV": ""}
+    code, calls = batch(slurm, **settings)
+    assert code == 0
+    assert call.format(slurm) in calls
+    assert sum(line.startswith("node-a:21234") for line in calls) == 2
+
+
+@pytest.mark.parametrize(("requested", "passed"), [({}, "unset"), ({"SLURM_CPUS_PER_TASK": "12"}, "12")])
+def test_processes_get_the_requested_cpus(slurm, requested, passed):
+    assert f"cpus {passed}" in batch(slurm, **requested)[1]
+
+
+def test_missing_environment_on_the_node_is_not_retried(slurm):
+    code, calls = batch(slurm, T5X_LIKE_VENV="/no/such/environment", T5X_LIKE_MAX_RESTARTS="3")
+    assert code == 2
+    assert any("t5x_like not found in /no/such/environment on " in call for call in calls)
+    assert not any(call.startswith("srun") for call in calls)
+
+
+def test_failed_requeue_says_how_to_resume(slurm):
+    code, calls = batch(slurm, STATUS="75", NO_REQUEUE="yes")
+    assert code == 75
+    assert any("not requeued. Submit the same command again" in call for call in calls)
+
+
+def test_termination_of_the_job_saves_and_does_not_requeue(slurm):
+    """`scancel` and Slurm's own preemption send SIGTERM to the script; Slurm requeues after the latter by itself."""
+    started = slurm / "started"
+    (slurm / "srun").write_text(f"""#!/usr/bin/env bash
+trap 'exit 75' TERM
+touch {started}
+for _ in {{1..300}}; do sleep 0.1; done
+""")
+    code, calls = batch(slurm, terminate_after=started)
+    assert code == 75
     assert not any("requeue" in call for call in calls)
 
 
@@ -128,10 +200,23 @@ def test_crash_is_restarted_in_the_same_allocation(slurm):
         (["--gpus=8", *COMMAND], "unknown option --gpus=8"),
         (["--", "python", "train.py"], "python after -- is not supported"),
         (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
+        (["--partition=", *COMMAND], "--partition= is empty"),
+        (["--container=/images/missing.sif", *COMMAND], "/images/missing.sif: file not found"),
+        (["--container=docker://x/y:1", *COMMAND], "Write a .sif file, or remove docker://"),
+        (["--mounts=/data", *COMMAND], "--mounts=/data without --container"),
+        (["--container=x#y:1", "--mounts=data", *COMMAND], "--mounts=data: not a list of directories"),
         ([], "no command given"),
-        (COMMAND, "t5x_like not found in /no/such/environment"),
+        (COMMAND, "sbatch not found"),
     ],
 )
 def test_invalid_arguments_exit_before_submission(words, message):
     result = submit(*words)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_missing_environment_is_an_error(slurm):
+    (slurm / "sbatch").symlink_to(slurm / "srun")
+    environment = {"PATH": f"{slurm}{os.pathsep}{os.environ['PATH']}", "VENV": "/no/such/environment"}
+    words = [ROOT / "launch/slurm.sh", *COMMAND]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 2 and "t5x_like not found in /no/such/environment" in result.stderr
