@@ -1,39 +1,34 @@
-"""Calls gcloud for one TPU: a queued resource with one or several slices, or a single VM outside the queue.
+"""What launch/tpu.py asks of a cloud: a request for a TPU, its states, and the interface of a backend.
+
+Two backends implement the interface: queued resources of the Cloud TPU API (launch/queued.py), and managed instance
+groups of Compute Engine (launch/groups.py). launch/workers.py runs jobs on the VMs of either.
 
 Requires Python 3.10 and only its standard library.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
-import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
-import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
-from protocol import CODE_DIRECTORY, VENV_DIRECTORY
-from slices import LaunchError, Slice
+from slices import Slice
 
-ROOT = Path(__file__).resolve().parent.parent
-ARCHIVE = "t5x_like_code.tar.gz"  # in the worker's home directory
-SUPERVISE = f"python3 {CODE_DIRECTORY}/launch/supervise.py"
-LARGE_ARCHIVE_BYTES = 200 * 2**20  # a checkout without data is a few MB
+PARALLEL_CALLS = 16
 
 # A preempted VM does not close its connections. ssh therefore ends a silent connection after 90 s and waits at most
-# 10 s for a new one; gcloud makes ten attempts.
+# 10 s for a new one.
 SSH_FLAGS = [
     f"--ssh-flag=-o{option}" for option in ("ConnectTimeout=10", "ServerAliveInterval=30", "ServerAliveCountMax=3")
 ]
 
 ABSENT, READY, PENDING, LOST, FAILED = "absent", "ready", "pending", "lost", "failed"
-# Maps states of queued resources and nodes (tpu.googleapis.com/v2) to the kinds above. Unknown states are pending.
-STATES = {
-    **dict.fromkeys(("ACTIVE", "READY"), READY),
-    **dict.fromkeys(("CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"), PENDING),
-    **dict.fromkeys(("RESTARTING", "REIMAGING", "STARTING", "REPAIRING"), PENDING),
-    **dict.fromkeys(("SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING"), LOST),
-    "FAILED": FAILED,
-}
 
 # Parts of gcloud's error messages that mark permanent errors: the request, the account or the settings are invalid, so
 # that a retry fails in the same way.
@@ -41,6 +36,8 @@ PERMANENT_ERRORS = (
     "PERMISSION_DENIED",
     "INVALID_ARGUMENT",
     "UNAUTHENTICATED",
+    "Required 'compute.",  # Compute Engine names a missing permission in this way
+    "Invalid value for field",
     "[project] is not currently set",
     "active account selected",
 )
@@ -61,10 +58,12 @@ class State:
     Attributes:
       kind: `ABSENT`, `READY`, `PENDING`, `LOST` or `FAILED`.
       detail: The state as reported by the cloud, or a sentence.
+      workers: Number of VMs if the TPU is ready, otherwise 0.
     """
 
     kind: str
     detail: str
+    workers: int = 0
 
 
 class Shell:
@@ -104,6 +103,50 @@ class Shell:
             raise CommandFailed(f"`{shlex.join(words[:6])} …` failed with exit code {result.returncode}{output}")
         return result
 
+    def run_all(self, commands: list[list[str]], **options) -> subprocess.CompletedProcess:
+        """Runs commands in parallel.
+
+        Args:
+          commands: The commands and their arguments.
+          **options: Options of `run`.
+
+        Returns:
+          The outputs, joined, and the largest exit code.
+
+        Raises:
+          CommandFailed: A command failed or does not exist. All of them have ended.
+        """
+        if self.dry_run:
+            results = [self.run(*words, **options) for words in commands]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(PARALLEL_CALLS) as executor:
+                results = list(executor.map(lambda words: self.run(*words, **options), commands))
+        outputs = ["".join(getattr(result, name) or "" for result in results) for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess(commands, max((r.returncode for r in results), default=0), *outputs)
+
+    @contextlib.contextmanager
+    def in_background(self, *words: str) -> Iterator[subprocess.Popen | None]:
+        """Runs a command whose output is shown while other commands run, and ends it with the context.
+
+        Args:
+          words: The command and its arguments.
+
+        Yields:
+          The process; None in a dry run.
+        """
+        if self.dry_run:
+            self.run(*words)
+            yield None
+            return
+        # In its own process group, because gcloud starts ssh, which would survive it.
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
     def log(self, text: str) -> None:
         """Logs a message. In a dry run it is printed as a comment between the commands."""
         if self.dry_run:
@@ -114,14 +157,16 @@ class Shell:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Options for creating a TPU.
+    """Options for creating a TPU. Without one of the four kinds of capacity, it is on demand.
 
     Attributes:
       slice: The shape of each slice.
-      num_slices: Number of slices.
       spot: Request spot capacity.
-      reserved: Use a reservation.
-      runtime_version: Software version of the VMs; None selects the version of the generation.
+      reserved: Use any reservation of the project.
+      reservation: Use the reservation with this name.
+      flex_start: Wait for capacity that is granted for `max_run_duration` and not preempted.
+      max_run_duration: Duration after which the cloud deletes the VMs, such as 2d.
+      runtime_version: Software version or image family of the VMs; None selects that of the generation.
       network: Network of the VMs; None selects the default.
       subnetwork: Subnetwork of the VMs; None selects the default.
       internal_ips: Create VMs without external IP addresses.
@@ -130,9 +175,11 @@ class Request:
     """
 
     slice: Slice
-    num_slices: int = 1
     spot: bool = False
     reserved: bool = False
+    reservation: str | None = None
+    flex_start: bool = False
+    max_run_duration: str | None = None
     runtime_version: str | None = None
     network: str | None = None
     subnetwork: str | None = None
@@ -140,227 +187,74 @@ class Request:
     service_account: str | None = None
     valid_until: str | None = None
 
-    def flags(self, name: str, queued: bool) -> list[str]:
-        """Returns the flags of gcloud's create command.
 
-        Args:
-          name: Name of the TPU.
-          queued: Whether to create a queued resource instead of a VM.
-        """
-        generation = self.slice.generation
-        if self.slice.is_default_shape:
-            flags = [f"--accelerator-type={self.slice.accelerator_type}"]
-        else:
-            flags = [f"--type={generation.type_prefix}", f"--topology={self.slice.topology}"]
-        version = self.runtime_version or generation.runtime_version
-        if not queued:
-            flags.append(f"--version={version}")
-        elif self.num_slices > 1:
-            flags += [f"--runtime-version={version}", f"--node-count={self.num_slices}", f"--node-prefix={name}"]
-        else:
-            flags += [f"--runtime-version={version}", f"--node-id={name}"]
-        for flag in ("spot", "reserved", "internal_ips"):
-            flags += [f"--{flag.replace('_', '-')}"] if getattr(self, flag) else []
-        for flag, value in (
-            ("network", self.network),
-            ("subnetwork", self.subnetwork),
-            ("service-account", self.service_account),
-            ("valid-until-duration", self.valid_until),
-        ):
-            flags += [f"--{flag}={value}"] if value else []
-        return flags
+class Backend(Protocol):
+    """Creates, deletes and reaches the VMs of one TPU.
 
-
-class Tpu:
-    """One TPU, identified by its name.
-
-    Args:
+    Attributes:
       shell: Runs the commands.
-      name: Name of the queued resource or VM.
-      zone: Zone of the TPU.
-      project: Project of the TPU; None selects the project that gcloud is configured with.
-      queued: Whether it is a queued resource (the usual case) or a VM created outside the queue.
-      num_slices: Number of slices. Several slices require a queued resource.
-      tunnel: Connect to workers through Identity-Aware Proxy, for VMs without external IP addresses.
+      name: Name of the TPU.
+      num_slices: Number of its slices.
     """
 
-    def __init__(
-        self,
-        shell: Shell,
-        name: str,
-        zone: str,
-        project: str | None = None,
-        queued: bool = True,
-        num_slices: int = 1,
-        tunnel: bool = False,
-    ):
-        self.shell, self.name, self.queued, self.tunnel = shell, name, queued, tunnel
-        self.nodes = [name] if num_slices == 1 else [f"{name}-{index}" for index in range(num_slices)]
-        self._location = [f"--zone={zone}", *([f"--project={project}"] if project else [])]
-
-    def _gcloud(self, action: str, *words: str, group: str | None = None, **options) -> subprocess.CompletedProcess:
-        group = group or ("queued-resources" if self.queued else "tpu-vm")
-        # Only the alpha track supports single VMs through the proxy, and non-default shapes of v5p.
-        alpha = self.tunnel and group == "tpu-vm" and action in ("ssh", "scp") or "--type=v5p" in words
-        track = ["alpha"] if alpha else []
-        return self.shell.run("gcloud", *track, "compute", "tpus", group, action, *words, *self._location, **options)
+    shell: Shell
+    name: str
+    num_slices: int
 
     def create(self, request: Request) -> None:
-        """Requests the TPU. A queued resource then waits in the queue; a VM exists when this returns."""
-        self._gcloud("create", self.name, *request.flags(self.name, self.queued), "--quiet")
+        """Requests the TPU. It may be pending for a long time after this returns."""
 
     def state(self) -> State:
-        """Returns the state, which is ready if all slices are.
+        """Returns the state, which is ready if all VMs of all slices are.
 
         Raises:
           TransientFailure: gcloud could not report the state, but a retry may succeed.
           CommandFailed: gcloud cannot report the state: missing permission or project, or an invalid argument.
         """
-        if self.queued:
-            resource_state = self._describe(self.name, "queued-resources", "value(state.state)")
-            if resource_state.kind != READY or self.shell.dry_run:
-                return resource_state
-        for node in self.nodes:
-            state = self._describe(node, "tpu-vm", "value(state)")
-            if state.kind == ABSENT and self.queued:
-                # The resource is still active, so this slice was preempted.
-                return State(LOST, f"{node} not found")
-            if state.kind != READY:
-                return State(state.kind, f"{node} is {state.detail}")
-        return State(READY, "ready")
-
-    def _describe(self, name: str, group: str, output_format: str) -> State:
-        result = self._gcloud("describe", name, f"--format={output_format}", group=group, capture=True, check=False)
-        if self.shell.dry_run:
-            return State(READY, "ready")
-        if result.returncode:
-            if "NOT_FOUND" in result.stderr or "not found" in result.stderr:
-                return State(ABSENT, "absent")
-            raise _failure(f"gcloud cannot describe {name}", result.stderr)
-        state = result.stdout.strip()
-        return State(STATES.get(state, PENDING), state)
 
     def failure_reason(self) -> str:
         """Returns the cloud's reason for a failed request."""
-        output_format = "--format=value(state.failedData.error.message)"
-        result = self._gcloud("describe", self.name, output_format, capture=True, check=False)
-        return result.stdout.strip() or "no reason given"
 
     def delete(self) -> None:
-        """Deletes the TPU with its VMs and their disks.
+        """Deletes everything that `create` created.
 
         Raises:
-          TransientFailure: The call failed. The TPU may already be deleted or being deleted; `state` tells.
-          CommandFailed: The call failed, and a retry would fail in the same way.
+          TransientFailure: A call failed. The TPU may already be deleted or being deleted; `state` tells.
+          CommandFailed: A call failed, and a retry would fail in the same way.
         """
-        words = [self.name, *(["--force"] if self.queued else []), "--quiet"]
-        result = self._gcloud("delete", *words, capture=True, check=False)
-        if result.returncode:
-            raise _failure(f"gcloud did not delete {self.name}", result.stderr)
 
-    def ssh(self, command: str, all_workers: bool = False, node: int = 0, worker: int = 0, **options):
-        """Runs a shell command on one worker, or on all workers of all slices at once.
+    def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
+        """Returns the call of gcloud that runs a shell command on one worker."""
+
+    def ssh(self, command: str, slice_index: int | None = None, **options) -> subprocess.CompletedProcess:
+        """Runs a shell command on all workers at once.
 
         Args:
           command: The command.
-          all_workers: Run it on all workers instead of one.
-          node: Index of the slice.
-          worker: Index of the worker within the slice.
+          slice_index: Only on the workers of this slice.
           **options: Options of `Shell.run`.
+
+        Returns:
+          The outputs of all workers, joined in any order.
         """
-        target = self._target(all_workers, node, worker)
-        return self._gcloud("ssh", self.name, *target, *SSH_FLAGS, "--quiet", f"--command={command}", **options)
 
-    def _target(self, all_workers: bool, node: int = 0, worker: int = 0) -> list[str]:
-        words = [f"--worker={'all' if all_workers else worker}"]
-        words += [f"--node={'all' if all_workers else node}"] if self.queued else []
-        return words + (["--tunnel-through-iap"] if self.tunnel else [])
+    def copy(self, file: Path) -> None:
+        """Copies a file into the home directory of every worker."""
 
-    def copy(self, root: Path, staging: str | None) -> None:
-        """Copies the checkout, including uncommitted files that git does not ignore, to every worker.
+    def slice_environments(self) -> list[dict[str, str]]:
+        """Returns the environment variables of each slice through which they find each other, if the cloud sets none.
 
-        Args:
-          root: Root of the checkout.
-          staging: A directory in a bucket through which the files are copied; None copies them to each worker directly.
+        Raises:
+          CommandFailed: They cannot be read from the VMs.
         """
-        archive = Path(root) / ".tpu" / ARCHIVE
-        pack_code(self.shell, Path(root), archive)
-        if staging:
-            source = f"{staging.rstrip('/')}/{self.name}/{ARCHIVE}"
-            self.shell.run("gcloud", "storage", "cp", str(archive), source)
-            self.ssh(f"gcloud storage cp {shlex.quote(source)} {ARCHIVE}", all_workers=True)
-        else:
-            self._gcloud("scp", str(archive), f"{self.name}:{ARCHIVE}", *self._target(True), "--quiet")
-        recreate = f"rm -rf {CODE_DIRECTORY} && mkdir {CODE_DIRECTORY}"
-        self.ssh(f"{recreate} && tar -xzf {ARCHIVE} -C {CODE_DIRECTORY}", all_workers=True)
-
-    def install(self) -> None:
-        """Creates or updates the virtual environment on every worker."""
-        self.ssh(f"VENV=$HOME/{VENV_DIRECTORY} {CODE_DIRECTORY}/launch/install_worker.sh", all_workers=True)
-
-    def start(self, command: list[str], max_restarts: int, environment: dict[str, str]) -> None:
-        """Starts a command on every worker under a supervisor, detached from this process.
-
-        Args:
-          command: The command that each worker runs.
-          max_restarts: Maximum number of restarts after crashes.
-          environment: Variables of the supervisor, which every start of the command inherits.
-        """
-        words = shlex.join([f"--max_restarts={max_restarts}", "--", *command])
-        path = f"PATH=$HOME/{VENV_DIRECTORY}/bin:$PATH"
-        variables = shlex.join([f"{name}={value}" for name, value in environment.items()])
-        python = f"env {variables} python3" if variables else "python3"
-        self.ssh(f"cd {CODE_DIRECTORY} && {path} {python} launch/supervise.py start {words}", all_workers=True)
-
-    def follow(self, node: int = 0, worker: int = 0, lines: int = 50) -> None:
-        """Shows a worker's output until its job ends or the connection is lost; `job` tells which."""
-        self.ssh(f"{SUPERVISE} follow --lines={lines}", node=node, worker=worker, check=False)
-
-    def job(self) -> dict | None:
-        """Returns the job's state from the first worker's supervisor, or None if the worker cannot be reached."""
-        result = self.ssh(
-            f'{SUPERVISE} status 2>/dev/null || echo \'{{"state": "absent"}}\'', capture=True, check=False
-        )
-        for line in reversed(result.stdout.splitlines()):
-            if line.startswith("{"):
-                return json.loads(line)
-        return None
-
-    def stop(self, grace: int, **options) -> None:
-        """Asks the job on every worker to save a checkpoint and exit, and kills it after `grace` seconds."""
-        self.ssh(f"{SUPERVISE} stop --grace={grace}", all_workers=True, **options)
 
 
-def _failure(summary: str, output: str) -> CommandFailed:
+def failure(summary: str, output: str) -> CommandFailed:
     """Returns the error for a failed call of gcloud, permanent or transient by its error output."""
     permanent = any(message in output for message in PERMANENT_ERRORS)
     return (CommandFailed if permanent else TransientFailure)(f"{summary}: {output.strip()}")
 
 
-def pack_code(shell: Shell, root: Path, archive: Path) -> None:
-    """Writes the files of a checkout, except those that git ignores, into an archive.
-
-    Args:
-      shell: Prints the command instead in a dry run.
-      root: Root of the checkout.
-      archive: Path of the archive.
-
-    Raises:
-      LaunchError: The directory is not a git checkout.
-    """
-    list_files = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    if shell.dry_run:
-        print(f"{shlex.join(list_files)} | tar --null -T - -czf {shlex.quote(str(archive))}")
-        return
-    result = subprocess.run(list_files, capture_output=True, text=True)
-    if result.returncode:
-        raise LaunchError(f"{root} is not a git checkout: {result.stderr.strip()}. Run launch/tpu.py from a checkout.")
-    archive.parent.mkdir(exist_ok=True)
-    (archive.parent / ".gitignore").write_text("*\n")
-    with tarfile.open(archive, "w:gz") as file:
-        for name in sorted(set(result.stdout.split("\0")) - {""}):
-            if (root / name).exists():  # false for a deletion that is not committed
-                file.add(root / name, arcname=name, recursive=False)
-    size = archive.stat().st_size
-    if size > LARGE_ARCHIVE_BYTES:
-        shell.log(f"the packed checkout is {size / 2**20:.0f} MiB. Move data files to a bucket")
+def is_not_found(output: str) -> bool:
+    """Whether the error output of gcloud says that a resource does not exist."""
+    return "NOT_FOUND" in output or "not found" in output

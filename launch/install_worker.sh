@@ -6,8 +6,8 @@
 # Environment variables:
 #   VENV     directory of the virtual environment (default: ~/t5x_like_venv)
 #   EXTRA    extra to install (default: tpu)
-#   PYTHON   interpreter, as a path or version (default: 3.12). A TPU VM has Python 3.10, which is too old for t5x_like;
-#            uv downloads a missing version.
+#   PYTHON   interpreter, as a path or version (default: 3.12). A TPU VM with Ubuntu 22.04 has Python 3.10, which is too
+#            old for t5x_like; uv downloads a missing version.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -22,10 +22,21 @@ if [[ -e $venv/installed && $(<"$venv/installed") == "$wanted" ]]; then
   exit 0
 fi
 
-export PATH="$HOME/.local/bin:$PATH"
+uv_venv="$HOME/t5x_like_uv"
+export PATH="$uv_venv/bin:$HOME/.local/bin:$PATH"
 if ! command -v uv >/dev/null; then
   log 'installing uv'
-  python3 -m pip install --quiet --user uv
+  stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+  if [[ -e $stdlib/EXTERNALLY-MANAGED ]]; then # Ubuntu 24.04: pip installs into virtual environments only (PEP 668)
+    if ! python3 -m venv --clear "$uv_venv"; then
+      log 'installing python3-venv'
+      sudo apt-get update -qq && sudo apt-get install -y -qq python3-venv
+      python3 -m venv --clear "$uv_venv"
+    fi
+    "$uv_venv/bin/python" -m pip install --quiet uv
+  else
+    python3 -m pip install --quiet --user uv
+  fi
 fi
 [[ -e $venv/bin/python ]] || uv venv --quiet --python "$python" "$venv"
 rm -f "$venv/installed"

@@ -81,7 +81,7 @@ def flag_values(command: list[str], flag: str) -> list[str]:
     Both forms that t5x_like accepts are recognized: `--flag=value` and `--flag value`.
     """
     values = []
-    for word, next_word in zip(command, [*command[1:], ""], strict=True):
+    for word, next_word in zip(command, [*command[1:], ""], strict=False):
         if word == flag:
             values.append(next_word)
         elif word.startswith(f"{flag}="):

@@ -1,20 +1,27 @@
 """Creates, sets up, watches and deletes a TPU, and recreates it after a preemption.
 
+A job that a worker loses, for example because its VM was restarted, is restarted on all workers together.
+
 Requires Python 3.10 and only its standard library.
 """
 
 import argparse
+import subprocess
 import time
 
 import jobs
-from cloud import ABSENT, FAILED, LOST, PENDING, READY, ROOT, CommandFailed, Request, State, Tpu, TransientFailure
+import workers
+from cloud import ABSENT, FAILED, LOST, PENDING, READY, Backend, CommandFailed, Request, State, TransientFailure
+from protocol import LOG_DIRECTORY
+from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, Verdict, judge
 
 # Maximum number of consecutive retries when a ready TPU does not answer, or gcloud cannot report its state.
 MAX_RETRIES = 10
-ORPHAN_GRACE_SECONDS = 30  # for workers whose job on the first worker is already lost
+FOLLOWER_SECONDS = 10  # to show the last output of a job that has ended
+ORPHAN_GRACE_SECONDS = 30  # for workers that still run their part of a job that is lost on another worker
 
 
-def poll(tpu: Tpu, poll_seconds: float) -> State:
+def poll(tpu: Backend, poll_seconds: float) -> State:
     """Returns the state of a TPU and retries transient failures of gcloud.
 
     Raises:
@@ -29,7 +36,7 @@ def poll(tpu: Tpu, poll_seconds: float) -> State:
     return tpu.state()
 
 
-def wait(tpu: Tpu, poll_seconds: float) -> State:
+def wait(tpu: Backend, poll_seconds: float) -> State:
     """Waits while a TPU is pending, logs each change of its state, and returns the final state."""
     logged = None
     while True:
@@ -42,7 +49,7 @@ def wait(tpu: Tpu, poll_seconds: float) -> State:
         time.sleep(poll_seconds)
 
 
-def create(tpu: Tpu, request: Request, poll_seconds: float) -> State:
+def create(tpu: Backend, request: Request, poll_seconds: float) -> State:
     """Creates a TPU and waits until it is ready, or preempted before it was ready.
 
     Returns:
@@ -51,7 +58,7 @@ def create(tpu: Tpu, request: Request, poll_seconds: float) -> State:
     Raises:
       CommandFailed: The cloud refused the request, or the TPU was deleted meanwhile.
     """
-    count = f"{request.num_slices} slices of " if request.num_slices > 1 else ""
+    count = f"{tpu.num_slices} slices of " if tpu.num_slices > 1 else ""
     tpu.shell.log(f"creating {tpu.name}: {count}{request.slice}")
     tpu.create(request)
     state = wait(tpu, poll_seconds)
@@ -62,21 +69,18 @@ def create(tpu: Tpu, request: Request, poll_seconds: float) -> State:
     return state
 
 
-def set_up(tpu: Tpu, command: list[str], options: argparse.Namespace) -> None:
+def set_up(tpu: Backend, command: list[str], options: argparse.Namespace) -> None:
     """Copies the code to every worker, installs the environment, and starts the command."""
     tpu.shell.log("copying the checkout to all workers")
-    tpu.copy(ROOT, options.staging)
+    workers.copy_code(tpu, workers.ROOT, options.staging)
     tpu.shell.log("installing on all workers")
-    tpu.install()
+    workers.install(tpu)
     tpu.shell.log("starting on all workers")
-    tpu.start(command, options.max_restarts, jobs.environment(options.env))
+    workers.start(tpu, command, options.max_restarts, jobs.environment(options.env), jobs.model_dir(command))
 
 
-def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Namespace) -> int:
-    """Runs a command until it ends, and recreates the TPU after each preemption.
-
-    Each iteration inspects the current state and performs the next step, so a second call continues where an
-    interrupted one stopped.
+def train(tpu: Backend, request: Request, command: list[str], options: argparse.Namespace) -> int:
+    """Runs a command until it ends on all workers or fails on one, and then says or ends what the TPU costs.
 
     Args:
       tpu: The TPU, which need not exist.
@@ -90,49 +94,99 @@ def train(tpu: Tpu, request: Request, command: list[str], options: argparse.Name
     Raises:
       CommandFailed: A step failed permanently, or a limit of retries or recreations was reached.
     """
-    recreations, unreachable, started = 0, 0, False
+    try:
+        verdict = _watch(tpu, request, command, options)
+    except CommandFailed:
+        tpu.shell.log(f"{tpu.name} may exist and incur costs. `tpu.py delete {tpu.name} …` deletes it")
+        raise
+    if run := jobs.model_dir(command):
+        tpu.shell.log(f"the output of all workers is in {run}/{LOG_DIRECTORY}")
+    return finish(tpu, verdict, options)
+
+
+def _watch(tpu: Backend, request: Request, command: list[str], options: argparse.Namespace) -> Verdict:
+    """Returns how the job ended.
+
+    Each iteration inspects the current state and performs the next step, so a second call continues where an
+    interrupted one stopped.
+    """
+    recoveries, unreachable, started = 0, 0, False
     while True:
         state = wait(tpu, options.poll_seconds)
         if state.kind == ABSENT:
             state = create(tpu, request, options.poll_seconds)
         if state.kind in (LOST, FAILED):
-            recreations += 1
-            _delete_for_recreation(tpu, state, recreations, options)
+            recoveries += 1
+            _delete_for_recreation(tpu, state.detail, recoveries, options)
             continue
-        job = tpu.job()
-        if job is None:
-            unreachable += 1
+        verdict = judge(workers.jobs(tpu), state.workers)
+        started = started or verdict.kind in (RUNNING, ENDING)
+        unreachable = unreachable + 1 if verdict.kind == SILENT else 0
+        if verdict.kind == SILENT:
+            tpu.shell.log(f"{tpu.name}: {verdict.detail}")
             if unreachable > MAX_RETRIES:
-                raise CommandFailed(f"{tpu.name} is ready, but its first worker does not answer ssh")
+                if not verdict.answered:  # the fault may be on this side, such as a missing key
+                    raise CommandFailed(f"{tpu.name} is ready, but its workers do not answer ssh")
+                recoveries, unreachable = recoveries + 1, 0
+                _delete_for_recreation(tpu, verdict.detail, recoveries, options)
             time.sleep(options.poll_seconds)
-            continue
-        unreachable = 0
-        if job["state"] == "finished" and started:
-            return finish(tpu, job, options)
-        if job["state"] == "running":
+        elif verdict.kind == RUNNING:
             tpu.shell.log(f"{tpu.name}: the job is running; its output follows (Ctrl-C does not stop the job)")
-        elif not _set_up_unless_preempted(tpu, job, command, options):
-            continue
-        started = True
-        tpu.follow()
+            _follow_while_running(tpu, state.workers, options.poll_seconds)
+        elif verdict.kind == ENDING:
+            tpu.shell.log(f"{tpu.name}: {verdict.detail}")
+            time.sleep(options.poll_seconds)
+        elif verdict.kind == ENDED and started:
+            _stop_others(tpu, verdict)
+            return verdict
+        else:
+            if verdict.kind == BROKEN and started:
+                recoveries += 1
+                _check_limit(tpu, verdict.detail, recoveries, options)
+                tpu.shell.log(
+                    f"{tpu.name}: {verdict.detail}; restarting the job on all workers ({recoveries} of "
+                    f"{options.max_recreations})"
+                )
+            if _set_up_unless_preempted(tpu, verdict, command, options):
+                started = True
+                _follow_while_running(tpu, state.workers, options.poll_seconds)
 
 
-def _delete_for_recreation(tpu: Tpu, state: State, recreations: int, options: argparse.Namespace) -> None:
+def _follow_while_running(tpu: Backend, num_workers: int, poll_seconds: float) -> None:
+    """Shows the first worker's output until it ends, or until the job is not running on some worker."""
+    with workers.following(tpu) as follower:
+        kind, seconds = RUNNING, poll_seconds
+        while True:
+            try:
+                follower.wait(seconds)
+                return
+            except subprocess.TimeoutExpired:
+                if kind != RUNNING:
+                    return
+                kind = judge(workers.jobs(tpu), num_workers).kind
+                seconds = poll_seconds if kind == RUNNING else FOLLOWER_SECONDS
+
+
+def _check_limit(tpu: Backend, reason: str, recoveries: int, options: argparse.Namespace) -> None:
+    if recoveries > options.max_recreations:
+        raise CommandFailed(f"{tpu.name}: {reason} after {recoveries - 1} recreations; giving up")
+
+
+def _delete_for_recreation(tpu: Backend, reason: str, recoveries: int, options: argparse.Namespace) -> None:
     """Deletes a lost TPU so that it can be recreated, up to `--max_recreations` times."""
-    if recreations > options.max_recreations:
-        raise CommandFailed(f"{tpu.name}: {state.detail} after {recreations - 1} recreations; giving up")
-    tpu.shell.log(f"{tpu.name}: {state.detail}; recreating it ({recreations} of {options.max_recreations})")
+    _check_limit(tpu, reason, recoveries, options)
+    tpu.shell.log(f"{tpu.name}: {reason}; recreating it ({recoveries} of {options.max_recreations})")
     delete(tpu, options.poll_seconds)
 
 
-def _set_up_unless_preempted(tpu: Tpu, job: dict, command: list[str], options: argparse.Namespace) -> bool:
-    """Sets up a TPU without a current job, and returns False if it was preempted meanwhile.
+def _set_up_unless_preempted(tpu: Backend, verdict: Verdict, command: list[str], options: argparse.Namespace) -> bool:
+    """Sets up a TPU whose job does not run on all workers, and returns False if it was preempted meanwhile.
 
-    The job may be absent, finished by an earlier call, or lost with a machine that was repaired.
+    The job may be absent, finished by an earlier call, or lost with a machine that was restarted.
     """
     try:
-        if job["state"] != "absent":
-            tpu.stop(ORPHAN_GRACE_SECONDS, check=False)  # other workers may still wait for the first one
+        if verdict.kind != IDLE:
+            workers.stop(tpu, ORPHAN_GRACE_SECONDS, check=False)
         set_up(tpu, command, options)
     except CommandFailed:
         if poll(tpu, options.poll_seconds).kind == READY:
@@ -141,18 +195,25 @@ def _set_up_unless_preempted(tpu: Tpu, job: dict, command: list[str], options: a
     return True
 
 
-def finish(tpu: Tpu, job: dict, options: argparse.Namespace) -> int:
+def _stop_others(tpu: Backend, verdict: Verdict) -> None:
+    """Stops the job on the other workers if it has failed on one, because they would wait for it."""
+    if verdict.running:
+        tpu.shell.log(f"{tpu.name}: the job failed on some workers; stopping it on the others")
+        workers.stop(tpu, ORPHAN_GRACE_SECONDS, check=False)
+
+
+def finish(tpu: Backend, verdict: Verdict, options: argparse.Namespace) -> int:
     """Logs how a job ended, deletes the TPU if requested, and returns the exit code of the job."""
-    exit_code = job["exit_code"]
-    tpu.shell.log(f"{tpu.name}: " + ("the job is done" if exit_code == 0 else f"the job ended: {job['reason']}"))
-    if exit_code == 0 and options.delete_when_done:
+    tpu.shell.log(f"{tpu.name}: {verdict.detail}")
+    if options.delete_when_done:
         delete(tpu, options.poll_seconds)
+        tpu.shell.log(f"{tpu.name} is deleted and incurs no more costs")
     else:
         tpu.shell.log(f"{tpu.name} still exists and incurs costs. `tpu.py delete {tpu.name} …` deletes it")
-    return exit_code
+    return verdict.exit_code
 
 
-def delete(tpu: Tpu, poll_seconds: float) -> None:
+def delete(tpu: Backend, poll_seconds: float) -> None:
     """Deletes a TPU and waits until it is absent, because only then can its name be reused.
 
     Raises:
@@ -178,7 +239,7 @@ def delete(tpu: Tpu, poll_seconds: float) -> None:
         time.sleep(poll_seconds)
 
 
-def train_dry_run(tpu: Tpu, request: Request, command: list[str], options: argparse.Namespace) -> int:
+def train_dry_run(tpu: Backend, request: Request, command: list[str], options: argparse.Namespace) -> int:
     """Prints the commands that `train` runs if the TPU does not exist yet and is preempted once."""
     for suffix in ("", " of the recreated TPU"):
         if suffix:
@@ -187,8 +248,9 @@ def train_dry_run(tpu: Tpu, request: Request, command: list[str], options: argpa
         create(tpu, request, options.poll_seconds)
         set_up(tpu, command, options)
         tpu.shell.log(f"showing the output of the first worker{suffix}")
-        tpu.follow()
-        tpu.job()
+        with workers.following(tpu):
+            tpu.shell.log(f"checking all workers every {options.poll_seconds:g} s")
+            workers.jobs(tpu)
     tpu.shell.log("the job is done")
     if options.delete_when_done:
         tpu.delete()

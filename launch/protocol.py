@@ -26,3 +26,5 @@ MAX_RESTARTS = 3
 CODE_DIRECTORY = "t5x_like"
 VENV_DIRECTORY = "t5x_like_venv"
 JOB_DIRECTORY = "t5x_like_job"
+# Directory of the copied logs below MODEL_DIR: LOG_DIRECTORY/START/SLICE/HOST/PART.log.
+LOG_DIRECTORY = "logs"

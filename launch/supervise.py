@@ -3,7 +3,7 @@
 
     supervise.py run [--max_restarts=N] [--delay=SECONDS] [--on_preempted=restart|exit] -- COMMAND…   in the foreground
     supervise.py start … -- COMMAND…      the same, detached from this shell; output goes to JOB_DIR/log
-    supervise.py status                   print one line of JSON: state, exit_code, restarts, reason
+    supervise.py status                   print one line of JSON: host, state, exit_code, restarts, reason
     supervise.py follow [--lines=N]       follow the log until the job ends; exits with the job's exit code
     supervise.py stop [--grace=SECONDS]   ask the job to save a checkpoint and exit; kill it after the grace period
 
@@ -26,18 +26,20 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import protocol
+from job_state import POLL_SECONDS, Job, job_processes, send_signal, terminate_orphans
 from jobs import split_command
+from log_copy import LogCopy
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
 INTERRUPTED = 130  # 128 + SIGINT
-POLL_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -51,93 +53,6 @@ def describe_exit(code: int) -> str:
         PREEMPTED: f"preempted (exit code {PREEMPTED})",
     }
     return meanings.get(code, f"exit code {code}")
-
-
-class Job:
-    """A job directory: `log`, and `state.json`, which is replaced atomically.
-
-    Args:
-      directory: The directory, which is created with the first state.
-    """
-
-    def __init__(self, directory: Path):
-        self.directory, self.log, self._state = directory, directory / "log", directory / "state.json"
-
-    def read(self) -> dict:
-        """Returns the state of the job.
-
-        Its `state` is `absent`, `running`, `finished`, or `lost` if the supervisor died while the job was running.
-        """
-        try:
-            state = json.loads(self._state.read_text())
-        except FileNotFoundError:
-            return {"state": "absent"}
-        if state["state"] == "running" and not self._is_alive(state["pid"]):
-            state.update(state="lost", reason="the machine was restarted, or the supervisor was killed")
-        return state
-
-    def write(self, **state) -> None:
-        """Replaces the state of the job."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        draft = self._state.with_suffix(".draft")
-        draft.write_text(json.dumps(state))
-        draft.replace(self._state)
-
-    @staticmethod
-    def _is_alive(pid: int) -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        # After a reboot another process may have the same ID. Where /proc exists, check the command line.
-        with contextlib.suppress(OSError):
-            command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return os.path.basename(__file__).encode() in command_line
-        return True
-
-
-def job_processes(state: dict) -> list[int]:
-    """Returns the IDs of a job's live processes, or an empty list on systems without /proc."""
-    definition, pids = f"{protocol.JOB_ID}={state.get('mark')}".encode(), []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # the process has exited, or belongs to another user
-            if definition in path.read_bytes().split(b"\0"):
-                pids.append(int(path.parent.name))
-    return pids
-
-
-def terminate_orphans(state: dict, grace: float) -> str | None:
-    """Terminates processes of a job whose supervisor has died.
-
-    Args:
-      state: The state of the job.
-      grace: Seconds to save a checkpoint and exit before the processes are killed.
-
-    Returns:
-      `has exited` or `was killed`, or None if no process was running.
-    """
-    pids = job_processes(state)
-    if not pids:
-        return None
-    send_signal([state["child"]] if state["child"] in pids else pids, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while (pids := job_processes(state)) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    if not pids:
-        return "has exited"
-    while pids := job_processes(state):
-        send_signal(pids, signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-    return "was killed"
-
-
-def send_signal(pids: list[int], number: int) -> None:
-    """Sends a signal to processes, ignoring those that have exited."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def parent_death_hook():
@@ -181,14 +96,20 @@ class Supervisor:
         if previous["state"] == "lost" and (outcome := terminate_orphans(previous, self.options.grace)):
             self._log(f"the previous job was running without its supervisor and {outcome}")
         offset = self.job.log.stat().st_size if self.job.log.exists() else 0
-        code, reason = self._run_until_done(offset)
-        code = code if code >= 0 else 128 - code
-        if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
-            # The command was asked to exit. It may still have crashed, because its peers exited first.
-            code = PREEMPTED
-        self._log(f"the job ended: {reason}" if code else "the job is done")
+        with self._log_copy(offset):  # ends before the state says so, because the machine may then be deleted
+            code, reason = self._run_until_done(offset)
+            code = code if code >= 0 else 128 - code
+            if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
+                # The command was asked to exit. It may still have crashed, because its peers exited first.
+                code = PREEMPTED
+            self._log(f"the job ended: {reason}" if code else "the job is done")
         self._record("finished", offset, reason, exit_code=code)
         return code
+
+    def _log_copy(self, offset: int) -> contextlib.AbstractContextManager:
+        if not self.options.log_copy:
+            return contextlib.nullcontext()
+        return LogCopy(self.job.log, offset, f"{self.options.log_copy}/{socket.gethostname()}")
 
     def _run_until_done(self, offset: int) -> tuple[int, str]:
         """Runs and restarts the command, and returns its last exit code and the description."""
@@ -367,6 +288,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("delay", "seconds before a restart", type=float, default=10.0)
     add("reset_after", "seconds after which a run resets the count of crashes", type=float, default=3600.0)
     add("on_preempted", "what to do after a preemption", choices=("restart", "exit"), default="restart")
+    add("log_copy", "with start: directory in a bucket to copy the log to while the job runs, below the host's name")
     add("lines", "lines of the log that follow starts with; 0 for all", type=int, default=50)
     add("grace", "seconds before a job that does not exit is killed", type=float, default=300.0)
     return parser

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains on Cloud TPU VMs: creates them, installs, starts on all workers, watches, and recreates them when preempted.
+"""Trains on TPU VMs: creates them, installs, starts on all workers, watches, and recreates them when preempted.
 
     launch/tpu.py train NAME --topology=v5e:4x4 --zone=us-west4-a --spot -- t5x_like train --gin.MODEL_DIR=gs://…
 
@@ -9,9 +9,11 @@ performs all of the following steps. A second call performs only those that are 
     launch/tpu.py copy NAME --zone=us-west4-a                                  copy the checkout to all workers
     launch/tpu.py install NAME --zone=us-west4-a                               install on all workers
     launch/tpu.py start NAME --zone=us-west4-a -- t5x_like train --gin.MODEL_DIR=gs://…
+    launch/tpu.py status NAME --zone=us-west4-a                                show all workers and the run
     launch/tpu.py logs NAME --zone=us-west4-a                                  follow one worker's output
     launch/tpu.py delete NAME --zone=us-west4-a
 
+VMs are created as a queued resource of the Cloud TPU API or as instance groups of Compute Engine (--backend).
 `launch/tpu.py ACTION --help` lists the options of an action. --dry_run prints the commands instead of running them.
 Requires gcloud and Python 3.10 or later, without other packages. docs/tpu_vm.md is the complete guide.
 """
@@ -24,10 +26,15 @@ import sys
 import jobs
 import lifecycle
 import protocol
+import run_report
 import slices
+import verdict
+import workers
 from check_command import check_command
-from cloud import READY, ROOT, CommandFailed, Request, Shell, Tpu
-from generations import QUEUED
+from cloud import ABSENT, READY, Backend, CommandFailed, Request, Shell
+from generations import GROUPS, QUEUED, Generation
+from groups import InstanceGroups
+from queued import QueuedResource
 
 MAX_NAME_LENGTH = 50  # VM names have at most 63 characters, and slices and workers append a suffix
 MINIMUMS = {
@@ -36,9 +43,12 @@ MINIMUMS = {
 }
 # Options that `Request` takes under the same name.
 REQUEST_OPTIONS = (
-    *("spot", "reserved", "runtime_version", "network", "subnetwork", "internal_ips"),
-    *("service_account", "valid_until"),
+    *("spot", "reserved", "reservation", "flex_start", "max_run_duration"),
+    *("runtime_version", "network", "subnetwork", "internal_ips", "service_account", "valid_until"),
 )
+CAPACITIES = ("spot", "reserved", "reservation", "flex_start")
+DURATION = r"([1-9][0-9]*[wdhms])+"
+BACKENDS = {QUEUED: QueuedResource, GROUPS: InstanceGroups}
 INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -65,11 +75,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("copy", "copy the checkout to all workers", _add_tpu, _add_staging)
     add("install", "create or update the virtual environment on all workers", _add_tpu)
     add("start", "start the command after -- on all workers", _add_tpu, _add_job)
-    add("status", "show the state of the TPU and its job", _add_tpu)
+    add("status", "show the state of the TPU, of the job on all workers, and of the run", _add_tpu)
     logs = add("logs", "follow a worker's output until its job ends", _add_tpu)
     logs.add_argument("--worker", type=int, default=0, help="index of the worker (default: %(default)s)")
     logs.add_argument("--slice", type=int, default=0, help="index of the slice (default: %(default)s)")
     logs.add_argument("--lines", type=int, default=50, help="lines to start with; 0 for all (default: %(default)s)")
+    logs.add_argument("--model_dir", help="read the copy of the log in this directory of a run instead, gs://…")
     stop = add("stop", "ask the job to save a checkpoint and exit, and keep the TPU", _add_tpu)
     stop.add_argument("--grace", type=int, default=300, help="seconds until the job is killed (default: %(default)s)")
     add("delete", "delete a TPU, its VMs and their disks", _add_tpu)
@@ -90,7 +101,12 @@ def _add_tpu(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="number of slices, connected by the data-center network (default: %(default)s)",
     )
-    parser.add_argument("--no_queue", action="store_true", help="create a VM directly, without a queued resource")
+    parser.add_argument(
+        "--backend",
+        choices=tuple(BACKENDS),
+        help="create VMs as a queued resource, or as instance groups of Compute Engine (default: that of the "
+        "generation if a TPU is created, otherwise queued)",
+    )
     parser.add_argument(
         "--tunnel_through_iap", action="store_true", help="connect to VMs without external IP addresses"
     )
@@ -100,15 +116,24 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4 or v5p:4x4x8")
     parser.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16 or v5p-256")
     parser.add_argument("--spot", action="store_true", help="use cheap capacity that can be preempted at any time")
-    parser.add_argument("--reserved", action="store_true", help="use a reservation")
-    parser.add_argument("--runtime_version", help="software version of the VMs (default: that of the generation)")
+    parser.add_argument("--reserved", action="store_true", help="use any reservation of the project (queued)")
+    parser.add_argument("--reservation", metavar="RESERVATION", help="use the reservation with this name")
+    parser.add_argument(
+        "--flex_start", action="store_true", help="wait for capacity that is granted for --max_run_duration"
+    )
+    parser.add_argument("--max_run_duration", help="with --flex_start: time until the VMs are deleted, such as 2d")
+    parser.add_argument(
+        "--runtime_version", help="software version (queued) or image family (groups) (default: that of the generation)"
+    )
     parser.add_argument("--network", help="network of the VMs (default: the project's default network)")
     parser.add_argument("--subnetwork", help="subnetwork of the VMs (default: that of the network)")
     parser.add_argument(
         "--internal_ips", action="store_true", help="no external IP addresses; Cloud NAT is needed to install"
     )
     parser.add_argument("--service_account", help="service account of the VMs; needs write access to the bucket")
-    parser.add_argument("--valid_until", help="remove a request that is still queued after this time, such as 6h")
+    parser.add_argument(
+        "--valid_until", help="remove a request that is still queued after this time, such as 6h (queued)"
+    )
     parser.add_argument(
         "--unlisted_zone", action="store_true", help="accept a zone that is not known to have the generation"
     )
@@ -141,9 +166,12 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
         "--max_recreations",
         type=int,
         default=100,
-        help="maximum number of recreations after preemptions (default: %(default)s)",
+        help="maximum number of recreations after preemptions, and of restarts on all workers after the loss of one "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--delete_when_done", action="store_true", help="delete the TPU after the command succeeded")
+    parser.add_argument(
+        "--delete_when_done", action="store_true", help="delete the TPU when the command has ended, also if it failed"
+    )
 
 
 def check(options: argparse.Namespace, command: list[str]) -> Request | None:
@@ -166,8 +194,6 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
         raise slices.LaunchError(
             f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give a number of seconds, such as 30."
         )
-    if options.no_queue and options.num_slices > 1:
-        raise slices.LaunchError(f"--num_slices={options.num_slices} requires a queued resource. Remove --no_queue.")
     if options.action in ("train", "start"):
         jobs.check_command(command, options.local_model_dir)
         jobs.check_slices(command, options.num_slices)
@@ -176,27 +202,54 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
         raise slices.LaunchError(f"{options.action} does not run a command. Remove -- {command[0]}")
     if getattr(options, "staging", None):
         jobs.check_bucket("--staging", options.staging)
+    if getattr(options, "model_dir", None):
+        jobs.check_bucket("--model_dir", options.model_dir)
     if options.action not in ("train", "create"):
         slices.check_zone(options.zone)
+        _check_backend(options)
         return None
     shape = slices.parse_slice(options.type, options.topology)
-    if QUEUED not in shape.generation.backends:
-        raise slices.LaunchError(
-            f"{shape}: the Cloud TPU API, whose queued resources tpu.py creates, does not have {shape.generation.name}."
-            " Use launch/gke.py."
-        )
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
-    if options.spot and options.reserved:
-        raise slices.LaunchError("--spot and --reserved exclude each other. Remove one of them.")
-    if options.valid_until and not re.fullmatch(r"([1-9][0-9]*[wdhms])+", options.valid_until):
+    _check_backend(options, shape.generation)
+    _check_capacity(options)
+    return Request(shape, **{name: getattr(options, name) for name in REQUEST_OPTIONS})
+
+
+def _check_backend(options: argparse.Namespace, generation: Generation | None = None) -> None:
+    """Checks `--backend` and sets it to the default of the generation if it is not given."""
+    options.backend = options.backend or (generation.backends[0] if generation else QUEUED)
+    if generation and options.backend not in generation.backends:
+        reason = {
+            QUEUED: "queued resources belong to the Cloud TPU API, which Google no longer develops and which does not "
+            f"have {generation.name}",
+            GROUPS: f"Compute Engine does not have {generation.name}",
+        }
         raise slices.LaunchError(
-            f"--valid_until={options.valid_until}: not a duration. Write for example 6h, 30m or 1d12h."
+            f"--backend={options.backend}: {reason[options.backend]}. Give --backend={generation.backends[0]}."
         )
-    if options.no_queue and options.valid_until:
+    if options.backend == GROUPS and not options.project:
         raise slices.LaunchError(
-            f"--valid_until={options.valid_until} requires a queued resource. Remove --no_queue or --valid_until."
+            "--project is missing: instance groups refer to their template by project. Add --project=my-project."
         )
-    return Request(shape, options.num_slices, **{name: getattr(options, name) for name in REQUEST_OPTIONS})
+    for name in ("reserved", "valid_until"):
+        if options.backend == GROUPS and getattr(options, name, None):
+            hint = "Give the reservation's name: --reservation=NAME." if name == "reserved" else "Remove it."
+            raise slices.LaunchError(f"--{name} requires --backend={QUEUED}. {hint}")
+
+
+def _check_capacity(options: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in CAPACITIES if getattr(options, name)]
+    if len(given) > 1:
+        raise slices.LaunchError(f"{' and '.join(given)} exclude each other. Give one of them.")
+    if options.flex_start != bool(options.max_run_duration):
+        raise slices.LaunchError(
+            "--flex_start and --max_run_duration require each other. Give for example --flex_start "
+            "--max_run_duration=2d, or neither."
+        )
+    for name in ("valid_until", "max_run_duration"):
+        value = getattr(options, name)
+        if value and not re.fullmatch(DURATION, value):
+            raise slices.LaunchError(f"--{name}={value}: not a duration. Write for example 6h, 30m or 1d12h.")
 
 
 def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
@@ -223,8 +276,8 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
     request = check(options, command)
     if options.action in ("train", "start") and not options.dry_run:
         shell.log(check_command(command))
-    queued, tunnel = not options.no_queue, options.tunnel_through_iap
-    tpu = Tpu(shell, options.name, options.zone, options.project, queued, options.num_slices, tunnel)
+    make = BACKENDS[options.backend]
+    tpu = make(shell, options.name, options.zone, options.project, options.num_slices, options.tunnel_through_iap)
     if options.action == "train":
         train = lifecycle.train_dry_run if options.dry_run else lifecycle.train
         return train(tpu, request, command, options)
@@ -235,23 +288,41 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
     elif options.action == "wait":
         return 0 if lifecycle.wait(tpu, options.poll_seconds).kind == READY else 1
     elif options.action == "copy":
-        tpu.copy(ROOT, options.staging)
+        workers.copy_code(tpu, workers.ROOT, options.staging)
     elif options.action == "install":
-        tpu.install()
+        workers.install(tpu)
     elif options.action == "start":
-        tpu.start(command, options.max_restarts, jobs.environment(options.env))
+        workers.start(tpu, command, options.max_restarts, jobs.environment(options.env), jobs.model_dir(command))
     elif options.action == "status":
-        state = tpu.state()
-        print(f"{tpu.name}: {state.detail}")
-        if state.kind == READY:
-            print(f"job: {tpu.job() or 'the first worker does not answer'}")
+        show_status(tpu)
+    elif options.action == "logs" and options.model_dir:
+        workers.copied_log(shell, options.model_dir, options.slice, options.worker)
     elif options.action == "logs":
-        tpu.follow(options.slice, options.worker, options.lines)
+        with workers.following(tpu, options.slice, options.worker, options.lines) as follower:
+            return follower.wait() if follower else 0
     elif options.action == "stop":
-        tpu.stop(options.grace)
+        workers.stop(tpu, options.grace)
     else:
         tpu.delete()
     return 0
+
+
+def show_status(tpu: Backend) -> None:
+    """Prints the state of a TPU, of the job on every worker, and of the run."""
+    state = tpu.state()
+    print(f"{tpu.name}: {state.detail}")
+    if state.kind == ABSENT:
+        print(f"It may be of another backend: --backend={GROUPS} or {QUEUED}")
+    if state.kind != READY:
+        return
+    found = workers.jobs(tpu)
+    for job in found:
+        reason = f", {job['reason']}" if job.get("reason") else ""
+        print(f"{job['host']}: {job['state']}, {job.get('restarts', 0)} restarts{reason}")
+    print(verdict.judge(found, state.workers).detail)
+    command = next((job["command"] for job in found if "command" in job), [])
+    if run := jobs.model_dir(command):
+        print(run_report.report(tpu.shell, run))
 
 
 def main(argv: list[str]) -> int:
@@ -272,5 +343,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("\ntpu.py: interrupted; the job on the TPU keeps running", file=sys.stderr)
+        print("\ntpu.py: interrupted; the job and the costs of the TPU continue until `tpu.py delete`", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -45,16 +45,36 @@ if state["broken"]:
     fail(state["broken"])
 words = [word for word in words if word != "alpha"]
 if words[:2] == ["storage", "cp"]:
-    target = pathlib.Path(local(words[3]))
+    source, target = words[2], pathlib.Path(local(words[3]))
     target.parent.mkdir(parents=True, exist_ok=True)
-    sys.exit(bool(shutil.copy(local(words[2]), target)) - 1)
+    target.write_bytes(sys.stdin.buffer.read() if source == "-" else pathlib.Path(local(source)).read_bytes())
+    sys.exit(0)
+if words[:2] in (["storage", "ls"], ["storage", "cat"]):
+    pattern = words[-1][len("gs://"):]
+    found = sorted((CLOUD / "buckets").glob(pattern))
+    if words[1] == "ls":
+        sys.exit(print("\\n".join(f"gs://{{path.relative_to(CLOUD / 'buckets')}}" for path in found)))
+    sys.exit(print("".join(path.read_text() for path in found), end="") or not found)
 if words[0] == "storage":
     sys.exit(0)
-group, action, name = words[2:5]
-name = name if action != "scp" else words[5].partition(":")[0]
+api = " ".join(words[1:3])
 resources = state["resources"]
+if api.startswith(("resource-policies", "instance-templates")):
+    if words[2] == "delete":
+        fail(f"ERROR: The resource {{words[3]}} was not found")
+    sys.exit(0)
+if words[1] in ("ssh", "scp"):  # of Compute Engine: names a VM
+    action, name = words[1], words[2] if words[1] == "ssh" else words[3].partition(":")[0]
+    name, _, vm = name.rpartition("-w")
+    source, target = words[2], words[3].rpartition(":")[2]
+else:
+    action, name = words[3:5]
+    vm = None
+    if action == "scp":
+        source, (name, target) = words[4], words[5].split(":")
 if action == "create":
-    count = int(flag("node-count", "1"))
+    grouped = api == "instance-groups managed"
+    count = 1 if grouped else int(flag("node-count", "1"))
     nodes = [name] if count == 1 else [f"{{flag('node-prefix')}}-{{index}}" for index in range(count)]
     plan = state["plan"].pop(0)
     resources[name] = {{"states": plan, "nodes": nodes}}
@@ -65,15 +85,22 @@ if action == "create":
     sys.exit(0)
 owner = next((key for key, value in resources.items() if key == name or name in value["nodes"]), None)
 if owner is None:
-    fail(f"ERROR: (gcloud.compute.tpus.{{group}}.{{action}}) NOT_FOUND: Resource {{name}} was not found")
+    fail(f"ERROR: (gcloud.compute.{{action}}) NOT_FOUND: Resource {{name}} was not found")
 resource = resources[owner]
+if action == "list-instances":
+    status = "RUNNING" if resource["states"][0] == "ACTIVE" else "TERMINATED"
+    vms = [{{"instance": f"zones/z/instances/{{name}}-w{{i}}", "instanceStatus": status, "currentAction": "NONE"}}
+           for i in range(state["workers"])]
+    sys.exit(print(json.dumps(vms)))
+if action == "describe" and api == "instance-groups managed":
+    sys.exit(print(json.dumps({{"targetSize": state["workers"], "status": {{"isStable": True}}}})))
+if action == "describe" and words[2] == "tpu-vm":
+    node = {{"state": state["nodes"].get(name, "READY"), "networkEndpoints": [{{}}] * state["workers"]}}
+    sys.exit(print(json.dumps(node)))
 if action == "describe":
-    if "failedData" in flag("format"):
-        sys.exit(print("no quota for these chips"))
-    if group == "tpu-vm" and owner in state["queued"]:
-        sys.exit(print(state["nodes"].get(name, "READY")))
     states = resource["states"]
-    print(states[0])
+    failed = {{"failedData": {{"error": {{"message": "no quota for these chips"}}}}}}
+    print(json.dumps({{"state": {{"state": states[0], **(failed if states[0] == "FAILED" else {{}})}}}}))
     resource["states"] = states[1:] or states
     save_state()
 elif action == "delete":
@@ -86,13 +113,16 @@ elif action == "delete":
 elif action in ("ssh", "scp"):
     if state["no_ssh"] or resource["states"][0] not in ("ACTIVE", "READY"):
         fail("ERROR: the TPU is not in state READY", 255)
-    node, worker = flag("node", "0"), flag("worker")
+    if vm is None:
+        node, worker = flag("node", "0"), flag("worker")
+    else:
+        node, worker = str(resource["nodes"].index(name)), vm
     nodes = resource["nodes"] if node == "all" else [resource["nodes"][int(node)]]
-    workers = range(state["workers"]) if worker == "all" else [int(worker)]
+    indices = range(state["workers"]) if worker == "all" else [int(worker)]
     code = 0
-    for home in [CLOUD / "homes" / f"{{node}}-w{{worker}}" for node in nodes for worker in workers]:
+    for home in [CLOUD / "homes" / f"{{node}}-w{{index}}" for node in nodes for index in indices]:
         if action == "scp":
-            shutil.copy(words[4], home / words[5].partition(":")[2])
+            shutil.copy(source, home / target)
             continue
         # The worker has its own home directory.
         environment = {{**os.environ, "HOME": str(home)}}
@@ -148,7 +178,7 @@ class Cloud:
         for path in [*(ROOT / "launch").glob("*.*"), ROOT / "constraints.txt", ROOT / "setup.py"]:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
-        self.set(plan=[], outcomes=[], resources={}, queued=["first"], nodes={}, workers=1, broken="", no_ssh=False)
+        self.set(plan=[], outcomes=[], resources={}, nodes={}, workers=1, broken="", no_ssh=False)
 
     def add(self, name: str, text: str) -> None:
         path = self.directory / "bin" / name
@@ -198,7 +228,7 @@ class Cloud:
         return self.directory / "homes" / name
 
 
-ACTIONS = ("create", "describe", "scp", "ssh", "delete", "cp", "rsync")
+ACTIONS = ("create", "describe", "list-instances", "scp", "ssh", "delete", "cp", "cat", "ls", "rsync")
 
 
 @pytest.fixture

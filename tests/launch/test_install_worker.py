@@ -14,10 +14,23 @@ echo "uv $*" >>"$LOG"
 [ "$1" = pip ] && [ -e "$LOG.fail" ] && rm "$LOG.fail" && exit 1
 exit 0
 """
-# The Python of the VM, which only installs uv.
+# The Python of the VM, which only installs uv. It cannot create virtual environments while $HOME/no_venv exists.
 PYTHON = """#!/usr/bin/env bash
+if [ "$1" = -c ]; then echo "$HOME/stdlib"; exit; fi
 echo "python3 $*" >>"$LOG"
-mkdir -p "$HOME/.local/bin" && cp "$FAKE_UV" "$HOME/.local/bin/uv"
+if [ "$2" = venv ]; then
+  [ -e "$HOME/no_venv" ] && exit 1
+  mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+elif [[ $0 == */t5x_like_uv/* ]]; then
+  cp "$FAKE_UV" "$(dirname "$0")/uv"
+else
+  mkdir -p "$HOME/.local/bin" && cp "$FAKE_UV" "$HOME/.local/bin/uv"
+fi
+"""
+SUDO = """#!/usr/bin/env bash
+echo "sudo $*" >>"$LOG"
+[ "$2" = install ] && rm -f "$HOME/no_venv"
+exit 0
 """
 
 
@@ -29,7 +42,7 @@ def worker(tmp_path):
     programs.mkdir()
     for name in ("launch/install_worker.sh", "constraints.txt", "setup.py"):
         shutil.copy(ROOT / name, checkout / name)
-    for path, text in ((tmp_path / "uv", UV), (programs / "python3", PYTHON)):
+    for path, text in ((tmp_path / "uv", UV), (programs / "python3", PYTHON), (programs / "sudo", SUDO)):
         path.write_text(text)
         path.chmod(0o755)
     log = tmp_path / "log"
@@ -88,3 +101,23 @@ def test_failed_installation_is_retried_and_not_stamped(worker):
     assert result.returncode == 1 and len(calls) == 3
     result, calls = worker()  # the failed installation may have broken the environment of the first one
     assert len(calls) == 3
+
+
+def test_externally_managed_python_gets_uv_in_a_virtual_environment(worker):
+    """Ubuntu 24.04: pip refuses to install outside of virtual environments, and python3-venv may be missing."""
+    (worker.home / "stdlib").mkdir()
+    (worker.home / "stdlib/EXTERNALLY-MANAGED").touch()
+    (worker.home / "no_venv").touch()
+    result, calls = worker()
+    assert result.returncode == 0, result.stderr
+    assert calls[:5] == [
+        f"python3 -m venv --clear {worker.home}/t5x_like_uv",
+        "sudo apt-get update -qq",
+        "sudo apt-get install -y -qq python3-venv",
+        f"python3 -m venv --clear {worker.home}/t5x_like_uv",
+        "python3 -m pip install --quiet uv",
+    ]
+    assert [call.split()[:2] for call in calls[5:]] == [["uv", "venv"], ["uv", "pip"]]
+    shutil.rmtree(worker.home / "t5x_like_venv")
+    _, calls = worker()
+    assert [call.split()[:2] for call in calls] == [["uv", "venv"], ["uv", "pip"]], "uv is installed once"

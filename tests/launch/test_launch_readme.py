@@ -19,7 +19,13 @@ COMMANDS = [
 
 def test_every_launcher_is_listed_and_has_an_example():
     launchers = {path.name for path in (ROOT / "launch").glob("*.*") if path.stat().st_mode & 0o100}
-    internal = {"check_command.py", "supervise.py", "install_worker.sh", "slurm.sbatch"}  # called by other scripts
+    internal = {
+        "check_command.py",
+        "supervise.py",
+        "install_worker.sh",
+        "host_settings.sh",
+        "slurm.sbatch",
+    }  # called by other scripts
     listed = set(re.findall(r"`([a-z_]+\.(?:sh|py))`", TEXT.partition("## This machine")[0]))
     assert listed == launchers - internal
     shown = {Path(words[0]).name for words in COMMANDS}

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -156,7 +157,7 @@ def test_sigterm_is_forwarded_and_ends_supervision(supervised):
 
 
 def test_detached_job_can_be_followed_and_stopped_but_not_started_twice(supervised):
-    assert supervised.state() == {"state": "absent"}
+    assert supervised.state() == {"state": "absent", "host": socket.gethostname()}
     assert supervised.call("follow").returncode == 3
     assert supervised.call("start", command=GRACEFUL).returncode == 0
     assert supervised.state()["state"] == "running"

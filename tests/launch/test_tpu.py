@@ -1,6 +1,5 @@
 """Tests for launch/tpu.py with a fake cloud: order of the calls, and recreation after preemptions."""
 
-import json
 import shlex
 
 import pytest
@@ -38,7 +37,7 @@ def test_preempted_tpu_is_recreated_and_command_restarted(cloud):
     result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *COMMAND)
     assert "first: SUSPENDING; recreating it (1 of 100)" in result.stderr
     actions = cloud.actions()
-    assert actions.count("create") == 2 and actions.count("delete") == 1 and actions.count("scp") == 2
+    assert [actions.count(action) for action in ("create", "delete", "scp")] == [2, 1, 2]
     assert [arguments for _, _, arguments in cloud.runs()] == [COMMAND[2:], COMMAND[2:]]
 
 
@@ -82,9 +81,9 @@ def test_user_error_is_not_retried(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=[2])
     result = cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND, code=2)
     assert "exit code 2, an error in its arguments" in result.stderr
-    assert "delete" not in cloud.actions() and len(cloud.runs()) == 1
-    state = json.loads((cloud.home("first-w0") / "t5x_like_job/state.json").read_text())
-    assert (state["state"], state["exit_code"], state["command"]) == ("finished", 2, COMMAND[1:])
+    assert "first is deleted" in result.stderr and cloud.state()["resources"] == {} and len(cloud.runs()) == 1
+    logs = list((cloud.directory / "buckets/my-bucket/runs/first/logs").glob("*/0/*/00000.log"))
+    assert [log.read_text().count("training: 2") for log in logs] == [1]
 
 
 def test_second_call_continues_an_interrupted_one(cloud):
@@ -100,7 +99,9 @@ def test_second_call_continues_an_interrupted_one(cloud):
 def test_steps_work_individually(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=[0], workers=2)
     cloud.tpu("create", "first", *SLICE, QUICK)
-    assert cloud.tpu("status", "first", *ZONE).stdout == "first: ready\njob: {'state': 'absent'}\n"
+    status = cloud.tpu("status", "first", *ZONE).stdout
+    assert status.startswith("first: ready\n") and status.count(": absent, 0 restarts") == 2
+    assert status.endswith("no job\n")
     cloud.tpu("copy", "first", *ZONE)
     assert not list(cloud.home("first-w1").glob("t5x_like/.git*"))
     cloud.tpu("install", "first", *ZONE)
@@ -108,11 +109,17 @@ def test_steps_work_individually(cloud):
     cloud.set(workers=1)
     cloud.tpu("start", "first", *ZONE, *COMMAND)
     assert "training: 0" in cloud.tpu("logs", "first", *ZONE).stdout
-    assert "'exit_code': 0" in cloud.tpu("status", "first", *ZONE).stdout
+    status = cloud.tpu("status", "first", *ZONE).stdout
+    assert ": finished, 0 restarts, exit code 0" in status and "the job is done" in status
+    assert "gs://my-bucket/runs/first: no step has been made yet" in status
+    copied = cloud.tpu("logs", "first", *ZONE, "--model_dir=gs://my-bucket/runs/first").stdout
+    assert "training: 0" in copied and "the job is done" in copied
+    missing = cloud.tpu("logs", "first", *ZONE, "--model_dir=gs://my-bucket/runs/first", "--worker=1", code=1).stderr
+    assert "the log of worker 1 not found; the newest job has 1 logs" in missing
     assert "no running job found" in cloud.tpu("stop", "first", *ZONE).stdout
     cloud.tpu("delete", "first", *ZONE)
     assert cloud.state()["resources"] == {}
-    assert cloud.tpu("status", "first", *ZONE).stdout == "first: absent\n"
+    assert cloud.tpu("status", "first", *ZONE).stdout.startswith("first: absent\n")
 
 
 def test_copy_includes_uncommitted_and_excludes_ignored_files(cloud):
@@ -155,7 +162,7 @@ def test_failed_installation_exits(cloud):
 def test_unreachable_worker_exits_after_retries(cloud):
     cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}}, no_ssh=True)
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
-    assert "first is ready, but its first worker does not answer ssh" in result.stderr
+    assert "first is ready, but its workers do not answer ssh" in result.stderr
     assert cloud.actions().count("ssh") == 11
 
 
@@ -173,25 +180,49 @@ def test_job_lost_with_repaired_machine_is_restarted(cloud):
     assert len(cloud.runs()) == 1
 
 
-def test_several_slices_use_one_request_and_one_start(cloud):
+def test_several_slices_use_one_request_and_one_start_per_slice(cloud):
     result = cloud.tpu(
         "train", "big", "--topology=v4:4x4x16", "--zone=us-central2-b", "--num_slices=2", "--dry_run", *COMMAND, DCN
     )
     create = next(line for line in result.stdout.splitlines() if " create " in line)
     assert "--node-count=2 --node-prefix=big" in create and "--node-id" not in create
     assert "--type=v4 --topology=4x4x16" in create  # v4-512 alone would be 4x8x8
-    start = next(line for line in result.stdout.splitlines() if "supervise.py start" in line)
-    assert "--worker=all --node=all" in start
+    starts = [line for line in result.stdout.splitlines() if "supervise.py start" in line][:2]
+    assert "--worker=all --node=0" in starts[0] and "--worker=all --node=1" in starts[1]
+    assert all("host_settings.sh 2" in start for start in starts)
 
 
-def test_no_queue_creates_vm(cloud):
-    cloud.set(plan=[["READY"]], queued=[], outcomes=[0])
-    cloud.tpu("train", "first", *SLICE, "--no_queue", "--project=my-project", QUICK, *COMMAND)
+def test_instance_groups_train_on_every_vm(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=[0], workers=2)
+    options = ["--topology=tpu7x:2x2x2", "--zone=us-central1-c", "--project=my-project", "--delete_when_done"]
+    result = cloud.tpu("train", "first", *options, QUICK, *COMMAND)
+    assert "training: 0" in result.stdout and "the job is done" in result.stderr
     calls = cloud.calls()
-    create = next(words for words in calls if "create" in words)
-    assert create[2:5] == ["tpu-vm", "create", "first"] and "--version=v2-alpha-tpuv5-lite" in create
-    assert all("--project=my-project" in words and "queued-resources" not in words for words in calls)
-    assert not any(word.startswith("--node") for words in calls for word in words)
+    assert not any("tpus" in words for words in calls)
+    assert sorted(home.rpartition("/")[2] for home, _, _ in cloud.runs()) == ["first-w0", "first-w1"]
+    deleted = [words[1] for words in calls if "delete" in words]
+    assert deleted[-3:] == ["instance-groups", "instance-templates", "resource-policies"]
+
+
+@pytest.mark.parametrize(
+    ("options", "track", "flags"),
+    [
+        (["--spot"], [], ["--spot"]),
+        (["--reserved"], [], ["--reserved"]),
+        (["--reservation=mine"], ["alpha"], ["--provisioning-model=reservation-bound", "--reservation=mine"]),
+        (
+            ["--flex_start", "--max_run_duration=2d"],
+            ["alpha"],
+            ["--provisioning-model=flex-start", "--max-run-duration=2d"],
+        ),
+    ],
+)
+def test_queued_resource_requests_capacity(cloud, options, track, flags):
+    line = cloud.tpu("create", "first", *SLICE, *options, "--dry_run").stdout.splitlines()[1]
+    words = shlex.split(line)
+    expected = ["gcloud", *track, "compute", "tpus", "queued-resources", "create"]
+    assert words[: len(expected)] == expected
+    assert [word for word in words if word in flags] == flags
 
 
 def test_dry_run_prints_commands_without_calls(cloud):
@@ -199,7 +230,7 @@ def test_dry_run_prints_commands_without_calls(cloud):
     assert cloud.calls() == [] and not (cloud.checkout / ".tpu").exists()
     lines = [line for line in result.stdout.splitlines() if not line.startswith("#")]
     actions = [next((word for word in shlex.split(line) if word in ACTIONS), "git") for line in lines]
-    one_tpu = ["create", "describe", "git", "scp", "ssh", "ssh", "ssh", "ssh", "ssh"]
+    one_tpu = ["create", "describe", "git", "scp", "ssh", "ssh", "ssh", "ssh", "ssh"]  # the last two: follow, status
     assert actions == [*one_tpu, "delete", *one_tpu, "delete"]
     start = next(shlex.split(line) for line in lines if "supervise.py start" in line)
     inner = next(word for word in start if word.startswith("--command=")).partition("=")[2]

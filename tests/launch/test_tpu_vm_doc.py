@@ -49,7 +49,7 @@ def test_t5x_like_commands_parse_and_gin_files_exist(words):
 
 def test_plan_and_train_commands_set_hardware_file_and_train_steps():
     with_topology = [words for words in COMMANDS if words[1] in ("plan", "train")]
-    assert len(with_topology) == 3
+    assert len(with_topology) == 4
     for words in with_topology:
         chip = re.search(r"--topology=(\w+):", " ".join(words))[1]
         assert f"--gin_file=hardware/{chip}.gin" in words and "--gin.TRAIN_STEPS=100000" in words, words

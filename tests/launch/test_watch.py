@@ -1,5 +1,7 @@
 """Tests for launch/tpu.py and launch/lifecycle.py with a scripted shell: retries, recreation and invalid arguments."""
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ try:
     import cloud
     import lifecycle
     import tpu
+    import verdict
 finally:
     sys.path.pop(0)
 
@@ -20,7 +23,23 @@ COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first
 QUICK = "--poll_seconds=0.001"
 ABSENT = "ERROR: NOT_FOUND"
 OUTAGE, TOKENS = "ERROR: 503 The service is unavailable", "ERROR: There was a problem refreshing your auth tokens"
-DONE = '{"state": "finished", "exit_code": 0}'
+NONE, RUNS = {"state": "absent"}, {"state": "running"}
+DONE = {"state": "finished", "exit_code": 0}
+CRASHED = {"state": "finished", "exit_code": 1, "reason": "exit code 1"}
+REJECTED = {"state": "finished", "exit_code": 2, "reason": "exit code 2, an error in its arguments or settings"}
+GONE = {"state": "lost", "reason": "the machine was restarted, or the supervisor was killed"}
+
+
+class Follower:
+    """The process that shows a worker's output. It ends at once, or runs until it is ended."""
+
+    def __init__(self, ends: bool):
+        self.ends = ends
+
+    def wait(self, timeout: float) -> int:
+        if not self.ends:
+            raise subprocess.TimeoutExpired("gcloud", timeout)
+        return 0
 
 
 class Scripted(cloud.Shell):
@@ -31,28 +50,50 @@ class Scripted(cloud.Shell):
       states: States of the queued resource in the order of the calls; a text that starts with ERROR is an error. The
         last one repeats.
       deletes: Errors of the first calls to delete. Later calls succeed.
+      jobs: States of the job on the workers that answer, in the order of the calls. The last one repeats.
+      workers: Number of workers.
     """
 
-    def __init__(self, monkeypatch, states=(ABSENT,), deletes=()):
+    def __init__(self, monkeypatch, states=(ABSENT,), deletes=(), jobs=((NONE,), (DONE,)), workers=1):
         super().__init__(dry_run=False)
-        self.states, self.deletes, self.actions = list(states), list(deletes), []
+        self.states, self.deletes, self.jobs, self.workers = list(states), list(deletes), list(jobs), workers
+        self.actions = []
         monkeypatch.setattr(tpu, "Shell", lambda dry_run: self)
+        monkeypatch.setattr(tpu, "check_command", lambda command: "not checked")  # tests/launch/test_check_command.py
         monkeypatch.setattr(lifecycle, "set_up", lambda *arguments: self.actions.append("set up"))
+        monkeypatch.setattr(lifecycle, "FOLLOWER_SECONDS", 0)
+
+    @contextlib.contextmanager
+    def in_background(self, *words):
+        self.actions.append("follow")
+        yield Follower(ends=self.workers == 1)
 
     def run(self, *words, capture=False, check=True):
         action = next(word for word in words if word in ("create", "describe", "delete", "ssh"))
         if "tpu-vm" in words:
-            return subprocess.CompletedProcess(words, 0, "READY", "")
+            node = {"state": "READY", "networkEndpoints": [{}] * self.workers}
+            return subprocess.CompletedProcess(words, 0, json.dumps(node), "")
+        if action == "ssh":
+            action = "stop" if any("supervise.py stop" in word for word in words) else "jobs"
         self.actions.append(action)
-        output = DONE
-        if action == "describe":
+        output = ""
+        if action == "jobs":
+            found = self.jobs.pop(0) if len(self.jobs) > 1 else self.jobs[0]
+            output = "\n".join(json.dumps({"host": f"t1v-w-{index}", **job}) for index, job in enumerate(found))
+        elif action == "describe":
             output = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         elif action == "delete" and self.deletes:
             output = self.deletes.pop(0)
         failed = output.startswith("ERROR")
         if failed and check:
             raise cloud.CommandFailed(output)
+        if action == "describe":
+            output = output if failed else json.dumps({"state": {"state": output}})
         return subprocess.CompletedProcess(words, int(failed), "" if failed else output, output if failed else "")
+
+
+def changes(shell: Scripted) -> list[str]:
+    return [action for action in shell.actions if action not in ("describe", "jobs", "follow")]
 
 
 def train(*options: str) -> int:
@@ -66,9 +107,7 @@ def test_tpu_preempted_before_ready_is_recreated(monkeypatch, capsys):
     log = capsys.readouterr().err
     assert "first: SUSPENDING; recreating it (1 of 2)" in log
     assert "first: SUSPENDED; recreating it (2 of 2)" in log
-    assert [action for action in shell.actions if action not in ("describe", "ssh")] == [
-        *("create", "delete", "create", "delete", "create", "set up")
-    ]
+    assert changes(shell) == ["create", "delete", "create", "delete", "create", "set up"]
 
 
 def test_recreations_are_limited(monkeypatch, capsys):
@@ -128,7 +167,8 @@ def test_tpu_absent_before_deletion_is_recreated(monkeypatch):
 
 
 def test_failed_deletion_is_retried_after_the_job_is_done(monkeypatch, capsys):
-    shell = Scripted(monkeypatch, ["ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE", ABSENT], [OUTAGE, TOKENS])
+    states = ["ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE", ABSENT]
+    shell = Scripted(monkeypatch, states, [OUTAGE, TOKENS], jobs=[(RUNS,), (DONE,)])
     assert train("--delete_when_done") == 0
     assert "gcloud did not delete first: ERROR: 503 The service is unavailable; retrying" in capsys.readouterr().err
     assert shell.actions.count("delete") == 3
@@ -138,7 +178,8 @@ def test_failed_deletion_is_retried_after_the_job_is_done(monkeypatch, capsys):
 def test_tpu_that_cannot_be_deleted_raises(monkeypatch, capsys, refusal, deletes):
     shell = Scripted(monkeypatch, ["SUSPENDED"], [refusal] * 20)
     assert train() == 1
-    assert f"gcloud did not delete first: {refusal}" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert f"gcloud did not delete first: {refusal}" in log and "first may exist and incur costs" in log
     assert shell.actions.count("delete") == deletes
 
 
@@ -159,7 +200,24 @@ def test_tpu_that_cannot_be_deleted_raises(monkeypatch, capsys, refusal, deletes
         ),
         (["train", "first", *SLICE, "--num_slices=2", "--dry_run", *COMMAND], "Add --gin.DCN=\"{'data': 2}\""),
         (["create", "first", *SLICE, "--spot", "--reserved"], "--spot and --reserved exclude each other"),
-        (["create", "first", *SLICE, "--no_queue", "--num_slices=2"], "requires a queued resource"),
+        (["create", "first", *SLICE, "--spot", "--flex_start", "--max_run_duration=2d"], "exclude each other"),
+        (["create", "first", *SLICE, "--flex_start"], "--flex_start and --max_run_duration require each other"),
+        (
+            ["create", "first", "--topology=tpu7x:4x4x4", "--zone=us-central1-c", "--backend=queued"],
+            "which Google no longer develops and which does not have tpu7x. Give --backend=groups",
+        ),
+        (
+            ["create", "first", *SLICE, "--backend=groups", "--project=my-project"],
+            "Compute Engine does not have v5e. Give --backend=queued",
+        ),
+        (["delete", "first", *ZONE, "--backend=groups"], "--project is missing: instance groups refer to"),
+        (
+            [
+                *("create", "first", "--topology=tpu7x:4x4x4", "--zone=us-central1-c", "--project=my-project"),
+                "--reserved",
+            ],
+            "--reserved requires --backend=queued. Give the reservation's name",
+        ),
         (
             ["create", "first", *SLICE, "--valid_until=soon", "--dry_run"],
             "--valid_until=soon: not a duration. Write for example 6h",
@@ -191,3 +249,62 @@ def test_invalid_arguments_exit_before_any_call(monkeypatch, capsys, words, mess
     assert tpu.main(words) == 2
     assert message in capsys.readouterr().err
     assert shell.actions == []
+
+
+def test_lost_worker_restarts_the_job_on_all_workers(monkeypatch, capsys):
+    jobs = [[RUNS] * 4, [RUNS] * 4, [RUNS, RUNS, RUNS, GONE], [RUNS, RUNS, RUNS, GONE], [RUNS] * 4, [DONE] * 4]
+    shell = Scripted(monkeypatch, ["ACTIVE"], jobs=jobs, workers=4)
+    assert train("--max_recreations=1") == 0
+    log = capsys.readouterr().err
+    assert "the job is lost on t1v-w-3 (the machine was restarted" in log
+    assert "restarting the job on all workers (1 of 1)" in log
+    assert changes(shell) == ["stop", "set up"]
+    shell.jobs = [[RUNS] * 4, [GONE] * 4]
+    assert train("--max_recreations=0") == 1
+    assert "after 0 recreations; giving up" in capsys.readouterr().err
+
+
+def test_failure_on_two_workers_stops_the_others_and_is_reported(monkeypatch, capsys):
+    jobs = [[RUNS] * 4, [RUNS, CRASHED, RUNS, REJECTED]]
+    shell = Scripted(monkeypatch, ["ACTIVE"], jobs=jobs, workers=4)
+    assert train() == 2
+    log = capsys.readouterr().err
+    assert "the job ended: exit code 1 on t1v-w-1; exit code 2, an error in its arguments or settings on t1v-w-3" in log
+    assert "first still exists and incurs costs" in log
+    assert "the output of all workers is in gs://my-bucket/runs/first/logs" in log
+    assert changes(shell) == ["stop"]
+
+
+def test_delete_when_done_deletes_after_a_failure_too(monkeypatch, capsys):
+    jobs = [[RUNS], [CRASHED]]
+    shell = Scripted(monkeypatch, ["ACTIVE", "ACTIVE", ABSENT], jobs=jobs)
+    assert train("--delete_when_done") == 1
+    assert "first is deleted and incurs no more costs" in capsys.readouterr().err
+    assert changes(shell) == ["delete"]
+
+
+def test_tpu_with_a_silent_worker_is_recreated_after_retries(monkeypatch, capsys):
+    states = ["ACTIVE"] * 12 + [ABSENT, ABSENT, "ACTIVE"]
+    jobs = [[RUNS] * 4, *[[RUNS] * 3] * 12, [NONE] * 4, [DONE] * 4]
+    shell = Scripted(monkeypatch, states, jobs=jobs, workers=4)
+    assert train() == 0
+    assert "1 of 4 workers do not answer; recreating it (1 of 100)" in capsys.readouterr().err
+    assert changes(shell) == ["delete", "create", "set up"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "kind"),
+    [
+        ([NONE, NONE], verdict.IDLE),
+        ([RUNS, NONE], verdict.BROKEN),
+        ([DONE, GONE], verdict.BROKEN),
+        ([RUNS, RUNS], verdict.RUNNING),
+        ([RUNS, DONE], verdict.ENDING),
+        ([DONE, DONE], verdict.ENDED),
+        ([RUNS, CRASHED], verdict.ENDED),
+        ([CRASHED], verdict.ENDED),
+        ([RUNS], verdict.SILENT),
+    ],
+)
+def test_job_is_judged_by_all_workers(jobs, kind):
+    assert verdict.judge([{"host": "w", **job} for job in jobs], 2).kind == kind

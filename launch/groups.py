@@ -1,0 +1,244 @@
+"""Managed instance groups of Compute Engine: one group per slice, created from one instance template.
+
+The VMs of a slice with several VMs share a workload policy, which names the topology. The group is in bulk mode: it
+waits until there is capacity for all VMs and creates them together. It does not repair single VMs
+(`--default-action-on-vm-failure=do-nothing`), because launch/tpu.py recreates the whole TPU. Compute Engine rejects
+resize requests for TPUs, so a group gets its size when it is created.
+
+Sources, below docs.cloud.google.com: compute/docs/tpus/create-tpu-mig-multi-host-slice and tpus-and-migs;
+tpu/docs/spot-compute; compute/docs/instances/provisioning-models; the help of `gcloud compute resource-policies create
+workload-policy`, `instance-templates create` and `instance-groups managed`. Never run against the cloud. Google does
+not document several slices for groups: `slice_environments` sets what the Cloud TPU API and GKE set for JAX
+(jax/_src/clusters/cloud_tpu_cluster.py).
+
+Requires Python 3.10 and only its standard library.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+from cloud import (
+    ABSENT,
+    FAILED,
+    LOST,
+    PENDING,
+    READY,
+    SSH_FLAGS,
+    CommandFailed,
+    Request,
+    Shell,
+    State,
+    failure,
+    is_not_found,
+)
+from generations import IMAGE_PROJECT
+
+BOOT_DISK_SIZE = "200GB"  # the images have 10 GB, which an environment with TensorFlow and JAX does not fit in
+VM_IN_DRY_RUN = "VM"  # stands for each VM that list-instances prints
+# Maps states of VMs (compute.googleapis.com/v1) to kinds of states. A VM that does not exist yet has no state.
+VM_STATES = {
+    "RUNNING": READY,
+    **dict.fromkeys(("", "PENDING", "PROVISIONING", "STAGING", "REPAIRING"), PENDING),
+    **dict.fromkeys(
+        ("STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED", "DEPROVISIONING", "DELETING"), LOST
+    ),
+}
+REFUSALS = ("QUOTA_EXCEEDED", "PERMISSIONS_ERROR", "INVALID_", "CONDITION_NOT_MET")  # error codes; others are retried
+ENDPOINTS = (
+    "curl -sf -H Metadata-Flavor:Google "
+    "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+)
+
+
+class InstanceGroups:
+    """The instance groups of one TPU with their template and policy. Implements `cloud.Backend`.
+
+    Args:
+      shell: Runs the commands.
+      name: Name of the template and the policy, and of the group; several groups append the index of their slice.
+      zone: Zone of the groups.
+      project: Project of the groups. Required, because groups refer to templates and policies by URL.
+      num_slices: Number of slices.
+      tunnel: Connect to VMs through Identity-Aware Proxy, for VMs without external IP addresses.
+    """
+
+    def __init__(self, shell: Shell, name: str, zone: str, project: str, num_slices: int = 1, tunnel: bool = False):
+        self.shell, self.name, self.num_slices = shell, name, num_slices
+        self.groups = [name] if num_slices == 1 else [f"{name}-{index}" for index in range(num_slices)]
+        self._region, self._project = zone.rpartition("-")[0], project
+        self._in_zone = [f"--zone={zone}", f"--project={project}"]
+        self._in_region = [f"--region={self._region}", f"--project={project}"]
+        self._tunnel = ["--tunnel-through-iap"] if tunnel else []
+        self._vms: dict[str, list[str]] = {}
+
+    def _group_words(self, action: str, *words: str) -> list[str]:
+        return ["gcloud", "compute", "instance-groups", "managed", action, *words, *self._in_zone]
+
+    def _url(self, collection: str) -> str:
+        return f"projects/{self._project}/regions/{self._region}/{collection}/{self.name}"
+
+    def create(self, request: Request) -> None:
+        """Creates the policy, the template and the groups."""
+        self.shell.log("deleting the template and the policy of an earlier request, if they exist")
+        self._delete_shared_parts()
+        group = [f"--template={self._url('instanceTemplates')}", f"--size={request.slice.vms}"]
+        group += ["--target-size-policy-mode=bulk", "--default-action-on-vm-failure=do-nothing"]
+        if request.slice.vms > 1:
+            policy = ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={request.slice.topology}", *self._in_region]
+            create = ["gcloud", "compute", "resource-policies", "create", "workload-policy"]
+            self.shell.run(*create, self.name, *policy, "--quiet")
+            group.append(f"--workload-policy={self._url('resourcePolicies')}")
+        template = ["gcloud", "compute", "instance-templates", "create", self.name, *self._template_flags(request)]
+        self.shell.run(*template, "--quiet")
+        self.shell.run_all([self._group_words("create", name, *group, "--quiet") for name in self.groups])
+
+    def _template_flags(self, request: Request) -> list[str]:
+        generation = request.slice.generation
+        flags = [f"--instance-template-region={self._region}", f"--project={self._project}"]
+        flags += [f"--machine-type={request.slice.machine_type}", "--maintenance-policy=TERMINATE"]
+        flags += [f"--image-family={request.runtime_version or generation.image_family}"]
+        flags += [f"--image-project={IMAGE_PROJECT}", f"--boot-disk-size={BOOT_DISK_SIZE}"]
+        flags += [f"--boot-disk-type={generation.boot_disk_type}"] if generation.boot_disk_type else []
+        flags += self._capacity_flags(request)
+        flags += [f"--network={request.network}"] if request.network else []
+        flags += [f"--subnet={request.subnetwork}"] if request.subnetwork else []
+        flags += ["--no-address"] if request.internal_ips else []
+        flags += [f"--service-account={request.service_account}"] if request.service_account else []
+        return [*flags, "--scopes=cloud-platform"]  # without it, the VMs cannot write to the bucket
+
+    @staticmethod
+    def _capacity_flags(request: Request) -> list[str]:
+        if request.reservation:
+            model = ["--provisioning-model=RESERVATION_BOUND", "--instance-termination-action=DELETE"]
+            return [*model, "--reservation-affinity=specific", f"--reservation={request.reservation}"]
+        if request.flex_start:
+            duration = [f"--max-run-duration={request.max_run_duration}", "--instance-termination-action=DELETE"]
+            return ["--provisioning-model=FLEX_START", *duration, "--reservation-affinity=none"]
+        if request.spot:
+            return ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
+        return []
+
+    def state(self) -> State:
+        """See `cloud.Backend`. A refused request is a failure; a lack of capacity is not, because groups wait."""
+        states = [self._group_state(name) for name in self.groups]
+        kinds = {state.kind for state in states}
+        if kinds == {ABSENT}:
+            return states[0]
+        if ABSENT in kinds:
+            return State(LOST, next(state.detail for state in states if state.kind == ABSENT))
+        for kind in (FAILED, LOST, PENDING):
+            if kind in kinds:
+                return next(state for state in states if state.kind == kind)
+        return State(READY, "ready", sum(state.workers for state in states))
+
+    def _group_state(self, name: str) -> State:
+        group = self._read(name, "describe", name)
+        instances = self._read(name, "list-instances", name)
+        if self.shell.dry_run:
+            return State(READY, "ready")
+        if group is None or instances is None:
+            return State(ABSENT, "absent" if self.num_slices == 1 else f"{name} not found")
+        self._vms[name] = sorted(vm["instance"].rpartition("/")[2] for vm in instances if vm.get("instance"))
+        if refusal := next((text for code, text in errors(instances) if code.startswith(REFUSALS)), None):
+            return State(FAILED, refusal)
+        if not instances and group["status"].get("isStable"):
+            return State(LOST, f"{name} has no VMs left")  # deleted by the cloud, for example at the end of flex-start
+        for vm in instances:
+            text = "DELETING" if vm.get("currentAction") == "DELETING" else vm.get("instanceStatus", "")
+            if VM_STATES.get(text, PENDING) == LOST:
+                return State(LOST, f"{vm['instance'].rpartition('/')[2]} is {text}")
+        running = sum(vm.get("instanceStatus") == "RUNNING" for vm in instances)
+        if running < max(group["targetSize"], 1):
+            reasons = sorted({code for code, _ in errors(instances)})
+            detail = f"{name}: {running} of {group['targetSize']} VMs are running"
+            return State(PENDING, detail + (f" ({', '.join(reasons)})" if reasons else ""))
+        return State(READY, "ready", running)
+
+    def _read(self, name: str, action: str, *words: str) -> dict | list | None:
+        words = self._group_words(action, *words, "--format=json")
+        result = self.shell.run(*words, capture=True, check=False)
+        if self.shell.dry_run:
+            return None
+        if result.returncode:
+            if is_not_found(result.stderr):
+                return None
+            raise failure(f"gcloud cannot describe {name}", result.stderr)
+        return json.loads(result.stdout)
+
+    def failure_reason(self) -> str:
+        """See `cloud.Backend`."""
+        return next((state.detail for state in map(self._group_state, self.groups) if state.kind == FAILED), "unknown")
+
+    def delete(self) -> None:
+        """See `cloud.Backend`."""
+        for name in self.groups:  # the template and the policy can be deleted only when no group uses them
+            result = self.shell.run(*self._group_words("delete", name, "--quiet"), capture=True, check=False)
+            if result.returncode and not is_not_found(result.stderr):
+                raise failure(f"gcloud did not delete {name}", result.stderr)
+        self._delete_shared_parts()
+
+    def _delete_shared_parts(self) -> None:
+        for collection, location in (("instance-templates", self._in_region), ("resource-policies", self._in_region)):
+            words = ["gcloud", "compute", collection, "delete", self.name, *location, "--quiet"]
+            result = self.shell.run(*words, capture=True, check=False)
+            if result.returncode and not is_not_found(result.stderr):
+                raise failure(f"gcloud did not delete {self.name} of {collection}", result.stderr)
+
+    def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
+        """See `cloud.Backend`. Workers are the VMs of a group in the order of their names."""
+        names = self._names(slice_index)
+        if self.shell.dry_run:
+            worker = 0
+        if worker >= len(names):
+            raise CommandFailed(f"--worker={worker}: {self.groups[slice_index]} has {len(names)} VMs")
+        return self._ssh_words(names[worker], command)
+
+    def _ssh_words(self, vm: str, command: str) -> list[str]:
+        words = ["gcloud", "compute", "ssh", vm, *self._in_zone, *self._tunnel, *SSH_FLAGS, "--quiet"]
+        return [*words, f"--command={command}"]
+
+    def _names(self, slice_index: int) -> list[str]:
+        """Returns the names of the VMs of a slice, as `state` has read them."""
+        if self.shell.dry_run:
+            return [VM_IN_DRY_RUN]
+        name = self.groups[slice_index]
+        if name not in self._vms:
+            self._group_state(name)
+        return self._vms.get(name, [])
+
+    def _all_names(self, slice_index: int | None = None) -> list[str]:
+        indices = range(self.num_slices) if slice_index is None else [slice_index]
+        return [vm for index in indices for vm in self._names(index)]
+
+    def ssh(self, command: str, slice_index: int | None = None, **options) -> subprocess.CompletedProcess:
+        """See `cloud.Backend`."""
+        names = self._all_names(slice_index)
+        return self.shell.run_all([self._ssh_words(vm, command) for vm in names], **options)
+
+    def copy(self, file: Path) -> None:
+        """See `cloud.Backend`."""
+        scp = ["gcloud", "compute", "scp", str(file)]
+        options = [*self._in_zone, *self._tunnel, "--quiet"]
+        self.shell.run_all([[*scp, f"{vm}:{file.name}", *options] for vm in self._all_names()])
+
+    def slice_environments(self) -> list[dict[str, str]]:
+        """See `cloud.Backend`. JAX's coordinator is the first worker that the metadata of slice 0 lists."""
+        if self.num_slices == 1:
+            return [{}]
+        endpoints = self.shell.run(*self.ssh_words(ENDPOINTS, 0, 0), capture=True).stdout.strip()
+        coordinator = endpoints.partition(",")[0].rpartition(":")[2] or VM_IN_DRY_RUN
+        return [
+            {
+                "MEGASCALE_COORDINATOR_ADDRESS": coordinator,
+                "MEGASCALE_NUM_SLICES": str(self.num_slices),
+                "MEGASCALE_SLICE_ID": str(index),
+            }
+            for index in range(self.num_slices)
+        ]
+
+
+def errors(instances: list[dict]) -> list[tuple[str, str]]:
+    """Returns codes and messages of the errors of the last attempts to create VMs."""
+    attempts = [vm.get("lastAttempt", {}).get("errors", {}).get("errors", []) for vm in instances]
+    return [(error.get("code", ""), error.get("message", "")) for found in attempts for error in found]

@@ -1,0 +1,62 @@
+"""Judges a job by the states of all its workers.
+
+Requires Python 3.10 and only its standard library.
+"""
+
+import dataclasses
+
+from protocol import SUCCESS, USER_ERROR
+
+# A worker does not answer; the job was not started; a worker has lost it; it runs on all workers; some workers have
+# finished successfully and the others have not yet; it has ended on all workers, or failed on one.
+SILENT, IDLE, BROKEN, RUNNING, ENDING, ENDED = "silent", "idle", "broken", "running", "ending", "ended"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The state of a job.
+
+    Attributes:
+      kind: One of the constants of this module.
+      detail: A sentence for the log.
+      exit_code: Exit code of the job if it has ended.
+      answered: Number of workers that answered.
+      running: Number of workers on which it is still running.
+    """
+
+    kind: str
+    detail: str
+    exit_code: int = SUCCESS
+    answered: int = 0
+    running: int = 0
+
+
+def judge(jobs: list[dict], num_workers: int) -> Verdict:
+    """Judges a job.
+
+    Args:
+      jobs: The state of the job on each worker that answered, as reported by its supervisor.
+      num_workers: Number of workers.
+    """
+    by_state = {state: [job for job in jobs if job["state"] == state] for state in ("absent", "lost", "running")}
+    finished = [job for job in jobs if job["state"] == "finished"]
+    failed = [job for job in finished if job["exit_code"] != SUCCESS]
+    counts = {"answered": len(jobs), "running": len(by_state["running"])}
+    if failed:  # its supervisor has given up, so the other workers wait for it in vain
+        codes = [job["exit_code"] for job in failed]
+        reasons = "; ".join(f"{job['reason']} on {job['host']}" for job in failed)
+        code = USER_ERROR if USER_ERROR in codes else codes[0]
+        return Verdict(ENDED, f"the job ended: {reasons}", code, **counts)
+    if len(jobs) < num_workers:
+        return Verdict(SILENT, f"{num_workers - len(jobs)} of {num_workers} workers do not answer", **counts)
+    if len(by_state["absent"]) == len(jobs):
+        return Verdict(IDLE, "no job", **counts)
+    if by_state["lost"] or by_state["absent"]:
+        lost = [f"{job['host']} ({job['reason']})" for job in by_state["lost"]]
+        lost += [f"{job['host']} (the machine is new)" for job in by_state["absent"]]
+        return Verdict(BROKEN, f"the job is lost on {', '.join(lost)}", **counts)
+    if len(finished) == len(jobs):
+        return Verdict(ENDED, "the job is done", **counts)
+    if finished:
+        return Verdict(ENDING, f"the job has finished on {len(finished)} of {num_workers} workers", **counts)
+    return Verdict(RUNNING, "the job is running", **counts)
