@@ -9,6 +9,9 @@ from t5x_like.mesh import MESH_AXES
 LENGTH = "length"
 # Heads of queries, and of keys and values. A kernel has one of them before `kv`, the size of a head.
 HEADS, KV_HEADS, HEAD_SIZE = "heads", "kv_heads", "kv"
+# Heads within an attention whose positions are sharded (`kernels.head_exchange`). Unless a mapping has a rule for them,
+# they use the mesh axes of heads and those of positions.
+ATTENTION_HEADS = "attention_heads"
 # Adjacent dimensions that are one dimension of a matrix, as other libraries store it.
 JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
 # Dimensions that are replicated if their size is not divisible by the mesh axes of their rule, instead of an error:
@@ -52,7 +55,8 @@ RULE_SETS: dict[str, Rules] = {
 def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """Returns the name of a rule set, `custom` for a mapping, and its rules.
 
-    The heads of keys and values follow the rule of the heads of queries, unless the mapping has one for `kv_heads`.
+    The heads of keys and values follow the rule of the heads of queries, unless the mapping has one for `kv_heads`, and
+    those within an attention the rules of heads and of positions, unless it has one for `attention_heads`.
 
     Args:
       rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
@@ -63,8 +67,9 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     if isinstance(rules, str) and rules not in RULE_SETS:
         raise UserError(f"rule set {rules!r} is unknown. Give one of {sorted(RULE_SETS)} or a mapping.")
     name, found = (rules, RULE_SETS[rules]) if isinstance(rules, str) else ("custom", dict(rules))
-    if HEADS in found:
-        found = {**found, KV_HEADS: found.get(KV_HEADS, found[HEADS])}
+    heads, positions = (as_tuple(found.get(axis)) for axis in (HEADS, LENGTH))
+    found = {**found, KV_HEADS: found.get(KV_HEADS, heads)}
+    found = {**found, ATTENTION_HEADS: found.get(ATTENTION_HEADS, heads + positions)}
     for logical, axes in found.items():
         if unknown := set(as_tuple(axes)) - set(MESH_AXES):
             raise UserError(

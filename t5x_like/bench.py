@@ -83,6 +83,7 @@ def bench(
             objective,
             arguments.get("microbatches", 1),
             arguments.get("loss_normalizing_factor", "NUM_REAL_TARGET_TOKENS"),
+            arguments.get("gather_parameters", "per_use"),
         )
         measured = {**parts.compile_parts(running, program, loss), **measured}
         for name in (parts.FORWARD, parts.FORWARD_BACKWARD):

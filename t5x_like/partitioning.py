@@ -165,6 +165,17 @@ class Partitioner:
         gathered.rules = rules
         return gathered
 
+    @functools.cached_property
+    def of_one_device(self) -> "Partitioner":
+        """This partitioner with a mesh of its first device, for what each device computes alone."""
+        alone = copy.copy(self)
+        alone.mesh = Mesh(self.mesh.devices.flat[:1].reshape([1] * self.mesh.devices.ndim), self.mesh.axis_names)
+        return alone
+
+    def axes_of(self, logical: str) -> tuple[str, ...]:
+        """Returns the mesh axes of several devices that shard a logical axis."""
+        return tuple(axis for axis in as_tuple(self.rules.get(logical, ())) if self.mesh.shape[axis] > 1)
+
     def with_rules(self, rules: "str | Rules | None") -> "Partitioner":
         """Returns a partitioner of the same mesh with other rules, or this one for None.
 
@@ -178,7 +189,8 @@ class Partitioner:
             return self
         changed = copy.copy(self)
         changed.rules_name, changed.rules = checked_rules(rules)
-        changed.__dict__.pop("gathered", None)  # computed from the other rules
+        for computed in ("gathered", "of_one_device"):  # from the other rules
+            changed.__dict__.pop(computed, None)
         return changed
 
     @property

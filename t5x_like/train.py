@@ -9,7 +9,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training import loop, run, run_directory, step
+from t5x_like.training import gathering, loop, run, run_directory, step
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.program import make_program
@@ -31,6 +31,7 @@ def train(
     microbatches: int = 1,
     max_grad_norm: float | None = None,
     loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
+    gather_parameters: gathering.Gathering = "per_use",
     seed: int = 0,
     log_period: int = 100,
     eval_period: int | None = 1000,
@@ -66,6 +67,10 @@ def train(
       max_grad_norm: Gradients with a larger global norm are scaled down to it.
       loss_normalizing_factor: What the summed loss is divided by: `"NUM_REAL_TARGET_TOKENS"` (the mean over target
         tokens), a number, or None (the sum, which is T5X's default).
+      gather_parameters: When a device gathers sharded parameters and reduces their gradients. `"per_use"`: in each
+        pass of each microbatch, layer by layer. `"per_step"`: once per step, which sends fewer bytes if there are
+        several microbatches, and needs memory for all parameters in the dtype of the computation and for all gradients
+        in float32. The mesh may then only have the axes `data` and `fsdp`. Without dropout, the result is the same.
       seed: Seed of initialization and dropout. Data sources have their own.
       log_period: Steps between two rows of training metrics.
       eval_period: Steps between two evaluations. None disables evaluation. The last step is always evaluated otherwise.
@@ -117,6 +122,7 @@ def train(
         microbatches=microbatches,
         max_grad_norm=max_grad_norm,
         loss_normalizing_factor=loss_normalizing_factor,
+        gather_parameters=gather_parameters,
         seed=seed,
         compiler_options=compiler_options,
     )

@@ -49,7 +49,7 @@ def test_few_heads_of_keys_are_replicated_and_copied_for_each_shard():
         assert [partitioning.kv_head_copies(kv_heads) for kv_heads in (8, 4, 3, 2, 1)] == [1, 1, 1, 2, 4]
     assert partitioning.kv_head_copies(2) == 1
     # A mapping without a rule for `kv_heads` shards them like the heads of queries.
-    assert Partitioner(rules={"heads": "tensor"}, ici={"data": 8}).rules["kv_heads"] == "tensor"
+    assert Partitioner(rules={"heads": "tensor"}, ici={"data": 8}).rules["kv_heads"] == ("tensor",)
 
 
 def test_only_features_with_the_length_of_tokens_are_sharded_along_length():

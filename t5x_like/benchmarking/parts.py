@@ -12,6 +12,7 @@ from absl import logging
 from t5x_like import optimizers
 from t5x_like.objectives.base import Objective
 from t5x_like.training import step
+from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
 
 STEP, FORWARD, FORWARD_BACKWARD = "step", "forward", "forward_backward"
@@ -72,11 +73,13 @@ class LossOfRun:
       objective: The objective.
       microbatches: Number of microbatches per batch.
       normalization: What the summed loss is divided by.
+      gather: When parameters are gathered and gradients reduced.
     """
 
     objective: Objective
     microbatches: int
     normalization: step.LossNormalization
+    gather: Gathering = "per_use"
 
 
 def compile_parts(running: RunningStep, program: Program, loss: LossOfRun) -> dict[str, Callable[[], Any]]:
@@ -128,6 +131,6 @@ def _forward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
 def _forward_backward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
     """Returns the norm of the gradient, so that no gradient needs memory as a result, and the metrics."""
     grads, metrics = step.gradients(
-        loss.objective, state.params, frozen, batch, key, loss.microbatches, normalize, state.step
+        loss.objective, state.params, frozen, batch, key, loss.microbatches, normalize, state.step, loss.gather
     )
     return optimizers.global_norm(grads), metrics

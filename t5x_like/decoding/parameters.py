@@ -1,6 +1,7 @@
 """Parameters in the dtype and the layout in which decoding reads them."""
 
 import math
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax
@@ -19,9 +20,7 @@ GATHERED_FRACTION = 0.5
 def for_decoding(model: M) -> M:
     """Casts and gathers the parameters of a model once, because every step of decoding reads all of them.
 
-    A step computes few products per parameter, so it takes as long as reading them. Kernels, their biases and
-    embeddings are cast to `config.compute_dtype`, in which they are used; the results stay the same to the bit. The
-    other parameters, such as the scales of norms, are used in float32 and stay float32.
+    A step computes few products per parameter, so it takes as long as reading them.
 
     Args:
       model: the model. A second call returns the same arrays.
@@ -29,14 +28,30 @@ def for_decoding(model: M) -> M:
     Returns:
       The model, with whole parameters on devices that hold different rows, unless these are too large.
     """
+    return _gather(in_compute_dtype(model, ("kernel", "embedding")))
+
+
+def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
+    """Casts parameters to `config.compute_dtype`, in which they are used; the results stay the same to the bit.
+
+    The other parameters, such as the scales of norms, are used in float32 and stay float32.
+
+    Args:
+      model: the model, some of whose parameters may be None.
+      kinds: names of the parameters to cast within their layers: `kernel`, with its bias, or `embedding`. The gradient
+        of an embedding is summed over tokens in the dtype of the embedding.
+
+    Returns:
+      The model.
+    """
     names = set(parameters.named_leaves(model))
 
     def cast(name, leaf):
         parent, _, kind = name.rpartition("/")
-        of_kernel = kind == "bias" and f"{parent}/kernel" in names
-        return leaf.astype(model.config.compute_dtype) if kind in ("kernel", "embedding") or of_kernel else leaf
+        of_kernel = kind == "bias" and "kernel" in kinds and f"{parent}/kernel" in names
+        return leaf.astype(model.config.compute_dtype) if kind in kinds or of_kernel else leaf
 
-    return _gather(parameters.map_named(cast, model))
+    return parameters.map_named(cast, model)
 
 
 def _gather(tree: Any) -> Any:

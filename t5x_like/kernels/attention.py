@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels import cudnn_attention, score_products
+from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
+from t5x_like.kernels import cudnn_attention, head_exchange, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import Mask
@@ -183,15 +184,17 @@ def backend_for(
 
 def _refusal(q, k) -> str | None:
     """Returns why no fused implementation computes an attention of queries and keys with these shapes."""
-    q_len, _, head_dim = q.shape[1:]
+    q_len, heads, head_dim = q.shape[1:]
     kv_len, kv_heads = k.shape[1:3]
-    heads_shards = partitioning.axis_size("heads")
     if q_len <= head_dim:
         return "the scores of so few queries take less memory than their keys and values"
-    if max(partitioning.axis_size("length", q_len), partitioning.axis_size("length", kv_len)) > 1:
-        return "positions are sharded"
-    if kv_heads % heads_shards:
-        return f"{kv_heads} heads of keys are not divisible by the {heads_shards} shards of heads"
+    axis = head_exchange.heads_axis(q.shape, k.shape)
+    shards = partitioning.axis_size(axis)
+    if axis == HEADS and max(partitioning.axis_size("length", length) for length in (q_len, kv_len)) > 1:
+        wanted = partitioning.axis_size(ATTENTION_HEADS)
+        return f"positions are sharded, and {heads} heads ({kv_heads} of keys) do not fit {wanted} shards of heads"
+    if kv_heads % shards:
+        return f"{kv_heads} heads of keys are not divisible by the {shards} shards of heads"
     return None
 
 
@@ -235,6 +238,7 @@ def attention(
         shape = bias.values.shape if isinstance(bias, RelativeBias) else bias.shape
         raise ValueError(f"bias {shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
     dropout = NO_DROPOUT if dropout_key is None else dropout
+    q, k, v = head_exchange.exchange(q, k, v)
     name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
     options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
     if name == "xla":

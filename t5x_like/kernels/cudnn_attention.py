@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.head_exchange import heads_axis
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_bias import RelativeBias
 
@@ -137,7 +138,8 @@ def attention(
     if partitioner is None or partitioner.mesh.size == 1:
         return local(q, k, v, mask)
     # Each device computes its own rows and heads.
-    rows, _, heads, _ = partitioner.spec(("batch", None, "heads", None), q.shape, "queries")
+    axis = heads_axis(q.shape, k.shape)
+    rows, _, heads, _ = partitioner.spec(("batch", None, axis, None), q.shape, "queries")
     by_heads = P(rows, None, heads, None)
     return jax.shard_map(
         local,

@@ -13,7 +13,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.training import step
+from t5x_like.training import gathering, step
 
 
 class Teacher(Protocol):
@@ -77,6 +77,7 @@ def make_program(
     microbatches: int = 1,
     max_grad_norm: float | None = None,
     loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
+    gather_parameters: gathering.Gathering = "per_use",
     seed: int = 0,
     compiler_options: Mapping[str, Any] | None = None,
     teachers: Mapping[str, Teacher] | None = None,
@@ -92,6 +93,7 @@ def make_program(
       microbatches: Number of microbatches per batch.
       max_grad_norm: Gradients with a larger global norm are scaled down to it.
       loss_normalizing_factor: What the summed loss is divided by.
+      gather_parameters: When parameters are gathered and gradients reduced; see `gathering`.
       seed: Seed of initialization and dropout.
       compiler_options: XLA options for the training step.
       teachers: Name -> network that the objective reads at `params["teachers"][name]`.
@@ -106,6 +108,7 @@ def make_program(
     teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
     config = partitioning.for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
+    gathering.check(gather_parameters, partitioner)
     _check_batch(batch_shapes, objective.features.axes, microbatches, partitioner)
     check_inputs(config, objective, batch_shapes)
     for each in teachers.values():
@@ -132,6 +135,7 @@ def make_program(
         microbatches=microbatches,
         max_grad_norm=max_grad_norm,
         loss_normalizing_factor=loss_normalizing_factor,
+        gather=gather_parameters,
         count_tokens=objective.features.segment_features,
     )
     return Program(

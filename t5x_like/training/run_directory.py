@@ -32,7 +32,7 @@ _REASON_CHARACTERS = 2000
 # hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
 _FREE_PARAMETERS = (
     *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "checkpoints", "patience"),
-    *("partitioner", "microbatches", "stop_after_skipped", "compiler_options", "on_finish"),
+    *("partitioner", "microbatches", "gather_parameters", "stop_after_skipped", "compiler_options", "on_finish"),
     *("eval_steps", "eval_data", "eval_objective"),  # in runs of earlier versions
     "vocabulary_path",  # the run has a copy, with which it is compared
 )

@@ -17,6 +17,8 @@ from t5x_like import optimizers, partitioning
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
+from t5x_like.training import gathering
+from t5x_like.training.gathering import Gathering
 
 # Number of the key of `Objective.prepare` among the keys derived from that of a step. Microbatches count from 0.
 _PREPARE = 2**31
@@ -169,6 +171,7 @@ def gradients(
     microbatches: int,
     normalize: Any,
     step: Int[Array, ""] | int = 0,
+    gather: Gathering = "per_use",
 ) -> tuple[Any, Any]:
     """Computes the gradient of the normalized loss over the whole batch, and the summed metrics.
 
@@ -181,38 +184,60 @@ def gradients(
       microbatches: Number of microbatches, which run one after the other.
       normalize: The divisor of each term; see `normalizers`.
       step: The step of the update, counted from 0, for coefficients that are schedules.
+      gather: When parameters are gathered and gradients reduced; see `gathering`.
 
     Returns:
       `(gradients, metrics)`: float32 gradients shaped like `params`, and metrics as `{name: (sum, weight)}`.
     """
-    coefficients = coefficients_at(objective, step)
 
-    def loss(params, microbatch, key):
-        terms = objective.terms(assemble(params, frozen), microbatch, dropout_key=key)
-        total = sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
-        return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
+    def of_rows(params, others, batch, key):
+        frozen, normalize, step = others
+        coefficients = coefficients_at(objective, step)
 
-    differentiate = jax.grad(loss, has_aux=True)
+        def loss(params, microbatch, key):
+            terms = objective.terms(assemble(params, frozen), microbatch, dropout_key=key)
+            total = sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
+            return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
+
+        return _accumulated(jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes)
+
+    others = (frozen, normalize, step)
+    if gather == "per_step":
+        grads, metrics = gathering.sum_over_rows(of_rows, params, others, batch, key, objective.features.axes)
+        grads = partitioning.shard_tree(grads)
+    else:
+        grads, metrics = of_rows(params, others, batch, key)
+    metrics["objective"] = (metrics["objective"][0], jnp.ones((), jnp.float32))
+    return grads, metrics
+
+
+def _accumulated(
+    differentiate: Callable,
+    params: Any,
+    batch: Mapping[str, Array],
+    key: jax.Array | None,
+    microbatches: int,
+    axes: Axes,
+) -> tuple[Any, Any]:
+    """Returns the sums over microbatches of `differentiate(params, microbatch, key)`: float32 gradients and metrics."""
 
     def one(microbatch, index):
         microbatch_key = None if key is None else jax.random.fold_in(key, index)
         grads, metrics = differentiate(params, microbatch, microbatch_key)
+        grads = jax.tree.map(lambda gradient: gradient.astype(jnp.float32), grads)
         return partitioning.shard_tree(grads), metrics
 
     if microbatches == 1:
-        grads, metrics = one(batch, 0)
-    else:
-        stacked = split_batch(batch, microbatches, objective.features.axes)
+        return one(batch, 0)
+    stacked = split_batch(batch, microbatches, axes)
 
-        def accumulate(total, indexed):
-            index, microbatch = indexed
-            return jax.tree.map(jnp.add, total, one(microbatch, index)), None
+    def accumulate(total, indexed):
+        index, microbatch = indexed
+        return jax.tree.map(jnp.add, total, one(microbatch, index)), None
 
-        shapes = jax.eval_shape(one, {name: feature[0] for name, feature in stacked.items()}, 0)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        (grads, metrics), _ = jax.lax.scan(accumulate, zeros, (jnp.arange(microbatches), stacked))
-    metrics["objective"] = (metrics["objective"][0], jnp.ones((), jnp.float32))
-    return grads, metrics
+    shapes = jax.eval_shape(one, {name: feature[0] for name, feature in stacked.items()}, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(accumulate, zeros, (jnp.arange(microbatches), stacked))[0]
 
 
 def make_train_step(
@@ -222,6 +247,7 @@ def make_train_step(
     microbatches: int = 1,
     max_grad_norm: float | None = None,
     loss_normalizing_factor: LossNormalization = "NUM_REAL_TARGET_TOKENS",
+    gather: Gathering = "per_use",
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
 ) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
@@ -238,6 +264,7 @@ def make_train_step(
       microbatches: Number of microbatches per batch.
       max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
       loss_normalizing_factor: See `normalizers`.
+      gather: When parameters are gathered and gradients reduced; see `gathering`.
       dropout: Whether the model gets a dropout key.
       count_tokens: Features whose non-zero entries are counted as `tokens`.
 
@@ -259,7 +286,9 @@ def make_train_step(
             batch = prepare(assemble(state.params, frozen), batch, key=prepare_key, step=state.step)
         normalize = normalizers(objective, batch, loss_normalizing_factor)
         key = step_key if dropout else None
-        grads, metrics = gradients(objective, state.params, frozen, batch, key, microbatches, normalize, state.step)
+        grads, metrics = gradients(
+            objective, state.params, frozen, batch, key, microbatches, normalize, state.step, gather
+        )
         norm = optimizers.global_norm(grads)
         if max_grad_norm is not None:
             grads, _ = optimizers.clip_by_global_norm(grads, max_grad_norm)

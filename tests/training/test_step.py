@@ -1,5 +1,8 @@
 """The training step: gradients for any number of microbatches and devices, skipped updates, and reported metrics."""
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,17 +12,22 @@ from flax import nnx
 from t5x_like import optimizers, parameters
 from t5x_like.data import batches, specs
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.base import Terms
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner, shard
-from t5x_like.training import step
+from t5x_like.planning import hlo, walk
+from t5x_like.planning.collectives import DeviceMesh
+from t5x_like.training import gathering, program, step
 
 BATCH, LENGTH, WIDTH = 16, 6, 8
 
 
 class Net(nnx.Module):
+    config = types.SimpleNamespace(compute_dtype="float32")
+
     def __init__(self, key):
         self.kernel = nnx.Param(jax.random.normal(key, (WIDTH, WIDTH)) / 3, axes=("embed", "mlp"))
 
@@ -60,9 +68,10 @@ def direct_gradient(params, batch):
     return jax.grad(loss)(params)
 
 
+@pytest.mark.parametrize("gather", gathering.GATHERINGS)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices):
+def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices, gather):
     if microbatches * devices > BATCH:
         pytest.skip("more shards than rows")
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
@@ -71,7 +80,7 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
 
     def run(params, batch):
         normalize = step.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(TwoTerms(), params, frozen, batch, None, microbatches, normalize)
+        return step.gradients(TwoTerms(), params, frozen, batch, None, microbatches, normalize, gather=gather)
 
     grads, metrics = partitioner.jit(run)(params, partitioner.put_batch(make_batch()))
     expected = direct_gradient(params, make_batch())["model"].kernel[...]
@@ -178,6 +187,50 @@ def test_batch_is_prepared_before_weights_and_microbatches():
 def test_indivisible_batch_raises():
     with pytest.raises(ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* times 3 microbatches"):
         step.split_batch(make_batch(), 3)
+
+
+T5 = T5Config(vocab_size=40, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, encoder_layers=2, decoder_layers=2)
+
+
+def make_program_of_t5(gather, config=T5, ici=None, **options):
+    tokens = np.random.default_rng(0).integers(1, 40, (16, 6), np.int32)
+    arrays = batches.from_arrays(specs.ENCODER_DECODER, {"inputs": tokens, "targets": tokens[:, 1:]})
+    objective = SequenceToSequence()
+    source = types.SimpleNamespace(batch_shapes=lambda features: {name: x.shape for name, x in arrays.items()})
+    made = program.make_program(
+        model=config,
+        objective=objective,
+        optimizer=sgd(0.1),
+        data=source,
+        partitioner=Partitioner(rules="fsdp", ici=ici or {"data": 2, "fsdp": 4}),
+        gather_parameters=gather,
+        **options,
+    )
+    return made, arrays
+
+
+def test_parameters_gathered_once_per_step_train_the_same_with_fewer_collectives():
+    updated, counts = {}, {}
+    for gather in gathering.GATHERINGS:
+        config = dataclasses.replace(T5, scan_layers=True, dropout_rate=0.0)
+        made, arrays = make_program_of_t5(gather, config, microbatches=2)
+        state, frozen = made.init(jax.random.key(0))
+        compiled = made.train_step.lower(state, frozen, made.partitioner.put_batch(arrays)).compile()
+        devices = DeviceMesh({axis: int(size) for axis, size in made.partitioner.mesh.shape.items()}, (0,) * 8)
+        work = walk.work(hlo.parse(compiled.as_text()), devices)
+        counts[gather] = sum(sent.count for sent in work.collectives.values())
+        state, _ = compiled(state, frozen, made.partitioner.put_batch(arrays))
+        updated[gather] = {name: np.asarray(x) for name, x in parameters.named_leaves(state.params).items()}
+    for name, expected in updated["per_use"].items():
+        np.testing.assert_allclose(updated["per_step"][name], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    assert counts["per_step"] < counts["per_use"] / 2, counts
+
+
+def test_parameters_gathered_once_need_whole_rows():
+    with pytest.raises(UserError, match="GATHER_PARAMETERS='per_step': the mesh axes {'tensor': 2} split rows"):
+        make_program_of_t5("per_step", ici={"data": 4, "tensor": 2})
+    with pytest.raises(UserError, match="GATHER_PARAMETERS='sometimes' is unknown"):
+        make_program_of_t5("sometimes")
 
 
 def test_microbatches_lower_peak_memory():

@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 from t5x_like import partitioning
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Inputs
+from t5x_like.kernels.head_exchange import heads_axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Layout:
         partitioner = partitioning.bound_partitioner()
         rows = heads = None
         if partitioner is not None and partitioner.mesh.size > 1:
-            rows, _, heads, _ = partitioner.spec(("batch", None, "heads", None), inputs.q.shape, "queries")
+            axis = heads_axis(inputs.q.shape, inputs.k.shape)
+            rows, _, heads, _ = partitioner.spec(("batch", None, axis, None), inputs.q.shape, "queries")
         else:
             partitioner = None
         by_heads, by_rows = P(rows, None, heads, None), P(rows, None)

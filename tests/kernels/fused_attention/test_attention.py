@@ -198,12 +198,13 @@ def test_queries_without_visible_keys():
     assert not causal[0][:, 5].any() and not causal[1][:, 5].any() and causal[0][:, 6].any()
 
 
-def test_sharded_rows_and_heads_give_the_same_results():
-    case = Case(128, 128, heads=4, kv_heads=2, causal=True, segments=True, bias=True, batch=4)
+@pytest.mark.parametrize("sequence", [1, 2])  # 2: positions are sharded outside of attention, and heads within it
+def test_sharded_rows_and_heads_give_the_same_results(sequence):
+    case = Case(128, 128, heads=8, kv_heads=4, causal=True, segments=True, bias=True, batch=4)
     options = {"dropout": Dropout(0.1), "dropout_key": jax.random.key(0)}
     expected = case.fused(**options)
-    partitioner = Partitioner(rules="fsdp_tp", ici={"data": 2, "fsdp": 2, "tensor": 2})
-    with partitioner.bound():
+    ici = {"data": 2 // sequence, "fsdp": 2, "sequence": sequence, "tensor": 2}
+    with Partitioner(rules="fsdp_tp_sp", ici=ici).bound():
         assert_equal(case.fused(**options), expected)
 
 

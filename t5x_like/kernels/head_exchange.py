@@ -1,0 +1,60 @@
+"""Attention of sharded positions: devices exchange positions for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
+
+Where `length` is sharded, a device has all heads of its positions. Attention needs all positions, but computes each
+head alone. An all-to-all before it gives every device all positions of some heads, and one after it returns the output
+to the shards of positions. The bytes that a device sends are those of its own queries, keys, values and outputs,
+whatever the number of devices; gathered keys and values would be as large as those of all devices.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t5x_like import partitioning
+from t5x_like.axis_rules import ATTENTION_HEADS, HEADS, LENGTH
+
+
+def heads_axis(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
+    """Returns the logical axis of the heads during an attention.
+
+    Args:
+      q_shape: sizes of the queries `[batch, q_len, heads, kv]`.
+      k_shape: sizes of the keys `[batch, kv_len, kv_heads, kv]`.
+
+    Returns:
+      `attention_heads` if positions are sharded and exchanged for heads, otherwise `heads`.
+    """
+    is_sharded = partitioning.axis_size(LENGTH, q_shape[1]) > 1
+    return ATTENTION_HEADS if is_sharded and _copies(q_shape[2], k_shape[2]) else HEADS
+
+
+def exchange(
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    v: Float[Array, "batch kv_len kv_heads kv"],
+) -> tuple[Array, Array, Array]:
+    """Shards the heads of queries, keys and values instead of their positions, if positions are sharded.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+
+    Returns:
+      The same arrays. Heads of keys and values that are fewer than the shards are repeated, one after another. Heads
+      that the shards do not divide stay as they are.
+    """
+    if heads_axis(q.shape, k.shape) == HEADS:
+        return q, k, v
+    if (copies := _copies(q.shape[2], k.shape[2])) > 1:
+        k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+    return tuple(partitioning.shard(x, "batch", None, ATTENTION_HEADS, "kv") for x in (q, k, v))
+
+
+def _copies(heads: int, kv_heads: int) -> int:
+    """Returns how often a head of keys is repeated so that the shards divide the heads; 0 if they cannot."""
+    shards = partitioning.axis_size(ATTENTION_HEADS)
+    if heads % shards:
+        return 0
+    if kv_heads % shards == 0:
+        return 1
+    return shards // kv_heads if shards % kv_heads == 0 else 0

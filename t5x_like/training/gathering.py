@@ -1,0 +1,94 @@
+"""Parameters that are gathered once per step: each device computes the gradient of its own rows without communication.
+
+Under rules such as `fsdp`, every pass of every microbatch gathers the parameters of a layer and reduces their gradients
+(`per_use`). With `per_step`, a device holds all parameters in the dtype of the computation, and the float32 sum of the
+gradients of its rows over the microbatches. A step then sends the parameters and their gradients once, as ZeRO stage 2
+does (Rajbhandari et al. 2020, section 5.2), whatever the number of microbatches.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from t5x_like import partitioning
+from t5x_like.axis_rules import Axes
+from t5x_like.decoding.parameters import in_compute_dtype
+from t5x_like.errors import UserError
+
+Gathering = Literal["per_use", "per_step"]
+GATHERINGS: tuple[Gathering, ...] = ("per_use", "per_step")
+
+# function(params, others, batch, key) -> sums over the rows of the batch.
+RowSums = Callable[[Any, Any, Mapping[str, Array], jax.Array | None], Any]
+
+
+def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
+    """Checks that the devices of a mesh can compute their rows alone.
+
+    Args:
+      gathering: one of `GATHERINGS`.
+      partitioner: mesh and rules; None for a single device.
+
+    Raises:
+      UserError: `gathering` is unknown, or the mesh splits rows.
+    """
+    if gathering not in GATHERINGS:
+        raise UserError(f"GATHER_PARAMETERS={gathering!r} is unknown. Give one of {', '.join(GATHERINGS)}.")
+    if gathering == "per_use" or partitioner is None:
+        return
+    splitting = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
+    for axis in partitioner.axes_of("batch"):
+        splitting.pop(axis, None)
+    if splitting:
+        raise UserError(
+            f"GATHER_PARAMETERS='per_step': the mesh axes {splitting} split rows, so that no device can compute the "
+            "gradient of its rows alone. Give 'per_use', or a mesh of 'data' and 'fsdp'."
+        )
+
+
+def sum_over_rows(
+    function: RowSums, params: Any, others: Any, batch: Mapping[str, Array], key: jax.Array | None, axes: Axes
+) -> Any:
+    """Returns the sum of `function` over all rows, computed on each device for its own rows with whole parameters.
+
+    Dropout differs from that of a computation over the whole batch: each device has a key of its own.
+
+    Args:
+      function: computes sums over the rows of a batch.
+      params: parameters, as `{"model": …, "objective": …}`. Kernels of the model arrive in `function` in the dtype of
+        the computation, to which layers cast them anyway, so that half as many bytes are sent.
+      others: a tree of other arrays, such as frozen parameters; they arrive whole.
+      batch: the global batch.
+      key: random key, or None.
+      axes: model feature -> logical axes; see `axis_rules.batch_axes`.
+
+    Returns:
+      The sums over the global batch, in float32.
+    """
+    # Embeddings stay float32, because their gradients are summed over tokens in float32.
+    params = {**params, "model": in_compute_dtype(params["model"], ("kernel",))}
+    partitioner = partitioning.bound_partitioner()
+    if partitioner is None or partitioner.mesh.size == 1:
+        return _as_float32(function(params, others, batch, key))
+    devices = partitioner.axes_of("batch")
+
+    def on_device(params, others, batch, key):
+        own_key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(devices))
+        with partitioner.of_one_device.bound():
+            sums = function(params, others, batch, own_key)
+        return jax.tree.map(lambda x: x[None], _as_float32(sums))
+
+    # The sums of the devices are a dimension, sharded over them, until XLA adds them up into the shards of its choice.
+    rows = partitioner.batch_specs({name: x.shape for name, x in batch.items()}, axes)
+    sums = jax.shard_map(
+        on_device, mesh=partitioner.mesh, in_specs=(P(), P(), rows, P()), out_specs=P(devices), check_vma=False
+    )(params, others, dict(batch), key)
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+
+
+def _as_float32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
