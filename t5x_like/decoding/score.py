@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES
 from t5x_like.kernels.cross_entropy import target_probabilities
 
 
@@ -50,7 +49,7 @@ def score_hidden(
     batch: Mapping[str, Int[Array, "batch length"]],
     *,
     per_position: bool = False,
-    budget_bytes: int = LOGITS_BUDGET_BYTES,
+    budget_bytes: int | None = None,
 ) -> Scored:
     """Scores targets like `score`, from the last hidden states of the decoder.
 
@@ -59,7 +58,7 @@ def score_hidden(
       hidden: the last hidden states of the decoder.
       batch: `decoder_target_tokens` and `decoder_loss_weights`.
       per_position: see `score`.
-      budget_bytes: bytes of float32 logits to hold on a device at a time.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The scores.

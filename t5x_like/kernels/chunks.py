@@ -19,6 +19,10 @@ from t5x_like import partitioning
 # Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
+# Positions of a chunk on a device where each chunk gathers a sharded unembedding. Its products, of 2 FLOP per position
+# and element, then take as long as sending the 2 bytes of each element: the peak of a chip divided by the bandwidth of
+# its links, 985 on a v5e and 765 on a v5p (`planning.chips`). Chunks of fewer positions would wait for the gather.
+MIN_SHARDED_POSITIONS = 1024
 
 Scalar = Float[Array, ""]
 Logits = Float[Array, "batch chunk vocab"]
@@ -56,7 +60,7 @@ class PositionLoss:
 
 
 def sum_over_positions(
-    network: Readout, losses: Mapping[Hashable, PositionLoss], *, budget_bytes: int = LOGITS_BUDGET_BYTES
+    network: Readout, losses: Mapping[Hashable, PositionLoss], *, budget_bytes: int | None = None
 ) -> dict[Hashable, Any]:
     """Sums several functions of the same logits over all positions, in one pass and in bounded memory.
 
@@ -68,7 +72,7 @@ def sum_over_positions(
     Args:
       network: the network that is trained.
       losses: name, or any other key -> function to sum.
-      budget_bytes: bytes of float32 logits to hold on a device at a time.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The same keys -> tree of sums.
@@ -118,13 +122,23 @@ class Chunks:
     length: int
 
     @classmethod
-    def of(cls, readouts: Sequence[Readout], budget_bytes: int) -> "Chunks":
-        """Returns the fewest chunks in which the logits of all networks fit into the budget of a device."""
+    def of(cls, readouts: Sequence[Readout], budget_bytes: int | None) -> "Chunks":
+        """Returns the fewest chunks in which the logits of all networks fit into the budget of a device.
+
+        Args:
+          readouts: the networks.
+          budget_bytes: bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of
+            `MIN_SHARDED_POSITIONS` if they are more and parameters are sharded over devices.
+        """
         batch, length = readouts[0].hidden.shape[:2]
         shards = partitioning.axis_size("length", length)
         local_length = length // shards
         vocab = sum(jax.eval_shape(readout.logits, readout.hidden).shape[-1] for readout in readouts)
-        bytes_per_position = 4 * vocab * batch / (partitioning.batch_shards() * partitioning.axis_size("vocab"))
+        rows = batch / partitioning.batch_shards()
+        bytes_per_position = 4 * vocab * rows / partitioning.axis_size("vocab")
+        if budget_bytes is None:
+            positions = MIN_SHARDED_POSITIONS if partitioning.axis_size("embed") > 1 else 0
+            budget_bytes = max(LOGITS_BUDGET_BYTES, positions * bytes_per_position / rows)
         number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
         return cls(number, -(-local_length // number), shards, length)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES, Chunks, PositionLoss, Readout, Scalar, sum_over_positions
+from t5x_like.kernels.chunks import Chunks, PositionLoss, Readout, Scalar, sum_over_positions
 
 
 @struct.dataclass
@@ -113,7 +113,7 @@ def cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
-    budget_bytes: int = LOGITS_BUDGET_BYTES,
+    budget_bytes: int | None = None,
 ) -> CrossEntropy:
     """Computes `from_logits(unembed(hidden), …)` in bounded memory.
 
@@ -126,7 +126,7 @@ def cross_entropy(
       weights: weight of each position; 0 excludes the position.
       z_loss: see `from_logits`.
       label_smoothing: see `from_logits`.
-      budget_bytes: bytes of float32 logits to hold on a device at a time.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       Weighted sums over all positions.
@@ -170,7 +170,7 @@ def target_probabilities(
     unembed: Callable[[Float[Array, "batch length embed"]], Float[Array, "batch length vocab"]],
     targets: Int[Array, "batch length"],
     *,
-    budget_bytes: int = LOGITS_BUDGET_BYTES,
+    budget_bytes: int | None = None,
 ) -> TargetProbabilities:
     """Computes the probability of the target at each position, in chunks like `cross_entropy`.
 
@@ -178,7 +178,7 @@ def target_probabilities(
       hidden: hidden states that `unembed` reads.
       unembed: maps hidden states to logits.
       targets: token ids.
-      budget_bytes: bytes of float32 logits to hold on a device at a time.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The probabilities of all positions.

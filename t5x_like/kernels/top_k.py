@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.kernels.chunks import LOGITS_BUDGET_BYTES, Chunks, Readout
+from t5x_like.kernels.chunks import Chunks, Readout
 
 
 @struct.dataclass
@@ -41,7 +41,7 @@ def largest_logits(
     k: int,
     *,
     temperature: float = 1.0,
-    budget_bytes: int = LOGITS_BUDGET_BYTES,
+    budget_bytes: int | None = None,
 ) -> tuple[TopK, Float[Array, "batch positions"]]:
     """Computes the largest logits of each position, in chunks of positions that bound the memory of the logits.
 
@@ -50,7 +50,7 @@ def largest_logits(
       logits: maps `hidden`, or some of its positions, to logits.
       k: number of logits to keep.
       temperature: temperature of the tail.
-      budget_bytes: bytes of float32 logits to hold on a device at a time.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The largest logits, and log Σ exp(logit) over all classes, at temperature 1.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t5x_like.kernels.chunks import Chunks, Readout
 from t5x_like.kernels.cross_entropy import cross_entropy, from_logits
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
@@ -196,3 +197,14 @@ def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, chunks):
     assert flops == pytest.approx(flops_on_one / 8, rel=0.1)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_chunks_are_longer_where_each_gathers_a_sharded_unembedding():
+    hidden = jax.ShapeDtypeStruct((16, 4096, 8), jnp.float32)
+    readout = Readout(hidden, lambda hidden: jnp.zeros((*hidden.shape[:2], 128_256)))
+    numbers = {}
+    for rules in ("dp", "fsdp"):
+        with Partitioner(rules=rules, ici={"fsdp": 8}).bound():
+            numbers[rules] = Chunks.of([readout], None).number
+    # Two rows per device: 256 MiB of logits, or 1,024 positions.
+    assert numbers == {"dp": 16, "fsdp": 8}
