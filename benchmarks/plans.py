@@ -10,6 +10,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Model:
       rows: Batch size.
       slices: Topologies, each with the number of microbatches that fits.
       flags: Flags that override the gin files.
+      measured: Slice -> tokens per second and chip that another project has published for the same shape.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Model:
     rows: int
     slices: tuple[tuple[str, int], ...]
     flags: tuple[str, ...] = ()
+    measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def _t5(size, rows, *slices):
@@ -40,7 +43,13 @@ def _distillation(name, *, student, losses, teacher, rows, slices, flags=()):
     return Model(name, files, rows, slices, (f"--gin.TEACHER=models/{teacher}.gin", *flags))
 
 
-# Title of a table -> its models. The largest batch is 1.3 million tokens.
+def _llama(name, file, length, rows, topology, measured):
+    files = (f"models/{file}.gin", "runs/llama.gin")
+    flags = (f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", "--gin.llama.LlamaConfig.remat='full'")
+    return Model(f"{name}, {length:,}", files, rows, ((topology, 1),), flags, {topology: measured})
+
+
+# Title of a table -> its models.
 TABLES = {
     "BERT large, GPT-2 XL and T5 1.1": (
         Model(
@@ -96,6 +105,14 @@ TABLES = {
             flags=("--gin.llama.LlamaConfig.remat='full'",),
         ),
     ),
+    # Measured by MaxText: docs/reference/models/tiering.md of AI-Hypercomputer/maxtext. Rows per chip are those of its
+    # benchmarks/maxtext_trillium_model_configs.py; those of v5p are not published.
+    "Llama beside MaxText's measurements": (
+        _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 3 * 256, "v6e:16x16", 7207),
+        _llama("Llama 3.1 70B", "llama3_1/70b", 8192, 2 * 256, "v6e:16x16", 960),
+        _llama("Llama 2 70B", "llama2/70b", 4096, 4 * 256, "v6e:16x16", 900),
+        _llama("Llama 2 70B", "llama2/70b", 4096, 4 * 512, "v5p:8x8x8", 692),
+    ),
 }
 
 
@@ -133,11 +150,13 @@ HEADER = (
     *("model", "rows", "slice", "microbatches", "peak / HBM, GiB", "executed / model"),
     *("sent per step", "bound, ms", "by", "expected, ms", "tokens/s", "MFU", "MFU expected"),
 )
+MEASURED = ("expected tokens/s per chip", "measured by MaxText", "ratio")
 
 
 def table(plans: list[tuple[Model, dict]]) -> str:
     """Returns the plans as a Markdown table."""
-    return "\n".join([_row(HEADER), _row(["---"] * len(HEADER)), *(_row(_cells(*plan)) for plan in plans)])
+    header = HEADER + MEASURED * any(model.measured for model, _ in plans)
+    return "\n".join([_row(header), _row(["---"] * len(header)), *(_row(_cells(*plan)) for plan in plans)])
 
 
 def _cells(model, plan):
@@ -151,7 +170,15 @@ def _cells(model, plan):
         *(f"{1e3 * plan['step_seconds_bound']:,.1f}", plan["bound_by"], f"{1e3 * plan['expected_step_seconds']:,.1f}"),
         *(f"{plan['tokens_per_second']:,.0f}", f"{100 * plan['mfu_at_bound']:.1f} %"),
         f"{100 * plan['mfu_expected']:.1f} %",
+        *_compared(model, plan),
     )
+
+
+def _compared(model, plan):
+    if (measured := model.measured.get(plan["topology"])) is None:
+        return ()
+    expected = plan["tokens_per_step"] / plan["expected_step_seconds"] / plan["chips"]
+    return f"{expected:,.0f}", f"{measured:,.0f}", f"{expected / measured:.2f}"
 
 
 def _row(cells):

@@ -77,7 +77,8 @@ def reference(
     if isinstance(bias, RelativeBias):
         bias = bias.materialize(q_len, kv_len)
     if bias is not None:
-        scores = scores + bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
+        bias = bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
+        scores = scores + (score_products.for_all_rows(bias, batch) if len(bias) == 1 else bias)
     visible = mask.materialize(q_len, kv_len)
     if visible is not None:
         # A sum, unlike a select, saves nothing for the backward pass.

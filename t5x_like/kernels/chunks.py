@@ -1,11 +1,11 @@
 """Sums over positions of functions of logits, in chunks that bound the memory of the logits.
 
 Logits over a vocabulary are much larger than the hidden states that they are computed from. The functions here compute
-them for one chunk of the positions at a time, and again in the backward pass, so that no array
-`[batch, length, vocab]` exists.
+them for one chunk of the positions at a time, so that no array `[batch, length, vocab]` exists.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -52,11 +52,13 @@ class PositionLoss:
         chunk of `arrays`.
       arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
       others: further networks that the function compares with, such as a teacher. They have no gradient.
+      trained: picks the sum to train from the tree. The other sums are metrics without a gradient.
     """
 
     function: Callable[[Logits, list[Logits], Any], Any]
     arrays: Any
     others: Sequence[Readout] = ()
+    trained: Callable[[Any], Scalar] = lambda sums: sums
 
 
 def sum_over_positions(
@@ -65,9 +67,10 @@ def sum_over_positions(
     """Sums several functions of the same logits over all positions, in one pass and in bounded memory.
 
     If the logits of all networks exceed the budget of a device, `length` is split into chunks, each of which holds the
-    logits of all networks. Chunks are computed one after another, and again in the backward pass. Where `length` is
-    sharded, every chunk takes positions from each device, so all devices work on all chunks and nothing is
-    communicated. A network that several functions read is computed once.
+    logits of all networks. Chunks are computed one after another. The gradient of a single loss is computed together
+    with its value. With several losses, the logits are computed again in the backward pass, because only then are the
+    factors of the losses known. Where `length` is sharded, every chunk takes positions from each device, so all devices
+    work on all chunks and nothing is communicated. A network that several functions read is computed once.
 
     Args:
       network: the network that is trained.
@@ -75,34 +78,105 @@ def sum_over_positions(
       budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
-      The same keys -> tree of sums.
+      The same keys -> tree of sums. Of each tree, only the sum that `PositionLoss.trained` picks has a gradient.
     """
     others = {(id(readout.hidden), id(readout.logits)): readout for loss in losses.values() for readout in loss.others}
     readouts = [network, *others.values()]
 
     # Lists instead of dictionaries by name, because JAX sorts the keys of dictionaries, which may have several types.
-    def chunk_sums(hiddens, arrays):
-        logits, *rest = (readout.logits(hidden) for readout, hidden in zip(readouts, hiddens, strict=True))
-        known = dict(zip(others, jax.lax.stop_gradient(rest), strict=True))
+    def sums_of(unembed, hidden, rest):
+        other_hiddens, arrays = rest
+        logits = unembed(hidden)
+        known = [readout.logits(each) for readout, each in zip(others.values(), other_hiddens, strict=True)]
+        known = dict(zip(others, jax.lax.stop_gradient(known), strict=True))
         return [
-            loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], chunk)
+            _with_one_gradient(
+                loss, loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], chunk)
+            )
             for loss, chunk in zip(losses.values(), arrays, strict=True)
         ]
 
-    def named(sums):
-        return dict(zip(losses, sums, strict=True))
-
-    inputs = ([readout.hidden for readout in readouts], [loss.arrays for loss in losses.values()])
+    rest = [readout.hidden for readout in others.values()], [loss.arrays for loss in losses.values()]
     chunks = Chunks.of(readouts, budget_bytes)
     if chunks.number == 1:
-        return named(chunk_sums(*inputs))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_sums, *inputs))
-    recomputed = jax.checkpoint(chunk_sums)
+        sums = sums_of(network.logits, network.hidden, rest)
+    else:
+        hidden, rest = jax.tree.map(chunks.split, (network.hidden, rest))
+        if len(losses) == 1:
+            (loss,) = losses.values()
+            sums = _sum_with_gradient(sums_of, lambda sums: loss.trained(sums[0]), network.logits, hidden, rest)
+        else:
+            recomputed = jax.checkpoint(functools.partial(sums_of, network.logits))
+            sums, _ = _scan(lambda *chunk: (recomputed(*chunk), None), hidden, rest)
+    return dict(zip(losses, sums, strict=True))
 
-    def accumulate(sums, chunk):
-        return jax.tree.map(jnp.add, sums, recomputed(*chunk)), None
 
-    return named(jax.lax.scan(accumulate, zeros, jax.tree.map(chunks.split, inputs))[0])
+def _with_one_gradient(loss: PositionLoss, sums: Any) -> Any:
+    """Returns the sums, of which only the trained one has a gradient."""
+    trained = loss.trained(sums)
+    return jax.tree.map(lambda x: x if x is trained else jax.lax.stop_gradient(x), sums)
+
+
+def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, Any]:
+    """Sums the first result of `function(*chunk)` over chunks, and stacks the second."""
+    shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
+
+    def step(sums, chunk):
+        found, stacked = function(*chunk)
+        return jax.tree.map(jnp.add, sums, found), stacked
+
+    return jax.lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks)
+
+
+def _sum_with_gradient(
+    sums_of: Callable[[Unembed, Any, Any], Any],
+    trained: Callable[[Any], Scalar],
+    unembed: Unembed,
+    hidden: Float[Array, "chunks batch chunk embed"],
+    rest: Any,
+) -> Any:
+    """Sums `sums_of(unembed, hidden, rest)` over chunks, and computes the gradient of one sum in the same pass.
+
+    The gradient of a chunk is known up to a factor, the cotangent of the sum. It is computed while the chunk's logits
+    are in memory, and multiplied by the factor in the backward pass.
+
+    Args:
+      sums_of: returns a tree of sums.
+      trained: picks the sum with the gradient.
+      unembed: maps hidden states to logits.
+      hidden: hidden states of all chunks.
+      rest: a tree of arrays `[chunks, …]` without gradients.
+
+    Returns:
+      The tree of sums.
+    """
+    unembed, parameters = jax.closure_convert(unembed, hidden[0])
+
+    def of_chunk(hidden, parameters, rest):
+        return sums_of(lambda hidden: unembed(hidden, *parameters), hidden, rest)
+
+    @jax.custom_vjp
+    def summed(hidden, parameters, rest):
+        return _scan(lambda hidden, rest: (of_chunk(hidden, parameters, rest), None), hidden, rest)[0]
+
+    def forward(hidden, parameters, rest):
+        def loss(hidden, parameters, rest):
+            sums = of_chunk(hidden, parameters, rest)
+            return trained(sums), sums
+
+        def with_gradient(hidden, rest):
+            gradients, sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
+            return (sums, gradients[1]), gradients[0]
+
+        (sums, of_parameters), of_hidden = _scan(with_gradient, hidden, rest)
+        return sums, (of_hidden, of_parameters)
+
+    def backward(gradients, cotangents):
+        factor = trained(cotangents)
+        return *jax.tree.map(lambda x: (factor * x).astype(x.dtype), gradients), None
+
+    summed.defvjp(forward, backward)
+    return summed(hidden, parameters, rest)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from t5x_like.kernels.chunks import Chunks, PositionLoss, Readout, Scalar, sum_o
 
 @struct.dataclass
 class CrossEntropy:
-    """Weighted sums over all positions, in float32. Losses are in nats.
+    """Weighted sums over all positions, in float32. Losses are in nats. Only `total` has a gradient.
 
     Attributes:
       total: the training loss: smoothed cross-entropy minus its minimum, plus the z-loss.
@@ -162,7 +162,9 @@ def position_loss(
       A loss whose sum is a `CrossEntropy`.
     """
     function = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
-    return PositionLoss(lambda logits, others, arrays: function(logits, *arrays), (targets, weights))
+    return PositionLoss(
+        lambda logits, others, arrays: function(logits, *arrays), (targets, weights), trained=lambda sums: sums.total
+    )
 
 
 def target_probabilities(

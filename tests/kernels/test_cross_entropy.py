@@ -12,6 +12,7 @@ from t5x_like.kernels.chunks import Chunks, Readout
 from t5x_like.kernels.cross_entropy import cross_entropy, from_logits
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
+from t5x_like.planning.tracing import jaxpr_flops
 
 VOCAB, EMBED = 23, 6
 
@@ -73,6 +74,31 @@ def test_chunked_gradient_equals_unchunked_gradient(length):
     chunked = jax.grad(total, argnums=(0, 1))(hidden, kernel, 4 * VOCAB * 3 * 2)
     for ours, theirs in zip(chunked, whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_compute_each_product_once():
+    batch, length, vocab, embed = 2, 32, 64, 8
+    hidden, kernel, targets, weights = make_inputs(batch, length, vocab, embed)
+
+    def flops(budget):
+        def total(hidden, kernel):
+            return cross_entropy(hidden, lambda h: h @ kernel, targets, weights, budget_bytes=budget).total
+
+        return jaxpr_flops(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(hidden, kernel).jaxpr)
+
+    # Logits, and the gradients of hidden states and kernel.
+    assert flops(2**30) == flops(4 * vocab * batch * length // 4) == 3 * 2 * batch * length * vocab * embed
+
+
+@pytest.mark.parametrize("positions_per_chunk", [100, 3])
+def test_metrics_have_no_gradient(positions_per_chunk):
+    hidden, kernel, targets, weights = make_inputs()
+    budget = 4 * VOCAB * len(hidden) * positions_per_chunk
+
+    def nll(hidden):
+        return cross_entropy(hidden, lambda h: h @ kernel, targets, weights, budget_bytes=budget).nll
+
+    np.testing.assert_array_equal(jax.grad(nll)(hidden), np.zeros_like(hidden))
 
 
 def test_values_of_two_tokens():

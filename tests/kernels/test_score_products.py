@@ -58,3 +58,12 @@ def test_keys_are_not_transposed_in_memory_for_a_step_of_decoding():
     q, k, v = inputs(1)
     program = jax.jit(step).lower(q[:, :1], k.swapaxes(1, 2), v.swapaxes(1, 2)).compile().as_text()
     assert max(copied_sizes(program), default=0) < k.size
+
+
+def test_gradient_of_a_bias_that_rows_share():
+    bias = np.random.default_rng(0).normal(size=(1, KV_HEADS, 1, Q_LEN, KV_LEN)).astype(np.float32)
+
+    def gradient(platform):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(score_products.for_all_rows(x, 3, platform=platform) + bias)))(bias)
+
+    np.testing.assert_allclose(gradient("cpu"), gradient("tpu"), rtol=1e-6)
