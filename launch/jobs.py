@@ -13,6 +13,7 @@ from slices import LaunchError
 SHIPPED_GIN_FILES = Path(__file__).resolve().parent.parent / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
 RESERVED_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
+TRAINING_COMMANDS = ("train", "distill")  # write a run; other commands read one, or write a file
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 
@@ -98,7 +99,7 @@ def model_dir(command: list[str]) -> str | None:
 def check_slices(command: list[str], num_slices: int) -> None:
     """Checks that training on several slices sets the mesh axis that crosses the network between them.
 
-    A gin file of the user may set it and need not exist on this machine, so it is trusted. Commands other than `train`
+    A gin file of the user may set it and need not exist on this machine, so it is trusted. Commands that do not train
     read the setting from the run.
 
     Args:
@@ -108,13 +109,13 @@ def check_slices(command: list[str], num_slices: int) -> None:
     Raises:
       LaunchError: Neither a flag nor a gin file can have set the axis.
     """
-    if num_slices == 1 or command[1:2] != ["train"]:
+    if num_slices == 1 or len(command) == 1 or command[1] not in TRAINING_COMMANDS:
         return
     values = [value for flag in DCN_FLAGS for value in flag_values(command, flag)]
     if any(value != "None" for value in values) or any(map(_may_set_dcn, flag_values(command, "--gin_file"))):
         return
     raise LaunchError(
-        f"t5x_like train on --num_slices={num_slices} without --gin.DCN: the mesh axis that crosses the network "
+        f"t5x_like {command[1]} on --num_slices={num_slices} without --gin.DCN: the mesh axis that crosses the network "
         f"between the slices is not set. Add --gin.DCN=\"{{'data': {num_slices}}}\" to the command after --."
     )
 
@@ -142,13 +143,13 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
         )
     if command[0] != "t5x_like":
         raise LaunchError(f"{command[0]!r} after -- is not supported. Give a t5x_like command.")
-    if command[1:2] != ["train"] or local_model_dir:
+    if len(command) == 1 or command[1] not in TRAINING_COMMANDS or local_model_dir:
         return
     directory = model_dir(command)
     if directory is None:
         raise LaunchError(
-            "t5x_like train without --gin.MODEL_DIR: the disk of a machine is deleted with it, and all workers write "
-            "to one directory. Add --gin.MODEL_DIR=gs://BUCKET/DIRECTORY to the command."
+            f"t5x_like {command[1]} without --gin.MODEL_DIR: the disk of a machine is deleted with it, and all workers "
+            "write to one directory. Add --gin.MODEL_DIR=gs://BUCKET/DIRECTORY to the command."
         )
     if not directory.startswith("gs://"):
         raise LaunchError(

@@ -46,7 +46,7 @@ class LogCopy:
 
     def _copy_new_bytes(self) -> None:
         """Copies parts until all bytes are copied, or a copy fails; the next call tries again."""
-        while self._log.stat().st_size > self._copied:
+        while self._log.exists() and self._log.stat().st_size > self._copied:
             with self._log.open("rb") as file:
                 file.seek(self._start)
                 data = file.read(PART_BYTES)

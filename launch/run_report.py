@@ -38,6 +38,8 @@ def report(shell: Shell, run: str) -> str:
         parts.append(f"step {rows[-1]['step']}, loss {rows[-1]['loss']:.4f}")
     elif "step" in status:
         parts.append(f"step {status['step']}")
+    if "goodput" in status:
+        parts.append(f"goodput {100 * status['goodput']['fraction']:.0f} %")
     heartbeat = _json(_read(shell, f"{run}/{LOCK}")).get("heartbeat")
     if heartbeat:
         parts.append(f"last heartbeat {max(0.0, time.time() - heartbeat):.0f} s ago")

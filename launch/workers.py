@@ -78,7 +78,10 @@ def following(
 def jobs(backend: Backend) -> list[dict]:
     """Returns the state of the job on each worker that answers, as reported by its supervisor, ordered by host."""
     result = backend.ssh(f"{SUPERVISE} status 2>/dev/null || {NO_JOB}", capture=True, check=False)
-    found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    found = []
+    for line in result.stdout.splitlines():
+        with contextlib.suppress(ValueError):  # a line of gcloud, or cut off with the connection
+            found += [json.loads(line)] if line.startswith("{") else []
     return sorted(found, key=lambda job: [len(job["host"]), job["host"]])  # …-w-2 before …-w-10
 
 

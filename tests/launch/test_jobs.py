@@ -29,7 +29,10 @@ def test_training_on_several_slices_without_dcn_raises(arguments):
     with pytest.raises(jobs.LaunchError, match=r"--num_slices=3 .* Add --gin\.DCN=\"{'data': 3}\" to the command"):
         jobs.check_slices(["t5x_like", "train", *arguments], 3)
     jobs.check_slices(["t5x_like", "train", *arguments], 1)
+    with pytest.raises(jobs.LaunchError, match=r"t5x_like distill on --num_slices=3"):
+        jobs.check_slices(["t5x_like", "distill", *arguments], 3)
     jobs.check_slices(["t5x_like", "eval", *arguments], 3)
+    jobs.check_slices(["t5x_like"], 3)
 
 
 def test_flags_and_gin_files_may_set_dcn(tmp_path, monkeypatch):
@@ -65,8 +68,9 @@ def test_flags_and_gin_files_may_set_dcn(tmp_path, monkeypatch):
     ],
 )
 def test_model_dir_outside_bucket_raises(arguments, message):
-    with pytest.raises(jobs.LaunchError, match=message):
-        jobs.check_command(["t5x_like", "train", *arguments])
+    for command in ("train", "distill"):
+        with pytest.raises(jobs.LaunchError, match=message):
+            jobs.check_command(["t5x_like", command, *arguments])
     jobs.check_command(["t5x_like", "train", *arguments], local_model_dir=True)
 
 
