@@ -34,6 +34,7 @@ from cloud import (
 )
 from generations import IMAGE_PROJECT
 
+SUFFIX = "t5x-like"  # of templates and policies, which `create` replaces, so that others with the same name are kept
 BOOT_DISK_SIZE = "200GB"  # the images have 10 GB, which an environment with TensorFlow and JAX does not fit in
 VM_IN_DRY_RUN = "VM"  # stands for each VM that list-instances prints
 # Maps states of VMs (compute.googleapis.com/v1) to kinds of states. A VM that does not exist yet has no state.
@@ -56,7 +57,8 @@ class InstanceGroups:
 
     Args:
       shell: Runs the commands.
-      name: Name of the template and the policy, and of the group; several groups append the index of their slice.
+      name: Name of the group; several groups append the index of their slice. The template and the policy append
+        `SUFFIX`.
       zone: Zone of the groups.
       project: Project of the groups. Required, because groups refer to templates and policies by URL.
       num_slices: Number of slices.
@@ -70,26 +72,27 @@ class InstanceGroups:
         self._in_zone = [f"--zone={zone}", f"--project={project}"]
         self._in_region = [f"--region={self._region}", f"--project={project}"]
         self._tunnel = ["--tunnel-through-iap"] if tunnel else []
+        self._shared = f"{name}-{SUFFIX}"
         self._vms: dict[str, list[str]] = {}
 
     def _group_words(self, action: str, *words: str) -> list[str]:
         return ["gcloud", "compute", "instance-groups", "managed", action, *words, *self._in_zone]
 
-    def _url(self, collection: str) -> str:
-        return f"projects/{self._project}/regions/{self._region}/{collection}/{self.name}"
+    def _url(self, collection: str, name: str) -> str:
+        return f"projects/{self._project}/regions/{self._region}/{collection}/{name}"
 
     def create(self, request: Request) -> None:
         """Creates the policy, the template and the groups."""
         self.shell.log("deleting the template and the policy of an earlier request, if they exist")
         self._delete_shared_parts()
-        group = [f"--template={self._url('instanceTemplates')}", f"--size={request.slice.vms}"]
+        group = [f"--template={self._url('instanceTemplates', self._shared)}", f"--size={request.slice.vms}"]
         group += ["--target-size-policy-mode=bulk", "--default-action-on-vm-failure=do-nothing"]
         if request.slice.vms > 1:
             policy = ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={request.slice.topology}", *self._in_region]
             create = ["gcloud", "compute", "resource-policies", "create", "workload-policy"]
-            self.shell.run(*create, self.name, *policy, "--quiet")
-            group.append(f"--workload-policy={self._url('resourcePolicies')}")
-        template = ["gcloud", "compute", "instance-templates", "create", self.name, *self._template_flags(request)]
+            self.shell.run(*create, self._shared, *policy, "--quiet")
+            group.append(f"--workload-policy={self._url('resourcePolicies', self._shared)}")
+        template = ["gcloud", "compute", "instance-templates", "create", self._shared, *self._template_flags(request)]
         self.shell.run(*template, "--quiet")
         self.shell.run_all([self._group_words("create", name, *group, "--quiet") for name in self.groups])
 
@@ -102,7 +105,9 @@ class InstanceGroups:
         flags += [f"--boot-disk-type={generation.boot_disk_type}"] if generation.boot_disk_type else []
         flags += self._capacity_flags(request)
         flags += [f"--network={request.network}"] if request.network else []
-        flags += [f"--subnet={request.subnetwork}"] if request.subnetwork else []
+        if request.subnetwork:  # a name alone would not say in which region
+            name = request.subnetwork
+            flags.append(f"--subnet={name if '/' in name else self._url('subnetworks', name)}")
         flags += ["--no-address"] if request.internal_ips else []
         flags += [f"--service-account={request.service_account}"] if request.service_account else []
         return [*flags, "--scopes=cloud-platform"]  # without it, the VMs cannot write to the bucket
@@ -179,11 +184,11 @@ class InstanceGroups:
         self._delete_shared_parts()
 
     def _delete_shared_parts(self) -> None:
-        for collection, location in (("instance-templates", self._in_region), ("resource-policies", self._in_region)):
-            words = ["gcloud", "compute", collection, "delete", self.name, *location, "--quiet"]
+        for collection in ("instance-templates", "resource-policies"):
+            words = ["gcloud", "compute", collection, "delete", self._shared, *self._in_region, "--quiet"]
             result = self.shell.run(*words, capture=True, check=False)
             if result.returncode and not is_not_found(result.stderr):
-                raise failure(f"gcloud did not delete {self.name} of {collection}", result.stderr)
+                raise failure(f"gcloud did not delete {self._shared} of {collection}", result.stderr)
 
     def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`. Workers are the VMs of a group in the order of their names."""

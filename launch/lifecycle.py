@@ -18,6 +18,7 @@ from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, Verdict, judge
 # Maximum number of consecutive retries when a ready TPU does not answer, or gcloud cannot report its state.
 MAX_RETRIES = 10
 FOLLOWER_SECONDS = 10  # to show the last output of a job that has ended
+ENDING_SECONDS = 900  # for workers that have not finished when others have, before they are stopped
 ORPHAN_GRACE_SECONDS = 30  # for workers that still run their part of a job that is lost on another worker
 
 
@@ -110,7 +111,7 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
     Each iteration inspects the current state and performs the next step, so a second call continues where an
     interrupted one stopped.
     """
-    recoveries, unreachable, started = 0, 0, False
+    recoveries, unreachable, started, ending_since = 0, 0, False, None
     while True:
         state = wait(tpu, options.poll_seconds)
         if state.kind == ABSENT:
@@ -122,6 +123,7 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
         verdict = judge(workers.jobs(tpu), state.workers)
         started = started or verdict.kind in (RUNNING, ENDING)
         unreachable = unreachable + 1 if verdict.kind == SILENT else 0
+        ending_since = (ending_since or time.monotonic()) if verdict.kind == ENDING else None
         if verdict.kind == SILENT:
             tpu.shell.log(f"{tpu.name}: {verdict.detail}")
             if unreachable > MAX_RETRIES:
@@ -135,6 +137,8 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
             _follow_while_running(tpu, state.workers, options.poll_seconds)
         elif verdict.kind == ENDING:
             tpu.shell.log(f"{tpu.name}: {verdict.detail}")
+            if time.monotonic() - ending_since > ENDING_SECONDS:
+                workers.stop(tpu, ORPHAN_GRACE_SECONDS, check=False)
             time.sleep(options.poll_seconds)
         elif verdict.kind == ENDED and started:
             _stop_others(tpu, verdict)

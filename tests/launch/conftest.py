@@ -200,7 +200,7 @@ class Cloud:
             env={"PATH": path, "CLOUD": str(self.directory), "HOME": str(self.directory), **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert result.returncode == code, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
         return result

@@ -73,7 +73,7 @@ def created(shell: Scripted, collection: str) -> tuple[str, ...]:
 def test_create_makes_policy_template_and_a_group_of_full_size(shell):
     make(shell).create(cloud.Request(slices.parse_slice(None, "tpu7x:2x2x4"), spot=True))
     policy = created(shell, "resource-policies")
-    assert policy[3:6] == ("create", "workload-policy", "first")
+    assert policy[3:6] == ("create", "workload-policy", "first-t5x-like")
     assert {"--type=HIGH_THROUGHPUT", "--accelerator-topology=2x2x4", "--region=us-central1"} <= set(policy)
     assert {
         *("--machine-type=tpu7x-standard-4t", "--image-family=ubuntu-accel-2404-amd64-tpu-tpu7x"),
@@ -81,15 +81,17 @@ def test_create_makes_policy_template_and_a_group_of_full_size(shell):
     } <= set(created(shell, "instance-templates"))
     assert {
         *("--size=4", "--target-size-policy-mode=bulk", "--default-action-on-vm-failure=do-nothing"),
-        "--workload-policy=projects/my-project/regions/us-central1/resourcePolicies/first",
-        "--template=projects/my-project/regions/us-central1/instanceTemplates/first",
+        "--workload-policy=projects/my-project/regions/us-central1/resourcePolicies/first-t5x-like",
+        "--template=projects/my-project/regions/us-central1/instanceTemplates/first-t5x-like",
     } <= set(created(shell, "instance-groups"))
 
 
 def test_slice_of_one_vm_has_no_policy(shell):
-    make(shell).create(cloud.Request(slices.parse_slice(None, "v6e:2x4")))
+    make(shell).create(cloud.Request(slices.parse_slice(None, "v6e:2x4"), subnetwork="mine"))
     assert not any("workload-policy" in words for words in shell.calls)
-    assert "--machine-type=ct6e-standard-8t" in created(shell, "instance-templates")
+    template = created(shell, "instance-templates")
+    assert "--machine-type=ct6e-standard-8t" in template
+    assert "--subnet=projects/my-project/regions/us-central1/subnetworks/mine" in template
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_delete_removes_groups_before_what_they_use(shell):
     deleted = [(words[2], words[4] if words[2] != "instance-groups" else words[5]) for words in shell.calls]
     assert deleted == [
         *(("instance-groups", "first-0"), ("instance-groups", "first-1")),
-        *(("instance-templates", "first"), ("resource-policies", "first")),
+        *(("instance-templates", "first-t5x-like"), ("resource-policies", "first-t5x-like")),
     ]
 
 
@@ -151,7 +153,7 @@ def test_parts_that_are_missing_do_not_stop_a_deletion_but_failures_do(shell):
     shell.failures = {("instance-groups", "delete"): "ERROR: The resource first was not found"}
     make(shell).delete()
     shell.failures = {("instance-templates", "delete"): "ERROR: 503 The service is unavailable"}
-    with pytest.raises(cloud.TransientFailure, match="did not delete first of instance-templates: .* 503"):
+    with pytest.raises(cloud.TransientFailure, match="did not delete first-t5x-like of instance-templates: .* 503"):
         make(shell).delete()
     shell.failures = {
         ("instance-groups", "delete"): "ERROR: Required 'compute.instanceGroupManagers.delete' permission"

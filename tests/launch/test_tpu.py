@@ -9,7 +9,7 @@ ZONE = ["--zone=us-west4-a"]
 ACTIONS = ("create", "describe", "scp", "ssh", "delete")
 COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first", "--gin.NAME=two words"]
 DCN = "--gin.DCN={'data': 2}"
-QUICK = "--poll_seconds=0.01"
+QUICK = "--poll_seconds=0.2"
 
 
 def test_train_creates_sets_up_and_follows(cloud):
@@ -161,7 +161,7 @@ def test_failed_installation_exits(cloud):
 
 def test_unreachable_worker_exits_after_retries(cloud):
     cloud.set(resources={"first": {"states": ["ACTIVE"], "nodes": ["first"]}}, no_ssh=True)
-    result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
+    result = cloud.tpu("train", "first", *SLICE, "--poll_seconds=0.01", *COMMAND, code=1)
     assert "first is ready, but its workers do not answer ssh" in result.stderr
     assert cloud.actions().count("ssh") == 11
 

@@ -275,6 +275,15 @@ def test_failure_on_two_workers_stops_the_others_and_is_reported(monkeypatch, ca
     assert changes(shell) == ["stop"]
 
 
+def test_worker_that_does_not_end_is_stopped(monkeypatch, capsys):
+    killed = {"state": "finished", "exit_code": 137, "reason": "killed by SIGKILL"}
+    shell = Scripted(monkeypatch, ["ACTIVE"], jobs=[[DONE, RUNS], [DONE, RUNS], [DONE, killed]], workers=2)
+    monkeypatch.setattr(lifecycle, "ENDING_SECONDS", 0)
+    assert train() == 137
+    assert "the job has finished on 1 of 2 workers" in capsys.readouterr().err
+    assert changes(shell) == ["stop", "stop"]
+
+
 def test_delete_when_done_deletes_after_a_failure_too(monkeypatch, capsys):
     jobs = [[RUNS], [CRASHED]]
     shell = Scripted(monkeypatch, ["ACTIVE", "ACTIVE", ABSENT], jobs=jobs)
