@@ -1,0 +1,84 @@
+"""Tests that the commands in docs/gke.md and docs/slurm.md are valid."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t5x_like import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.md")}
+
+
+def commands(page: str) -> list[list[str]]:
+    """Returns the commands in the indented blocks of a page. A backslash at the end of a line continues it."""
+    lines = re.sub(r"\\\n\s*", "", TEXTS[page]).splitlines()
+    return [shlex.split(line, comments=True) for line in lines if re.match(r" {4}[a-z.]", line)]
+
+
+LAUNCHES = [words for page in TEXTS for words in commands(page) if words[0].startswith("launch/")]
+T5X_LIKE = [words for page in TEXTS for words in commands(page) if words[0] == "t5x_like"]
+T5X_LIKE += [words[words.index("--") + 1 :] for words in LAUNCHES if "--" in words]
+
+
+def test_programs_are_known():
+    used = {page: {words[0] for words in commands(page)} for page in TEXTS}
+    assert used["gke.md"] == {"gcloud", "kubectl", "t5x_like", "launch/gke.py", "launch/docker.sh"}
+    local = {"python3", ".venv/bin/pip", "export", "apptainer", "squeue", "tail", "scancel"}
+    assert used["slurm.md"] == {*local, "launch/slurm.sh", "launch/docker.sh"}
+
+
+def test_gke_guide_creates_and_deletes_in_order():
+    actions = [words[1:3] for words in commands("gke.md") if words[0] == "launch/gke.py"]
+    shown = ["create_nodes", "apply", "status", "logs", "delete", "delete", "delete_nodes"]
+    assert [action for action, name in actions if name == "first"] == shown
+    for name in ("wide", "large"):
+        steps = ["create_nodes", "apply", "delete", "delete_nodes"]
+        assert [action for action, other in actions if other == name] == steps
+
+
+@pytest.mark.parametrize("words", LAUNCHES, ids=" ".join)
+def test_launch_commands_support_dry_run(words):
+    separator = words.index("--") if "--" in words else len(words)
+    program = [sys.executable] if words[0].endswith(".py") else []
+    result = subprocess.run(
+        [*program, ROOT / words[0], *words[1:separator], "--dry_run", *words[separator:]],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(("kubectl ", "gcloud ", "docker ", "env "))
+
+
+@pytest.mark.parametrize("words", T5X_LIKE, ids=" ".join)
+def test_t5x_like_commands_parse_and_gin_files_exist(words):
+    assert words[0] == "t5x_like"
+    arguments = cli.parse(words[1:])
+    assert all((ROOT / "gin_configs" / name).is_file() for name in arguments.gin_files)
+    if topology := [word for word in words if word.startswith("--topology=")]:
+        assert f"--gin_file=hardware/{topology[0].partition('=')[2].partition(':')[0]}.gin" in words
+
+
+def test_gke_commands_use_the_hardware_file_of_their_topology():
+    trained = [words for words in LAUNCHES if words[1] == "apply"]
+    assert len(trained) == 3
+    for words in trained:
+        generation = re.search(r"--topology=(\w+):", " ".join(words))[1]
+        assert f"--gin_file=hardware/{generation}.gin" in words
+
+
+@pytest.mark.parametrize(("page", "script"), [("gke.md", "gke.py"), ("slurm.md", "slurm.sh")])
+def test_documented_options_exist(page, script):
+    program = [sys.executable] if script.endswith(".py") else []
+    command = [*program, ROOT / "launch" / script, "--help"]
+    help_text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    rows = [line.split("|")[1] for line in TEXTS[page].splitlines() if line.startswith("| `--")]
+    options = re.findall(r"--[a-z_]+", " ".join(rows))
+    assert len(options) >= 10
+    assert [option for option in options if not re.search(rf"{option}[\s=]", help_text)] == []
