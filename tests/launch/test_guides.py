@@ -17,7 +17,7 @@ TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.
 def commands(page: str) -> list[list[str]]:
     """Returns the commands in the indented blocks of a page. A backslash at the end of a line continues it."""
     lines = re.sub(r"\\\n\s*", "", TEXTS[page]).splitlines()
-    return [shlex.split(line, comments=True) for line in lines if re.match(r" {4}[a-z.]", line)]
+    return [shlex.split(re.sub(r"\s# .*", "", line)) for line in lines if re.match(r" {4}[a-z.]", line)]
 
 
 LAUNCHES = [words for page in TEXTS for words in commands(page) if words[0].startswith("launch/")]
