@@ -33,6 +33,7 @@ from cloud import (
     is_not_found,
 )
 from generations import IMAGE_PROJECT
+from slices import CHIPS_PER_VM
 
 SUFFIX = "t5x-like"  # of templates and policies, which `create` replaces, so that others with the same name are kept
 BOOT_DISK_SIZE = "200GB"  # the images have 10 GB, which an environment with TensorFlow and JAX does not fit in
@@ -85,23 +86,27 @@ class InstanceGroups:
         """Creates the policy, the template and the groups."""
         self.shell.log("deleting the template and the policy of an earlier request, if they exist")
         self._delete_shared_parts()
-        group = [f"--template={self._url('instanceTemplates', self._shared)}", f"--size={request.slice.vms}"]
+        # A 2x4 slice of v6e is two VMs, although there are VMs of 8 chips, because those are rarely available.
+        chips = min(request.slice.chips, CHIPS_PER_VM)
+        num_vms = request.slice.chips // chips
+        group = [f"--template={self._url('instanceTemplates', self._shared)}", f"--size={num_vms}"]
         group += ["--target-size-policy-mode=bulk", "--default-action-on-vm-failure=do-nothing"]
-        if request.slice.vms > 1:
+        if num_vms > 1:
             policy = ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={request.slice.topology}", *self._in_region]
             create = ["gcloud", "compute", "resource-policies", "create", "workload-policy"]
             self.shell.run(*create, self._shared, *policy, "--quiet")
             group.append(f"--workload-policy={self._url('resourcePolicies', self._shared)}")
-        template = ["gcloud", "compute", "instance-templates", "create", self._shared, *self._template_flags(request)]
-        self.shell.run(*template, "--quiet")
+        template = ["gcloud", "compute", "instance-templates", "create", self._shared]
+        machine_type = request.slice.generation.machine_type.format(chips=chips)
+        self.shell.run(*template, f"--machine-type={machine_type}", *self._template_flags(request), "--quiet")
         self.shell.run_all([self._group_words("create", name, *group, "--quiet") for name in self.groups])
 
     def _template_flags(self, request: Request) -> list[str]:
         generation = request.slice.generation
         flags = [f"--instance-template-region={self._region}", f"--project={self._project}"]
-        flags += [f"--machine-type={request.slice.machine_type}", "--maintenance-policy=TERMINATE"]
+        flags += ["--maintenance-policy=TERMINATE", f"--boot-disk-size={BOOT_DISK_SIZE}"]
         flags += [f"--image-family={request.runtime_version or generation.image_family}"]
-        flags += [f"--image-project={IMAGE_PROJECT}", f"--boot-disk-size={BOOT_DISK_SIZE}"]
+        flags += [f"--image-project={IMAGE_PROJECT}"]
         flags += [f"--boot-disk-type={generation.boot_disk_type}"] if generation.boot_disk_type else []
         flags += self._capacity_flags(request)
         flags += [f"--network={request.network}"] if request.network else []

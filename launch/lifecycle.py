@@ -18,6 +18,7 @@ from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, Verdict, judge
 # Maximum number of consecutive retries when a ready TPU does not answer, or gcloud cannot report its state.
 MAX_RETRIES = 10
 FOLLOWER_SECONDS = 10  # to show the last output of a job that has ended
+TOLERATED_SILENCE = 2  # checks in which some worker does not answer before the output is no longer shown
 ENDING_SECONDS = 900  # for workers that have not finished when others have, before they are stopped
 ORPHAN_GRACE_SECONDS = 30  # for workers that still run their part of a job that is lost on another worker
 
@@ -158,17 +159,18 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
 
 def _follow_while_running(tpu: Backend, num_workers: int, poll_seconds: float) -> None:
     """Shows the first worker's output until it ends, or until the job is not running on some worker."""
+    silent, ended = 0, False
     with workers.following(tpu) as follower:
-        kind, seconds = RUNNING, poll_seconds
         while True:
             try:
-                follower.wait(seconds)
+                follower.wait(FOLLOWER_SECONDS if ended else poll_seconds)
                 return
             except subprocess.TimeoutExpired:
-                if kind != RUNNING:
+                if ended:
                     return
                 kind = judge(workers.jobs(tpu), num_workers).kind
-                seconds = poll_seconds if kind == RUNNING else FOLLOWER_SECONDS
+                silent = silent + 1 if kind == SILENT else 0
+                ended = kind not in (RUNNING, SILENT) or silent > TOLERATED_SILENCE
 
 
 def _check_limit(tpu: Backend, reason: str, recoveries: int, options: argparse.Namespace) -> None:

@@ -19,7 +19,6 @@ SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)) 
 SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE_SIDE = 4
 CHIPS_PER_VM = 4  # in a slice of several VMs
-MAX_CHIPS_PER_VM = 8  # a two-dimensional slice of up to 8 chips is one VM
 PLAN_HINT = "`t5x_like plan` supports more chips and shapes than can be launched"
 
 
@@ -45,22 +44,6 @@ class Slice:
         return math.prod(self.sides)
 
     @property
-    def chips_per_vm(self) -> int:
-        """Number of chips per VM."""
-        single_vm = self.chips == MAX_CHIPS_PER_VM and len(self.sides) == 2
-        return min(self.chips, MAX_CHIPS_PER_VM if single_vm else CHIPS_PER_VM)
-
-    @property
-    def machine_type(self) -> str:
-        """Machine type of its VMs in Compute Engine and GKE."""
-        return self.generation.machine_type.format(chips=self.chips_per_vm)
-
-    @property
-    def vms(self) -> int:
-        """Number of VMs, which gcloud calls workers."""
-        return self.chips // self.chips_per_vm
-
-    @property
     def topology(self) -> str:
         """The sides as text, such as `4x4`."""
         return "x".join(map(str, self.sides))
@@ -76,9 +59,7 @@ class Slice:
         return sorted(self.sides) == sorted(_default_sides(self.generation, self.chips))
 
     def __str__(self) -> str:
-        plural = "s" if self.vms > 1 else ""
-        shape = f"{self.generation.name}:{self.topology}"
-        return f"{shape} ({self.accelerator_type}, {self.chips} chips on {self.vms} VM{plural})"
+        return f"{self.generation.name}:{self.topology} ({self.accelerator_type}, {self.chips} chips)"
 
 
 def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:

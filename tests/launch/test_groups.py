@@ -86,11 +86,28 @@ def test_create_makes_policy_template_and_a_group_of_full_size(shell):
     } <= set(created(shell, "instance-groups"))
 
 
-def test_slice_of_one_vm_has_no_policy(shell):
-    make(shell).create(cloud.Request(slices.parse_slice(None, "v6e:2x4"), subnetwork="mine"))
-    assert not any("workload-policy" in words for words in shell.calls)
+# Machine types from docs.cloud.google.com/compute/docs/tpus/tpu-machines.
+@pytest.mark.parametrize(
+    ("topology", "machine_type", "size"),
+    [
+        ("v5p:2x2x1", "ct5p-hightpu-4t", 1),
+        ("v6e:1x1", "ct6e-standard-1t", 1),
+        ("v6e:2x2", "ct6e-standard-4t", 1),
+        ("v6e:2x4", "ct6e-standard-4t", 2),
+        ("v6e:16x16", "ct6e-standard-4t", 64),
+        ("tpu7x:4x4x4", "tpu7x-standard-4t", 16),
+    ],
+)
+def test_machine_type_and_size_follow_the_slice(shell, topology, machine_type, size):
+    make(shell).create(cloud.Request(slices.parse_slice(None, topology)))
+    assert f"--machine-type={machine_type}" in created(shell, "instance-templates")
+    assert f"--size={size}" in created(shell, "instance-groups")
+    assert any("workload-policy" in words for words in shell.calls) == (size > 1)
+
+
+def test_name_of_a_subnetwork_is_completed_to_its_url(shell):
+    make(shell).create(cloud.Request(slices.parse_slice(None, "v6e:2x2"), subnetwork="mine"))
     template = created(shell, "instance-templates")
-    assert "--machine-type=ct6e-standard-8t" in template
     assert "--subnet=projects/my-project/regions/us-central1/subnetworks/mine" in template
 
 

@@ -12,32 +12,32 @@ finally:
     sys.path.pop(0)
 
 
-# Accelerator type, topology, chips and VMs from cloud.google.com/tpu/docs/v4, v5e, v5p and v6e.
+# Accelerator type, topology and chips from cloud.google.com/tpu/docs/v4, v5e, v5p and v6e.
 @pytest.mark.parametrize(
-    ("accelerator_type", "topology", "chips", "vms"),
+    ("accelerator_type", "topology", "chips"),
     [
-        ("v4-8", "2x2x1", 4, 1),
-        ("v4-64", "2x4x4", 32, 8),
-        ("v4-512", "4x8x8", 256, 64),
-        ("v4-4096", "8x16x16", 2048, 512),
-        ("v5litepod-1", "1x1", 1, 1),
-        ("v5litepod-4", "2x2", 4, 1),
-        ("v5litepod-8", "2x4", 8, 1),
-        ("v5litepod-16", "4x4", 16, 4),
-        ("v5litepod-256", "16x16", 256, 64),
-        ("v5p-16", "2x2x2", 8, 2),
-        ("v5p-128", "4x4x4", 64, 16),
-        ("v5p-1024", "8x8x8", 512, 128),
-        ("v5p-12288", "16x16x24", 6144, 1536),
-        ("v6e-8", "2x4", 8, 1),
-        ("v6e-32", "4x8", 32, 8),
-        ("tpu7x-16", "2x2x2", 8, 2),
-        ("tpu7x-128", "4x4x4", 64, 16),
+        ("v4-8", "2x2x1", 4),
+        ("v4-64", "2x4x4", 32),
+        ("v4-512", "4x8x8", 256),
+        ("v4-4096", "8x16x16", 2048),
+        ("v5litepod-1", "1x1", 1),
+        ("v5litepod-4", "2x2", 4),
+        ("v5litepod-8", "2x4", 8),
+        ("v5litepod-16", "4x4", 16),
+        ("v5litepod-256", "16x16", 256),
+        ("v5p-16", "2x2x2", 8),
+        ("v5p-128", "4x4x4", 64),
+        ("v5p-1024", "8x8x8", 512),
+        ("v5p-12288", "16x16x24", 6144),
+        ("v6e-8", "2x4", 8),
+        ("v6e-32", "4x8", 32),
+        ("tpu7x-16", "2x2x2", 8),
+        ("tpu7x-128", "4x4x4", 64),
     ],
 )
-def test_published_configurations_parse_from_type_and_topology(accelerator_type, topology, chips, vms):
+def test_published_configurations_parse_from_type_and_topology(accelerator_type, topology, chips):
     by_type = slices.parse_slice(accelerator_type, None)
-    assert (by_type.topology, by_type.chips, by_type.vms) == (topology, chips, vms)
+    assert (by_type.topology, by_type.chips) == (topology, chips)
     assert by_type.is_default_shape
     assert slices.parse_slice(None, f"{by_type.generation.name}:{topology}") == by_type
     assert slices.parse_slice(accelerator_type, topology) == by_type
@@ -87,21 +87,10 @@ def test_invalid_slice_raises_with_alternatives(accelerator_type, topology, mess
         slices.parse_slice(accelerator_type, topology)
 
 
-# Machine types from docs.cloud.google.com/compute/docs/tpus/tpu-machines and kubernetes-engine/docs/concepts/plan-tpus.
-@pytest.mark.parametrize(
-    ("topology", "machine_type", "backends"),
-    [
-        ("v4:2x2x4", "ct4p-hightpu-4t", ("queued",)),
-        ("v5e:2x4", "ct5lp-hightpu-8t", ("queued",)),
-        ("v5e:4x4", "ct5lp-hightpu-4t", ("queued",)),
-        ("v5p:2x2x1", "ct5p-hightpu-4t", ("queued", "groups")),
-        ("v6e:1x1", "ct6e-standard-1t", ("queued", "groups")),
-        ("tpu7x:4x4x4", "tpu7x-standard-4t", ("groups",)),
-    ],
-)
-def test_machine_type_and_backends_follow_the_generation(topology, machine_type, backends):
-    shape = slices.parse_slice(None, topology)
-    assert (shape.machine_type, shape.generation.backends) == (machine_type, backends)
+def test_backends_follow_the_generation():
+    backends = {name: generation.backends for name, generation in slices.GENERATIONS.items()}
+    both, queued, groups = ("queued", "groups"), ("queued",), ("groups",)
+    assert backends == {"v4": queued, "v5e": queued, "v5p": both, "v6e": both, "tpu7x": groups}
 
 
 def test_invalid_zone_raises_with_alternatives():

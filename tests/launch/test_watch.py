@@ -294,11 +294,17 @@ def test_delete_when_done_deletes_after_a_failure_too(monkeypatch, capsys):
 
 def test_tpu_with_a_silent_worker_is_recreated_after_retries(monkeypatch, capsys):
     states = ["ACTIVE"] * 12 + [ABSENT, ABSENT, "ACTIVE"]
-    jobs = [[RUNS] * 4, *[[RUNS] * 3] * 12, [NONE] * 4, [DONE] * 4]
+    jobs = [[RUNS] * 4, *[[RUNS] * 3] * 14, [NONE] * 4, [DONE] * 4]
     shell = Scripted(monkeypatch, states, jobs=jobs, workers=4)
     assert train() == 0
     assert "1 of 4 workers do not answer; recreating it (1 of 100)" in capsys.readouterr().err
     assert changes(shell) == ["delete", "create", "set up"]
+
+
+def test_worker_that_is_silent_for_a_moment_does_not_interrupt_the_output(monkeypatch):
+    shell = Scripted(monkeypatch, ["ACTIVE"], jobs=[[RUNS] * 4, *[[RUNS] * 3] * 2, [RUNS] * 4, [DONE] * 4], workers=4)
+    assert train() == 0
+    assert shell.actions.count("follow") == 1 and changes(shell) == []
 
 
 @pytest.mark.parametrize(
