@@ -17,7 +17,10 @@ import protocol
 # The first release of JobSet with spec.failurePolicy.rules.
 MIN_JOBSET_VERSION = "0.6.0"
 API_VERSION = "jobset.x-k8s.io/v1alpha2"
-SUPERVISE = "/opt/t5x_like/launch/supervise.py"  # path in the image, see launch/Dockerfile
+# Paths in the image, see launch/Dockerfile.
+SUPERVISE = "/opt/t5x_like/launch/supervise.py"
+HOST_SETTINGS = "/opt/t5x_like/launch/host_settings.sh"
+PRIVILEGED = {"privileged": True}
 RESTART_DELAY_SECONDS = 60  # a start that waits for a lost peer takes five more minutes
 # Stopped after a checkpoint; killed; terminated before a signal handler was installed.
 PREEMPTED_CODES = (protocol.PREEMPTED, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
@@ -93,6 +96,15 @@ def _pod_spec(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list
         # Pods on the network of the VM get the credentials of the VM: Workload Identity does not work for them.
         **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if options.host_network else {}),
         **({"serviceAccountName": options.service_account} if options.service_account else {}),
+        "initContainers": [
+            {
+                "name": "host-settings",
+                "image": options.image,
+                "imagePullPolicy": "Always",
+                "securityContext": PRIVILEGED,  # to change settings of the node's kernel and of the pod's network
+                "command": [HOST_SETTINGS, str(options.num_slices)],
+            }
+        ],
         "containers": [_container(options, nodes, command)],
     }
 
@@ -105,7 +117,7 @@ def _container(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: lis
         "image": options.image,
         "imagePullPolicy": "Always",  # otherwise a node reuses its copy after a new push to the same tag
         # For the devices of the TPU, and to lock the memory that it reads.
-        "securityContext": {"privileged": True},
+        "securityContext": PRIVILEGED,
         "command": [
             *("python", SUPERVISE, "run", f"--max_restarts={options.max_restarts}"),
             *(f"--delay={RESTART_DELAY_SECONDS}", "--on_preempted=exit", "--"),

@@ -166,6 +166,7 @@ DIFFERENCES = {
     "template.spec.hostNetwork": "only with --host_network, because it disables Workload Identity",
     "template.spec.dnsPolicy": "belongs to hostNetwork",
     "template.spec.terminationGracePeriodSeconds": "two minutes to save a checkpoint",
+    "template.spec.initContainers": "hugepages and TCP settings, as launch/tpu.py makes them",
     "template.spec.containers[0].name": "the name of the program",
     "template.spec.containers[0].image": "the image of the user",
     "template.spec.containers[0].imagePullPolicy": "a new push to the same tag takes effect",
@@ -195,6 +196,17 @@ def test_fields_equal_those_of_xpk_except_listed_ones():
     ]
     queued = manifest("--topology=v5p:2x2x1", "--queue=multislice-queue")
     assert queued["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "multislice-queue"}
+
+
+def test_scripts_of_the_pod_are_in_the_image():
+    made = pod(manifest("--topology=v5e:2x4", "--num_slices=2"))
+    (first,) = made["initContainers"]
+    assert first["command"] == ["/opt/t5x_like/launch/host_settings.sh", "2"]
+    assert first["securityContext"] == made["containers"][0]["securityContext"] == {"privileged": True}
+    scripts = [first["command"][0], made["containers"][0]["command"][1]]
+    paths = [ROOT / Path(script).relative_to("/opt/t5x_like") for script in scripts]
+    assert paths[1].is_file() and os.access(paths[0], os.X_OK)
+    assert "WORKDIR /opt/t5x_like" in (ROOT / "launch/Dockerfile").read_text()
 
 
 def test_host_network_only_on_request():
