@@ -181,19 +181,27 @@ class InstanceGroups:
         return next((state.detail for state in map(self._group_state, self.groups) if state.kind == FAILED), "unknown")
 
     def delete(self) -> None:
-        """See `cloud.Backend`."""
-        for name in self.groups:  # the template and the policy can be deleted only when no group uses them
-            result = self.shell.run(*self._group_words("delete", name, "--quiet"), capture=True, check=False)
-            if result.returncode and not is_not_found(result.stderr):
-                raise failure(f"gcloud did not delete {name}", result.stderr)
-        self._delete_shared_parts()
+        """See `cloud.Backend`. The template and the policy can be deleted only when no group uses them."""
+        groups = [self._delete(name, self._group_words("delete", name, "--quiet")) for name in self.groups]
+        if not any([*groups, *self._delete_shared_parts()]):
+            raise failure(f"gcloud did not delete {self.name}", "not found")
 
-    def _delete_shared_parts(self) -> None:
-        for collection in ("instance-templates", "resource-policies"):
-            words = ["gcloud", "compute", collection, "delete", self._shared, *self._in_region, "--quiet"]
-            result = self.shell.run(*words, capture=True, check=False)
-            if result.returncode and not is_not_found(result.stderr):
-                raise failure(f"gcloud did not delete {self._shared} of {collection}", result.stderr)
+    def _delete_shared_parts(self) -> list[bool]:
+        """Deletes the template and the policy, and returns which of them existed."""
+        return [
+            self._delete(
+                f"{self._shared} of {collection}",
+                ["gcloud", "compute", collection, "delete", self._shared, *self._in_region, "--quiet"],
+            )
+            for collection in ("instance-templates", "resource-policies")
+        ]
+
+    def _delete(self, name: str, words: list[str]) -> bool:
+        """Runs a deletion and returns whether the resource existed."""
+        result = self.shell.run(*words, capture=True, check=False)
+        if result.returncode and not is_not_found(result.stderr):
+            raise failure(f"gcloud did not delete {name}", result.stderr)
+        return not result.returncode
 
     def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`. Workers are the VMs of a group in the order of their names."""

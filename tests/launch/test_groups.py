@@ -25,7 +25,7 @@ class Scripted(cloud.Shell):
     Attributes:
       vms: VMs by group: pairs of status and error of the last attempt. Groups that are missing do not exist.
       stable: Whether the groups have no pending changes.
-      failures: Error outputs by a pair of words of the call, such as ("instance-templates", "delete").
+      failures: Error outputs by words of the call, such as ("instance-templates", "delete").
       calls: The calls, without the location.
     """
 
@@ -35,7 +35,7 @@ class Scripted(cloud.Shell):
 
     def run(self, *words, capture=False, check=True):
         self.calls.append(words)
-        error = next((text for pair, text in self.failures.items() if set(pair) <= set(words)), "")
+        error = next((text for some, text in self.failures.items() if set(some) <= set(words)), "")
         output = ""
         if "describe" in words or "list-instances" in words:
             name = words[5]
@@ -169,6 +169,9 @@ def test_delete_removes_groups_before_what_they_use(shell):
 def test_parts_that_are_missing_do_not_stop_a_deletion_but_failures_do(shell):
     shell.failures = {("instance-groups", "delete"): "ERROR: The resource first was not found"}
     make(shell).delete()
+    shell.failures = {("delete",): "ERROR: The resource was not found"}
+    with pytest.raises(cloud.CommandFailed, match="did not delete first: not found"):
+        make(shell).delete()
     shell.failures = {("instance-templates", "delete"): "ERROR: 503 The service is unavailable"}
     with pytest.raises(cloud.TransientFailure, match="did not delete first-t5x-like of instance-templates: .* 503"):
         make(shell).delete()
