@@ -136,7 +136,7 @@ XPK = {
     "spec.podFailurePolicy.rules[0].onExitCodes.values": [42, *range(127, 256)],
     "spec.template.metadata.labels.xpk.google.com/workload": "golden-workload",
     "spec.template.spec.schedulerName": "default-scheduler",
-    "spec.template.spec.imagePullSecrets[0].name": None,
+    "spec.template.spec.imagePullSecrets[0].name": "None",
     "spec.template.spec.restartPolicy": "Never",
     "spec.template.spec.nodeSelector.cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
     "spec.template.spec.nodeSelector.cloud.google.com/gke-tpu-topology": "2x2x1",

@@ -2,10 +2,12 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import gcloud_linter
 import pytest
 
 from t5x_like import cli
@@ -63,6 +65,21 @@ def test_t5x_like_commands_parse_and_gin_files_exist(words):
     assert all((ROOT / "gin_configs" / name).is_file() for name in arguments.gin_files)
     if topology := [word for word in words if word.startswith("--topology=")]:
         assert f"--gin_file=hardware/{topology[0].partition('=')[2].partition(':')[0]}.gin" in words
+
+
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="needs gcloud")
+def test_gcloud_accepts_the_commands_of_the_gke_guide(tmp_path):
+    shown = [shlex.join(words) for words in commands("gke.md") if words[0] == "gcloud"]
+    nodes = [words for words in LAUNCHES if words[1] in ("create_nodes", "delete_nodes")]
+    calls = [
+        line
+        for words in nodes
+        for line in subprocess.run(
+            [sys.executable, ROOT / words[0], *words[1:], "--dry_run"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    ]
+    assert len(shown) > 5 and len(calls) > 5
+    assert gcloud_linter.errors([*shown, *calls], tmp_path) == {}
 
 
 def test_gke_commands_use_the_hardware_file_of_their_topology():
