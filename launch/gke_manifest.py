@@ -53,7 +53,9 @@ def manifest(options: argparse.Namespace, nodes: gke_nodes.Nodes, command: list[
         "spec": {
             "failurePolicy": {
                 "maxRestarts": options.max_recreations,
-                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+                "rules": [
+                    {"name": "failedCommand", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+                ],
             },
             "replicatedJobs": [
                 {

@@ -191,9 +191,9 @@ def test_fields_equal_those_of_xpk_except_listed_ones():
     assert made["metadata"]["annotations"] == {
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
     }
-    assert made["spec"]["failurePolicy"]["rules"] == [
-        {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    ]
+    # The schema requires a name. xpk leaves it to the webhook of JobSet.
+    rule = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    assert made["spec"]["failurePolicy"]["rules"] == [{"name": "failedCommand", **rule}]
     queued = manifest("--topology=v5p:2x2x1", "--queue=multislice-queue")
     assert queued["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "multislice-queue"}
 
