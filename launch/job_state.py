@@ -30,13 +30,15 @@ class Job:
     def read(self) -> dict:
         """Returns the state of the job, with the name of this `host`.
 
-        Its `state` is `absent`, `running`, `finished`, or `lost` if the supervisor died while the job was running.
+        Its `state` is `absent`, `running`, `finished`, or `lost` if the supervisor died while the job was running, or
+        was asked to stop it because the machine was shut down.
         """
         try:
             state = json.loads(self._state.read_text())
         except FileNotFoundError:
             return {"state": "absent", "host": socket.gethostname()}
-        if state["state"] == "running" and not self._is_alive(state["pid"]):
+        shut_down = state.get("exit_code") == protocol.PREEMPTED and state.get("boot", boot_id()) != boot_id()
+        if shut_down or (state["state"] == "running" and not self._is_alive(state["pid"])):
             state.update(state="lost", reason="the machine was restarted, or the supervisor was killed")
         return {**state, "host": socket.gethostname()}
 
@@ -60,6 +62,13 @@ class Job:
             command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
             return SUPERVISOR.encode() in command_line
         return True
+
+
+def boot_id() -> str | None:
+    """Returns an ID of the time since the machine was started, or None on systems without /proc."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None
 
 
 def job_processes(state: dict) -> list[int]:

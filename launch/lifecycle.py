@@ -13,9 +13,11 @@ import jobs
 import workers
 from cloud import ABSENT, FAILED, LOST, PENDING, READY, Backend, CommandFailed, Request, State, TransientFailure
 from protocol import LOG_DIRECTORY
-from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, Verdict, judge
+from slices import LaunchError
+from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, STOPPED, Verdict, judge
 
-# Maximum number of consecutive retries when a ready TPU does not answer, or gcloud cannot report its state.
+# Maximum number of consecutive retries when a ready TPU does not answer, or gcloud cannot report its state. Also the
+# number of checks whether a TPU whose job was asked to stop is being preempted or restarted.
 MAX_RETRIES = 10
 FOLLOWER_SECONDS = 10  # to show the last output of a job that has ended
 TOLERATED_SILENCE = 2  # checks in which some worker does not answer before the output is no longer shown
@@ -95,10 +97,11 @@ def train(tpu: Backend, request: Request, command: list[str], options: argparse.
 
     Raises:
       CommandFailed: A step failed permanently, or a limit of retries or recreations was reached.
+      LaunchError: The code cannot be packed.
     """
     try:
         verdict = _watch(tpu, request, command, options)
-    except CommandFailed:
+    except (CommandFailed, LaunchError):
         tpu.shell.log(f"{tpu.name} may exist and incur costs. `tpu.py delete {tpu.name} …` deletes it")
         raise
     if run := jobs.model_dir(command):
@@ -112,7 +115,7 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
     Each iteration inspects the current state and performs the next step, so a second call continues where an
     interrupted one stopped.
     """
-    recoveries, unreachable, started, ending_since = 0, 0, False, None
+    recoveries, unreachable, stopped, started, ending_since = 0, 0, 0, False, None
     while True:
         state = wait(tpu, options.poll_seconds)
         if state.kind == ABSENT:
@@ -124,6 +127,7 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
         verdict = judge(workers.jobs(tpu), state.workers)
         started = started or verdict.kind in (RUNNING, ENDING)
         unreachable = unreachable + 1 if verdict.kind == SILENT else 0
+        stopped = stopped + 1 if verdict.kind == STOPPED else 0
         ending_since = (ending_since or time.monotonic()) if verdict.kind == ENDING else None
         if verdict.kind == SILENT:
             tpu.shell.log(f"{tpu.name}: {verdict.detail}")
@@ -141,11 +145,14 @@ def _watch(tpu: Backend, request: Request, command: list[str], options: argparse
             if time.monotonic() - ending_since > ENDING_SECONDS:
                 workers.stop(tpu, ORPHAN_GRACE_SECONDS, check=False)
             time.sleep(options.poll_seconds)
-        elif verdict.kind == ENDED and started:
+        elif verdict.kind == STOPPED and started and stopped <= MAX_RETRIES:
+            tpu.shell.log(f"{tpu.name}: {verdict.detail}")
+            time.sleep(options.poll_seconds)
+        elif started and (verdict.kind == ENDED or (verdict.kind == STOPPED and not verdict.running)):
             _stop_others(tpu, verdict)
             return verdict
         else:
-            if verdict.kind == BROKEN and started:
+            if verdict.kind in (BROKEN, STOPPED) and started:
                 recoveries += 1
                 _check_limit(tpu, verdict.detail, recoveries, options)
                 tpu.shell.log(
@@ -211,7 +218,7 @@ def _stop_others(tpu: Backend, verdict: Verdict) -> None:
 def finish(tpu: Backend, verdict: Verdict, options: argparse.Namespace) -> int:
     """Logs how a job ended, deletes the TPU if requested, and returns the exit code of the job."""
     tpu.shell.log(f"{tpu.name}: {verdict.detail}")
-    if options.delete_when_done:
+    if options.delete_when_done and verdict.kind == ENDED:  # `tpu.py stop` keeps the TPU
         delete(tpu, options.poll_seconds)
         tpu.shell.log(f"{tpu.name} is deleted and incurs no more costs")
     else:

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 import protocol
-from job_state import POLL_SECONDS, Job, job_processes, send_signal, terminate_orphans
+from job_state import POLL_SECONDS, Job, boot_id, job_processes, send_signal, terminate_orphans
 from jobs import split_command
 from log_copy import LogCopy
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
@@ -162,6 +162,7 @@ class Supervisor:
             pid=os.getpid(),
             child=child,
             mark=self.mark,
+            boot=boot_id(),
             restarts=self.restarts,
             reason=reason,
             log_offset=offset,

@@ -5,11 +5,13 @@ Requires Python 3.10 and only its standard library.
 
 import dataclasses
 
-from protocol import SUCCESS, USER_ERROR
+from protocol import PREEMPTED, SUCCESS, USER_ERROR
 
-# A worker does not answer; the job was not started; a worker has lost it; it runs on all workers; some workers have
-# finished successfully and the others have not yet; it has ended on all workers, or failed on one.
-SILENT, IDLE, BROKEN, RUNNING, ENDING, ENDED = "silent", "idle", "broken", "running", "ending", "ended"
+# A worker does not answer; the job was not started; a worker has lost it; a worker was asked to stop it; it runs on all
+# workers; some workers have finished successfully and the others have not yet; it has ended on all workers, or failed
+# on one.
+SILENT, IDLE, BROKEN, STOPPED, RUNNING = "silent", "idle", "broken", "stopped", "running"
+ENDING, ENDED = "ending", "ended"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,8 @@ def judge(jobs: list[dict], num_workers: int) -> Verdict:
     """
     by_state = {state: [job for job in jobs if job["state"] == state] for state in ("absent", "lost", "running")}
     finished = [job for job in jobs if job["state"] == "finished"]
-    failed = [job for job in finished if job["exit_code"] != SUCCESS]
+    failed = [job for job in finished if job["exit_code"] not in (SUCCESS, PREEMPTED)]
+    stopped = [job["host"] for job in finished if job["exit_code"] == PREEMPTED]
     counts = {"answered": len(jobs), "running": len(by_state["running"])}
     if failed:  # its supervisor has given up, so the other workers wait for it in vain
         codes = [job["exit_code"] for job in failed]
@@ -55,6 +58,8 @@ def judge(jobs: list[dict], num_workers: int) -> Verdict:
         lost = [f"{job['host']} ({job['reason']})" for job in by_state["lost"]]
         lost += [f"{job['host']} (the machine is new)" for job in by_state["absent"]]
         return Verdict(BROKEN, f"the job is lost on {', '.join(lost)}", **counts)
+    if stopped:
+        return Verdict(STOPPED, f"the job was asked to stop on {', '.join(stopped)}", PREEMPTED, **counts)
     if len(finished) == len(jobs):
         return Verdict(ENDED, "the job is done", **counts)
     if finished:

@@ -245,6 +245,17 @@ def test_unrelated_process_with_the_same_id_is_not_killed(supervised):
         other.kill()
 
 
+@linux
+def test_job_that_stopped_with_its_machine_is_lost_after_the_restart(supervised):
+    supervised.run_codes("75", "--on_preempted=exit")
+    assert supervised.state()["state"] == "finished"
+    file = supervised.job / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "boot": "an earlier one"}))
+    assert supervised.state()["state"] == "lost"
+    supervised.run_codes("0")
+    assert supervised.state()["state"] == "finished"
+
+
 def test_missing_command_is_a_user_error(supervised):
     process = subprocess.run(
         [*supervised.words("run"), "--", "/no/such/command"], capture_output=True, text=True, timeout=30

@@ -27,6 +27,7 @@ NONE, RUNS = {"state": "absent"}, {"state": "running"}
 DONE = {"state": "finished", "exit_code": 0}
 CRASHED = {"state": "finished", "exit_code": 1, "reason": "exit code 1"}
 REJECTED = {"state": "finished", "exit_code": 2, "reason": "exit code 2, an error in its arguments or settings"}
+ASKED = {"state": "finished", "exit_code": 75, "reason": "preempted (exit code 75)"}
 GONE = {"state": "lost", "reason": "the machine was restarted, or the supervisor was killed"}
 
 
@@ -284,6 +285,24 @@ def test_worker_that_does_not_end_is_stopped(monkeypatch, capsys):
     assert changes(shell) == ["stop", "stop"]
 
 
+def test_job_that_was_stopped_on_request_keeps_the_tpu(monkeypatch, capsys):
+    shell = Scripted(monkeypatch, ["ACTIVE"], jobs=[[RUNS] * 2, [ASKED] * 2], workers=2)
+    assert train("--delete_when_done") == 75
+    log = capsys.readouterr().err
+    assert "the job was asked to stop on t1v-w-0, t1v-w-1" in log and "first still exists and incurs costs" in log
+    assert changes(shell) == []
+    shell.jobs = [[ASKED] * 2, [DONE] * 2]
+    assert train() == 0, "a second call resumes"
+    assert changes(shell) == ["stop", "set up"]
+
+
+def test_job_that_stops_because_of_a_preemption_is_resumed_on_a_new_tpu(monkeypatch):
+    states = ["ACTIVE", "ACTIVE", "ACTIVE", "SUSPENDING", ABSENT, ABSENT, "ACTIVE"]
+    shell = Scripted(monkeypatch, states, jobs=[[RUNS] * 2, *[[ASKED] * 2] * 3, [NONE] * 2, [DONE] * 2], workers=2)
+    assert train() == 0
+    assert changes(shell) == ["delete", "create", "set up"]
+
+
 def test_delete_when_done_deletes_after_a_failure_too(monkeypatch, capsys):
     jobs = [[RUNS], [CRASHED]]
     shell = Scripted(monkeypatch, ["ACTIVE", "ACTIVE", ABSENT], jobs=jobs)
@@ -318,6 +337,10 @@ def test_worker_that_is_silent_for_a_moment_does_not_interrupt_the_output(monkey
         ([DONE, DONE], verdict.ENDED),
         ([RUNS, CRASHED], verdict.ENDED),
         ([CRASHED], verdict.ENDED),
+        ([ASKED, CRASHED], verdict.ENDED),
+        ([ASKED, ASKED], verdict.STOPPED),
+        ([ASKED, RUNS], verdict.STOPPED),
+        ([ASKED, GONE], verdict.BROKEN),
         ([RUNS], verdict.SILENT),
     ],
 )
