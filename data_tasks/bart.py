@@ -162,6 +162,7 @@ def sentence_indices(tokens: tf.Tensor, counts: tf.Tensor, full_stop: int) -> tu
     return indices, tf.reduce_max(tf.where(real, indices + 1, 0), axis=1)
 
 
+@tf.autograph.experimental.do_not_convert
 def bart(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

@@ -159,6 +159,7 @@ def preprocessor_of(name: str, *, random_roll: bool = False) -> Callable[..., tf
     return whole.get(name) or functools.partial(denoise, recipe=parse_recipe(name, random_roll=random_roll))
 
 
+@tf.autograph.experimental.do_not_convert
 def denoise(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

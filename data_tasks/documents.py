@@ -114,6 +114,7 @@ class DocumentSource(seqio.DataSource):
         """Return one line about the corpus; reads it."""
         return self._read().describe()
 
+    @tf.autograph.experimental.do_not_convert
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
         """Return the documents of a split; see `seqio.DataSource`."""
         corpus = self._read()

@@ -17,6 +17,7 @@ from t5x_like.errors import UserError
 DOCUMENTS_PER_BATCH = 128
 
 
+@tf.autograph.experimental.do_not_convert
 def full_lm(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,
@@ -51,6 +52,7 @@ def full_lm(
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
+@tf.autograph.experimental.do_not_convert
 def prefix_lm(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

@@ -42,6 +42,7 @@ def duplicate_documents(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) 
     return tf.data.Dataset.range(dupe_factor).flat_map(copy)
 
 
+@tf.autograph.experimental.do_not_convert
 def single_documents(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,
@@ -84,6 +85,7 @@ def single_documents(
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
+@tf.autograph.experimental.do_not_convert
 def full_sentences(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

@@ -1,7 +1,8 @@
 """Preprocessors for SeqIO tasks: documents to token ids, and T5's span corruption.
 
 All of them are TensorFlow operations with stateless seeds, so that the position of a pipeline can be saved and
-restored. They process batches of documents, because the cost of tf.data grows with the number of its elements.
+restored. They process batches of documents, because the cost of tf.data grows with the number of its elements. AutoGraph does not
+convert those without Python control flow over tensors (`do_not_convert`): converting them takes seconds at every start.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BY
     }
 
 
+@tf.autograph.experimental.do_not_convert
 def documents(
     ds: tf.data.Dataset, *, text_feature: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
 ) -> tf.data.Dataset:
@@ -76,6 +78,7 @@ def tokenize(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) 
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def span_corruption(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

@@ -79,6 +79,7 @@ class Pairs(NamedTuple):
     is_random: tf.Tensor
 
 
+@tf.autograph.experimental.do_not_convert
 def sentence_pairs(
     ds: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,

@@ -1,6 +1,7 @@
 """A SeqIO feature converter driven by a `FeatureSpec`: trims, packs or pads examples, and makes the model features.
 
 The converter processes windows of many examples at once, because the cost of tf.data grows with its number of elements.
+AutoGraph does not convert it, because this takes seconds at every start, and it has no Python control flow over tensors.
 """
 
 import dataclasses
@@ -63,6 +64,7 @@ class SpecConverter(seqio.FeatureConverter):
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         return self.convert(ds, task_feature_lengths)
 
+    @tf.autograph.experimental.do_not_convert
     def convert(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         """Converts a dataset that a task has already checked, with fewer passes over it than `__call__`.
 
