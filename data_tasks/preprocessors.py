@@ -1,8 +1,8 @@
 """Preprocessors for SeqIO tasks: documents to token ids, and T5's span corruption.
 
 All of them are TensorFlow operations with stateless seeds, so that the position of a pipeline can be saved and
-restored. They process batches of documents, because the cost of tf.data grows with the number of its elements. AutoGraph does not
-convert those without Python control flow over tensors (`do_not_convert`): converting them takes seconds at every start.
+restored. They process batches of documents, because the cost of tf.data grows with the number of its elements. Those
+without Python control flow over tensors are not converted by AutoGraph, which takes seconds at every start.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
 """Training as a plain function on synthetic batches, without gin and SeqIO."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -23,6 +24,15 @@ from t5x_like.training.evaluation import Evaluation, Evaluations, restore_improv
 from t5x_like.training.run_directory import read_status
 
 pytestmark = pytest.mark.notf
+
+
+@contextlib.contextmanager
+def compilations_logged():
+    jax.config.update("jax_log_compiles", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_log_compiles", False)
 
 
 def test_run_writes_metrics_status_description_and_checkpoints(tmp_path):
@@ -76,12 +86,16 @@ def test_microbatches_and_scanned_layers_keep_the_losses(tmp_path, changes):
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(tmp_path / "plain"), rtol=2e-5)
 
 
-def test_resume_in_another_layout_and_mesh(tmp_path):
+def test_resume_in_another_layout_and_mesh(tmp_path, caplog):
     run(tmp_path / "whole")
     run(tmp_path / "parts", total_steps=3)
     scanned = dataclasses.replace(CONFIG, scan_layers=True)
-    run(tmp_path / "parts", model=scanned, partitioner=Partitioner(rules="fsdp", ici={"fsdp": 4, "data": 2}))
+    with compilations_logged():
+        run(tmp_path / "parts", model=scanned, partitioner=Partitioner(rules="fsdp", ici={"fsdp": 4, "data": 2}))
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=2e-5)
+    # The thread that compiles the step beside the preparation of the run compiles it for the arrays of the loop.
+    steps = [record for record in caplog.records if "Compiling jit(train_step)" in record.getMessage()]
+    assert [record.threadName for record in steps] == ["background work"]
 
 
 def test_resume_in_a_store_that_cannot_append(tmp_path):

@@ -109,11 +109,13 @@ def _parameters(model: ModelConfig, objective: Objective | None) -> str:
 def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | None:
     """Checks that the initial weights and their layers fit the model, unless the run resumes."""
     source = weight_source.initial_source(**config.filter_kwargs(weight_source.initial_source, arguments))
-    if source is None or run.may_resume(arguments.get("model_dir")):
+    if source is None:
         return None
     here, partitioner = partitioning.for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
 
-    def check() -> str:
+    def check() -> str | None:
+        if run.may_resume(arguments.get("model_dir")):
+            return None
         warm_start.check(source, partitioner.eval_shape(here.make, jax.random.key(0)), here, partitioner)
         return f"those of {source.path} fit"
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import t5x_like
 from t5x_like.cli import execute
 from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
-from t5x_like.cli.startup import log
+from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import protocol, stop_signals
+from t5x_like.runtime import background, protocol, stop_signals
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
 
@@ -18,12 +18,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
-      argv: The command and its arguments; `sys.argv[1:]` by default.
+      argv: The command and its arguments. By default those of this process, which then exits at once if a compilation
+        still runs in the background.
 
     Returns:
       An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    code = _run(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        background.exit_without_waiting(code)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    """Runs a command and returns its exit code; see `main`."""
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(overview())
@@ -41,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.max_restarts is not None:
             return _run_with_restarts(arguments, argv)
-        with stop_signals.watched(protocol.PREEMPTED if execute.is_supervised() else None):
+        with (
+            stop_signals.watched(protocol.PREEMPTED if execute.is_supervised() else None),
+            rare_garbage_collection(),
+        ):
             return execute.run(arguments)
     except KeyboardInterrupt as error:
         print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)

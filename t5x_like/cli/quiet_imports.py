@@ -1,4 +1,7 @@
-"""Suppresses TensorFlow's start-up messages, which its libraries write before a log level can be set."""
+"""Imports TensorFlow without its start-up messages, and without packages that only unused parts of Keras need.
+
+TensorFlow's libraries write the messages before a log level can be set.
+"""
 
 import contextlib
 import importlib.abc
@@ -7,9 +10,12 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 PACKAGES = ("tensorflow", "tensorflow_text")
+# Keras, which TensorFlow imports, wraps these packages if it finds them, which takes a second. Later imports find them.
+_OPTIONAL_IN_KERAS = ("matplotlib", "sklearn")
 _STARTUP = re.compile(
     rb"All log messages before absl::InitializeLog|cudart_stub|Could not find cuda drivers|oneDNN custom operations|"
     rb"rebuild TensorFlow with the appropriate compiler flags|Unable to register cu\w+ factory|cpu_feature_guard"
@@ -36,12 +42,18 @@ def without_startup_lines() -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as usual, and wraps the execution of the top-level modules in `PACKAGES`."""
+    """Finds modules as usual, and wraps the execution of the top-level modules in `PACKAGES`.
+
+    While a thread executes one of them, it does not find the packages in `_OPTIONAL_IN_KERAS`.
+    """
 
     def __init__(self):
         self._searching = False
+        self._thread: int | None = None
 
     def find_spec(self, fullname, path=None, target=None):
+        if fullname in _OPTIONAL_IN_KERAS and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{fullname} is not imported by TensorFlow", name=fullname)
         if fullname not in PACKAGES or self._searching:
             return None
         self._searching = True
@@ -54,14 +66,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def quietly(module):
-            with without_startup_lines():
-                execute(module)
+            outer, self._thread = self._thread, threading.get_ident()
+            try:
+                with without_startup_lines():
+                    execute(module)
+            finally:
+                self._thread = outer
 
         spec.loader.exec_module = quietly
         return spec
 
 
 def install() -> None:
-    """Suppresses the start-up messages of later imports of TensorFlow. Calling this again has no effect."""
+    """Applies to later imports of TensorFlow. Calling this again has no effect."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

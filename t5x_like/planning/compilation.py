@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, parameters
 from t5x_like.planning import collectives, hlo, schedule, walk
@@ -73,8 +72,7 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
       jax.errors.JaxRuntimeError: compilation fails for another reason than memory.
     """
     started = time.monotonic()
-    state, frozen = _with_shardings(program.shapes, program.shardings)
-    batch = _batch(program)
+    state, frozen, batch = program.abstract_arguments()
     weights = _bytes_per_device((optimizers.merge(state.params, frozen.params), frozen.teachers))
     others = _bytes_per_device(state.replace(params=()))
     rows = _bytes_per_device(batch)
@@ -139,23 +137,6 @@ def _without_compilation_cache():
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
-
-
-def _batch(program: Program) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and shardings of the arrays that `Partitioner.put_batch` returns."""
-    specs = program.partitioner.batch_specs(program.batch_shapes, program.batch_axes)
-    return {
-        name: jax.ShapeDtypeStruct(
-            shape, program.batch_dtypes[name], sharding=NamedSharding(program.partitioner.mesh, specs[name])
-        )
-        for name, shape in program.batch_shapes.items()
-    }
 
 
 def _bytes_per_device(tree: Any) -> float:

@@ -1,10 +1,11 @@
 """The program of a training run: initialization and update, jitted over a mesh. `t5x_like plan` compiles the same."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
 from t5x_like.axis_rules import Axes
@@ -65,6 +66,36 @@ class Program:
     batch_dtypes: Mapping[str, str]
     batch_axes: Axes
     flops: float
+
+    def abstract_arguments(self) -> tuple[step.TrainState, step.Frozen, dict[str, jax.ShapeDtypeStruct]]:
+        """Returns the arguments of `train_step` as shapes with shardings: (state, frozen, batch)."""
+        state, frozen = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self.shapes,
+            self.shardings,
+        )
+        specs = self.partitioner.batch_specs(self.batch_shapes, self.batch_axes)
+        batch = {
+            name: jax.ShapeDtypeStruct(
+                shape, self.batch_dtypes[name], sharding=NamedSharding(self.partitioner.mesh, specs[name])
+            )
+            for name, shape in self.batch_shapes.items()
+        }
+        return state, frozen, batch
+
+    def compile(self) -> Iterator[None]:
+        """Compiles `train_step` in three steps, so that its first call does not compile. Allocates no array.
+
+        Yields:
+          Between the steps: tracing, lowering and compilation. Only XLA's compilation releases Python's lock.
+        """
+        if jax.config.jax_disable_jit:
+            return
+        traced = self.train_step.trace(*self.abstract_arguments())
+        yield
+        lowered = traced.lower()
+        yield
+        lowered.compile()
 
 
 def make_program(

@@ -16,6 +16,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.distillation.teachers import LoadedTeacher
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed, run_files
+from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start, weight_source
 from t5x_like.training import teachers as teacher_files
@@ -110,27 +111,29 @@ def run(
       Exception: See `train.train`.
     """
     config, shapes, partitioner, teachers = program.config, program.shapes, program.partitioner, dict(teachers or {})
-    data.check_vocabulary(config.vocab_size)
-    evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
-    check_run(evaluate.names if periods.evaluate is not None else (), patience)
-    initial = weight_source.initial_source(
-        initial_checkpoint_path=initial_checkpoint_path,
-        initial_mapping=initial_mapping,
-        initial_new_tokens=initial_new_tokens,
-        initial_layers=initial_layers,
-        initial_dropped=initial_dropped,
-        initial_truncated=initial_truncated,
-    )
-    if initial is not None and not may_resume(model_dir):
-        model = optimizers.merge(shapes[0].params, shapes[1].params)["model"]
-        warm_start.check(initial, model, config, partitioner)
-
-    # ---- Run directory: exclusive, and its stored configuration agrees --------------------------------------------
-    model_dir = run_directory.resolve(model_dir)
-    is_main = jax.process_index() == 0
-    logging.info("run directory %s", model_dir)
-    logging.info("%s", _describe(partitioner))
     with contextlib.ExitStack() as stack:
+        # ---- Checks: of the data and the initial weights, while the step is compiled -------------------------------
+        compilation = stack.enter_context(Background(program.compile))
+        data.check_vocabulary(config.vocab_size)
+        evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
+        check_run(evaluate.names if periods.evaluate is not None else (), patience)
+        initial = weight_source.initial_source(
+            initial_checkpoint_path=initial_checkpoint_path,
+            initial_mapping=initial_mapping,
+            initial_new_tokens=initial_new_tokens,
+            initial_layers=initial_layers,
+            initial_dropped=initial_dropped,
+            initial_truncated=initial_truncated,
+        )
+        if initial is not None and not may_resume(model_dir):
+            model = optimizers.merge(shapes[0].params, shapes[1].params)["model"]
+            warm_start.check(initial, model, config, partitioner)
+
+        # ---- Run directory: exclusive, and its stored configuration agrees ----------------------------------------
+        model_dir = run_directory.resolve(model_dir)
+        is_main = jax.process_index() == 0
+        logging.info("run directory %s", model_dir)
+        logging.info("%s", _describe(partitioner))
         stop = stack.enter_context(StopRequest())
         # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the
         # supervisor's log have the same message as the command.
@@ -196,6 +199,9 @@ def run(
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
 
         # ---- Training: from the first batch to the last checkpoint ---------------------------------------------------
+        distributed.heartbeat("the compilation of the training step")
+        with goodput.phase("compile"):
+            compilation.wait()
         result = loop.run(
             program,
             state,

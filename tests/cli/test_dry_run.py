@@ -75,7 +75,8 @@ def test_invalid_settings_are_reported(capsys, changes, message):
     assert message in capsys.readouterr().err
 
 
-def test_unreachable_buckets_are_reported_as_not_checked(capsys):
+def test_unreachable_buckets_are_reported_as_not_checked(capsys, monkeypatch):
+    monkeypatch.setattr("t5x_like.cli.dry_run.ANSWER_SECONDS", 3.0)
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=gs://bucket/run"]
     assert cli.main([*line, "--gin.INITIAL_CHECKPOINT_PATH=memory://bucket/none"]) == 0
     shown = capsys.readouterr().out

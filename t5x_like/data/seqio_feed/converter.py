@@ -1,7 +1,7 @@
 """A SeqIO feature converter driven by a `FeatureSpec`: trims, packs or pads examples, and makes the model features.
 
 The converter processes windows of many examples at once, because the cost of tf.data grows with its number of elements.
-AutoGraph does not convert it, because this takes seconds at every start, and it has no Python control flow over tensors.
+It has no Python control flow over tensors and is not converted by AutoGraph, which takes seconds at every start.
 """
 
 import dataclasses
