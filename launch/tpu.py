@@ -29,6 +29,7 @@ import protocol
 import run_report
 import slices
 import verdict
+import watch
 import workers
 from check_command import check_command
 from cloud import ABSENT, READY, Backend, CommandFailed, Request, Shell
@@ -279,7 +280,7 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
     make = BACKENDS[options.backend]
     tpu = make(shell, options.name, options.zone, options.project, options.num_slices, options.tunnel_through_iap)
     if options.action == "train":
-        train = lifecycle.train_dry_run if options.dry_run else lifecycle.train
+        train = watch.train_dry_run if options.dry_run else watch.train
         return train(tpu, request, command, options)
     if options.action == "create":
         state = lifecycle.create(tpu, request, options.poll_seconds)

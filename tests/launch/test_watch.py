@@ -1,4 +1,4 @@
-"""Tests for launch/tpu.py and launch/lifecycle.py with a scripted shell: retries, recreation and invalid arguments."""
+"""Tests for `launch/tpu.py train` with a scripted shell: failures of TPUs and workers, and invalid arguments."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ try:
     import lifecycle
     import tpu
     import verdict
+    import watch
 finally:
     sys.path.pop(0)
 
@@ -62,7 +63,7 @@ class Scripted(cloud.Shell):
         monkeypatch.setattr(tpu, "Shell", lambda dry_run: self)
         monkeypatch.setattr(tpu, "check_command", lambda command: "not checked")  # tests/launch/test_check_command.py
         monkeypatch.setattr(lifecycle, "set_up", lambda *arguments: self.actions.append("set up"))
-        monkeypatch.setattr(lifecycle, "FOLLOWER_SECONDS", 0)
+        monkeypatch.setattr(watch, "FOLLOWER_SECONDS", 0)
 
     @contextlib.contextmanager
     def in_background(self, *words):
@@ -279,7 +280,7 @@ def test_failure_on_two_workers_stops_the_others_and_is_reported(monkeypatch, ca
 def test_worker_that_does_not_end_is_stopped(monkeypatch, capsys):
     killed = {"state": "finished", "exit_code": 137, "reason": "killed by SIGKILL"}
     shell = Scripted(monkeypatch, ["ACTIVE"], jobs=[[DONE, RUNS], [DONE, RUNS], [DONE, killed]], workers=2)
-    monkeypatch.setattr(lifecycle, "ENDING_SECONDS", 0)
+    monkeypatch.setattr(watch, "ENDING_SECONDS", 0)
     assert train() == 137
     assert "the job has finished on 1 of 2 workers" in capsys.readouterr().err
     assert changes(shell) == ["stop", "stop"]
