@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,12 +207,19 @@ def test_crash_is_restarted_in_the_same_allocation(slurm):
         (["--mounts=/data", *COMMAND], "--mounts=/data without --container"),
         (["--container=x#y:1", "--mounts=data", *COMMAND], "--mounts=data: not a list of directories"),
         ([], "no command given"),
-        (COMMAND, "sbatch not found"),
     ],
 )
 def test_invalid_arguments_exit_before_submission(words, message):
     result = submit(*words)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_missing_sbatch_is_an_error(tmp_path):
+    for program in ("bash", "dirname"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    words = [ROOT / "launch/slurm.sh", *COMMAND]
+    result = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 2 and "sbatch not found" in result.stderr
 
 
 def test_missing_environment_is_an_error(slurm):
