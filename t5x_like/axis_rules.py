@@ -69,7 +69,7 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     name, found = (rules, RULE_SETS[rules]) if isinstance(rules, str) else ("custom", dict(rules))
     heads, positions = (as_tuple(found.get(axis)) for axis in (HEADS, LENGTH))
     found = {**found, KV_HEADS: found.get(KV_HEADS, heads)}
-    found = {**found, ATTENTION_HEADS: found.get(ATTENTION_HEADS, heads + positions)}
+    found = {**found, ATTENTION_HEADS: found.get(ATTENTION_HEADS, tuple(dict.fromkeys(heads + positions)))}
     for logical, axes in found.items():
         if unknown := set(as_tuple(axes)) - set(MESH_AXES):
             raise UserError(

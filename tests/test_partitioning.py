@@ -52,6 +52,12 @@ def test_few_heads_of_keys_are_replicated_and_copied_for_each_shard():
     assert Partitioner(rules={"heads": "tensor"}, ici={"data": 8}).rules["kv_heads"] == ("tensor",)
 
 
+def test_heads_within_attention_are_sharded_like_heads_and_positions():
+    for length, expected in (("sequence", ("tensor", "sequence")), ("tensor", ("tensor",))):
+        partitioner = Partitioner(rules={"heads": "tensor", "length": length}, ici={"data": 8})
+        assert partitioner.rules["attention_heads"] == expected
+
+
 def test_only_features_with_the_length_of_tokens_are_sharded_along_length():
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 4})
     shapes = {
