@@ -289,6 +289,10 @@ class Worker:
 
 def work(library: str, model: str, sizes: Sizes) -> None:
     """Answers the requests on the standard input."""
+    if library == OURS:
+        from t5x_like.runtime import huge_pages
+
+        huge_pages.restart_with_huge_pages()  # as the commands of t5x_like do
     handlers = make_ours(model, sizes) if library == OURS else make_theirs(model, sizes, compiled=library == COMPILED)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
