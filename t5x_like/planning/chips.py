@@ -38,6 +38,7 @@ class Chip:
       devices_per_chip: JAX devices per physical chip.
       clock: cycles per second of the cores.
       matrix_unit: rows and columns of a matrix unit.
+      cores: number of cores, which share the work of a kernel.
       config_name: chip configuration to request from the compiler; None for its default.
     """
 
@@ -52,6 +53,7 @@ class Chip:
     clock: float
     matrix_unit: int = 128
     devices_per_chip: int = 1
+    cores: int = 1
     config_name: str | None = None
 
     def ici_bandwidth(self, sides: tuple[int, ...]) -> float:
@@ -88,6 +90,7 @@ CHIPS = {
             wrap=4,
             dcn_bandwidth=6.25e9,
             clock=1.05e9,
+            cores=2,
             config_name="megacore",
         ),
         Chip(
@@ -111,6 +114,7 @@ CHIPS = {
             wrap=4,
             dcn_bandwidth=6.25e9,
             clock=1.75e9,
+            cores=2,
         ),
         Chip(
             name="v6e",

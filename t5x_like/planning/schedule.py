@@ -162,10 +162,11 @@ class _Schedule:
         elif is_transfer and not work.flops:
             return
         else:
-            fill = 1.0
+            compute = work.flops / chip.peak_flops
             if instruction.opcode == "custom-call":
-                fill = kernels.fill(computation, instruction, chip.matrix_unit)
-            seconds = max(work.flops / (fill * chip.peak_flops), work.hbm_bytes / chip.hbm_bandwidth)
+                compute /= kernels.fill(computation, instruction, chip.matrix_unit)
+                compute += kernels.vector_cycles(instruction) / (chip.clock * chip.cores)
+            seconds = max(compute, work.hbm_bytes / chip.hbm_bandwidth)
             total.without_cycles += seconds
         total.seconds += seconds
         total.core += seconds

@@ -124,3 +124,13 @@ def test_kernel_takes_its_flops_at_the_fill_of_the_matrix_units():
     found = expected(body)
     assert milliseconds(found) == [2, 2, 0, 0]
     assert found.without_cycles == found.core
+
+
+def test_kernel_takes_the_time_of_its_elementwise_work_too():
+    body = (
+        "  %q = bf16[4,128]{1,0:S(1)} bitcast(%x)\n"
+        '  %k = bf16[4,128]{1,0:S(1)} custom-call(%q), custom_call_target="tpu_custom_call", backend_config={'
+        '"custom_call_config":{"cost_estimate":{"flops":"197000000000","transcendentals":"1000000000"}}}\n'
+    )
+    # A billion exponentials take 3.1 million cycles, at 1.5 GHz on the core of a v5e.
+    assert milliseconds(expected(body)) == pytest.approx([1 + 3.1 / 1.5, 1 + 3.1 / 1.5, 0, 0])

@@ -1,13 +1,16 @@
 """Costs of the kernels, which XLA's scheduler and `t5x_like plan` read from the compiled program.
 
 What skipped blocks do not compute is not counted. Segments and prefixes, a few bytes per position, are not counted
-either.
+either. Elementwise work other than exponentials counts as a number of exponentials that takes as long.
 """
 
 from jax.experimental import pallas as pl
 
 from t5x_like.kernels.fused_attention.geometry import Geometry
 
+# Elementwise work that a bias and dropout add to that of an exponential, as a fraction of it, in the forward and in the
+# backward pass: from the compiler's schedules for v5p and v6e.
+BIAS_WORK, DROPOUT_WORK = (0.4, 1.1), (0.5, 0.9)
 # Matrix products per tile: scores and output, and scores, and gradients of weights, values, keys and queries.
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 _FLOAT32 = 4  # bytes
@@ -25,7 +28,7 @@ def forward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     g = geometry
     reads = 1 if g.k_blocks == 1 else g.pairs / g.k_blocks
     arrays = itemsize * (2 * _queries(g) + 2 * reads * _keys(g))
-    return _estimate(g, FORWARD_PRODUCTS, arrays + _FLOAT32 * (_statistics(g) + _biases(g)))
+    return _estimate(g, 0, FORWARD_PRODUCTS, arrays + _FLOAT32 * (_statistics(g) + _biases(g)))
 
 
 def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
@@ -43,13 +46,16 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     sums = itemsize if g.q_chunks == 1 else _FLOAT32
     arrays = itemsize * (2 * reads + 1) * _queries(g) + (itemsize + sums) * 2 * g.q_chunks * _keys(g)
     others = 2 * reads * _statistics(g) + _biases(g) * (1 + g.batch)
-    return _estimate(g, BACKWARD_PRODUCTS, arrays + _FLOAT32 * others)
+    return _estimate(g, 1, BACKWARD_PRODUCTS, arrays + _FLOAT32 * others)
 
 
-def _estimate(g: Geometry, products: int, bytes_accessed: float) -> pl.CostEstimate:
+def _estimate(g: Geometry, backward: int, products: int, bytes_accessed: float) -> pl.CostEstimate:
     scores = g.batch * g.heads * g.pairs * g.block_q * g.block_k
+    others = g.biased * BIAS_WORK[backward] + (g.dropout_rate > 0) * DROPOUT_WORK[backward]
     return pl.CostEstimate(
-        flops=products * 2 * scores * g.head_dim, transcendentals=scores, bytes_accessed=round(bytes_accessed)
+        flops=products * 2 * scores * g.head_dim,
+        transcendentals=round(scores * (1 + others)),
+        bytes_accessed=round(bytes_accessed),
     )
 
 

@@ -77,3 +77,11 @@ def test_costs_count_the_bytes_of_a_single_block():
     # Read: q, the output's gradient, k, v, statistics and biases. Written: the gradients of q, k, v and the biases.
     expected = 3 * queries + 4 * keys + 2 * statistics + 4 * 4 * 1024 + 4 * 3 * 4 * 1024
     assert costs.backward(geometry, 2).bytes_accessed == expected
+
+
+def test_elementwise_work_of_bias_and_dropout_counts_as_exponentials():
+    geometry = Geometry(1, 512, 512, 2, 2, 64, block_q=512, block_k=512)
+    scores = 2 * 512 * 512
+    both = dataclasses.replace(geometry, biased=True, dropout_rate=0.1)
+    assert costs.forward(both, 2).transcendentals == round(1.9 * scores)
+    assert costs.backward(both, 2).transcendentals == round(3.0 * scores)
