@@ -20,7 +20,7 @@ from protocol import USER_ERROR
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS_WITHOUT_DRY_RUN = ("inspect", "vocabulary", "convert", "plan", "bench")
+COMMANDS_WITHOUT_DRY_RUN = ("inspect", "vocabulary", "convert", "cache_logits", "plan", "bench", "report")
 TIMEOUT_SECONDS = 180
 
 

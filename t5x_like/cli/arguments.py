@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -95,8 +96,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
         raise UsageError(f"{name}: {detail}") from None
     arguments = Arguments(name, **vars(parsed))
-    if rest and command.positional and not rest[0].startswith("--"):
-        arguments.bindings.insert(0, (command.positional[0], rest.pop(0)))
+    if command.positional and (given := list(itertools.takewhile(lambda word: not word.startswith("--"), rest))):
+        given, text = (given, repr(tuple(given))) if command.positional_repeats else (given[:1], given[0])
+        arguments.bindings.insert(0, (command.positional[0], text))
+        rest = rest[len(given) :]
     if rest:
         raise UsageError(f"{name}: {_explain_unknown(rest[0], flags)}")
     return arguments
@@ -126,7 +129,8 @@ def help_text(name: str) -> str:
     parser, _ = _parser(name, command)
     if command.positional:
         macro, metavar = command.positional
-        parser.add_argument("bindings", metavar=metavar, nargs="?", help=f"sets {macro}")
+        several = "*" if command.positional_repeats else "?"
+        parser.add_argument("bindings", metavar=metavar, nargs=several, help=f"sets {macro}")
     if command.settings:
         group = parser.add_argument_group("common settings, given as --gin.NAME=VALUE")
         for macro, text in command.settings.items():
@@ -156,7 +160,7 @@ class _Bind(argparse.Action):
 
 def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[str, str | None]]:
     """Returns the parser of a command, and flag -> its value if it is given without one; None if it needs one."""
-    positional = f" [{command.positional[1]}]" if command.positional else ""
+    positional = f" [{command.positional[1]}{' ...' * command.positional_repeats}]" if command.positional else ""
     parser = argparse.ArgumentParser(
         prog=f"t5x_like {name}",
         usage=f"t5x_like {name}{positional} [--gin_file=FILE ...] [--gin.NAME=VALUE ...] [flags]",

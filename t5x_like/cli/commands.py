@@ -16,6 +16,7 @@ class Command:
       summary: One line of help.
       default_gin_file: The gin file to read if the command line gives none.
       positional: The macro that an argument without a flag sets, and the name of the argument in the help.
+      positional_repeats: Whether there may be several such arguments, which become a tuple.
       flags: Flags of this command alone: flag -> (macro that it sets, line of help).
       flag_defaults: Values of those of these flags that may be given without one.
       text_flags: Those of these flags whose value is always text, also if it is a word such as `none`.
@@ -35,6 +36,7 @@ class Command:
     summary: str
     default_gin_file: str
     positional: tuple[str, str] | None = None
+    positional_repeats: bool = False
     flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     flag_defaults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     text_flags: tuple[str, ...] = ()
@@ -351,5 +353,14 @@ COMMANDS = {
         base_gin_file="commands/plan.gin",
         placeholder_macros=_PLACEHOLDERS,
         compiles=True,
+    ),
+    "report": Command(
+        "t5x_like.report.report",
+        "write an HTML page about one or several runs",
+        "commands/report.gin",
+        positional=("MODEL_DIRS", "MODEL_DIR"),
+        positional_repeats=True,
+        flags={"output": ("OUTPUT_PATH", "the .html file to write (default: report.html)")},
+        paths=("OUTPUT_PATH",),
     ),
 }

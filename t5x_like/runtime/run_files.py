@@ -1,5 +1,9 @@
 """The files of a run directory and how to recognize one. Imports no JAX."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from t5x_like import paths
 from t5x_like.errors import UserError
 
@@ -42,3 +46,9 @@ def has_checkpoints(directory: str) -> bool:
     """Returns whether the run in `directory` has a complete checkpoint."""
     names = paths.listdir(paths.join(directory, CHECKPOINTS))
     return any(name.removesuffix(COMMITTED).isdigit() for name in names)
+
+
+def read_status(directory: str) -> Mapping[str, Any] | None:
+    """Returns the last status of a run, or None. A run with the state `running` may have been killed since."""
+    path = paths.join(directory, STATUS)
+    return json.loads(paths.read_text(path)) if paths.exists(path) else None

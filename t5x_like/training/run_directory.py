@@ -18,7 +18,7 @@ from absl import logging
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints
+from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, read_status
 
 RUNS = "runs"
 # Error messages of an unwritable file system; libraries include them in messages of their own.
@@ -32,7 +32,8 @@ _REASON_CHARACTERS = 2000
 # hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
 _FREE_PARAMETERS = (
     *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "checkpoints", "patience"),
-    *("partitioner", "microbatches", "gather_parameters", "stop_after_skipped", "compiler_options", "on_finish"),
+    *("partitioner", "microbatches", "gather_parameters", "stop_after_skipped", "repeat_period", "compiler_options"),
+    "on_finish",
     *("eval_steps", "eval_data", "eval_objective"),  # in runs of earlier versions
     "vocabulary_path",  # the run has a copy, with which it is compared
 )
@@ -391,9 +392,3 @@ class Status:
     def report_hang(self, report: str) -> None:
         """Writes `failed` with the report of a hang, before the process exits."""
         self.write("failed", step=self.step, reason=report)
-
-
-def read_status(model_dir: str) -> Mapping[str, Any] | None:
-    """Returns the last status of a run, or None. A run with the state `running` may have been killed since."""
-    path = paths.join(model_dir, STATUS)
-    return json.loads(paths.read_text(path)) if paths.exists(path) else None

@@ -130,6 +130,7 @@ RUNS = {
         [*TASK, ("TEACHER", "runs/1"), ("PREDICTION", "masked_lm")],
     ),
     "bench": ("bench", ["commands/bench.gin", SMALL, "runs/pretrain.gin"], []),
+    "report": ("report", ["commands/report.gin"], [("MODEL_DIRS", "('runs/1', 'runs/2')")]),
     "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }
 

@@ -1,0 +1,38 @@
+"""`t5x_like report`: one HTML page about one or several runs."""
+
+import datetime
+from collections.abc import Sequence
+
+from absl import logging
+
+from t5x_like import paths
+from t5x_like.errors import UserError
+from t5x_like.reporting.page import render
+from t5x_like.reporting.runs import read_runs
+
+
+def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> str:
+    """Writes a page with the curves, evaluations, goodput, configuration and environment of runs, and compares them.
+
+    The runs may still be training. The page contains its plots and loads nothing.
+
+    Args:
+      model_dirs: Run directory, or several to compare, local or in buckets.
+      output: The file to write, local or in a bucket.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      UserError: A directory is not a run directory, or is given twice.
+    """
+    directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
+    if not directories:
+        raise UserError("MODEL_DIRS=(): no run directory. Give one or several.")
+    if repeated := [each for each in directories if directories.count(each) > 1]:
+        raise UserError(f"MODEL_DIRS={repeated[0]}: given twice. Give each run directory once.")
+    runs = read_runs(directories)
+    created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    paths.write_atomic(output, render(runs, created))
+    logging.info("wrote %s", output)
+    return output

@@ -1,0 +1,223 @@
+"""The page of a report: one HTML file that loads nothing."""
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from t5x_like import config
+from t5x_like.metrics.goodput import CATEGORIES
+from t5x_like.metrics.progress import duration
+from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput
+from t5x_like.reporting.runs import Run
+
+# Metrics of training steps in the order of the page, and the labels of their axes. Others follow.
+_TRAINING = {
+    "loss": "loss (nats per target token)",
+    "accuracy": "accuracy",
+    "learning_rate": "learning rate",
+    "grad_norm": "norm of the gradient",
+    "tokens_per_second": "tokens per second",
+    "mfu": "model FLOPs utilization",
+    "seconds_per_step": "seconds per step",
+    "data_wait_fraction": "fraction waiting for data",
+}
+# Settings that differ in all runs.
+_RUN_DIRECTORY = ("t5x_like.train.train.model_dir",)
+# Not metrics.
+_KEYS = ("step", "split")
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc; }
+table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #e4e4e4; vertical-align: top; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .85rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem; }
+figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; } img { width: 100%; height: auto; }
+"""
+
+
+def render(runs: Sequence[Run], created: str) -> str:
+    """Returns the page.
+
+    Args:
+      runs: The runs in the order of the command line.
+      created: When the page was written.
+    """
+    title = "Run " + runs[0].name if len(runs) == 1 else "Runs " + ", ".join(run.name for run in runs)
+    sections = [
+        ("Overview", _overview(runs)),
+        ("Training", _training(runs)),
+        ("Evaluation", _evaluation(runs)),
+        ("Goodput", _goodput(runs)),
+        ("Predictions", _predictions(runs)),
+        ("Configuration", _configuration(runs)),
+        ("Environment", _environment(runs)),
+    ]
+    body = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in sections if content)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{_text(title)}</h1>\n<p>Written {_text(created)} by <code>t5x_like report</code>.</p>\n"
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def _overview(runs: Sequence[Run]) -> str:
+    columns = {
+        "state": lambda run: run.status.get("state"),
+        "reason": lambda run: run.status.get("reason"),
+        "step": lambda run: max((row["step"] for row in run.rows), default=run.status.get("step")),
+        "parameters": lambda run: run.parameters,
+        "last training loss": lambda run: run.last("loss"),
+        **{
+            f"last loss, {split}": lambda run, split=split: run.last("loss", split)
+            for split in dict.fromkeys(split for run in runs for split in run.splits)
+            if any(run.last("loss", split) is not None for run in runs)
+        },
+        "tokens per second": lambda run: run.last("tokens_per_second"),
+        "MFU": lambda run: run.last("mfu"),
+        "goodput": lambda run: run.goodput and f"{run.goodput.fraction:.1%}",
+        "wall time": lambda run: run.goodput and duration(run.goodput.total),
+        "starts": lambda run: run.goodput and run.goodput.starts,
+        "directory": lambda run: run.model_dir,
+    }
+    return _transposed({name: [value(run) for run in runs] for name, value in columns.items()}, runs)
+
+
+def _training(runs: Sequence[Run]) -> str:
+    found = {name for run in runs for row in run.rows if row["split"] == "train" for name in row}
+    plots = []
+    for name in [*_TRAINING, *sorted(found - set(_TRAINING) - set(_KEYS))]:
+        curves = _curves(runs, name, evaluations=name == "loss")
+        if curves:
+            plots.append((name, plot_curves(curves, _TRAINING.get(name, name))))
+    return _plots(plots)
+
+
+def _evaluation(runs: Sequence[Run]) -> str:
+    """Returns the plots of the metrics that only evaluations have, and the results of `t5x_like eval`."""
+    found = {name for run in runs for row in run.rows if row["split"] != "train" for name in row}
+    plots = []
+    for name in sorted(found - {"loss"} - set(_KEYS)):
+        if curves := _curves(runs, name, training=False, evaluations=True):
+            plots.append((name, plot_curves(curves, name)))
+    return _plots(plots) + "".join(_stored_evaluations(run) for run in runs)
+
+
+def _stored_evaluations(run: Run) -> str:
+    """Returns the results of `t5x_like eval`."""
+    if not run.evaluations:
+        return ""
+    names = list(
+        dict.fromkeys(name for each in run.evaluations for found in each.evaluations.values() for name in found)
+    )
+    rows = [
+        [title, each.checkpoint if each.step is None else each.step, *(values.get(name) for name in names)]
+        for each in run.evaluations
+        for title, values in each.evaluations.items()
+    ]
+    return f"<h3>t5x_like eval, {_text(run.name)}</h3>" + _table(["task", "checkpoint", *names], rows)
+
+
+def _goodput(runs: Sequence[Run]) -> str:
+    known = {run.name: run.goodput for run in runs if run.goodput is not None}
+    if not known:
+        return ""
+    rows = [
+        [name, f"{spent.fraction:.1%}", *(duration(spent.seconds[each]) for each in CATEGORIES), duration(spent.total)]
+        for name, spent in known.items()
+    ]
+    return _image(plot_goodput(known), "goodput") + _table(["run", "goodput", *CATEGORIES, "total"], rows)
+
+
+def _predictions(runs: Sequence[Run]) -> str:
+    return "".join(
+        f"<h3>{_text(run.name)}: {_text(file)}</h3><pre>{_text(lines)}</pre>"
+        for run in runs
+        for file, lines in run.samples.items()
+    )
+
+
+def _configuration(runs: Sequence[Run]) -> str:
+    parts = []
+    if len(runs) > 1 and all(run.config for run in runs):
+        lines = [
+            line for run in runs[1:] for line in config.differences(runs[0].config, run.config, free=_RUN_DIRECTORY)
+        ]
+        names = sorted({line.partition(": ")[0] for line in lines})
+        settings = [config.flatten(run.config) for run in runs]
+        values = {name: [flat.get(name) for flat in settings] for name in names}
+        parts.append(_transposed(values, runs) if values else "<p>The runs have the same settings.</p>")
+    for run in runs:
+        if run.config:
+            summary = f"config.gin of {_text(run.name)}"
+            parts.append(f"<details><summary>{summary}</summary><pre>{_text(run.config)}</pre></details>")
+    return "\n".join(parts)
+
+
+def _environment(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.environment))
+    values = {name: [_shown(run.environment.get(name)) for run in runs] for name in names}
+    hosts = [run.status.get("host") for run in runs]
+    return _transposed(values | {"host of process 0": hosts}, runs) if names or any(hosts) else ""
+
+
+def _shown(value: Any) -> Any:
+    """Returns a mesh as text."""
+    return ", ".join(f"{axis}={size}" for axis, size in value.items()) if isinstance(value, dict) else value
+
+
+def _curves(
+    runs: Sequence[Run], name: str, *, training: bool = True, evaluations: bool
+) -> dict[tuple[int, str, bool], Curve]:
+    """Returns the curves of a metric, for `plot_curves`."""
+    curves = {}
+    for index, run in enumerate(runs):
+        for split in ["train"] * training + run.splits * evaluations:
+            rows = [row for row in run.rows if row["split"] == split and isinstance(row.get(name), int | float)]
+            if rows:
+                label = f"{run.name}, {split}" if len(runs) > 1 else split
+                curves[index, label, split != "train"] = [row["step"] for row in rows], [row[name] for row in rows]
+    return curves
+
+
+def _plots(plots: Iterable[tuple[str, str]]) -> str:
+    figures = "\n".join(
+        f"<figure><figcaption>{_text(name)}</figcaption>{_image(svg, name)}</figure>" for name, svg in plots
+    )
+    return f'<div class="plots">\n{figures}\n</div>' if figures else ""
+
+
+def _image(svg: str, alt: str) -> str:
+    """Returns an image. As data of its own it shares no ids with other images of the page."""
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{_text(alt)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _transposed(rows: Mapping[str, Sequence[Any]], runs: Sequence[Run]) -> str:
+    """Returns a table with a column per run, without rows that are empty in all runs."""
+    kept = [[name, *values] for name, values in rows.items() if any(value is not None for value in values)]
+    return _table(["", *(run.name for run in runs)], kept)
+
+
+def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [_row(head, "th"), *(_row(row, "td") for row in rows)]
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def _row(cells: Sequence[Any], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{_text(_number(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _number(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1e5 else f"{cell:,.5g}"
+    return "" if cell is None else str(cell)
+
+
+def _text(text: str) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,86 @@
+"""Plots of metrics over steps and of the time of runs, as SVG images."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from t5x_like import metrics
+
+# A longer curve is reduced to this many points, the means of consecutive rows.
+_POINTS = 500
+_SIZE = (4.6, 2.9)  # inches
+# matplotlib's colors, in the order of `metrics.goodput.CATEGORIES`.
+_COLORS = ("C2", "C8", "C9", "C4", "C0", "C6", "C7", "C3", "lightgray")
+
+Curve = tuple[Sequence[int], Sequence[float]]
+"""Steps, and the value at each."""
+
+
+def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str:
+    """Plots a metric over the steps.
+
+    Args:
+      curves: (index of the run, label, whether it is an evaluation) -> curve. Runs differ in color. Evaluations are
+        dashed, with a marker at each.
+      ylabel: Label of the axis of values.
+
+    Returns:
+      An SVG image.
+    """
+    figure = _figure(_SIZE)
+    axes = figure.subplots()
+    for (run, label, is_evaluation), curve in curves.items():
+        style = {"linestyle": "--", "marker": "o", "markersize": 3} if is_evaluation else {}
+        axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=label, **style)
+    axes.set(xlabel="step", ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    if len(curves) > 1:
+        axes.legend(fontsize="small")
+    return _svg(figure)
+
+
+def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
+    """Plots the fractions of the wall time of runs by category, as an SVG image with a bar per run.
+
+    Args:
+      spent: Name of the run -> what it has spent its time on.
+    """
+    figure = _figure((9.2, 1.3 + 0.4 * len(spent)))
+    axes = figure.subplots()
+    names = list(spent)[::-1]  # bars are drawn from below
+    left = np.zeros(len(names))
+    for category, color in zip(metrics.goodput.CATEGORIES, _COLORS, strict=True):
+        width = np.array([100 * spent[name].seconds[category] / max(spent[name].total, 1e-9) for name in names])
+        if width.any():
+            axes.barh(names, width, left=left, color=color, label=category, height=0.6)
+        left += width
+    axes.set(xlabel="% of the wall time", xlim=(0, 100))
+    axes.legend(ncols=len(_COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize="small", frameon=False)
+    return _svg(figure)
+
+
+def _reduce(steps: Sequence[int], values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns at most `_POINTS` points: the last step and the mean value of groups of consecutive rows."""
+    size = math.ceil(len(steps) / _POINTS)
+    starts = np.arange(0, len(steps), size)
+    sizes = np.diff(np.append(starts, len(steps)))
+    return np.asarray(steps)[starts + sizes - 1], np.add.reduceat(np.asarray(values, np.float64), starts) / sizes
+
+
+def _figure(size):
+    # matplotlib takes half a second to import. `Figure` draws without pyplot, so that no display is needed.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _svg(figure) -> str:
+    import matplotlib
+
+    image = io.StringIO()
+    # Text remains text, and the same data gives the same image.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "t5x_like"}):
+        figure.savefig(image, format="svg", metadata={"Date": None})
+    return image.getvalue()

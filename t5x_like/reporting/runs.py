@@ -1,0 +1,119 @@
+"""Reads what a run directory says about its run, also while the run is still writing to it."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5x_like import metrics, paths
+from t5x_like.metrics.evaluation_table import EvaluationTable, Result
+from t5x_like.runtime import run_files
+
+# The directory of the results of `t5x_like eval`, and those of files with predictions in it.
+_EVALUATIONS = "eval"
+_STEP = re.compile(r"^step_(\d+)$")
+# Of files with predictions, only the first lines are shown.
+_SAMPLE_LINES, _SAMPLE_CHARACTERS = 12, 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes:
+      name: What the report calls it.
+      model_dir: The run directory.
+      rows: The rows of its metrics.
+      status: The contents of `status.json`; {} if it does not exist.
+      goodput: What it has spent its time on; None for a run without records of it.
+      config: The text of `config.gin`; empty if it does not exist.
+      parameters: The number of parameters and arrays in words, or None.
+      environment: Versions, devices and mesh of the latest checkpoint, as JSON values; {} without one.
+      evaluations: The results of `t5x_like eval` in the run directory.
+      samples: File with predictions -> its first lines.
+    """
+
+    name: str
+    model_dir: str
+    rows: Sequence[Mapping[str, Any]]
+    status: Mapping[str, Any]
+    goodput: metrics.Goodput | None
+    config: str
+    parameters: str | None
+    environment: Mapping[str, Any]
+    evaluations: Sequence[Result]
+    samples: Mapping[str, str]
+
+    def last(self, name: str, split: str = "train") -> float | None:
+        """Returns the last value of a metric of a split, or None."""
+        return next((row[name] for row in reversed(self.rows) if row["split"] == split and name in row), None)
+
+    @property
+    def splits(self) -> list[str]:
+        """The names of its evaluations."""
+        return list(dict.fromkeys(row["split"] for row in self.rows if row["split"] != "train"))
+
+
+def read_runs(model_dirs: Sequence[str]) -> list[Run]:
+    """Reads runs.
+
+    Args:
+      model_dirs: Run directories, local or in buckets. A run is named after its directory, or by the whole path if
+        several directories have the same name.
+
+    Raises:
+      UserError: A directory is not a run directory, or one of its files is damaged.
+    """
+    names = [directory.rstrip("/").rpartition("/")[2] for directory in model_dirs]
+    unique = len(set(names)) == len(names)
+    return [_read(directory, name if unique else directory) for directory, name in zip(model_dirs, names, strict=True)]
+
+
+def _read(model_dir: str, name: str) -> Run:
+    rows = metrics.read_metrics(model_dir)
+    if not rows and not run_files.is_run(model_dir):
+        raise run_files.not_a_run("MODEL_DIR", model_dir)
+    info = _read_text(model_dir, run_files.MODEL_INFO).splitlines()
+    return Run(
+        name=name,
+        model_dir=model_dir,
+        rows=rows,
+        status=run_files.read_status(model_dir) or {},
+        goodput=metrics.read_goodput(model_dir),
+        config=_read_text(model_dir, run_files.CONFIG),
+        parameters=info[-1] if info else None,
+        environment=_environment(model_dir),
+        evaluations=EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(),
+        samples=_samples(model_dir),
+    )
+
+
+def _read_text(model_dir: str, name: str) -> str:
+    file = paths.join(model_dir, name)
+    return paths.read_text(file) if paths.exists(file) else ""
+
+
+def _environment(model_dir: str) -> dict[str, Any]:
+    """Returns the environment that the latest checkpoint was written in, without its evaluation."""
+    directory = paths.join(model_dir, run_files.CHECKPOINTS)
+    steps = sorted((int(name) for name in paths.listdir(directory) if name.isdigit()), reverse=True)
+    for step in steps:
+        file = paths.join(directory, str(step), "about", "metadata")
+        if paths.exists(file):  # the run may have deleted the checkpoint in the meantime
+            return {name: value for name, value in json.loads(paths.read_text(file)).items() if name != "evaluation"}
+    return {}
+
+
+def _samples(model_dir: str) -> dict[str, str]:
+    """Returns the first lines of the files with predictions of the last evaluated step."""
+    directory = paths.join(model_dir, _EVALUATIONS)
+    steps = [int(match[1]) for name in paths.listdir(directory) if (match := _STEP.match(name))]
+    if not steps:
+        return {}
+    last = paths.join(directory, f"step_{max(steps)}")
+    found = {}
+    for name in paths.listdir(last):
+        lines = paths.read_text(paths.join(last, name)).splitlines()[:_SAMPLE_LINES]
+        found[f"step_{max(steps)}/{name}"] = "\n".join(line[:_SAMPLE_CHARACTERS] for line in lines)
+    return found

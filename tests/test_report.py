@@ -1,0 +1,194 @@
+"""`t5x_like report`: one page about runs, finished or not, that is valid HTML and loads nothing."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from t5x_like import cli, metrics, paths
+from t5x_like.errors import UserError
+from t5x_like.metrics.evaluation_table import EvaluationTable, Result
+from t5x_like.report import report
+
+pytestmark = pytest.mark.notf
+
+CONFIG = """\
+from __gin__ import dynamic_registration
+import t5x_like.train
+import t5x_like.optimizers
+
+RATE = {rate}
+
+t5x_like.train.train:
+    model_dir = {model_dir!r}
+    optimizer = @t5x_like.optimizers.adamw()
+    total_steps = 4
+
+t5x_like.optimizers.adamw:
+    learning_rate = %RATE
+"""
+# Another version of the code has added this parameter.
+ADDED = "    b1 = 0.9  # default\n"
+# Tags without an end tag.
+VOID = ("meta", "img", "link", "br")
+
+
+class Page(HTMLParser):
+    """The text, tags and images of a page, whose tags must be balanced."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.rows, self.images = [], [], [[]], {}
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "img":
+            kind, _, data = dict(attributes)["src"].partition(",")
+            assert kind == "data:image/svg+xml;base64"
+            self.images[dict(attributes)["alt"]] = base64.b64decode(data).decode()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+    def row(self, name):
+        (row,) = (row for row in self.rows if row and row[0] == name)
+        return row[1:]
+
+
+def write_run(model_dir, *, rate=0.01, steps=4, torn=False):
+    """Writes the files of a run that trains, or has trained, with a metric named like a tag."""
+    writer = metrics.MetricsWriter(model_dir, tensorboard=False)
+    writer.rewind(0)
+    for step in range(1, steps + 1):
+        row = {"loss": 5.0 - step, "learning_rate": rate, "tokens_per_second": 1000.0 * step, "mfu": 0.25}
+        writer.write(step, "train", row)
+    writer.write(steps, "validation", {"loss": 4.5, "<b>task</b>/accuracy": float("nan")})
+    writer.close()
+    if torn:
+        with open(f"{model_dir}/metrics.jsonl", "a") as file:
+            file.write('{"step": 5, "split": "tr')
+    with metrics.GoodputMonitor(model_dir) as monitor:
+        monitor.begin(0)
+    paths.write_atomic(f"{model_dir}/config.gin", CONFIG.format(rate=rate, model_dir=model_dir) + ADDED * torn)
+    about = {"jax": "0.10.2", "device": "TPU v5p", "mesh": {"data": 1, "fsdp": 8}, "evaluation": {"metrics": {}}}
+    paths.write_atomic(f"{model_dir}/checkpoints/4/about/metadata", json.dumps(about))
+    status = {"state": "running" if torn else "finished", "step": steps, "reason": None, "host": "tpu-<0>"}
+    paths.write_atomic(f"{model_dir}/status.json", json.dumps(status))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Returns a finished run in a store, and a running one on a disk."""
+    stored, local = f"memory://{uuid.uuid4().hex}/first", str(tmp_path_factory.mktemp("runs") / "second")
+    write_run(stored)
+    write_run(local, rate=0.5, steps=3, torn=True)
+    results = {"sst2, split validation": {"accuracy": 91.5}}
+    EvaluationTable(f"{local}/eval").add(Result(f"{local}/checkpoints/4", 4, None, None, results, {}))
+    paths.write_atomic(f"{local}/eval/step_4/SST-2.tsv", "index\tprediction\n0\t<positive>\n")
+    return stored, local
+
+
+@pytest.fixture(scope="module")
+def file(runs, tmp_path_factory):
+    """Returns the page that compares them."""
+    output = tmp_path_factory.mktemp("page") / "report.html"
+    assert cli.main(["report", *runs, f"--output={output}"]) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def page(file):
+    return Page(file.read_text())
+
+
+def test_overview_compares_the_runs(page):
+    assert page.row("state") == ["finished", "running"]
+    assert page.row("step") == ["4", "3"]
+    assert page.row("last training loss") == ["1", "2"]
+    assert page.row("last loss, validation") == ["4.5", "4.5"]
+    assert page.row("tokens per second") == ["4,000", "3,000"]
+
+
+def test_curves_are_images_in_the_page(page):
+    assert {"loss", "learning_rate", "tokens_per_second", "mfu", "<b>task</b>/accuracy", "goodput"} == set(page.images)
+    for image in page.images.values():
+        assert ElementTree.fromstring(image).tag.endswith("svg")
+    for label in ("first, train", "first, validation", "second, train", "second, validation"):
+        assert label in page.images["loss"]
+
+
+def test_page_loads_nothing(file, page):
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe"}
+    assert [attributes for _, attributes in page.tags if "href" in attributes] == []
+    assert not re.search(r"url\(|@import", file.read_text())
+
+
+def test_only_different_settings_are_compared(page):
+    assert page.row("t5x_like.optimizers.adamw.learning_rate") == ["0.01", "0.5"]
+    assert len([row for row in page.rows if row and row[0].startswith("t5x_like.")]) == 1
+
+
+def test_environment_evaluations_and_predictions_are_shown(file, page):
+    assert page.row("mesh") == ["data=1, fsdp=8"] * 2 and page.row("device") == ["TPU v5p"] * 2
+    assert page.row("host of process 0") == ["tpu-<0>"] * 2
+    assert page.row("sst2, split validation") == ["4", "91.5"]
+    assert "&lt;positive&gt;" in file.read_text()
+
+
+def test_run_without_rows_and_files_but_a_configuration_has_a_page(tmp_path):
+    paths.write_atomic(tmp_path / "run" / "config.gin", CONFIG.format(rate=1, model_dir="there"))
+    page = Page(paths.read_text(report(model_dirs=str(tmp_path / "run"), output=str(tmp_path / "page.html"))))
+    assert page.images == {} and page.row("directory") == [str(tmp_path / "run")]
+
+
+def test_long_curves_are_reduced_to_means(tmp_path):
+    from t5x_like.reporting.plots import _reduce
+
+    steps, values = _reduce(range(1, 1203), [1.0, 2.0, 6.0] * 400 + [7.0, 9.0])
+    assert len(steps) <= 500 and steps[0] == 3 and steps[-1] == 1202
+    assert values[0] == values[1] == 3.0 and values[-1] == 8.0
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["{directory}"], "MODEL_DIR={directory} is not a run directory: config.gin not found"),
+        (["{directory}/nowhere"], "MODEL_DIR={directory}/nowhere is not a run directory"),
+        (["a", "a"], "MODEL_DIRS=a: given twice"),
+    ],
+)
+def test_invalid_directories_raise(words, message, tmp_path, capsys):
+    words = [word.format(directory=tmp_path) for word in words]
+    assert cli.main(["report", *words, f"--output={tmp_path}/report.html"]) == 2
+    assert message.format(directory=tmp_path) in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_directory_is_required():
+    with pytest.raises(UserError, match="no run directory"):
+        report(model_dirs=())
+
+
+def test_browser_shows_the_page(file, tmp_path):
+    browser = next((path for name in ("chromium", "google-chrome") if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no browser found")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={tmp_path}/page.png"]
+    subprocess.run([browser, *options, f"--user-data-dir={tmp_path}/profile", f"file://{file}"], check=True, timeout=60)
+    assert (tmp_path / "page.png").stat().st_size > 10_000
