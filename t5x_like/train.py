@@ -46,6 +46,7 @@ def train(
     initial_truncated: Sequence[str] = (),
     vocabulary_path: str | None = None,
     stop_after_skipped: int = 20,
+    repeat_period: int | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     on_finish: Callable[..., None] | None = None,
     run_config: run_directory.RunConfig | None = None,
@@ -94,6 +95,8 @@ def train(
       vocabulary_path: The Hugging Face directory or SentencePiece model that `data` uses, for tasks that can use any
         vocabulary. It is copied to `model_dir/tokenizer`, which the commands that read the run use instead.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
+      repeat_period: Steps between two steps that are computed twice, to detect hardware that computes wrongly. They
+        need memory for two states. None disables the check.
       compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`.
       on_finish: Called with `params`, `objective`, `partitioner`, `data` and `model_dir` when training has finished.
       run_config: The resolved gin configuration. It is stored in `model_dir` and compared when the run resumes.
@@ -106,6 +109,7 @@ def train(
       TrainingFailed: The loss stayed non-finite.
       ProcessLost: Another process of the run has ended.
       RunInUse: Another run writes to `model_dir`.
+      SilentDataCorruption: A repeated step has given other bits.
       RunFailed: `model_dir` can no longer be written to.
       Stopped: A signal arrived before the end of the first step.
     """
@@ -149,6 +153,7 @@ def train(
         initial_truncated=initial_truncated,
         vocabulary_path=vocabulary_path,
         stop_after_skipped=stop_after_skipped,
+        repeat_period=repeat_period,
         on_finish=on_finish,
         run_config=run_config,
         arguments=arguments,

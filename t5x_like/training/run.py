@@ -23,6 +23,7 @@ from t5x_like.training import teachers as teacher_files
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations, check_run, restore_improvement
 from t5x_like.training.program import Program
+from t5x_like.training.repeated_step import RepeatedStep
 
 
 @dataclasses.dataclass
@@ -69,6 +70,7 @@ def run(
     initial_truncated: Sequence[str],
     vocabulary_path: str | None,
     stop_after_skipped: int,
+    repeat_period: int | None,
     on_finish: Callable[..., None] | None,
     run_config: run_directory.RunConfig | None,
     teachers: Mapping[str, LoadedTeacher] | None = None,
@@ -98,6 +100,7 @@ def run(
       initial_truncated: The axes along which the pretrained tables may be longer.
       vocabulary_path: The tokenizer to copy to the run directory.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
+      repeat_period: Steps between two steps that are computed twice, or None.
       on_finish: Called when training has finished.
       run_config: The resolved gin configuration.
       teachers: Name -> teacher of the program.
@@ -111,6 +114,9 @@ def run(
       Exception: See `train.train`.
     """
     config, shapes, partitioner, teachers = program.config, program.shapes, program.partitioner, dict(teachers or {})
+    train_step = program.train_step
+    if repeat_period is not None:
+        train_step = RepeatedStep(train_step, partitioner.mesh, program.shardings[0], repeat_period)
     with contextlib.ExitStack() as stack:
         # ---- Checks: of the data and the initial weights, while the step is compiled -------------------------------
         compilation = stack.enter_context(Background(program.compile))
@@ -155,6 +161,7 @@ def run(
 
         # ---- State: restored, or initialized directly into its shards ----------------------------------------------
         checkpointer = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
+        checkpointer.check_mesh(partitioner.mesh)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:
@@ -203,7 +210,7 @@ def run(
         with goodput.phase("compile"):
             compilation.wait()
         result = loop.run(
-            program,
+            dataclasses.replace(program, train_step=train_step),
             state,
             frozen,
             feed,
