@@ -32,7 +32,7 @@ from t5x_like import parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics.best import BestMetric
 from t5x_like.training import checkpoint_items as items
-from t5x_like.training import checksums
+from t5x_like.training import checksums, replica_restore
 from t5x_like.training.checkpoint_evaluations import CheckpointEvaluations, KeepBest
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.checkpoint_mirror import CheckpointMirror
@@ -62,6 +62,8 @@ class Checkpoints:
         `task/accuracy`, or `evaluation/loss` with several evaluations.
       best_is_larger: whether larger values of `best_metric` are better. By default, smaller values are better for
         metrics whose name contains loss, perplexity, error, distance or entropy, and larger ones for all others.
+      restore_one_replica: whether only the first replica of the mesh reads a checkpoint, and broadcasts it to the
+        others, such as other slices; see `replica_restore`.
       read_only: whether to only read; the directory is then neither created nor cleaned up.
 
     Raises:
@@ -83,6 +85,7 @@ class Checkpoints:
         keep_best: int = 0,
         best_metric: str = "loss",
         best_is_larger: bool | None = None,
+        restore_one_replica: bool = False,
         read_only: bool = False,
     ):
         if not read_only:
@@ -97,6 +100,7 @@ class Checkpoints:
         self._uploading: concurrent.futures.Future | None = None
         self._verified: set[tuple[int, str]] = set()
         self._has_read_back = False
+        self._restore_one_replica = restore_one_replica
         self.keep_best, self.best_metric = keep_best, BestMetric(best_metric, best_is_larger)
         root = epath.Path(self._mirror.local if self._mirror else directory)
         if "://" not in str(root):
@@ -116,6 +120,15 @@ class Checkpoints:
         )
         handlers = {"state": items.StateHandler(), "feed": items.FeedHandler(), "about": items.AboutHandler()}
         self._manager = ocp.CheckpointManager(root, options=options, item_handlers=handlers)
+
+    def check_mesh(self, mesh: jax.sharding.Mesh) -> None:
+        """Checks that checkpoints can be restored onto a mesh.
+
+        Raises:
+          UserError: with `restore_one_replica`, a process belongs to several replicas, or there is only one replica.
+        """
+        if self._restore_one_replica:
+            replica_restore.check_mesh(mesh)
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in ascending order."""
@@ -224,7 +237,12 @@ class Checkpoints:
           UserError: an array is missing in the checkpoint or has another shape there.
         """
         self._check(step, shapes)
-        return self._read(step, shapes)
+        if not self._restore_one_replica:
+            return self._read(step, shapes)
+        replicated = {name: leaf for name, leaf in shapes.items() if replica_restore.is_replicated(leaf)}
+        others = {name: leaf for name, leaf in shapes.items() if name not in replicated}
+        read = self._read(step, others) if others else {}
+        return read | replica_restore.read(self.directory / str(step) / "state", replicated)
 
     def _read(self, step, shapes):
         restore_args = {

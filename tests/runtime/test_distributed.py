@@ -121,10 +121,13 @@ def one_process(tmp_path_factory, cache_dir, teacher):
     return directory
 
 
-# Each process reads half of every batch, or the whole batch if the mesh shards tensors instead of rows.
-@pytest.mark.parametrize(
-    "mesh", [(), ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")], ids=["rows", "tensors"]
-)
+# Two replicas, of which the first reads the checkpoint. Each process reads half of every batch.
+REPLICAS = ("--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}", "--gin.Checkpoints.restore_one_replica=True")
+# Each process reads the whole batch.
+TENSORS = ("--gin.PARTITIONING=fsdp_tp", "--gin.ICI={'tensor': 4}")
+
+
+@pytest.mark.parametrize("mesh", [REPLICAS, TENSORS], ids=["replicas", "tensors"])
 def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cache_dir, teacher, tmp_path, mesh):
     directory = tmp_path / "run"
     shutil.copytree(one_process, directory)
@@ -132,6 +135,8 @@ def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cach
     codes = finish(start_distilled(directory, cache_dir, teacher, *mesh))
     assert codes == [0, 0], output(directory, 1)[-3000:]
     assert "restored step 4" in output(directory, 0) and "process 1 of 2" in output(directory, 1)
+    one_reads = f"the processes [0] read {directory}/checkpoints/4/state and broadcast it to 2 replicas"
+    assert (one_reads in output(directory, 1)) == (mesh == REPLICAS)
     expected, found = losses(one_process), losses(directory)
     assert found.keys() == expected.keys() and len(found) == 10  # eight steps and two evaluations
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
