@@ -159,7 +159,7 @@ def test_failed_requeue_says_how_to_resume(slurm):
 
 
 def test_termination_of_the_job_saves_and_does_not_requeue(slurm):
-    """`scancel` and Slurm's own preemption send SIGTERM to the script; Slurm requeues after the latter by itself."""
+    """`scancel` sends SIGTERM to the script; other signals of Slurm go only to the processes."""
     started = slurm / "started"
     (slurm / "srun").write_text(f"""#!/usr/bin/env bash
 trap 'exit 75' TERM
