@@ -176,6 +176,11 @@ class Partitioner:
         """Returns the mesh axes of several devices that shard a logical axis."""
         return tuple(axis for axis in as_tuple(self.rules.get(logical, ())) if self.mesh.shape[axis] > 1)
 
+    @property
+    def splits_rows(self) -> bool:
+        """Whether mesh axes other than those of `batch` split the computation of a row."""
+        return any(size > 1 and axis not in self.axes_of("batch") for axis, size in self.mesh.shape.items())
+
     def with_rules(self, rules: "str | Rules | None") -> "Partitioner":
         """Returns a partitioner of the same mesh with other rules, or this one for None.
 

@@ -4,6 +4,7 @@ Logits over a vocabulary are much larger than the hidden states that they are co
 them for one chunk of the positions at a time, so that no array `[batch, length, vocab]` exists.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
@@ -150,25 +152,35 @@ def _sum_with_gradient(
     Returns:
       The tree of sums.
     """
-    unembed, parameters = jax.closure_convert(unembed, hidden[0])
+    device = _rows_alone()
+    rows = hidden.shape[1] // (1 if device is None else partitioning.batch_shards())
+    with contextlib.nullcontext() if device is None else device.bound():
+        chunk = jax.ShapeDtypeStruct((rows, *hidden.shape[2:]), hidden.dtype)
+        unembed, parameters = jax.closure_convert(unembed, chunk)
 
     def of_chunk(hidden, parameters, rest):
         return sums_of(lambda hidden: unembed(hidden, *parameters), hidden, rest)
 
-    @jax.custom_vjp
-    def summed(hidden, parameters, rest):
-        return _scan(lambda hidden, rest: (of_chunk(hidden, parameters, rest), None), hidden, rest)[0]
+    def without_gradient(parameters, *chunks):
+        return _scan(lambda hidden, rest: (of_chunk(hidden, parameters, rest), None), *chunks)
 
-    def forward(hidden, parameters, rest):
+    def with_gradient(parameters, *chunks):
         def loss(hidden, parameters, rest):
             sums = of_chunk(hidden, parameters, rest)
             return trained(sums), sums
 
-        def with_gradient(hidden, rest):
+        def of_one(hidden, rest):
             gradients, sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
             return (sums, gradients[1]), gradients[0]
 
-        (sums, of_parameters), of_hidden = _scan(with_gradient, hidden, rest)
+        return _scan(of_one, *chunks)
+
+    @jax.custom_vjp
+    def summed(hidden, parameters, rest):
+        return _summed_once(without_gradient, device, parameters, hidden, rest)[0]
+
+    def forward(hidden, parameters, rest):
+        (sums, of_parameters), of_hidden = _summed_once(with_gradient, device, parameters, hidden, rest)
         return sums, (of_hidden, of_parameters)
 
     def backward(gradients, cotangents):
@@ -177,6 +189,47 @@ def _sum_with_gradient(
 
     summed.defvjp(forward, backward)
     return summed(hidden, parameters, rest)
+
+
+def _rows_alone() -> partitioning.Partitioner | None:
+    """Returns the partitioner of a device that computes its rows alone, or None if devices share the work of a row."""
+    partitioner = partitioning.bound_partitioner()
+    if partitioner is None or partitioner.mesh.size == 1 or partitioner.splits_rows:
+        return None
+    return partitioner.of_one_device
+
+
+def _summed_once(
+    function: Callable[..., tuple[Any, Any]], device: partitioning.Partitioner | None, parameters: Any, *chunks: Any
+) -> tuple[Any, Any]:
+    """Calls `function(parameters, *chunks)`, which returns sums over rows, and arrays of the rows.
+
+    Each device computes the sums of its own rows, and they are added once. XLA would gather the parameters and add the
+    gradients of the devices in every iteration of a loop over chunks.
+
+    Args:
+      function: the function.
+      device: see `_rows_alone`.
+      parameters: arrays that all rows share.
+      *chunks: trees of arrays `[chunks, batch, …]`.
+    """
+    if device is None:
+        return function(parameters, *chunks)
+    partitioner = partitioning.bound_partitioner()
+    devices = partitioner.axes_of("batch")
+
+    def on_device(*arguments):
+        with device.bound():
+            sums, of_rows = function(*arguments)
+        return jax.tree.map(lambda x: x[None], sums), of_rows
+
+    rows = PartitionSpec(None, devices)
+    specs = (PartitionSpec(), *[rows] * len(chunks))
+    mapped = jax.shard_map(
+        on_device, mesh=partitioner.mesh, in_specs=specs, out_specs=(PartitionSpec(devices), rows), check_vma=False
+    )
+    sums, of_rows = mapped(parameters, *chunks)
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums), of_rows
 
 
 @dataclasses.dataclass(frozen=True)

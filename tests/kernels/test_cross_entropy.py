@@ -1,6 +1,7 @@
 """Cross-entropy against NumPy, its chunks, and its FLOPs per device on eight fake CPU devices."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -214,7 +215,13 @@ def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, chunks):
         out = (partitioner.replicated, (partitioner.shardings(head), states.sharding))
         step = partitioner.jit(jax.value_and_grad(total, argnums=(0, 1)), out_shardings=out)
         program = step.lower(*arguments).compile()
-        return program.cost_analysis()["flops"], jax.device_get(program(*arguments))
+        value, gradients = jax.device_get(program(*arguments))
+        np.testing.assert_allclose(partitioner.jit(total)(*arguments), value, rtol=1e-6)
+        if partitioner.mesh.size > 1 and chunks > 1 and not partitioner.splits_rows:
+            others, entry = program.as_text().split("ENTRY")
+            assert not re.search(r" (all-reduce|all-gather|reduce-scatter)", others), "collectives in the loop"
+            assert " all-reduce(" in entry
+        return program.cost_analysis()["flops"], (value, gradients)
 
     rules, mesh = RULES[sharding]
     one = Partitioner(rules="dp", devices=jax.devices()[:1])
