@@ -123,11 +123,12 @@ class DocumentSource(seqio.DataSource):
         documents = corpus.splits[split]
         if not documents:
             raise UserError(f"the split {split!r} is empty: {corpus.describe()}. Give more documents.")
-        indices = shuffled_indices(len(documents), seed) if shuffle else tf.data.Dataset.range(len(documents))
-        if shard_info is not None and shard_info.num_shards > 1:
-            indices = indices.shard(shard_info.num_shards, shard_info.index)
         texts = tf.constant(documents)
-        return indices.map(lambda index: {TEXT: texts[index]})
+        # Slices need no call of a function per document.
+        ds = shuffled_indices(len(documents), seed) if shuffle else tf.data.Dataset.from_tensor_slices({TEXT: texts})
+        if shard_info is not None and shard_info.num_shards > 1:
+            ds = ds.shard(shard_info.num_shards, shard_info.index)
+        return ds.map(lambda index: {TEXT: texts[index]}) if shuffle else ds
 
 
 def shuffled_indices(count: int, seed: int | None) -> tf.data.Dataset:

@@ -63,10 +63,11 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
             )
     segments = [stored[f"segments {index}"] for index in range(len(layout.tracks))]
     last = {index: stored[f"last {index}"] for index in layout.joined}
-    return [_encode_row(row, values, segments, last, layout, dtypes) for row in range(len(values[0]))]
+    values = [array.astype(dtype) for array, dtype in zip(values, dtypes, strict=True)]  # of all rows at once
+    return [_encode_row(row, values, segments, last, layout) for row in range(len(values[0]))]
 
 
-def _encode_row(row, values, segments, last, layout, dtypes) -> bytes:
+def _encode_row(row, values, segments, last, layout) -> bytes:
     examples = max((int(track[row].max()) for track in segments), default=0)
     counts = [np.bincount(track[row], minlength=examples + 1)[1:] for track in segments]
     before = [
@@ -74,9 +75,9 @@ def _encode_row(row, values, segments, last, layout, dtypes) -> bytes:
         for track, ends in last.items()
     ]
     parts = [np.asarray([examples]).astype(_COUNT), *(array.astype(_COUNT) for array in [*counts, *before])]
-    for value, array, dtype in zip(layout.values, values, dtypes, strict=True):
+    for value, array in zip(layout.values, values, strict=True):
         items = value.length if value.track is None else int(counts[value.track].sum())
-        parts.append(array[row, :items].astype(dtype))
+        parts.append(array[row, :items])
     return b"".join(part.tobytes() for part in parts)
 
 
