@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.projections import Projection, shard_activation
+from t5x_like.layers.recompute import recomputed, recomputed_in_scan
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -17,7 +18,7 @@ def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.relu(x)
 
 
-@jax.checkpoint
+@recomputed
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes the tanh approximation of GELU (Hendrycks & Gimpel 2016, section 2), used by BERT, GPT and T5 1.1.
 
@@ -26,13 +27,13 @@ def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.gelu(x, approximate=True)
 
 
-@jax.checkpoint
+@recomputed
 def gelu_exact(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes GELU as x · Φ(x) with the error function, used by RoBERTa and BART."""
     return jax.nn.gelu(x, approximate=False)
 
 
-@jax.checkpoint
+@recomputed
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes x · sigmoid(x), the gate of SwiGLU (Shazeer 2020)."""
     return jax.nn.silu(x)
@@ -102,8 +103,11 @@ class MLP(nnx.Module):
         capture: frozenset[str] = frozenset(),
     ) -> tuple[Float[Array, "batch length embed"], dict[str, Array]]:
         """Applies the block; see `blocks.Block`. The block captures nothing."""
-        branches = [
-            ACTIVATIONS[activation](shard_activation(getattr(self, name)(x), "mlp"))
-            for name, activation in zip(self.names, self.activations, strict=True)
-        ]
-        return self.wo(self.dropout(functools.reduce(operator.mul, branches), dropout_key)), {}
+
+        def project(*branches):
+            activated = [ACTIVATIONS[name](branch) for name, branch in zip(self.activations, branches, strict=True)]
+            return self.wo(self.dropout(functools.reduce(operator.mul, activated), dropout_key))
+
+        # A scan copies what it saves, so the hidden layer is saved once, before its activations.
+        branches = [shard_activation(getattr(self, name)(x), "mlp") for name in self.names]
+        return recomputed_in_scan(project)(*branches), {}

@@ -72,21 +72,60 @@ class NoNorm(nnx.Module):
         return (x.astype(jnp.float32) * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
-# The backward passes save only the input. The intermediate values are as large as the input and cheap to recompute.
-@functools.partial(jax.checkpoint, static_argnums=2)
+# The backward passes save the input and a few numbers per position. The gradients follow from derivatives of the
+# normalized activations n: that of the input is orthogonal to n, and for LayerNorm also to a constant.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(
     x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], epsilon: float
 ) -> Float[Array, "batch length embed"]:
+    return _rms_norm_forward(x, scale, epsilon)[0]
+
+
+def _rms_norm_forward(x, scale, epsilon):
     x_float32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(x_float32), axis=-1, keepdims=True)
-    return (x_float32 * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x_float32), axis=-1, keepdims=True) + epsilon)
+    return (x_float32 * inverse * scale).astype(x.dtype), (x, scale, inverse)
 
 
-@functools.partial(jax.checkpoint, static_argnums=3)
+def _rms_norm_backward(epsilon, residuals, gradient):
+    x, scale, inverse = residuals
+    normalized, gradient = x.astype(jnp.float32) * inverse, gradient.astype(jnp.float32)
+    dscale = _sum_over_positions(gradient * normalized)
+    gradient *= scale
+    dx = inverse * (gradient - normalized * jnp.mean(gradient * normalized, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), dscale
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm(
     x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], bias: Float[Array, " embed"], epsilon: float
 ) -> Float[Array, "batch length embed"]:
+    return _layer_norm_forward(x, scale, bias, epsilon)[0]
+
+
+def _layer_norm_forward(x, scale, bias, epsilon):
     x_float32 = x.astype(jnp.float32)
-    centered = x_float32 - jnp.mean(x_float32, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    return (centered * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+    mean = jnp.mean(x_float32, axis=-1, keepdims=True)
+    centered = x_float32 - mean
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    return (centered * inverse * scale + bias).astype(x.dtype), (x, scale, mean, inverse)
+
+
+def _layer_norm_backward(epsilon, residuals, gradient):
+    x, scale, mean, inverse = residuals
+    normalized, gradient = (x.astype(jnp.float32) - mean) * inverse, gradient.astype(jnp.float32)
+    dscale, dbias = _sum_over_positions(gradient * normalized), _sum_over_positions(gradient)
+    gradient *= scale
+    along = jnp.mean(gradient * normalized, axis=-1, keepdims=True)
+    dx = inverse * (gradient - jnp.mean(gradient, axis=-1, keepdims=True) - normalized * along)
+    return dx.astype(x.dtype), dscale, dbias
+
+
+_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+def _sum_over_positions(x: Float[Array, "*batch embed"]) -> Float[Array, " embed"]:
+    return jnp.sum(x, axis=tuple(range(x.ndim - 1)))

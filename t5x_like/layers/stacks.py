@@ -17,6 +17,7 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.contraction import CPU_PRODUCT
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
+from t5x_like.layers import recompute
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import EMBEDDING, Captures
@@ -133,7 +134,8 @@ def run(
         (carry, buffers), outs = carry, []
         for phase, step in enumerate(steps):
             layer, index, key = group if period == 1 else jax.tree.map(lambda leaf, phase=phase: leaf[phase], group)
-            carry, out = step(layer, carry, key, index)
+            with recompute.in_scan():
+                carry, out = step(layer, carry, key, index)
             buffers = {name: _write(buffers[name], out[name], some[name], index) for name in some}
             outs.append({name: out[name] for name in out if name not in some} if some else out)
         return (carry, buffers), outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)

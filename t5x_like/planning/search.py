@@ -102,11 +102,15 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
     """
     leaves = _leaves(program)
     rows = next(iter(program.batch_shapes.values()))[0]
+    # A row is traced for one of the devices, with their kernels. The mesh would not divide it.
+    mesh = program.partitioner.mesh
+    device = partitioning.Partitioner(devices=[mesh.devices.flat[0]], attention=program.partitioner.attention)
     found = []
     for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
         config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
         embed = max((size for leaf in leaves for axis, size in leaf.dims if axis == "embed"), default=0)
-        row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
+        with device.bound():
+            row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
             for microbatches in MICROBATCHES:
                 batch_shards = ici["data"] * ici["fsdp"] * topology.slices

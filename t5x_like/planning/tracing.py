@@ -33,6 +33,8 @@ def row_cost(
 ) -> RowCost:
     """Computes the cost of a row as the difference between traces of the loss on two rows and on one.
 
+    The traces use the kernels of the bound partitioner's devices.
+
     Args:
       config: configuration of the model.
       objective: the objective.
@@ -69,7 +71,7 @@ def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
-    """Counts the FLOPs of the matrix products in a jaxpr.
+    """Counts the FLOPs of the matrix products in a jaxpr, and those of Pallas kernels by their cost estimates.
 
     Args:
       jaxpr: a jaxpr. The body of a scan counts once per iteration.
@@ -83,6 +85,10 @@ def jaxpr_flops(jaxpr: Any) -> float:
             (contracted, _), _ = equation.params["dimension_numbers"]
             shape = equation.invars[0].aval.shape
             total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
+        if equation.primitive.name == "pallas_call":  # its jaxpr is that of one step of its grid
+            estimate = equation.params["cost_estimate"]
+            total += estimate.flops if estimate else 0.0
+            continue
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             total += times * jaxpr_flops(inner)

@@ -7,7 +7,7 @@ import pytest
 
 from t5x_like import parameters
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.layers import initializers
+from t5x_like.layers import initializers, recompute
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.layers.mlp import MLP, gelu, linear, relu
 from t5x_like.layers.norms import LayerNorm, RMSNorm
@@ -76,6 +76,24 @@ def test_layer_norm_equals_numpy():
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [RMSNorm, LayerNorm])
+def test_gradients_of_norms_equal_those_of_the_formula(make):
+    norm = make(8, epsilon=1e-2)
+    x, dy = jnp.asarray(random(2, 5, 8)) + 0.5, jnp.asarray(random(5, 2, 8)).swapaxes(0, 1)
+    params = jax.tree.map(lambda leaf: leaf + jnp.arange(8.0) / 8, norm)
+
+    def formula(params, x):
+        center = jnp.mean(x, axis=-1, keepdims=True) if make is LayerNorm else 0.0
+        scale = jnp.mean((x - center) ** 2, axis=-1, keepdims=True) + 1e-2
+        y = (x - center) / jnp.sqrt(scale) * params.scale[...]
+        return y + params.bias[...] if make is LayerNorm else y
+
+    found = jax.grad(lambda params, x: jnp.sum(params(x) * dy), argnums=(0, 1))(params, x)
+    expected = jax.grad(lambda params, x: jnp.sum(formula(params, x) * dy), argnums=(0, 1))(params, x)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_projection_adds_bias():
     x = random(2, 3, 4)
     into = Projection((4,), (5, 6), axes=("embed", "heads", "kv"), key=KEY, init=INIT, bias=True)
@@ -120,6 +138,21 @@ def test_mlp_with_and_without_gating():
     gated = MLP(4, 8, activations=("gelu", "linear"), key=KEY, init=INIT)
     gate, value, wo = gated.wi_0.kernel[...], gated.wi_1.kernel[...], gated.wo.kernel[...]
     np.testing.assert_allclose(gated(x)[0], (gelu(x @ gate) * (x @ value)) @ wo, atol=1e-5)
+
+
+def test_mlp_of_a_scan_saves_its_hidden_layer_once_and_has_the_same_gradient():
+    mlp = MLP(8, 16, activations=("gelu", "linear"), init=INIT, key=KEY)
+    x = jnp.asarray(random(2, 3, 8))
+    loss = jax.tree_util.Partial(lambda mlp, x: jnp.sum(mlp(x)[0] ** 2))
+    plain = jax.grad(loss)(mlp, x)
+
+    with recompute.in_scan():
+        residuals = jax.tree.leaves(jax.vjp(loss, mlp, x)[1])
+        scanned, jaxpr = jax.grad(loss)(mlp, x), jax.make_jaxpr(jax.grad(loss))(mlp, x)
+
+    assert [leaf.shape for leaf in residuals].count((2, 3, 16)) == len(mlp.names)
+    assert "optimization_barrier" not in str(jaxpr)
+    jax.tree.map(np.testing.assert_array_equal, plain, scanned)
 
 
 def test_activations_equal_numpy():

@@ -1,12 +1,15 @@
 """The search: cost of a row, enumeration of meshes and ranking of configurations."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from t5x_like import optimizers, partitioning
+from t5x_like.kernels.fused_attention.attention import fused_attention
+from t5x_like.kernels.masks import Mask
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.planning import search, topologies, tracing
@@ -16,6 +19,7 @@ CONFIG = T5Config(
     vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16, encoder_layers=2, decoder_layers=2
 )
 OBJECTIVE = SequenceToSequence()
+COST = tracing.RowCost(flops=1e9, residual_bytes=1e6, unsplit_residual_bytes=1e6)
 
 
 class Shapes:
@@ -45,6 +49,21 @@ def test_flops_of_a_scan_count_every_iteration():
 
     jaxpr = jax.make_jaxpr(function)(jnp.ones((2, 8)), jnp.ones((3, 8, 8))).jaxpr
     assert tracing.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
+
+
+def test_flops_of_a_kernel_are_those_of_its_estimate():
+    q = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.bfloat16)
+    attend = functools.partial(fused_attention, mask=Mask(), interpret=True)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))(q).jaxpr
+    # Two products in the forward and five in the backward pass, per row and head.
+    assert tracing.jaxpr_flops(jaxpr) == (2 + 5) * 2 * 3 * 2 * 256 * 256 * 64
+
+
+def test_rows_are_traced_for_the_planned_devices(planned, monkeypatch):
+    bound = []
+    monkeypatch.setattr(tracing, "row_cost", lambda *_: bound.append(partitioning.bound_mesh()) or COST)
+    search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+    assert {mesh.devices.flat[0] for mesh in bound} == {planned.partitioner.mesh.devices.flat[0]}
 
 
 def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
