@@ -13,6 +13,8 @@ _NO_TRAFFIC = frozenset(
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
 # Within a fusion, these pass on arrays of an asynchronous collective.
 _PASS_THROUGH = (*KINDS, "tuple", "custom-call")
+# Attribute of a fusion within a fusion whose only result is its first operand.
+_IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 
 
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> float:
@@ -71,6 +73,11 @@ def _fusion_bytes(module: Module, computation: Computation, instruction: Instruc
     return total
 
 
+def _is_view(instruction: Instruction) -> bool:
+    """Returns whether an instruction in a fusion is its operand, in place, with another tiling of the same layout."""
+    return instruction.opcode == "fusion" and _IN_PLACE in instruction.attributes
+
+
 def _bytes_in_hbm(arrays) -> float:
     return sum(array.bytes for array in arrays if array.memory == 0)
 
@@ -79,7 +86,7 @@ def _bytes_read(module: Module, computation: Computation, value: Instruction) ->
     """Returns the bytes of a value that a fused computation reads; infinity if it reads the whole value."""
     total = 0.0
     for user in computation.users.get(value.name, []):
-        if user.opcode == "bitcast":
+        if user.opcode == "bitcast" or _is_view(user):
             total += _bytes_read(module, computation, user)
         elif user.opcode in _SLICES and user.operands[0] == value.name:
             total += user.arrays[0].bytes
@@ -102,7 +109,7 @@ def _bytes_read(module: Module, computation: Computation, value: Instruction) ->
 
 def _bytes_written(module: Module, computation: Computation, root: Instruction | None, array: Array) -> float:
     """Returns the bytes of a result that a fused computation writes."""
-    while root is not None and root.opcode == "bitcast":
+    while root is not None and (root.opcode == "bitcast" or _is_view(root)):
         root = computation.by_name.get(root.operands[0])
     if root is None:
         return array.bytes

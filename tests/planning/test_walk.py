@@ -166,3 +166,31 @@ def test_fusion_reads_and_writes_only_slices():
         """)
         == 40 + 40
     )
+
+
+def test_fusion_with_another_tiling_of_an_array_in_place_reads_and_writes_only_slices():
+    # As the compiler updates and slices stacks of booleans.
+    assert (
+        traffic_bytes("""\
+        %view (input: pred[4,10]) -> pred[4,10] {
+          %input = pred[4,10]{1,0:T(32,128)(4,1)} parameter(0)
+          ROOT %copy = pred[4,10]{1,0:T(8,128)(4,1)} copy(%input)
+        }
+
+        %update (q: pred[4,10], r: pred[1,10], i: s32[]) -> pred[4,10] {
+          %q = pred[4,10]{1,0:T(32,128)(4,1)} parameter(0)
+          %r = pred[1,10]{1,0} parameter(1)
+          %i = s32[] parameter(2)
+          %nested = pred[4,10]{1,0:T(8,128)(4,1)} fusion(%q), output_to_operand_aliasing={{}: (0, {})}, calls=%view
+          ROOT %u = pred[4,10]{1,0:T(32,128)(4,1)} dynamic-update-slice(%nested, %r, %i, %i)
+        }
+
+        ENTRY %main (a: pred[4,10], b: pred[1,10], i: s32[]) -> pred[4,10] {
+          %a = pred[4,10]{1,0:T(32,128)(4,1)} parameter(0)
+          %b = pred[1,10]{1,0} parameter(1)
+          %i = s32[]{:T(128)S(6)} parameter(2)
+          ROOT %f = pred[4,10]{1,0:T(32,128)(4,1)} fusion(%a, %b, %i), kind=kLoop, calls=%update
+        }
+        """)
+        == 10 + 10
+    )
