@@ -1,13 +1,21 @@
-"""XLA options in `gin_configs/hardware`: a file per TPU generation and one for GPUs, with a reason for each option."""
+"""XLA options in `gin_configs/hardware`: a file per TPU generation and one for GPUs, with a reason for each option.
 
+`T5X_LIKE_UPDATE_GOLDENS=1 pytest -m notf tests/planning/test_hardware.py` updates the golden of compiled steps.
+"""
+
+import importlib.metadata
 import importlib.util
 import json
+import os
+import types
 from pathlib import Path
 
 import pytest
 
-from t5x_like import config
+from t5x_like import config, optimizers
 from t5x_like.config.operative import flatten
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.planning.chips import CHIPS
 
 SHARED = "tpu"  # options that the files of several generations include
@@ -69,3 +77,62 @@ def test_compiler_accepts_the_options(file):
     partitioner = Partitioner(devices=topologies.devices(SLICES[file.stem]))
     doubled = partitioner.jit(lambda x: 2 * x, compiler_options=options(file))
     doubled.lower(jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=partitioner.replicated)).compile()
+
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "compiled_steps.txt"
+# Generations whose options for collectives have been planned, with slices that compile in seconds.
+COMPILED = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1"}
+# Attention of so few queries is computed by XLA.
+MODEL = LlamaConfig(
+    vocab_size=512,
+    embed_dim=512,
+    mlp_dim=1024,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=128,
+    num_layers=4,
+    max_length=64,
+)
+ROWS, LENGTH = 16, 64
+
+
+def compiled_work(file):
+    """Compiles a train step with the options of a file, and returns its work as lines of the golden."""
+    from t5x_like.partitioning import Partitioner
+    from t5x_like.planning import topologies
+    from t5x_like.planning.compilation import compile_step
+    from t5x_like.training.program import make_program
+
+    name, objective = file.stem, CausalLM()
+    shapes = {feature: (ROWS, LENGTH) for feature in objective.features.dtypes}
+    program = make_program(
+        model=MODEL,
+        objective=objective,
+        optimizer=optimizers.adamw(learning_rate=1e-3),
+        data=types.SimpleNamespace(batch_shapes=lambda features: shapes),
+        partitioner=Partitioner(ici={"fsdp": -1}, devices=topologies.devices(COMPILED[name])),
+        compiler_options=options(file),
+    )
+    compiled = compile_step(program, topologies.parse(COMPILED[name]))
+    work = compiled.work
+    yield f"{name}: {work.flops:,.0f} FLOPs, {work.hbm_bytes:,.0f} bytes to and from HBM"
+    yield f"{name}: {compiled.memory.peak / 2**20:,.0f} MiB at the peak"
+    for (kind, axis), sent in sorted(work.collectives.items()):
+        counted = f"{sent.count} collectives, {sent.bytes:,.0f} bytes"
+        yield f"{name}: {kind} over {axis}: {counted}, the core waits for {sent.synchronous_bytes:,.0f}"
+
+
+@pytest.mark.notf
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+def test_work_of_compiled_steps_equals_the_golden():
+    """Times are not part of the golden. Another version of the compiler may compile other collectives."""
+    version = f"libtpu {importlib.metadata.version('libtpu')}"
+    files = [file for file in FILES if file.stem in COMPILED]
+    text = "\n".join([version, *(line for file in files for line in compiled_work(file))]) + "\n"
+    if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):
+        GOLDEN.write_text(text)
+    golden = GOLDEN.read_text()
+    made_with = golden.splitlines()[0]
+    if made_with != version:
+        pytest.skip(f"the golden was made with {made_with}, and this is {version}")
+    assert text == golden
