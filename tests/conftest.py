@@ -24,6 +24,10 @@ SMOKE = re.compile(
     r"tests/((kernels|layers|decoding)/test_|data/test_(feed|features|cached_rows)"
     r"|models/test_llama\.py|training/test_(checkpoints|step)\.py|test_(imports|parameters|partitioning|mesh|train)\.py)"
 )
+# Tests in these files that take about ten seconds, and do not depend on the versions.
+NOT_SMOKE = re.compile(
+    "test_(patience_ends|rates_of_a_resumed|override_config_restarts|resume_in_a_store|initial_checkpoint_keeps)"
+)
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 
@@ -98,7 +102,8 @@ def pytest_collection_modifyitems(items):
     """Marks tests as `smoke` and `slow` by the rules above, and sorts `LONG` files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
-        if SMOKE.match(item.path.relative_to(ROOT).as_posix()) and not item.get_closest_marker("slow"):
+        smoke = SMOKE.match(item.path.relative_to(ROOT).as_posix()) and not NOT_SMOKE.match(item.name)
+        if smoke and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
         if item.get_closest_marker("parity"):
             given = item.callspec.params if hasattr(item, "callspec") else {}
