@@ -1,4 +1,4 @@
-"""Plans training runs and distillations on slices of five TPU generations, and prints the tables of docs/plans.md.
+"""Plans training runs and distillations on slices of five TPU generations, and prints their tables.
 
 python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
 python benchmarks/plans.py DIRECTORY --table    # prints the tables of existing files only

@@ -1,7 +1,7 @@
 """Measures how long `t5x_like train` takes from the command to the line of its first step.
 
     python benchmarks/start.py
-    python benchmarks/start.py --repeats=3 -- train --gin_file=my_run.gin
+    python benchmarks/start.py --repeats=3 -- train --gin_file="$PWD/my_run.gin"
 
 Each start is a new process in an empty directory, which is killed after the line `step 1/…`. A first start has an empty
 compilation cache; a second start has the cache that the first one has written. The two alternate. One start before

@@ -40,8 +40,13 @@ def check_command(command: list[str]) -> str:
     if command[1:2] == [] or command[1] in COMMANDS_WITHOUT_DRY_RUN:
         return "command not checked: it does not support --dry_run"
     if not program.exists():
-        return f"command not checked: {program} not found (pip install -e . there, or set VENV)"
-    arguments = [word for word in command[1:] if not word.startswith("--max_restarts")]
+        return f"command not checked: {program} not found (install t5x_like in that environment, or set VENV)"
+    arguments, words = [], iter(command[1:])
+    for word in words:
+        if word == "--max_restarts":
+            next(words, None)  # its value
+        elif not word.startswith("--max_restarts="):
+            arguments.append(word)
     try:
         result = subprocess.run(
             [program, *arguments, "--dry_run"], capture_output=True, text=True, timeout=TIMEOUT_SECONDS

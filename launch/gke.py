@@ -175,7 +175,9 @@ def make_parser() -> argparse.ArgumentParser:
     pools.add_argument("--cluster", metavar="NAME", help="name of the cluster")
     pools.add_argument("--location", help="region or zone of the cluster (default: the region of --zone)")
     pools.add_argument("--zone", help="zone of the nodes, such as us-west4-a")
-    pools.add_argument("--unlisted_zone", action="store_true", help="accept a zone that launch/slices.py does not list")
+    pools.add_argument(
+        "--unlisted_zone", action="store_true", help="accept a zone that launch/generations.py does not list"
+    )
     pools.add_argument("--project", help="Google Cloud project (default: gcloud's)")
     _add_run(parser.add_argument_group("run, for apply and print"))
     return parser

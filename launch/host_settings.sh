@@ -44,6 +44,7 @@ set_value "$proc/sys/net/ipv4/tcp_max_syn_backlog" 4096 # all workers connect at
 set_value "$proc/sys/net/core/somaxconn" 4096
 set_value "$proc/sys/net/core/optmem_max" 131072 # control memory of zero-copy sends
 set_value "$sys/module/tcp_cubic/parameters/hystart_detect" 2
+command -v ip >/dev/null || log "ip not found: rto_min of the default route is not set"
 route="$(ip route show default 2>/dev/null | head -n 1)"
 if [[ $route && $route != *rto_min* ]]; then
   # shellcheck disable=SC2086 # the route consists of several words

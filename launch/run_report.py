@@ -32,10 +32,11 @@ def report(shell: Shell, run: str) -> str:
         tail = _read(shell, name, f"--range=-{TAIL_BYTES}")
         rows += [row for row in map(_json, tail.splitlines()) if row.get("split") == "train"]
     if not status and not rows:
-        return f"{run}: no step has been made yet"
+        return f"{run}: no step recorded yet, or the bucket cannot be read"
     parts = [f"{run}: {status.get('state', 'running')}"]
     if rows:
-        parts.append(f"step {rows[-1]['step']}, loss {rows[-1]['loss']:.4f}")
+        loss = rows[-1].get("loss")  # null if it is not finite
+        parts.append(f"step {rows[-1]['step']}, loss {'nan' if loss is None else format(loss, '.4f')}")
     elif "step" in status:
         parts.append(f"step {status['step']}")
     if "goodput" in status:

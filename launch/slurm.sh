@@ -85,8 +85,8 @@ limit="$(seconds "$time")"
 # A time of 0 means that Slurm sets no limit, and then it does not send the signal either.
 ((limit == 0 || save_seconds < limit)) || usage_error \
   "--save_seconds=$save_seconds leaves no time to train before --time=$time ($limit s). Give a smaller value"
-if [[ ${2:-} == train && " $* " != *" --gin.MODEL_DIR"[=\ ]* ]]; then
-  usage_error "t5x_like train without --gin.MODEL_DIR: the job cannot resume. Give a directory that all nodes share"
+if [[ ${2:-} =~ ^(train|distill)$ && " $* " != *" --gin.MODEL_DIR"[=\ ]* ]]; then
+  usage_error "t5x_like $2 without --gin.MODEL_DIR: the job cannot resume. Give a directory that all nodes share"
 fi
 
 venv="${VENV:-$root/.venv}" command=("$@")

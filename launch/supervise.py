@@ -99,7 +99,7 @@ class Supervisor:
         with self._log_copy(offset):  # ends before the state says so, because the machine may then be deleted
             code, reason = self._run_until_done(offset)
             code = code if code >= 0 else 128 - code
-            if self.stopping and self.options.on_preempted == "exit" and code not in (SUCCESS, USER_ERROR):
+            if self.stopping and code not in (SUCCESS, USER_ERROR):
                 # The command was asked to exit. It may still have crashed, because its peers exited first.
                 code = PREEMPTED
             self._log(f"the job ended: {reason}" if code else "the job is done")

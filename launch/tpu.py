@@ -191,6 +191,11 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     slices.check_name("TPU name", options.name, MAX_NAME_LENGTH)
     slices.check_project(options.project)
     slices.check_minimums(options, MINIMUMS)
+    if getattr(options, "slice", 0) >= options.num_slices:
+        raise slices.LaunchError(
+            f"--slice={options.slice}: slices count from 0, and --num_slices is {options.num_slices}. "
+            "Give --num_slices, the number of slices of the TPU."
+        )
     if not 0 < getattr(options, "poll_seconds", 1) < math.inf:
         raise slices.LaunchError(
             f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give a number of seconds, such as 30."
@@ -313,7 +318,7 @@ def show_status(tpu: Backend) -> None:
     state = tpu.state()
     print(f"{tpu.name}: {state.detail}")
     if state.kind == ABSENT:
-        print(f"It may be of another backend: --backend={GROUPS} or {QUEUED}")
+        print(f"Check --zone and --project, or give another --backend ({QUEUED} or {GROUPS}).")
     if state.kind != READY:
         return
     found = workers.jobs(tpu)
@@ -344,5 +349,8 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("\ntpu.py: interrupted; the job and the costs of the TPU continue until `tpu.py delete`", file=sys.stderr)
+        print(
+            "\ntpu.py: interrupted. A TPU that exists still incurs costs, and its job continues; see `tpu.py status`",
+            file=sys.stderr,
+        )
         sys.exit(INTERRUPTED)

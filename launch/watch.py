@@ -7,6 +7,7 @@ Requires Python 3.10 and only its standard library.
 """
 
 import argparse
+import dataclasses
 import subprocess
 import time
 
@@ -69,6 +70,7 @@ class Watch:
     def __init__(self, tpu: Backend, request: Request, command: list[str], options: argparse.Namespace):
         self.tpu, self.request, self.command, self.options = tpu, request, command, options
         self.started = False  # by this call, or running when it began
+        self.stopped_stragglers = False  # workers that did not end with the others
         self.recoveries = 0  # recreations of the TPU, and restarts on all workers
         self.kind, self.checks, self.since = IDLE, 0, time.monotonic()  # of the last verdicts of the same kind
 
@@ -86,6 +88,8 @@ class Watch:
                 self._follow(state)
             elif verdict.kind == ENDING:
                 self._wait_for_end(verdict)
+            elif verdict.kind == STOPPED and self.stopped_stragglers:
+                return dataclasses.replace(verdict, kind=ENDED, detail="some workers did not end and were stopped")
             elif verdict.kind == STOPPED and self.started and self.checks <= MAX_CHECKS:
                 self._pause(verdict)
             elif self.started and (verdict.kind == ENDED or (verdict.kind == STOPPED and not verdict.running)):
@@ -145,6 +149,7 @@ class Watch:
     def _wait_for_end(self, verdict: Verdict) -> None:
         """Waits for workers that have not finished, and finally stops them."""
         if time.monotonic() - self.since > ENDING_SECONDS:
+            self.stopped_stragglers = True
             self._stop()
         self._pause(verdict)
 

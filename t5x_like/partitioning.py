@@ -161,16 +161,13 @@ class Partitioner:
             logical: axes if logical in ("batch", LENGTH) else tuple(a for a in as_tuple(axes) if a not in tokens)
             for logical, axes in self.rules.items()
         }
-        gathered = copy.copy(self)
-        gathered.rules = rules
-        return gathered
+        return self._changed(rules=rules)
 
     @functools.cached_property
     def of_one_device(self) -> "Partitioner":
         """This partitioner with a mesh of its first device, for what each device computes alone."""
-        alone = copy.copy(self)
-        alone.mesh = Mesh(self.mesh.devices.flat[:1].reshape([1] * self.mesh.devices.ndim), self.mesh.axis_names)
-        return alone
+        device = self.mesh.devices.flat[:1].reshape([1] * self.mesh.devices.ndim)
+        return self._changed(mesh=Mesh(device, self.mesh.axis_names))
 
     def axes_of(self, logical: str) -> tuple[str, ...]:
         """Returns the mesh axes of several devices that shard a logical axis."""
@@ -192,10 +189,15 @@ class Partitioner:
         """
         if rules is None:
             return self
+        name, checked = checked_rules(rules)
+        return self._changed(rules_name=name, rules=checked)
+
+    def _changed(self, **attributes: Any) -> "Partitioner":
+        """Returns a copy with other attributes, and without the properties that were computed from the old ones."""
         changed = copy.copy(self)
-        changed.rules_name, changed.rules = checked_rules(rules)
-        for computed in ("gathered", "of_one_device"):  # from the other rules
+        for computed in ("gathered", "of_one_device", "feed_shard"):
             changed.__dict__.pop(computed, None)
+        changed.__dict__.update(attributes)
         return changed
 
     @property

@@ -12,6 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
+from t5x_like.training import gathering
 from t5x_like.training.program import Program
 
 
@@ -126,6 +127,7 @@ def _searched(
             break
         try:
             changed = candidate.arguments(arguments, slice_.slices, devices)
+            gathering.check(changed.get("gather_parameters", "per_use"), changed["partitioner"])
         except UserError as error:
             logging.warning("skipping %s: %s", candidate, error)
             continue

@@ -24,7 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
     """
-    code = _run(list(sys.argv[1:] if argv is None else argv), may_restart=argv is None)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv), may_restart=argv is None)
+    except Exception:
+        if argv is None and background.is_running():
+            traceback.print_exc()
+            background.exit_without_waiting(protocol.FAILURE)
+        raise
     if argv is None:
         background.exit_without_waiting(code)
     return code

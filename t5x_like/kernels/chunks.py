@@ -21,7 +21,8 @@ from t5x_like import partitioning
 # Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
-# Positions of a chunk on a device where each chunk gathers a sharded unembedding. Its products, of 2 FLOP per position
+# Positions of a chunk on a device where each chunk gathers a sharded unembedding: with several losses, and on a mesh
+# that splits rows. Its products, of 2 FLOP per position
 # and element, then take as long as sending the 2 bytes of each element: the peak of a chip divided by the bandwidth of
 # its links, 985 on a v5e and 765 on a v5p (`planning.chips`). Chunks of fewer positions would wait for the gather.
 MIN_SHARDED_POSITIONS = 1024
@@ -99,7 +100,7 @@ def sum_over_positions(
         ]
 
     rest = [readout.hidden for readout in others.values()], [loss.arrays for loss in losses.values()]
-    chunks = Chunks.of(readouts, budget_bytes)
+    chunks = Chunks.of(readouts, budget_bytes, is_gathered_once=len(losses) == 1 and _rows_alone() is not None)
     if chunks.number == 1:
         sums = sums_of(network.logits, network.hidden, rest)
     else:
@@ -249,13 +250,14 @@ class Chunks:
     length: int
 
     @classmethod
-    def of(cls, readouts: Sequence[Readout], budget_bytes: int | None) -> "Chunks":
+    def of(cls, readouts: Sequence[Readout], budget_bytes: int | None, *, is_gathered_once: bool = False) -> "Chunks":
         """Returns the fewest chunks in which the logits of all networks fit into the budget of a device.
 
         Args:
           readouts: the networks.
           budget_bytes: bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of
-            `MIN_SHARDED_POSITIONS` if they are more and parameters are sharded over devices.
+            `MIN_SHARDED_POSITIONS` if they are more and each chunk gathers sharded parameters.
+          is_gathered_once: whether all chunks use parameters that are gathered once.
         """
         batch, length = readouts[0].hidden.shape[:2]
         shards = partitioning.axis_size("length", length)
@@ -264,7 +266,7 @@ class Chunks:
         rows = batch / partitioning.batch_shards()
         bytes_per_position = 4 * vocab * rows / partitioning.axis_size("vocab")
         if budget_bytes is None:
-            positions = MIN_SHARDED_POSITIONS if partitioning.axis_size("embed") > 1 else 0
+            positions = MIN_SHARDED_POSITIONS if partitioning.axis_size("embed") > 1 and not is_gathered_once else 0
             budget_bytes = max(LOGITS_BUDGET_BYTES, positions * bytes_per_position / rows)
         number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
         return cls(number, -(-local_length // number), shards, length)

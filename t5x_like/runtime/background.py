@@ -44,6 +44,11 @@ class Background:
             self._error = error
 
 
+def is_running() -> bool:
+    """Returns whether the process has work in the background."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
+
+
 def exit_without_waiting(code: int) -> None:
     """Exits the process at once if it has work in the background; otherwise returns.
 
@@ -52,7 +57,7 @@ def exit_without_waiting(code: int) -> None:
     Args:
       code: the exit code.
     """
-    if not any(thread.name == _NAME for thread in threading.enumerate()):
+    if not is_running():
         return
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -12,10 +12,10 @@ _FIRST_VERSION = (2, 35)  # of glibc with this tunable
 
 
 def restart_with_huge_pages() -> None:
-    """Starts this program again, in the same process, with huge pages for large allocations.
+    """Executes this program again, in the same process, with huge pages for large allocations.
 
-    XLA allocates the temporary arrays of a step anew in each step, gigabytes on CPU. With pages of 4 KiB, the first
-    access to each is a page fault: a million of them, a fifth of the CPU time of a step, for T5 1.1 small with 8 rows.
+    XLA on CPU reallocates the temporary arrays in every step, gigabytes. With pages of 4 KiB, the first access to each
+    is a page fault: a million of them in a step of T5 1.1 small with 8 rows.
 
     Returns without effect where the kernel does not offer huge pages on request, with another C library, and if the
     environment variable `GLIBC_TUNABLES` has the setting already. `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` therefore

@@ -52,7 +52,7 @@ def write_rows(bucket: LocalBucket, name: str, *values: tuple[int, str, float]) 
 
 def test_running_run_shows_step_loss_and_age_of_heartbeat(bucket):
     directory = str(bucket.root / "run")
-    assert "no step has been made yet" in run_report.report(bucket, RUN)
+    assert "no step recorded yet" in run_report.report(bucket, RUN)
     run_directory.Status(directory).write("running", step=0)
     write_rows(bucket, "00000-after-0.jsonl", (10, "train", 3.5), (10, "validation", 9.0))
     write_rows(bucket, "00001-after-10.jsonl")

@@ -122,7 +122,7 @@ def test_preemption_is_returned_with_on_preempted_exit(supervised):
     ("command", "words", "code"),
     [
         ("trap 'exit 1' TERM; echo up; while :; do sleep 0.05; done", ["--on_preempted=exit"], 75),
-        ("trap 'exit 1' TERM; echo up; while :; do sleep 0.05; done", [], 1),
+        ("trap 'exit 1' TERM; echo up; while :; do sleep 0.05; done", [], 75),
         ("trap 'exit 2' TERM; echo up; while :; do sleep 0.05; done", ["--on_preempted=exit"], 2),
         (
             "echo up; exit 1",
@@ -177,7 +177,7 @@ def test_job_that_ignores_sigterm_is_killed(supervised):
     supervised.until_up()
     result = supervised.call("stop", "--grace=0.3")
     assert result.returncode == 1 and "killed after 0.3 s" in result.stdout
-    assert supervised.call("follow").returncode == 137
+    assert supervised.call("follow").returncode == 75
 
 
 def test_follow_shows_only_the_current_job(supervised):

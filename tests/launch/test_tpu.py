@@ -111,7 +111,7 @@ def test_steps_work_individually(cloud):
     assert "training: 0" in cloud.tpu("logs", "first", *ZONE).stdout
     status = cloud.tpu("status", "first", *ZONE).stdout
     assert ": finished, 0 restarts, exit code 0" in status and "the job is done" in status
-    assert "gs://my-bucket/runs/first: no step has been made yet" in status
+    assert "gs://my-bucket/runs/first: no step recorded yet" in status
     copied = cloud.tpu("logs", "first", *ZONE, "--model_dir=gs://my-bucket/runs/first").stdout
     assert "training: 0" in copied and "the job is done" in copied
     missing = cloud.tpu("logs", "first", *ZONE, "--model_dir=gs://my-bucket/runs/first", "--worker=1", code=1).stderr

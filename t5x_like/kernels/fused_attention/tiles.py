@@ -72,7 +72,7 @@ def visible(
         conditions.append(jnp.abs(queries - keys) < geometry.window)
     if geometry.segments:
         conditions.append(column(key_segments) == query_segments)
-    elif geometry.padded_k != geometry.kv_len and not geometry.causal:
+    elif geometry.padded_k != geometry.kv_len and not (geometry.causal and geometry.q_len <= geometry.kv_len):
         conditions.append(keys < geometry.kv_len)
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
