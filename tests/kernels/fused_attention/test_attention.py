@@ -162,6 +162,11 @@ def test_dropout_of_each_weight_equals_reference_with_the_same_decisions():
     assert_equal(found, case.reference(dropout=Kept(0.3), dropout_key=key))
 
 
+def test_causal_mask_hides_padding_from_queries_after_the_last_key():
+    case = Case(300, 140, causal=True)
+    assert_equal(case.fused(), case.reference())
+
+
 def test_dropped_weights_are_independent_and_have_the_rate():
     rate, shape = 0.3, (2, 3, 1, 128, 128)
     dropped = 1.0 - np.asarray(kept(jax.random.key(0), shape, rate), np.float64).reshape(6, 128, 128)
