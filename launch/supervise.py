@@ -10,8 +10,7 @@
 Exit codes of the command: 0 is success; 2 is a user error, which a restart would repeat; 75 is a preemption, after
 which the command is always restarted (unless --on_preempted=exit); all others are crashes, which are restarted
 --max_restarts times in a row. A run of at least --reset_after seconds resets the count of crashes. SIGTERM and Ctrl-C
-are forwarded and also end the supervision. With --on_preempted=exit, the exit code is then 75, unless the command
-exited with 0 or 2.
+are forwarded and also end the supervision; the exit code is then 75, unless the command exited with 0 or 2.
 
 On Linux, the command dies with a supervisor that is killed, because otherwise it would keep writing while the next
 start writes the same files. `run`, `start` and `stop` also terminate other processes that such a supervisor left.

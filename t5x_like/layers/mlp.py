@@ -108,6 +108,6 @@ class MLP(nnx.Module):
             activated = [ACTIVATIONS[name](branch) for name, branch in zip(self.activations, branches, strict=True)]
             return self.wo(self.dropout(functools.reduce(operator.mul, activated), dropout_key))
 
-        # A scan copies what it saves, so the hidden layer is saved once, before its activations.
+        # A scan stacks what each layer saves, so the hidden layer is saved once, before its activations.
         branches = [shard_activation(getattr(self, name)(x), "mlp") for name in self.names]
         return recomputed_in_scan(project)(*branches), {}
