@@ -123,6 +123,7 @@ def test_overview_compares_the_runs(page):
     assert page.row("last training loss") == ["1", "2"]
     assert page.row("last loss, validation") == ["4.5", "4.5"]
     assert page.row("tokens per second") == ["4,000", "3,000"]
+    assert page.row("MFU") == ["25.0%", "25.0%"]
 
 
 def test_curves_are_images_in_the_page(page):
@@ -131,6 +132,8 @@ def test_curves_are_images_in_the_page(page):
         assert ElementTree.fromstring(image).tag.endswith("svg")
     for label in ("first, train", "first, validation", "second, train", "second, validation"):
         assert label in page.images["loss"]
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", page.images["mfu"])
+    assert "model FLOPs utilization (%)" in texts and "25.0" in texts  # a tick at 25 instead of 0.25
 
 
 def test_page_loads_nothing(file, page):

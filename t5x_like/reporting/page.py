@@ -18,10 +18,12 @@ _TRAINING = {
     "learning_rate": "learning rate",
     "grad_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
-    "mfu": "model FLOPs utilization",
+    "mfu": "model FLOPs utilization (%)",
     "seconds_per_step": "seconds per step",
     "data_wait_fraction": "fraction waiting for data",
 }
+# Metrics that are fractions in the rows and percentages in their plots.
+_PERCENTAGES = ("mfu",)
 # Settings that differ in all runs.
 _RUN_DIRECTORY = ("t5x_like.train.train.model_dir",)
 # Not metrics.
@@ -79,8 +81,8 @@ def _overview(runs: Sequence[Run]) -> str:
             if any(run.last("loss", split) is not None for run in runs)
         },
         "tokens per second": lambda run: run.last("tokens_per_second"),
-        "MFU": lambda run: run.last("mfu"),
-        "goodput": lambda run: run.goodput and f"{run.goodput.fraction:.1%}",
+        "MFU": lambda run: _percentage(run.last("mfu")),
+        "goodput": lambda run: run.goodput and _percentage(run.goodput.fraction),
         "wall time": lambda run: run.goodput and duration(run.goodput.total),
         "starts": lambda run: run.goodput and run.goodput.starts,
         "directory": lambda run: run.model_dir,
@@ -128,7 +130,7 @@ def _goodput(runs: Sequence[Run]) -> str:
     if not known:
         return ""
     rows = [
-        [name, f"{spent.fraction:.1%}", *(duration(spent.seconds[each]) for each in CATEGORIES), duration(spent.total)]
+        [name, _percentage(spent.fraction), *(duration(spent.seconds[each]) for each in CATEGORIES), duration(spent.total)]
         for name, spent in known.items()
     ]
     return _image(plot_goodput(known), "goodput") + _table(["run", "goodput", *CATEGORIES, "total"], rows)
@@ -181,7 +183,9 @@ def _curves(
             rows = [row for row in run.rows if row["split"] == split and isinstance(row.get(name), int | float)]
             if rows:
                 label = f"{run.name}, {split}" if len(runs) > 1 else split
-                curves[index, label, split != "train"] = [row["step"] for row in rows], [row[name] for row in rows]
+                scale = 100 if name in _PERCENTAGES else 1
+                values = [scale * row[name] for row in rows]
+                curves[index, label, split != "train"] = [row["step"] for row in rows], values
     return curves
 
 
@@ -217,6 +221,10 @@ def _number(cell: Any) -> str:
     if isinstance(cell, float):
         return f"{cell:,.0f}" if abs(cell) >= 1e5 else f"{cell:,.5g}"
     return "" if cell is None else str(cell)
+
+
+def _percentage(fraction: float | None) -> str | None:
+    return None if fraction is None else f"{fraction:.1%}"
 
 
 def _text(text: str) -> str:
