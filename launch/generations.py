@@ -1,11 +1,15 @@
-"""The generations of TPUs, with their names in the APIs of Google Cloud.
+"""The generations of TPUs: shapes of slices, sizes of VMs, and names in the APIs of Google Cloud.
+
+This table is the only place in launch/ where generations differ, except launch/host_settings.sh, which runs on the VM
+and detects the chips there.
 
 Sources, all below docs.cloud.google.com:
   tpu/docs, pages "v4", "v5e", "v5p", "v6e" and "tpu7x": sizes; "TPU regions and zones"; "TPU software versions".
   compute/docs/tpus/tpu-machines: machine types. Compute Engine has TPUs of v5p, v6e and tpu7x only
     (tpu/docs/tpus-and-migs); GKE has the machine types of all generations.
   tpu/docs/tpu-os-images: image families for Compute Engine.
-  kubernetes-engine/docs/concepts/plan-tpus: machine types and node labels of GKE.
+  kubernetes-engine/docs/concepts/plan-tpus: machine types, sizes of VMs and node labels of GKE. AI-Hypercomputer/xpk:
+    workload policies of tpu7x in GKE.
 
 Requires Python 3.10 and only its standard library.
 """
@@ -17,6 +21,11 @@ IMAGE_PROJECT = "ubuntu-os-accelerator-images"
 UBUNTU_2204 = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 UBUNTU_2404 = "ubuntu-accel-2404-amd64-tpu-tpu7x"
 
+SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # all slices of v5e and v6e
+# Slices of v4, v5p and tpu7x with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
+SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+CHIPS_PER_VM = 4  # in a slice of several VMs
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -26,28 +35,39 @@ class Generation:
       name: The name in `t5x_like plan`, such as the `v5e` of `v5e:4x4`.
       type_prefix: The name in the TPU API, such as the `v5litepod` of `v5litepod-16`.
       units_per_chip: Units per chip in an accelerator type: 2 if its number counts cores, 1 if it counts chips.
-      dimensions: Number of dimensions of the torus.
+      shapes: Sides of the slices, in chips. If they have three sides, larger slices consist of cubes of 4x4x4 chips.
       max_chips: Maximum number of chips in a slice.
+      vm_chips: Numbers of chips per VM. A slice of several VMs has VMs of `CHIPS_PER_VM`.
       runtime_version: Software version of the VM in the Cloud TPU API, without a framework; None if that API does not
         have the generation.
+      alpha_shapes: Whether only the alpha track of the Cloud TPU API accepts shapes other than the default.
       machine_type: Machine type in Compute Engine and GKE, where `{chips}` stands for the number of chips per VM.
       image_family: Image family for TPU VMs in Compute Engine; None if Compute Engine does not have the generation.
       boot_disk_type: Type of the boot disk in Compute Engine; None selects the default.
       gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
+      gke_workload_policy: Whether a node pool of several VMs gets its topology from a workload policy.
       zones: Zones documented to offer this generation. A project may not have access to all of them.
     """
 
     name: str
     type_prefix: str
     units_per_chip: int
-    dimensions: int
+    shapes: tuple[tuple[int, ...], ...]
     max_chips: int
-    runtime_version: str | None
+    vm_chips: tuple[int, ...]
     machine_type: str
-    image_family: str | None
-    boot_disk_type: str | None
     gke_accelerator: str
     zones: tuple[str, ...]
+    runtime_version: str | None = None
+    alpha_shapes: bool = False
+    image_family: str | None = None
+    boot_disk_type: str | None = None
+    gke_workload_policy: bool = False
+
+    @property
+    def dimensions(self) -> int:
+        """Number of dimensions of the torus."""
+        return len(self.shapes[0])
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -63,12 +83,11 @@ GENERATIONS = {
             name="v4",
             type_prefix="v4",
             units_per_chip=2,
-            dimensions=3,
+            shapes=SMALL_SHAPES_3D,
             max_chips=4096,
+            vm_chips=(4,),
             runtime_version="tpu-ubuntu2204-base",
             machine_type="ct4p-hightpu-{chips}t",
-            image_family=None,
-            boot_disk_type=None,
             gke_accelerator="tpu-v4-podslice",
             zones=("us-central2-b",),
         ),
@@ -76,12 +95,11 @@ GENERATIONS = {
             name="v5e",
             type_prefix="v5litepod",
             units_per_chip=1,
-            dimensions=2,
+            shapes=SHAPES_2D,
             max_chips=256,
+            vm_chips=(1, 4, 8),
             runtime_version="v2-alpha-tpuv5-lite",
             machine_type="ct5lp-hightpu-{chips}t",
-            image_family=None,
-            boot_disk_type=None,
             gke_accelerator="tpu-v5-lite-podslice",
             zones=(
                 "europe-west4-b",
@@ -99,12 +117,13 @@ GENERATIONS = {
             name="v5p",
             type_prefix="v5p",
             units_per_chip=2,
-            dimensions=3,
+            shapes=SMALL_SHAPES_3D,
             max_chips=6144,
+            vm_chips=(4,),
             runtime_version="v2-alpha-tpuv5",
+            alpha_shapes=True,
             machine_type="ct5p-hightpu-{chips}t",
             image_family=UBUNTU_2204,
-            boot_disk_type=None,
             gke_accelerator="tpu-v5p-slice",
             zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
         ),
@@ -112,12 +131,12 @@ GENERATIONS = {
             name="v6e",
             type_prefix="v6e",
             units_per_chip=1,
-            dimensions=2,
+            shapes=SHAPES_2D,
             max_chips=256,
+            vm_chips=(1, 4, 8),
             runtime_version="v2-alpha-tpuv6e",
             machine_type="ct6e-standard-{chips}t",
             image_family=UBUNTU_2204,
-            boot_disk_type=None,
             gke_accelerator="tpu-v6e-slice",
             zones=(
                 "asia-northeast1-b",
@@ -137,13 +156,14 @@ GENERATIONS = {
             name="tpu7x",
             type_prefix="tpu7x",
             units_per_chip=2,
-            dimensions=3,
+            shapes=SMALL_SHAPES_3D,
             max_chips=9216,
-            runtime_version=None,
+            vm_chips=(4,),
             machine_type="tpu7x-standard-{chips}t",
             image_family=UBUNTU_2404,
             boot_disk_type="hyperdisk-balanced",
             gke_accelerator="tpu7x",
+            gke_workload_policy=True,
             zones=("us-central1-c",),
         ),
     )

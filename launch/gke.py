@@ -87,7 +87,7 @@ def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | 
 def _check_order(options: argparse.Namespace, shape: slices.Slice) -> None:
     """Checks the order of the sides, which GKE's labels of nodes have in ascending order."""
     ascending = slices.Slice(shape.generation, tuple(sorted(shape.sides)))
-    if shape.sides not in slices.SMALL_SHAPES_3D and shape != ascending:
+    if shape.sides not in shape.generation.shapes and shape != ascending:
         raise slices.LaunchError(
             f"--topology={options.topology}: GKE nodes are not labeled {shape.topology}, because GKE lists shorter "
             f"sides first. Write --topology={shape.generation.name}:{ascending.topology}"

@@ -11,11 +11,8 @@ import argparse
 import dataclasses
 
 import slices
+from generations import CHIPS_PER_VM
 
-# Sizes of VMs in chips, by generation.
-VM_SIZES = {"v4": (4,), "v5e": (1, 4, 8), "v5p": (4,), "v6e": (1, 4, 8), "tpu7x": (4,)}
-# Generations whose slices of several VMs get their topology from a workload policy instead of the node pool.
-WITH_WORKLOAD_POLICY = ("tpu7x",)
 ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
 SPOT_LABEL = "cloud.google.com/gke-spot"
@@ -50,7 +47,7 @@ class Nodes:
     @property
     def has_workload_policy(self) -> bool:
         """Whether a workload policy sets the topology of the node pool."""
-        return self.count > 1 and self.shape.generation.name in WITH_WORKLOAD_POLICY
+        return self.count > 1 and self.shape.generation.gke_workload_policy
 
     def __str__(self) -> str:
         return f"{self.machine_type} ({self.count} VM{'s' if self.count > 1 else ''})"
@@ -70,8 +67,8 @@ def find_nodes(shape: slices.Slice, machine_type: str | None = None) -> Nodes:
     """
     sizes = [
         chips
-        for chips in VM_SIZES[shape.generation.name]
-        if chips == shape.chips or (chips == slices.CHIPS_PER_VM and shape.chips > chips)
+        for chips in shape.generation.vm_chips
+        if chips == shape.chips or (chips == CHIPS_PER_VM and shape.chips > chips)
     ]
     names = [shape.generation.machine_type.format(chips=chips) for chips in sizes]
     choices = [Nodes(shape, name, chips, len(sizes) == 1) for name, chips in zip(names, sizes, strict=True)]

@@ -32,8 +32,7 @@ from cloud import (
     failure,
     is_not_found,
 )
-from generations import IMAGE_PROJECT
-from slices import CHIPS_PER_VM
+from generations import CHIPS_PER_VM, IMAGE_PROJECT
 
 SUFFIX = "t5x-like"  # of templates and policies, which `create` replaces, so that others with the same name are kept
 BOOT_DISK_SIZE = "200GB"  # the images have 10 GB, which an environment with TensorFlow and JAX does not fit in

@@ -49,9 +49,9 @@ class QueuedResource:
     def create(self, request: Request) -> None:
         """Requests the TPU, which then waits in the queue."""
         generation = request.slice.generation
-        # Only the alpha track has named reservations, flex-start, and shapes of v5p other than the default.
+        # Only the alpha track has named reservations, flex-start, and some shapes other than the default.
         shaped = not request.slice.is_default_shape
-        alpha = request.reservation or request.flex_start or (shaped and generation.name == "v5p")
+        alpha = request.reservation or request.flex_start or (shaped and generation.alpha_shapes)
         if shaped:
             flags = [f"--type={generation.type_prefix}", f"--topology={request.slice.topology}"]
         else:

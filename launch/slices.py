@@ -14,11 +14,7 @@ import re
 
 from generations import GENERATIONS, Generation
 
-SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # all slices of v5e and v6e
-# Slices of v4, v5p and tpu7x with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
-SMALL_SHAPES_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 CUBE_SIDE = 4
-CHIPS_PER_VM = 4  # in a slice of several VMs
 PLAN_HINT = "`t5x_like plan` supports more chips and shapes than can be launched"
 
 
@@ -135,12 +131,8 @@ def _sides(generation: Generation, text: str, setting: str) -> tuple[int, ...]:
         example = "x".join(map(str, _example_shapes(generation)[3]))
         raise LaunchError(f"{setting}: not a topology. Write the sides in chips, such as {example}")
     sides = tuple(map(int, text.split("x")))
-    if generation.dimensions == 2:
-        valid = sides in SHAPES_2D
-    else:
-        cubes = len(sides) == 3 and all(side % CUBE_SIDE == 0 for side in sides)
-        valid = sides in SMALL_SHAPES_3D or (cubes and math.prod(sides) <= generation.max_chips)
-    if not valid:
+    cubes = generation.dimensions == 3 == len(sides) and all(side % CUBE_SIDE == 0 for side in sides)
+    if sides not in generation.shapes and not (cubes and math.prod(sides) <= generation.max_chips):
         shapes = ", ".join("x".join(map(str, shape)) for shape in _example_shapes(generation))
         larger = f", and AxBxC in multiples of {CUBE_SIDE} up to {generation.max_chips} chips"
         raise LaunchError(
@@ -151,7 +143,8 @@ def _sides(generation: Generation, text: str, setting: str) -> tuple[int, ...]:
 
 
 def _example_shapes(generation: Generation) -> tuple[tuple[int, ...], ...]:
-    return SHAPES_2D if generation.dimensions == 2 else (*SMALL_SHAPES_3D, (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8))
+    cubes = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)) if generation.dimensions == 3 else ()
+    return (*generation.shapes, *cubes)
 
 
 def _default_sides(generation: Generation, chips: int) -> tuple[int, ...]:
@@ -159,8 +152,7 @@ def _default_sides(generation: Generation, chips: int) -> tuple[int, ...]:
 
     The default shape of a large three-dimensional slice is the one closest to a cube.
     """
-    listed_shapes = SHAPES_2D if generation.dimensions == 2 else SMALL_SHAPES_3D
-    listed = [sides for sides in listed_shapes if math.prod(sides) == chips]
+    listed = [sides for sides in generation.shapes if math.prod(sides) == chips]
     if listed or generation.dimensions == 2:
         return listed[0] if listed else ()
     if chips > generation.max_chips or chips % CUBE_SIDE**3:
