@@ -130,7 +130,12 @@ def _goodput(runs: Sequence[Run]) -> str:
     if not known:
         return ""
     rows = [
-        [name, _percentage(spent.fraction), *(duration(spent.seconds[each]) for each in CATEGORIES), duration(spent.total)]
+        [
+            name,
+            _percentage(spent.fraction),
+            *(duration(spent.seconds[each]) for each in CATEGORIES),
+            duration(spent.total),
+        ]
         for name, spent in known.items()
     ]
     return _image(plot_goodput(known), "goodput") + _table(["run", "goodput", *CATEGORIES, "total"], rows)
