@@ -172,7 +172,7 @@ def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | N
 
 
 def _describe(teacher: LoadedTeacher) -> str:
-    return f"{teacher}, " + ("in the step" if teacher.runs else f"stored logits in {teacher.teacher.logits}")
+    return f"{teacher}, " + ("in the step" if teacher.runs else f"cached logits in {teacher.teacher.logits}")
 
 
 def _environment(partitioner: Any) -> dict[str, Any]:

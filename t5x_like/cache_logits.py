@@ -51,7 +51,7 @@ def cache_logits(
 ) -> dict[str, LogitsManifest]:
     """Runs a teacher over the rows of a cache and stores its largest logits at each predicted position.
 
-    Each row is what a training step reads: its packed examples do not see each other, so the stored logits are those
+    Each row is what a training step reads: its packed examples do not see each other, so the cached logits are those
     that the teacher would compute in the step. Padding at the end of the rows of a batch is removed before, which only
     changes their rounding.
 

@@ -16,7 +16,7 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training import loop, run, run_directory, step
+from t5x_like.training import loop, run, run_directory, step, weight_source
 from t5x_like.training import teachers as teacher_files
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.run import TrainResult
@@ -69,11 +69,17 @@ def distill(
         save=arguments["save_period"],
     )
     program = make_program(**config.filter_kwargs(make_program, arguments))
-    _check_losses_of_stored_logits(program, arguments["objective"])
+    _check_losses_of_cached_logits(program, arguments["objective"])
     arguments["data"].check(arguments["objective"].features)
 
     # ---- Run: data, state, teachers, reports, and the loop from the first batch to the last checkpoint --------------
-    others = {"periods": periods, "run_config": run_config, "arguments": given, "started": started}
+    others = {
+        "periods": periods,
+        "initial": weight_source.initial_source(**config.filter_kwargs(weight_source.initial_source, arguments)),
+        "run_config": run_config,
+        "arguments": given,
+        "started": started,
+    }
     return run.run(program, **config.filter_kwargs(run.run, arguments) | others)
 
 
@@ -124,8 +130,8 @@ def combine(
     return {**student, "objective": objective, "evaluated": own, "teachers": loaded}
 
 
-def _check_losses_of_stored_logits(program: Program, objective: Distillation) -> None:
-    """Traces the losses, so that one that reads more than the stored logits is refused before a device is used."""
+def _check_losses_of_cached_logits(program: Program, objective: Distillation) -> None:
+    """Traces the losses, so that one that reads more than the cached logits is refused before a device is used."""
     if not objective.cached:
         return
     state, frozen = program.shapes

@@ -9,7 +9,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training import gathering, loop, run, run_directory, step
+from t5x_like.training import gathering, loop, run, run_directory, step, weight_source
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.program import make_program
@@ -117,6 +117,14 @@ def train(
     arguments = dict(locals())
     started = time.monotonic()
     periods = loop.Periods(total_steps, log=log_period, evaluate=eval_period, save=save_period)
+    initial = weight_source.initial_source(
+        initial_checkpoint_path=initial_checkpoint_path,
+        initial_mapping=initial_mapping,
+        initial_new_tokens=initial_new_tokens,
+        initial_layers=initial_layers,
+        initial_dropped=initial_dropped,
+        initial_truncated=initial_truncated,
+    )
     program = make_program(
         model=model,
         objective=objective,
@@ -145,12 +153,7 @@ def train(
         seed=seed,
         checkpoints=checkpoints,
         patience=patience,
-        initial_checkpoint_path=initial_checkpoint_path,
-        initial_mapping=initial_mapping,
-        initial_new_tokens=initial_new_tokens,
-        initial_layers=initial_layers,
-        initial_dropped=initial_dropped,
-        initial_truncated=initial_truncated,
+        initial=initial,
         vocabulary_path=vocabulary_path,
         stop_after_skipped=stop_after_skipped,
         repeat_period=repeat_period,

@@ -75,7 +75,7 @@ def compute(
 
 @dataclasses.dataclass(frozen=True)
 class CachedLogits:
-    """The stored logits of a teacher, which replace the teacher in a training step.
+    """The cached logits of a teacher, which replace the teacher in a training step.
 
     Attributes:
       name: Name of the teacher.
@@ -89,7 +89,7 @@ class CachedLogits:
 
     @classmethod
     def open(cls, name: str, directory: str, *, digest: str, spec: FeatureSpec) -> "CachedLogits":
-        """Reads the manifests of the stored logits.
+        """Reads the manifests of the cached logits.
 
         Args:
           name: Name of the teacher.
@@ -117,14 +117,14 @@ class CachedLogits:
 
     @classmethod
     def open_all(cls, teachers: Mapping[str, LoadedTeacher], spec: FeatureSpec) -> "dict[str, CachedLogits]":
-        """Reads the manifests of the teachers that have stored logits; see `open`.
+        """Reads the manifests of the teachers that have cached logits; see `open`.
 
         Args:
           teachers: Name -> teacher.
           spec: Features that the objective of the student reads.
 
         Returns:
-          Name of a teacher with stored logits -> these.
+          Name of a teacher with cached logits -> these.
         """
         return {
             name: cls.open(name, each.teacher.logits, digest=each.digest, spec=spec)

@@ -154,7 +154,7 @@ def mean_squared_error(teacher: Readout | TopK, weights: Float[Array, "batch len
             teacher, weights = arrays
             if teacher.ids.shape[-1] < logits.shape[-1]:
                 raise UserError(
-                    f"k={teacher.ids.shape[-1]} stored logits: the mean squared error of logits needs all "
+                    f"k={teacher.ids.shape[-1]} cached logits: the mean squared error of logits needs all "
                     f"{logits.shape[-1]} classes. Store all classes, or use a divergence of probabilities."
                 )
             return weighted_sum(teacher.values, _at_ids(logits, teacher.ids), weights)
@@ -189,6 +189,6 @@ def _check_temperature(teacher: TopK, temperature: float, classes: int) -> None:
     k = teacher.ids.shape[-1]
     if k < classes and temperature != teacher.temperature:
         raise UserError(
-            f"temperature={temperature}: the tail of the k={k} stored logits of {classes} classes was summed at "
+            f"temperature={temperature}: the tail of the k={k} cached logits of {classes} classes was summed at "
             f"temperature {teacher.temperature}. Use this temperature, or store the logits of all classes."
         )

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -62,12 +62,7 @@ def run(
     seed: int,
     checkpoints: Callable[..., Checkpoints],
     patience: int | None,
-    initial_checkpoint_path: str | None,
-    initial_mapping: Sequence[tuple[str, str]],
-    initial_new_tokens: int,
-    initial_layers: Mapping[str, Sequence[int] | Callable] | None,
-    initial_dropped: Sequence[str],
-    initial_truncated: Sequence[str],
+    initial: weight_source.Source | None,
     vocabulary_path: str | None,
     stop_after_skipped: int,
     repeat_period: int | None,
@@ -92,12 +87,7 @@ def run(
       seed: Seed of initialization and dropout.
       checkpoints: Creates the checkpointer of a directory.
       patience: Number of evaluations without improvement after which the run finishes early.
-      initial_checkpoint_path: Pretrained weights to start from.
-      initial_mapping: Turns tensor names into those of the pretrained weights.
-      initial_new_tokens: Number of token ids that the pretrained vocabulary lacks.
-      initial_layers: The pretrained layers that the layers of each stack start from.
-      initial_dropped: Names of the pretrained tensors that the model lacks.
-      initial_truncated: The axes along which the pretrained tables may be longer.
+      initial: The pretrained weights to start from.
       vocabulary_path: The tokenizer to copy to the run directory.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       repeat_period: Steps between two steps that are computed twice, or None.
@@ -123,14 +113,6 @@ def run(
         data.check_vocabulary(config.vocab_size)
         evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
         check_run(evaluate.names if periods.evaluate is not None else (), patience)
-        initial = weight_source.initial_source(
-            initial_checkpoint_path=initial_checkpoint_path,
-            initial_mapping=initial_mapping,
-            initial_new_tokens=initial_new_tokens,
-            initial_layers=initial_layers,
-            initial_dropped=initial_dropped,
-            initial_truncated=initial_truncated,
-        )
         if initial is not None and not may_resume(model_dir):
             model = optimizers.merge(shapes[0].params, shapes[1].params)["model"]
             warm_start.check(initial, model, config, partitioner)
@@ -200,7 +182,7 @@ def run(
             teacher_files.store(model_dir, teachers)
             if not start:
                 digest = data.vocabulary_digest(objective.features)
-                run_tokenizer.store(model_dir, vocabulary_path, initial_checkpoint_path, digest)
+                run_tokenizer.store(model_dir, vocabulary_path, initial.path if initial else None, digest)
         progress = stack.enter_context(metrics.Progress(periods.total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))

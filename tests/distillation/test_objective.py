@@ -30,7 +30,7 @@ PRETRAINING = CASES["pretraining"]
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
-    """KL(teacher || student) per position of a prediction; of cached logits, over the stored classes and the tail."""
+    """KL(teacher || student) per position of a prediction; of cached logits, over the cached classes and the tail."""
 
     name: str = "masked_lm"
     teacher: str | None = None

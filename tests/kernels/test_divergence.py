@@ -1,4 +1,4 @@
-"""Divergences against NumPy, their gradients, their chunks, and stored teachers."""
+"""Divergences against NumPy, their gradients, their chunks, and cached teachers."""
 
 import functools
 import math
@@ -127,12 +127,12 @@ def test_mean_squared_error_of_logits():
     np.testing.assert_allclose(total(student, divergence.mean_squared_error(teacher, weights)), expected, rtol=2e-6)
     stored = divergence.mean_squared_error(top_k(t, VOCAB), weights)
     np.testing.assert_allclose(total(student, stored), expected, rtol=2e-6)
-    with pytest.raises(UserError, match="k=5 stored logits: the mean squared error of logits needs all 23 classes"):
+    with pytest.raises(UserError, match="k=5 cached logits: the mean squared error of logits needs all 23 classes"):
         total(student, divergence.mean_squared_error(top_k(t, 5), weights))
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_stored_logits_of_all_classes_equal_the_network(name):
+def test_cached_logits_of_all_classes_equal_the_network(name):
     hidden, kernels, weights = make_inputs()
     student, teacher = readouts(hidden, kernels)
 
@@ -169,7 +169,7 @@ def test_stored_top_k_compares_k_classes_and_the_tail(name):
 def test_a_tail_of_another_temperature_raises():
     hidden, kernels, weights = make_inputs()
     student, logits = readouts(hidden, kernels)[0], hidden[1] @ kernels[1]
-    message = "temperature=2.0: the tail of the k=4 stored logits of 23 classes was summed at temperature 1.0"
+    message = "temperature=2.0: the tail of the k=4 cached logits of 23 classes was summed at temperature 1.0"
     with pytest.raises(UserError, match=message):
         total(student, divergence.from_teacher(divergence.forward_kl, top_k(logits, 4), weights, temperature=2.0))
     total(student, divergence.from_teacher(divergence.forward_kl, top_k(logits, 4, 2.0), weights, temperature=2.0))
@@ -242,7 +242,7 @@ def test_no_array_holds_all_logits_and_each_network_is_computed_once_per_chunk()
 def test_vocabulary_sharded_over_eight_devices(stored):
     hidden, kernels, weights = make_inputs(batch=8, length=32, vocab=512, widths=(64, 48))
     targets = np.random.default_rng(2).integers(0, 512, weights.shape).astype(np.int32)
-    stored_logits = top_k(hidden[1] @ kernels[1], 16, 2.0) if stored else None
+    cached_logits = top_k(hidden[1] @ kernels[1], 16, 2.0) if stored else None
 
     def compiled(partitioner, budget):
         def loss(heads, states, batch):
@@ -253,7 +253,7 @@ def test_vocabulary_sharded_over_eight_devices(stored):
             losses = {
                 "targets": cross_entropy.position_loss(batch["targets"], batch["weights"]),
                 "teacher": divergence.from_teacher(
-                    divergence.forward_kl, stored_logits or teacher, batch["weights"], temperature=2.0
+                    divergence.forward_kl, cached_logits or teacher, batch["weights"], temperature=2.0
                 ),
             }
             sums = sum_over_positions(student, losses, budget_bytes=budget)

@@ -1,4 +1,4 @@
-"""Encodes the stored logits of a row as bytes and decodes them to batches, in plain NumPy.
+"""Encodes the cached logits of a row as bytes and decodes them to batches, in plain NumPy.
 
 A record has, for each prediction in the order of the manifest: the mask of its predicted positions (one bit per
 position of a row, padded to bytes), and then for these n positions alone the values `[n, k]`, the ids `[n, k]`, the

@@ -1,4 +1,4 @@
-"""Distillation from stored logits: equal to a teacher in the training step, and what it refuses."""
+"""Distillation from cached logits: equal to a teacher in the training step, and what it refuses."""
 
 import functools
 import shutil
@@ -46,7 +46,7 @@ def run(model_dir, teacher, cache, **changes):
     return loop(model_dir, teacher, cache, **changes)()
 
 
-def test_stored_logits_equal_the_teacher_in_the_step(stored, tmp_path):
+def test_cached_logits_equal_the_teacher_in_the_step(stored, tmp_path):
     teacher, cache, logits = stored
     run(tmp_path / "online", Teacher(teacher), cache)
     run(tmp_path / "stored", Teacher(teacher, logits=logits), cache, microbatches=2)
@@ -58,7 +58,7 @@ def test_stored_logits_equal_the_teacher_in_the_step(stored, tmp_path):
         assert other == pytest.approx(one, rel=2e-4)
 
 
-def test_bench_reads_a_batch_with_the_stored_logits(stored, monkeypatch):
+def test_bench_reads_a_batch_with_the_cached_logits(stored, monkeypatch):
     teacher, cache, logits = stored
     monkeypatch.setattr(matrix_products, "_SECONDS", 0.0)
     found = bench(
@@ -69,7 +69,7 @@ def test_bench_reads_a_batch_with_the_stored_logits(stored, monkeypatch):
         measure_parts=False,
     )
     assert found.batches == f"the cache {cache}/train"
-    assert found.teachers["t"].endswith(f"stored logits in {logits}")
+    assert found.teachers["t"].endswith(f"cached logits in {logits}")
     assert 0 < found.tokens < 8 * (6 + 6), "the rows of the cache are not full"
 
 
