@@ -1,44 +1,40 @@
-"""The comparison with other libraries: its floor, and the tables that it writes to a page."""
+"""The comparison with other libraries: its floor, its lines, and the tables that it writes to a page."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import peers
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers.py"
+OURS, EAGER, COMPILED = peers.LIBRARIES
 
 
-@pytest.fixture(scope="module")
-def peers():
-    spec = importlib.util.spec_from_file_location("peers", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peers"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["peers"]
+def test_large_products_have_nearly_all_flops():
+    # 3 · 1,024 and 1,024 FLOPs, and a product with less than 2 % of them.
+    products = [[1, 8, 4, 16, 1], [1, 1, 1, 1, 1], [1, 8, 8, 8, 3]]
+    assert peers.large_products(products) == [[1, 8, 8, 8, 3], [1, 8, 4, 16, 1]]
 
 
-class FixedRate:
-    """A worker that computes products of inner size 8 at one rate, and all others at another."""
-
-    def __init__(self, rate, other_rate):
-        self.rate, self.other_rate = rate, other_rate
-
-    def ask(self, name, batch, rows, inner, columns):
-        assert name == "rate"
-        return 2 * batch * rows * inner * columns / (self.rate if inner == 8 else self.other_rate)
+def test_floor_weights_the_shortest_times_of_products():
+    described = {"flops": 8192.0, "products": [[1, 8, 8, 8, 3], [1, 8, 4, 16, 1]]}
+    measured = [[1.0, 8.0], [2.0, 5.0], [3.0, 6.0]]
+    assert peers.floor_seconds(described, measured) == pytest.approx(8192 * (3 * 1.0 + 5.0) / (3 * 1024 + 1024))
 
 
-def test_floor_weights_the_rates_of_the_faster_library(peers):
-    # 3 · 1,024 and 1,024 FLOPs, and a product with less than 2 % of them, which is not measured.
-    described = {"flops": 8192.0, "products": [[1, 8, 8, 8, 3], [1, 8, 4, 16, 1], [1, 1, 1, 1, 1]]}
-    workers = {"a": FixedRate(100.0, 25.0), "b": FixedRate(50.0, 50.0)}
-    seconds = 3 * 1024 / 100 + 1024 / 50
-    assert peers.floor_seconds(described, workers) == pytest.approx(8192 * seconds / 4096)
+def test_line_has_medians_over_all_rounds_and_no_time_for_failures():
+    def result(*seconds):
+        return {"flops": 1024.0, "products": [[1, 8, 8, 8, 1]], "product_seconds": [0.5], "seconds": list(seconds)}
+
+    found = {OURS: [result(1.0, 3.0), result(1.0, 1.0)], EAGER: [result(2.0, 2.0), result(4.0, 3.0)]}
+    assert peers.table_row("t5", found) == "| T5 1.1 small | 1.00 | 2.50 | – | 2.50 | 0.50 | 2.00 |"
+    found[COMPILED] = [result(0.5, 0.5), result(0.7, 0.5)]
+    assert peers.table_row("t5", found) == "| T5 1.1 small | 1.00 | 2.50 | 0.50 | 0.50 | 0.50 | 2.00 |"
 
 
-def test_write_replaces_the_table_of_this_machine(peers, tmp_path, monkeypatch):
+def test_this_library_counts_and_measures_its_products():
+    found = peers.measure_here(OURS, peers.MODELS["gpt"].tiny(), steps=1)
+    assert len(found["seconds"]) == 1 and found["flops"] > 0
+    assert len(found["product_seconds"]) == len(found["products"]) > 0
+
+
+def test_write_replaces_the_table_of_this_machine(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("before\n\n<!-- peers: none -->\nNothing.\n\n<!-- peers: end -->\nafter\n")
     for name, text in (("one", "1"), ("two", "2"), ("one", "3")):
@@ -49,7 +45,7 @@ def test_write_replaces_the_table_of_this_machine(peers, tmp_path, monkeypatch):
     )
 
 
-def test_page_without_a_place_for_tables_raises(peers, tmp_path):
+def test_page_without_a_place_for_tables_raises(tmp_path):
     (tmp_path / "page.md").write_text("text\n")
     with pytest.raises(ValueError, match="<!-- peers: end --> not found"):
         peers.write(tmp_path / "page.md", "table")
