@@ -7,6 +7,9 @@ from t5x_like.errors import UserError
 from t5x_like.mesh import MESH_AXES
 
 LENGTH = "length"
+# Positions of the residual stream between the blocks of a layer. Unless a mapping has a rule for them, they use that of
+# `length`. Where they use more mesh axes, a block gathers its input and scatters its output (`layers.projections`).
+RESIDUAL_LENGTH = "residual_length"
 # Heads of queries, and of keys and values. A kernel has one of them before `kv`, the size of a head.
 HEADS, KV_HEADS, HEAD_SIZE = "heads", "kv_heads", "kv"
 # Heads within an attention whose positions are sharded (`kernels.head_exchange`). Unless a mapping has a rule for them,
@@ -16,7 +19,7 @@ ATTENTION_HEADS = "attention_heads"
 JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
 # Dimensions that are replicated if their size is not divisible by the mesh axes of their rule, instead of an error:
 # arrays have several lengths, and a model with few heads of keys can use more devices than those.
-REPLICATED_UNLESS_DIVISIBLE = (LENGTH, KV_HEADS)
+REPLICATED_UNLESS_DIVISIBLE = (LENGTH, RESIDUAL_LENGTH, KV_HEADS)
 # `embed` of the vectors among the parameters, the scales of norms and biases. No rule shards it: gathering a few
 # kilobytes takes the latency of a collective for each vector and saves hardly any memory.
 EMBED_VECTOR = "embed_vector"
@@ -29,25 +32,22 @@ NO_AXES: Axes = types.MappingProxyType({})
 
 # Logical axis -> mesh axes. A mesh axis shards only the first dimension of an array that maps to it: `embed` is sharded
 # over `fsdp` in parameters, but not in activations, whose `batch` already uses `fsdp`. Other axes are replicated.
+_TENSOR_PARALLEL: Rules = {"vocab": "tensor", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor"}
 RULE_SETS: dict[str, Rules] = {
     "dp": {"batch": ("data", "fsdp")},
     "fsdp": {"batch": ("data", "fsdp"), "embed": "fsdp"},
-    "fsdp_tp": {
+    "fsdp_tp": {"batch": ("data", "fsdp"), "embed": "fsdp", **_TENSOR_PARALLEL},
+    "fsdp_tp_residual": {
         "batch": ("data", "fsdp"),
+        "residual_length": "tensor",
         "embed": "fsdp",
-        "vocab": "tensor",
-        "mlp": "tensor",
-        "heads": "tensor",
-        "kv_heads": "tensor",
+        **_TENSOR_PARALLEL,
     },
     "fsdp_tp_sp": {
         "batch": ("data", "fsdp"),
         "length": "sequence",
         "embed": ("fsdp", "sequence"),
-        "vocab": "tensor",
-        "mlp": "tensor",
-        "heads": "tensor",
-        "kv_heads": "tensor",
+        **_TENSOR_PARALLEL,
     },
 }
 
@@ -55,8 +55,8 @@ RULE_SETS: dict[str, Rules] = {
 def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """Returns the name of a rule set, `custom` for a mapping, and its rules.
 
-    The heads of keys and values follow the rule of the heads of queries, unless the mapping has one for `kv_heads`, and
-    those within an attention the rules of heads and of positions, unless it has one for `attention_heads`.
+    Axes without a rule follow that of another: `kv_heads` that of `heads`, `residual_length` that of `length`, and
+    `attention_heads`, the heads within an attention, those of `heads` and `length`.
 
     Args:
       rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
@@ -66,10 +66,14 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """
     if isinstance(rules, str) and rules not in RULE_SETS:
         raise UserError(f"rule set {rules!r} is unknown. Give one of {sorted(RULE_SETS)} or a mapping.")
-    name, found = (rules, RULE_SETS[rules]) if isinstance(rules, str) else ("custom", dict(rules))
+    name, found = (rules, dict(RULE_SETS[rules])) if isinstance(rules, str) else ("custom", dict(rules))
     heads, positions = (as_tuple(found.get(axis)) for axis in (HEADS, LENGTH))
-    found = {**found, KV_HEADS: found.get(KV_HEADS, heads)}
-    found = {**found, ATTENTION_HEADS: found.get(ATTENTION_HEADS, tuple(dict.fromkeys(heads + positions)))}
+    following = {
+        KV_HEADS: heads,
+        RESIDUAL_LENGTH: positions,
+        ATTENTION_HEADS: tuple(dict.fromkeys(heads + positions)),
+    }
+    found |= {axis: axes for axis, axes in following.items() if axis not in found}
     for logical, axes in found.items():
         if unknown := set(as_tuple(axes)) - set(MESH_AXES):
             raise UserError(

@@ -27,6 +27,7 @@ from t5x_like.axis_rules import (
     LENGTH,
     NO_AXES,
     REPLICATED_UNLESS_DIVISIBLE,
+    RESIDUAL_LENGTH,
     Axes,
     Rules,
     as_tuple,
@@ -157,8 +158,9 @@ class Partitioner:
         Mesh axes such as `tensor`, over which each device computes a part of a token, still shard parameters.
         """
         tokens = {axis for logical in ("batch", LENGTH) for axis in as_tuple(self.rules.get(logical, ()))}
+        kept = ("batch", LENGTH, RESIDUAL_LENGTH)
         rules = {
-            logical: axes if logical in ("batch", LENGTH) else tuple(a for a in as_tuple(axes) if a not in tokens)
+            logical: axes if logical in kept else tuple(axis for axis in as_tuple(axes) if axis not in tokens)
             for logical, axes in self.rules.items()
         }
         return self._changed(rules=rules)

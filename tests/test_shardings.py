@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from t5x_like import config, optimizers, parameters
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, RESIDUAL_LENGTH
 from t5x_like.decoding.prompts import left_pad
 from t5x_like.layers.cache import logical_axes
 from t5x_like.models.base import GenerativeDecoder, GenerativeEncoderDecoder
@@ -35,6 +36,7 @@ MESHES = {
     "dp": {"data": 8},
     "fsdp": {"fsdp": 8},
     "fsdp_tp": {"fsdp": 4, "tensor": 2},
+    "fsdp_tp_residual": {"fsdp": 4, "tensor": 2},
     "fsdp_tp_sp": {"fsdp": 2, "sequence": 2, "tensor": 2},
 }
 VOCAB_MULTIPLE = 8  # the 50,257 ids of GPT-2 are not divisible by any mesh axis
@@ -54,7 +56,7 @@ def make(family, rules):
 
 
 def rows(made):
-    """Returns name -> (shape, partition spec) of the state, the frozen parameters, a batch and a cache."""
+    """Returns name -> (shape, partition spec) of the state, the frozen parameters, a batch, activations and a cache."""
     state, frozen = made.shapes
     found = {}
     for prefix, shapes, shardings in (
@@ -66,6 +68,15 @@ def rows(made):
             found[prefix + name] = (leaf.shape, layouts[name].spec)
     specs = made.partitioner.batch_specs(made.batch_shapes)
     found |= {f"batch/{name}": (shape, specs[name]) for name, shape in made.batch_shapes.items()}
+    inputs = {name: shape for name, shape in made.batch_shapes.items() if name.endswith(INPUT_TOKENS_SUFFIX)}
+    for name, shape in inputs.items():
+        shape = (*shape, made.config.embed_dim)
+        for what, length in (("between", RESIDUAL_LENGTH), ("within", LENGTH)):
+            stack = name.removesuffix(INPUT_TOKENS_SUFFIX)
+            found[f"activation/{stack}/{what} blocks"] = (
+                shape,
+                made.partitioner.spec(("batch", length, "embed"), shape),
+            )
     for name, leaf in parameters.named_leaves(made.partitioner.eval_shape(caches, state.params["model"])).items():
         found[f"cache/{name}"] = (leaf.shape, made.partitioner.spec(logical_axes(len(leaf.shape)), leaf.shape))
     return found

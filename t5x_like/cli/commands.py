@@ -68,7 +68,7 @@ _DECODING = {
     "SAMPLES": "texts per record",
 }
 _MESH = {
-    "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp or fsdp_tp_sp",
+    "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp, fsdp_tp_residual or fsdp_tp_sp",
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
 }
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import partitioning
 from t5x_like.kernels.contraction import contract
 from t5x_like.layers.initializers import Initializer, normal
-from t5x_like.layers.projections import shard_activation
+from t5x_like.layers.projections import shard_residual
 
 STANDARD_NORMAL = normal(1.0)
 
@@ -45,7 +45,7 @@ class Embedder(nnx.Module):
         """Returns the vectors of the ids. Ids outside the table give NaN, which makes the error visible in the loss."""
         # The lookup is in float32 and the cast comes after it, so that the gradients of an id are summed in float32.
         vectors = jnp.take(self.embedding[...], ids, axis=0, mode="fill", fill_value=jnp.nan)
-        return shard_activation(vectors.astype(self.dtype), "embed")
+        return shard_residual(vectors.astype(self.dtype))
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
         """Returns the float32 inner products of `hidden` and the vectors of all ids."""

@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.axis_rules import EMBED_VECTOR
+from t5x_like.axis_rules import EMBED_VECTOR, LENGTH, RESIDUAL_LENGTH
 from t5x_like.kernels.contraction import contract
 from t5x_like.layers.initializers import Initializer
 
@@ -77,4 +77,31 @@ def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[A
     Returns:
       `x` with the sharding constraint.
     """
-    return partitioning.shard(x, "batch", "length", *axes)
+    return partitioning.shard(x, "batch", LENGTH, *axes)
+
+
+def shard_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+    """Constrains the sharding of the residual stream between blocks.
+
+    With rules that split it more finely than other activations, such as `fsdp_tp_residual`, each device computes norms,
+    dropout and sums of its own positions alone, instead of those of all devices of `tensor` (Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2.2).
+
+    Args:
+      x: hidden states. Where the residual rule does not divide their length, they are sharded like other activations.
+    """
+    return partitioning.shard(x, "batch", RESIDUAL_LENGTH if _splits_residual(x) else LENGTH, "embed")
+
+
+def block_input(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+    """Gathers the positions of hidden states that the residual stream splits, so that a block can read all of them."""
+    return shard_activation(x, "embed") if _splits_residual(x) else x
+
+
+def block_output(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+    """Splits the output of a block like the residual stream: a sum over devices becomes a reduce-scatter."""
+    return shard_residual(x) if _splits_residual(x) else x
+
+
+def _splits_residual(x: Array) -> bool:
+    return partitioning.axis_size(RESIDUAL_LENGTH, x.shape[1]) > partitioning.axis_size(LENGTH, x.shape[1])
