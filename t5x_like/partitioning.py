@@ -99,7 +99,7 @@ class Partitioner:
         """Returns the partition spec of an array.
 
         `length` and `kv_heads` are sharded only if their size is divisible: arrays such as the masked positions of a
-        row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few heads of keys.
+        row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few key/value heads.
         `batch_specs` checks the lengths of tokens.
 
         Args:
@@ -176,9 +176,10 @@ class Partitioner:
         return tuple(axis for axis in as_tuple(self.rules.get(logical, ())) if self.mesh.shape[axis] > 1)
 
     @property
-    def splits_rows(self) -> bool:
-        """Whether mesh axes other than those of `batch` split the computation of a row."""
-        return any(size > 1 and axis not in self.axes_of("batch") for axis, size in self.mesh.shape.items())
+    def axes_within_rows(self) -> dict[str, int]:
+        """Mesh axes over which devices share the computation of a row, and their sizes."""
+        rows = self.axes_of("batch")
+        return {axis: size for axis, size in self.mesh.shape.items() if size > 1 and axis not in rows}
 
     def with_rules(self, rules: "str | Rules | None") -> "Partitioner":
         """Returns a partitioner of the same mesh with other rules, or this one for None.
@@ -366,18 +367,25 @@ def axis_size(logical: str, size: int | None = None) -> int:
     return 1 if partitioner is None else partitioner.axis_size(logical, size)
 
 
-def kv_head_copies(kv_heads: int) -> int:
-    """Returns the number of copies of each head of keys and values for which every shard of heads has one of its own.
+def kv_head_copies(kv_heads: int, axis: str = HEADS) -> int:
+    """Returns how often each key/value head is repeated so that every shard of heads has one of its own.
 
-    With more shards of heads than heads of keys, such as 16 and 8, the queries of a shard read one head of keys. Each
-    shard then computes a copy of this head alone. It is 1 if the heads of keys are divisible by the shards, or do not
-    divide them: keys and values are then replicated.
+    With more shards of heads than key/value heads, such as 16 and 8, the queries of a shard read one key/value head.
+    Each shard then computes a copy of this head alone. There is one copy if the heads are divisible by the shards, or
+    do not divide them: keys and values are then replicated.
 
     Args:
-      kv_heads: number of heads of keys.
+      kv_heads: number of key/value heads.
+      axis: logical axis of the heads.
     """
-    shards = axis_size(HEADS)
+    shards = axis_size(axis)
     return shards // kv_heads if kv_heads < shards and shards % kv_heads == 0 else 1
+
+
+def axes_of(logical: str) -> tuple[str, ...]:
+    """Returns `Partitioner.axes_of` of the bound partitioner, or no axes without one."""
+    partitioner = _ACTIVE.get()
+    return () if partitioner is None else partitioner.axes_of(logical)
 
 
 def batch_shards() -> int:

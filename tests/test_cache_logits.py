@@ -74,11 +74,13 @@ def divergences(case, batch, cached, temperature=1.0, **changes):
     for name in names:
         weights = of_student[name].weights
         teachers = {"online": Readout(of_teacher[name].hidden, of_teacher[name].logits), "cached": stored[name]}
-        losses = {
-            each: from_teacher(forward_kl, teacher, weights, temperature=temperature)
+        student_logits = Readout(of_student[name].hidden, of_student[name].logits)
+        sums = {
+            each: sum_over_positions(
+                student_logits, from_teacher(forward_kl, teacher, weights, temperature=temperature)
+            )
             for each, teacher in teachers.items()
         }
-        sums = sum_over_positions(Readout(of_student[name].hidden, of_student[name].logits), losses)
         assert float(weights.sum()) > 8
         found[name] = {each: float(value) / float(weights.sum()) for each, value in sums.items()}
     return found

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from t5x_like import optimizers
-from t5x_like.objectives.base import Objective
+from t5x_like.objectives.base import Objective, loss_and_terms
 from t5x_like.training import step
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
@@ -115,12 +115,13 @@ def _compiled(
 
 def _forward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
     """Returns the loss and the metrics of all microbatches, one after the other as in the step."""
-    coefficients = step.coefficients_at(loss.objective, state.step)
+    factors = step.factors_at(loss.objective, state.step, normalize)
 
     def one(microbatch, index):
         params = step.assemble(state.params, frozen)
-        terms = loss.objective.terms(params, microbatch, dropout_key=jax.random.fold_in(key, index))
-        return sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums), terms.metrics
+        key_of_one = jax.random.fold_in(key, index)
+        total, terms = loss_and_terms(loss.objective, params, microbatch, factors, dropout_key=key_of_one)
+        return total, terms.metrics
 
     if loss.microbatches == 1:
         return one(batch, 0)

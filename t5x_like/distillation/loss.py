@@ -1,7 +1,7 @@
 """The interface of a loss between a student and a teacher."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -53,6 +53,27 @@ class View:
     predictions: Mapping[str, Prediction | TopK]
 
 
+class Deferred(Mapping[str, Prediction | TopK]):
+    """Predictions that are computed when one is read: a loss of hidden states does not need those of a head."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, Prediction | TopK]]):
+        self._compute, self._found = compute, None
+
+    def _all(self) -> Mapping[str, Prediction | TopK]:
+        if self._found is None:
+            self._found = self._compute()
+        return self._found
+
+    def __getitem__(self, name: str) -> Prediction | TopK:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
 class Loss(Protocol):
     """A loss between a student and a teacher.
 
@@ -79,7 +100,7 @@ class Loss(Protocol):
         The names are the same for all families, where STACK is `encoder` or `decoder`: `STACK/embedding` (the input of
         the first layer), `STACK/layers/INDEX/hidden`, `STACK/layers/INDEX/attention/WHAT` and, of the decoder of an
         encoder-decoder, `…/self_attention/WHAT` and `…/cross_attention/WHAT`. WHAT is `query`, `key`, `value`, `scores`
-        (before the softmax; masked keys have about `kernels.attention.MASK_VALUE`, so `scores > MASK_VALUE / 2` is the
+        (before the softmax; masked keys have about `kernels.masks.MASK_VALUE`, so `scores > MASK_VALUE / 2` is the
         mask) or `probabilities`. `STACK/output` are the last hidden states. A loss with names for the teacher cannot
         read a cached teacher, whose `View.outputs` is None; `Distillation` refuses it.
         """
@@ -126,8 +147,8 @@ class Loss(Protocol):
 class LogitLoss(Loss, Protocol):
     """A loss that is a sum over positions of a function of logits.
 
-    `Distillation` sums all losses of the same prediction, and the cross-entropy of the student's targets, in one pass
-    in which the logits of each network are computed once.
+    In a training step, `Distillation` sums all losses of the same prediction, and the cross-entropy of the student's
+    targets, in one pass in which the logits of each network are computed once.
 
     Attributes:
       prediction: name of the prediction whose logits the loss reads.

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -12,15 +12,14 @@ from jaxtyping import Array
 
 from t5x_like.data.attached import Attached
 from t5x_like.distillation import features
-from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
+from t5x_like.distillation.loss import Deferred, LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
+from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions, sum_together
 from t5x_like.kernels.top_k import TopK
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Batch, Params, Scalar, Terms
 from t5x_like.objectives.component import Component, flatten_choices, key_of_heads
-from t5x_like.objectives.prediction import Prediction
 from t5x_like.optimizers.schedules import Schedule
 
 # Head that holds the projections of the losses, `objective/distillation/LOSS/TEACHER/PROJECTION`.
@@ -28,6 +27,8 @@ PROJECTIONS = "distillation"
 # Key of the coefficient of the student's own terms.
 TASK = "task"
 STUDENT = "student"
+# (Term, teacher) -> loss of the same logits; the teacher is None for the student's own loss.
+PositionLosses = Mapping[tuple[str, str | None], PositionLoss]
 # Number of the key of the projections among the keys derived from that of the heads, which count from 0.
 _PROJECTIONS_KEY = 2**31
 
@@ -196,6 +197,40 @@ class Distillation:
 
     def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
         """Runs the student and the teachers, and computes the terms and losses; see `Objective.terms`."""
+
+        def separately(network: Readout, losses: PositionLosses) -> dict[Any, Any]:
+            return {key: sum_over_positions(network, loss) for key, loss in losses.items()}
+
+        return self._terms(params, batch, dropout_key, separately)
+
+    def loss_and_terms(
+        self, params: Params, batch: Batch, factors: Mapping[str, Scalar], *, dropout_key: jax.Array | None = None
+    ) -> tuple[Scalar, Terms]:
+        """Computes the loss in one pass over the logits of each prediction; see `objectives.base.loss_and_terms`."""
+        weighted, in_a_pass = [], set()
+
+        def together(network: Readout, losses: PositionLosses) -> dict[Any, Any]:
+            shares = {
+                (term, teacher): factors[term] * (teacher is None or self._teachers_of(self.losses[term])[teacher])
+                for term, teacher in losses
+            }
+            loss, sums = sum_together(network, losses, shares)
+            weighted.append(loss)
+            in_a_pass.update(term for term, _ in losses)
+            return sums
+
+        terms = self._terms(params, batch, dropout_key, together)
+        separate = [factors[name] * each for name, each in terms.sums.items() if name not in in_a_pass]
+        return sum(weighted + separate), terms
+
+    def _terms(
+        self,
+        params: Params,
+        batch: Batch,
+        dropout_key: jax.Array | None,
+        sum_losses: Callable[[Readout, PositionLosses], dict[Any, Any]],
+    ) -> Terms:
+        """Returns the terms, given how to sum the losses of the same logits."""
         rows = flatten_choices(batch, self.features.axes)
         own_rows = features.select(rows, self.objective.features)
         student, head_key = self._student(params["model"].config), key_of_heads(dropout_key)
@@ -208,7 +243,7 @@ class Distillation:
             name: self._view_of(name, params, rows, capture)
             for name, (_, capture) in zip(self.teachers, captures, strict=True)
         }
-        own, summed = self._sum_over_positions(view, views)
+        own, summed = self._sum_over_positions(view, views, sum_losses)
         terms = self.objective.terms_of_sums(own, params, outputs, own_rows, dropout_key=head_key)
         sums, metrics = dict(terms.sums), dict(terms.metrics)
         for name, loss in self.losses.items():
@@ -247,25 +282,28 @@ class Distillation:
         teacher, network = self.teachers[name], self._network(name)
         own_rows = features.select(rows, teacher.objective.features)
         if name in self.cached:
-            return View(network, None, own_rows, _Deferred(lambda: self.cached[name].predictions(rows)))
+            return View(network, None, own_rows, Deferred(lambda: self.cached[name].predictions(rows)))
         frozen = jax.lax.stop_gradient(params["teachers"][name])
         with teacher.bound():
             outputs = jax.lax.stop_gradient(teacher.objective.forward(frozen, own_rows, capture=capture))
         return View(
-            network, outputs, own_rows, _Deferred(lambda: teacher.objective.predictions(frozen, outputs, own_rows))
+            network, outputs, own_rows, Deferred(lambda: teacher.objective.predictions(frozen, outputs, own_rows))
         )
 
     def _sum_over_positions(
-        self, student: View, teachers: Mapping[str, View]
+        self,
+        student: View,
+        teachers: Mapping[str, View],
+        sum_losses: Callable[[Readout, PositionLosses], dict[Any, Any]],
     ) -> tuple[dict[str, Any], dict[tuple[str, str], Scalar]]:
-        """Sums all losses of logits, in one pass per prediction.
+        """Sums all losses of logits, those of a prediction with one call of `sum_losses`.
 
         Returns:
           Prediction -> sums of the student's own loss, and (loss, teacher) -> sum.
         """
-        groups: dict[str, dict[Any, PositionLoss]] = {}
+        groups: dict[str, dict[tuple[str, str | None], PositionLoss]] = {}
         for name, loss in self.objective.position_losses(student.predictions).items():
-            groups[name] = {STUDENT: loss}
+            groups[name] = {(name, None): loss}
         for name, loss in self.losses.items():
             if isinstance(loss, LogitLoss):
                 group = groups.setdefault(loss.prediction, {})
@@ -274,9 +312,9 @@ class Distillation:
         own, summed = {}, {}
         for prediction, group in groups.items():
             predicted = student.predictions[prediction]
-            found = sum_over_positions(Readout(predicted.hidden, predicted.logits), group)
-            if STUDENT in found:
-                own[prediction] = found.pop(STUDENT)
+            found = sum_losses(Readout(predicted.hidden, predicted.logits), group)
+            if (prediction, None) in found:
+                own[prediction] = found.pop((prediction, None))
             summed |= found
         return own, summed
 
@@ -319,27 +357,6 @@ class Distillation:
         read = {name for loss in self.losses.values() for name in self._teachers_of(loss)}
         if unread := [name for name in self.teachers if name not in read]:
             raise UserError(f"TEACHERS: no loss reads {unread[0]!r}. Remove it, or give a loss with this teacher.")
-
-
-class _Deferred(Mapping[str, Prediction | TopK]):
-    """Predictions that are computed when one is read: a loss of hidden states does not need those of a head."""
-
-    def __init__(self, compute: Callable[[], Mapping[str, Prediction | TopK]]):
-        self._compute, self._found = compute, None
-
-    def _all(self) -> Mapping[str, Prediction | TopK]:
-        if self._found is None:
-            self._found = self._compute()
-        return self._found
-
-    def __getitem__(self, name: str) -> Prediction | TopK:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
 
 
 def _product(coefficient: float | Schedule, factor: float | Schedule) -> float | Schedule:

@@ -15,15 +15,11 @@ from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
 from t5x_like.kernels import cudnn_attention, head_exchange, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
-from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.relative_bias import RelativeBias
 
 # Added to the scaled scores of all rows.
 Bias = RelativeBias | Float[Array, "rows heads q_len kv_len"] | None
-
-# Added to the scores of masked keys. The value is finite, so a query without visible keys averages all values instead
-# of returning NaN. It is so large that float32 rounds the original score away.
-MASK_VALUE = -1e10
 
 
 @struct.dataclass

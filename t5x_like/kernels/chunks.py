@@ -6,7 +6,6 @@ them for one chunk of the positions at a time, so that no array `[batch, length,
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -17,14 +16,15 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.kernels import row_sums
 
 # Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
-# Positions of a chunk on a device where each chunk gathers a sharded unembedding: with several losses, and on a mesh
-# that splits rows. Its products, of 2 FLOP per position
-# and element, then take as long as sending the 2 bytes of each element: the peak of a chip divided by the bandwidth of
-# its links, 985 on a v5e and 765 on a v5p (`planning.chips`). Chunks of fewer positions would wait for the gather.
+# Positions of a chunk on a device where each chunk gathers a sharded unembedding: on a mesh that splits rows, and
+# without a gradient. Its products, of 2 FLOP per position and element, then take as long as sending the 2 bytes of each
+# element: the peak of a chip divided by the bandwidth of its links, 985 on a v5e and 765 on a v5p (`planning.chips`).
+# Chunks of fewer positions would wait for the gather.
 MIN_SHARDED_POSITIONS = 1024
 
 Scalar = Float[Array, ""]
@@ -50,74 +50,80 @@ class PositionLoss:
     """A function of the logits at each position, to be summed over the positions.
 
     Attributes:
-      function: `function(logits, others, arrays)` returns a tree of sums over the positions of a chunk. `logits` are
-        those of the network that is trained, `others` is a list with the logits of each of `others`, and `arrays` is a
-        chunk of `arrays`.
+      function: `function(logits, teachers, arrays)` returns a tree of sums over the positions of a chunk. `logits` are
+        those of the network that is trained, `teachers` is a list with the logits of each of `teachers`, and `arrays`
+        is a chunk of `arrays`.
       arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
-      others: further networks that the function compares with, such as a teacher. They have no gradient.
+      teachers: networks that the function compares with. They have no gradient.
       trained: picks the sum to train from the tree. The other sums are metrics without a gradient.
     """
 
     function: Callable[[Logits, list[Logits], Any], Any]
     arrays: Any
-    others: Sequence[Readout] = ()
+    teachers: Sequence[Readout] = ()
     trained: Callable[[Any], Scalar] = lambda sums: sums
 
 
-def sum_over_positions(
-    network: Readout, losses: Mapping[Hashable, PositionLoss], *, budget_bytes: int | None = None
-) -> dict[Hashable, Any]:
-    """Sums several functions of the same logits over all positions, in one pass and in bounded memory.
+def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: int | None = None) -> Any:
+    """Sums a function of logits over all positions in bounded memory.
 
     If the logits of all networks exceed the budget of a device, `length` is split into chunks, each of which holds the
-    logits of all networks. Chunks are computed one after another. The gradient of a single loss is computed together
-    with its value. With several losses, the logits are computed again in the backward pass, because only then are the
-    factors of the losses known. Where `length` is sharded, every chunk takes positions from each device, so all devices
-    work on all chunks and nothing is communicated. A network that several functions read is computed once.
+    logits of all networks. Chunks are computed one after another, and the gradient of a chunk together with its value,
+    so that its logits are computed once. Where `length` is sharded, every chunk takes positions from each device, so
+    all devices work on all chunks and nothing is communicated.
+
+    Args:
+      network: the network that is trained.
+      loss: the function to sum.
+      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+
+    Returns:
+      The tree of sums. Only the sum that `loss.trained` picks has a gradient.
+    """
+    chunks = Chunks.of([network, *loss.teachers], budget_bytes, is_gathered_once=row_sums.device_alone() is not None)
+    if chunks.number > 1:
+        return _sum_with_gradient(network, loss, chunks)
+    sums = _compare(loss, network.logits(network.hidden), [each.hidden for each in loss.teachers], loss.arrays)
+    trained = loss.trained(sums)
+    return jax.tree.map(lambda x: x if x is trained else jax.lax.stop_gradient(x), sums)
+
+
+def sum_together(
+    network: Readout,
+    losses: Mapping[Hashable, PositionLoss],
+    factors: Mapping[Hashable, Scalar | float],
+    *,
+    budget_bytes: int | None = None,
+) -> tuple[Scalar, dict[Hashable, Any]]:
+    """Sums several functions of the same logits over all positions, in one pass that computes each network once.
+
+    The factors of the losses are known before the pass, so the gradient of the weighted sum is computed in the pass.
 
     Args:
       network: the network that is trained.
       losses: name, or any other key -> function to sum.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      factors: the same keys -> factor of the sum that the loss trains.
+      budget_bytes: see `sum_over_positions`.
 
     Returns:
-      The same keys -> tree of sums. Of each tree, only the sum that `PositionLoss.trained` picks has a gradient.
+      The sum of factor · trained sum, which alone has a gradient, and the same keys -> tree of sums.
     """
-    others = {(id(readout.hidden), id(readout.logits)): readout for loss in losses.values() for readout in loss.others}
-    readouts = [network, *others.values()]
+    teachers = {(id(each.hidden), id(each.logits)): each for loss in losses.values() for each in loss.teachers}
 
     # Lists instead of dictionaries by name, because JAX sorts the keys of dictionaries, which may have several types.
-    def sums_of(unembed, hidden, rest):
-        other_hiddens, arrays = rest
-        logits = unembed(hidden)
-        known = [readout.logits(each) for readout, each in zip(others.values(), other_hiddens, strict=True)]
-        known = dict(zip(others, jax.lax.stop_gradient(known), strict=True))
-        return [
-            _with_one_gradient(
-                loss, loss.function(logits, [known[id(each.hidden), id(each.logits)] for each in loss.others], chunk)
-            )
-            for loss, chunk in zip(losses.values(), arrays, strict=True)
-        ]
+    def function(logits, logits_of_teachers, arrays):
+        known = dict(zip(teachers, logits_of_teachers, strict=True))
+        sums, weighted = [], 0.0
+        for (key, loss), chunk in zip(losses.items(), arrays, strict=True):
+            read = [known[id(each.hidden), id(each.logits)] for each in loss.teachers]
+            sums.append(loss.function(logits, read, chunk))
+            weighted += factors[key] * loss.trained(sums[-1])
+        return weighted, sums
 
-    rest = [readout.hidden for readout in others.values()], [loss.arrays for loss in losses.values()]
-    chunks = Chunks.of(readouts, budget_bytes, is_gathered_once=len(losses) == 1 and _rows_alone() is not None)
-    if chunks.number == 1:
-        sums = sums_of(network.logits, network.hidden, rest)
-    else:
-        hidden, rest = jax.tree.map(chunks.split, (network.hidden, rest))
-        if len(losses) == 1:
-            (loss,) = losses.values()
-            sums = _sum_with_gradient(sums_of, lambda sums: loss.trained(sums[0]), network.logits, hidden, rest)
-        else:
-            recomputed = jax.checkpoint(functools.partial(sums_of, network.logits))
-            sums, _ = _scan(lambda *chunk: (recomputed(*chunk), None), hidden, rest)
-    return dict(zip(losses, sums, strict=True))
-
-
-def _with_one_gradient(loss: PositionLoss, sums: Any) -> Any:
-    """Returns the sums, of which only the trained one has a gradient."""
-    trained = loss.trained(sums)
-    return jax.tree.map(lambda x: x if x is trained else jax.lax.stop_gradient(x), sums)
+    arrays = [loss.arrays for loss in losses.values()]
+    combined = PositionLoss(function, arrays, tuple(teachers.values()), trained=lambda found: found[0])
+    weighted, sums = sum_over_positions(network, combined, budget_bytes=budget_bytes)
+    return weighted, dict(zip(losses, sums, strict=True))
 
 
 def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, Any]:
@@ -131,106 +137,63 @@ def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, 
     return jax.lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks)
 
 
-def _sum_with_gradient(
-    sums_of: Callable[[Unembed, Any, Any], Any],
-    trained: Callable[[Any], Scalar],
-    unembed: Unembed,
-    hidden: Float[Array, "chunks batch chunk embed"],
-    rest: Any,
-) -> Any:
-    """Sums `sums_of(unembed, hidden, rest)` over chunks, and computes the gradient of one sum in the same pass.
+def _compare(loss: PositionLoss, logits: Logits, hidden_of_teachers: Sequence[Array], arrays: Any) -> Any:
+    """Computes the logits of the teachers, and returns the sums of the loss."""
+    known = [each.logits(hidden) for each, hidden in zip(loss.teachers, hidden_of_teachers, strict=True)]
+    return loss.function(logits, jax.lax.stop_gradient(known), arrays)
+
+
+def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -> Any:
+    """Sums a loss over chunks, and computes the gradient of its trained sum in the same pass.
 
     The gradient of a chunk is known up to a factor, the cotangent of the sum. It is computed while the chunk's logits
     are in memory, and multiplied by the factor in the backward pass.
-
-    Args:
-      sums_of: returns a tree of sums.
-      trained: picks the sum with the gradient.
-      unembed: maps hidden states to logits.
-      hidden: hidden states of all chunks.
-      rest: a tree of arrays `[chunks, …]` without gradients.
-
-    Returns:
-      The tree of sums.
     """
-    device = _rows_alone()
+    device = row_sums.device_alone()
+    hidden = chunks.split(network.hidden)
+    rest = jax.tree.map(chunks.split, ([each.hidden for each in loss.teachers], loss.arrays))
     rows = hidden.shape[1] // (1 if device is None else partitioning.batch_shards())
     with contextlib.nullcontext() if device is None else device.bound():
         chunk = jax.ShapeDtypeStruct((rows, *hidden.shape[2:]), hidden.dtype)
-        unembed, parameters = jax.closure_convert(unembed, chunk)
+        unembed, parameters = jax.closure_convert(network.logits, chunk)
 
     def of_chunk(hidden, parameters, rest):
-        return sums_of(lambda hidden: unembed(hidden, *parameters), hidden, rest)
+        return _compare(loss, unembed(hidden, *parameters), *rest)
 
-    def without_gradient(parameters, *chunks):
+    def without_gradient(parameters, chunks):
         return _scan(lambda hidden, rest: (of_chunk(hidden, parameters, rest), None), *chunks)
 
-    def with_gradient(parameters, *chunks):
-        def loss(hidden, parameters, rest):
+    def with_gradient(parameters, chunks):
+        def trained(hidden, parameters, rest):
             sums = of_chunk(hidden, parameters, rest)
-            return trained(sums), sums
+            return loss.trained(sums), sums
 
         def of_one(hidden, rest):
-            gradients, sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
+            gradients, sums = jax.grad(trained, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
             return (sums, gradients[1]), gradients[0]
 
         return _scan(of_one, *chunks)
 
+    def over_rows(function, parameters, chunks):
+        if device is None:
+            return function(parameters, chunks)
+        spec = PartitionSpec(None, partitioning.axes_of("batch"))
+        return row_sums.sum_over_devices(function, parameters, chunks, specs=spec, out_spec=spec)
+
     @jax.custom_vjp
     def summed(hidden, parameters, rest):
-        return _summed_once(without_gradient, device, parameters, hidden, rest)[0]
+        return over_rows(without_gradient, parameters, (hidden, rest))[0]
 
     def forward(hidden, parameters, rest):
-        (sums, of_parameters), of_hidden = _summed_once(with_gradient, device, parameters, hidden, rest)
+        (sums, of_parameters), of_hidden = over_rows(with_gradient, parameters, (hidden, rest))
         return sums, (of_hidden, of_parameters)
 
     def backward(gradients, cotangents):
-        factor = trained(cotangents)
+        factor = loss.trained(cotangents)
         return *jax.tree.map(lambda x: (factor * x).astype(x.dtype), gradients), None
 
     summed.defvjp(forward, backward)
     return summed(hidden, parameters, rest)
-
-
-def _rows_alone() -> partitioning.Partitioner | None:
-    """Returns the partitioner of a device that computes its rows alone, or None if devices share the work of a row."""
-    partitioner = partitioning.bound_partitioner()
-    if partitioner is None or partitioner.mesh.size == 1 or partitioner.splits_rows:
-        return None
-    return partitioner.of_one_device
-
-
-def _summed_once(
-    function: Callable[..., tuple[Any, Any]], device: partitioning.Partitioner | None, parameters: Any, *chunks: Any
-) -> tuple[Any, Any]:
-    """Calls `function(parameters, *chunks)`, which returns sums over rows, and arrays of the rows.
-
-    Each device computes the sums of its own rows, and they are added once. XLA would gather the parameters and add the
-    gradients of the devices in every iteration of a loop over chunks.
-
-    Args:
-      function: the function.
-      device: see `_rows_alone`.
-      parameters: arrays that all rows share.
-      *chunks: trees of arrays `[chunks, batch, …]`.
-    """
-    if device is None:
-        return function(parameters, *chunks)
-    partitioner = partitioning.bound_partitioner()
-    devices = partitioner.axes_of("batch")
-
-    def on_device(*arguments):
-        with device.bound():
-            sums, of_rows = function(*arguments)
-        return jax.tree.map(lambda x: x[None], sums), of_rows
-
-    rows = PartitionSpec(None, devices)
-    specs = (PartitionSpec(), *[rows] * len(chunks))
-    mapped = jax.shard_map(
-        on_device, mesh=partitioner.mesh, in_specs=specs, out_specs=(PartitionSpec(devices), rows), check_vma=False
-    )
-    sums, of_rows = mapped(parameters, *chunks)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums), of_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,7 +140,7 @@ def cross_entropy(
             f"{hidden.shape[:2]}"
         )
     loss = position_loss(targets, weights, z_loss=z_loss, label_smoothing=label_smoothing)
-    return sum_over_positions(Readout(hidden, unembed), {"loss": loss}, budget_bytes=budget_bytes)["loss"]
+    return sum_over_positions(Readout(hidden, unembed), loss, budget_bytes=budget_bytes)
 
 
 def position_loss(
@@ -150,7 +150,7 @@ def position_loss(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> PositionLoss:
-    """Returns the cross-entropy for `sum_over_positions`, which sums it together with other losses.
+    """Returns the cross-entropy for `sum_over_positions`, or for `sum_together` with other losses.
 
     Args:
       targets: token ids.
@@ -163,7 +163,7 @@ def position_loss(
     """
     function = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
     return PositionLoss(
-        lambda logits, others, arrays: function(logits, *arrays), (targets, weights), trained=lambda sums: sums.total
+        lambda logits, teachers, arrays: function(logits, *arrays), (targets, weights), trained=lambda sums: sums.total
     )
 
 

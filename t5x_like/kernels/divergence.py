@@ -1,7 +1,8 @@
 """Divergences between the predictions of a teacher and of a student, in chunks that bound the memory of the logits.
 
 `from_teacher` and `mean_squared_error` return losses for `chunks.sum_over_positions`, which computes the logits of both
-networks for a chunk of the positions at a time, together with the cross-entropy of the targets. P denotes the
+networks for a chunk of the positions at a time, and for `chunks.sum_together`, which adds the cross-entropy of the
+targets. P denotes the
 teacher's distribution and Q the student's.
 
 Of a teacher whose k largest logits of V are stored (`TopK`), a divergence compares k + 1 outcomes: the k classes, and
@@ -114,15 +115,15 @@ def from_teacher(
 
     if isinstance(teacher, TopK):
 
-        def of_top_k(logits, others, arrays) -> Scalar:
+        def of_top_k(logits, teachers, arrays) -> Scalar:
             teacher, weights = arrays
             _check_temperature(teacher, temperature, logits.shape[-1])
             return weighted_sum(*_outcomes(teacher, logits, temperature), weights)
 
         return PositionLoss(of_top_k, (jax.lax.stop_gradient(teacher), weights))
 
-    def of_logits(logits, others, weights) -> Scalar:
-        log_p, log_q = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (others[0], logits))
+    def of_logits(logits, teachers, weights) -> Scalar:
+        log_p, log_q = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (teachers[0], logits))
         return weighted_sum(log_p, log_q, weights)
 
     return PositionLoss(of_logits, weights, (teacher,))
@@ -150,7 +151,7 @@ def mean_squared_error(teacher: Readout | TopK, weights: Float[Array, "batch len
 
     if isinstance(teacher, TopK):
 
-        def of_top_k(logits, others, arrays) -> Scalar:
+        def of_top_k(logits, teachers, arrays) -> Scalar:
             teacher, weights = arrays
             if teacher.ids.shape[-1] < logits.shape[-1]:
                 raise UserError(
@@ -161,7 +162,7 @@ def mean_squared_error(teacher: Readout | TopK, weights: Float[Array, "batch len
 
         return PositionLoss(of_top_k, (jax.lax.stop_gradient(teacher), weights))
     return PositionLoss(
-        lambda logits, others, weights: weighted_sum(others[0], logits.astype(jnp.float32), weights),
+        lambda logits, teachers, weights: weighted_sum(teachers[0], logits.astype(jnp.float32), weights),
         weights,
         (teacher,),
     )
@@ -175,8 +176,8 @@ def _outcomes(
     p, q = teacher.values.astype(jnp.float32) / temperature, _at_ids(logits, teacher.ids)
     if p.shape[-1] < logits.shape[-1]:
         # The tail is summed by itself: 1 minus the sum of the others would lose all digits of a small tail.
-        others = jnp.put_along_axis(logits, teacher.ids, -jnp.inf, axis=-1, inplace=False)
-        tails = (teacher.log_tail.astype(jnp.float32), jax.nn.logsumexp(others, axis=-1))
+        tail = jnp.put_along_axis(logits, teacher.ids, -jnp.inf, axis=-1, inplace=False)
+        tails = (teacher.log_tail.astype(jnp.float32), jax.nn.logsumexp(tail, axis=-1))
         p, q = (jnp.concatenate([x, tail[..., None]], axis=-1) for x, tail in zip((p, q), tails, strict=True))
     return jax.nn.log_softmax(p), jax.nn.log_softmax(q)
 

@@ -23,8 +23,10 @@ def heads_axis(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
     Returns:
       `attention_heads` if positions are sharded and exchanged for heads, otherwise `heads`.
     """
-    is_sharded = partitioning.axis_size(LENGTH, q_shape[1]) > 1
-    return ATTENTION_HEADS if is_sharded and _copies(q_shape[2], k_shape[2]) else HEADS
+    shards, kv_heads = partitioning.axis_size(ATTENTION_HEADS), k_shape[2]
+    copies = partitioning.kv_head_copies(kv_heads, ATTENTION_HEADS)
+    fits = q_shape[2] % shards == 0 and kv_heads * copies % shards == 0
+    return ATTENTION_HEADS if partitioning.axis_size(LENGTH, q_shape[1]) > 1 and fits else HEADS
 
 
 def exchange(
@@ -40,21 +42,11 @@ def exchange(
       v: values.
 
     Returns:
-      The same arrays. Heads of keys and values that are fewer than the shards are repeated, one after another. Heads
-      that the shards do not divide stay as they are.
+      The same arrays. Key/value heads that are fewer than the shards are repeated, one after another. Heads that the
+      shards do not divide stay as they are.
     """
     if heads_axis(q.shape, k.shape) == HEADS:
         return q, k, v
-    if (copies := _copies(q.shape[2], k.shape[2])) > 1:
+    if (copies := partitioning.kv_head_copies(k.shape[2], ATTENTION_HEADS)) > 1:
         k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
     return tuple(partitioning.shard(x, "batch", None, ATTENTION_HEADS, "kv") for x in (q, k, v))
-
-
-def _copies(heads: int, kv_heads: int) -> int:
-    """Returns how often a head of keys is repeated so that the shards divide the heads; 0 if they cannot."""
-    shards = partitioning.axis_size(ATTENTION_HEADS)
-    if heads % shards:
-        return 0
-    if kv_heads % shards == 0:
-        return 1
-    return shards // kv_heads if shards % kv_heads == 0 else 0

@@ -11,6 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+# Added to the scores of masked keys. The value is finite, so a query without visible keys averages all values instead
+# of returning NaN. It is so large that float32 rounds the original score away.
+MASK_VALUE = -1e10
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,

@@ -11,7 +11,7 @@ STACK is `encoder` or `decoder`. WHAT is `hidden`, the output of the layer, or `
 `/scores` or `/probabilities`, where `attention` is the self-attention. Layers that attend to an encoder have
 `self_attention` and `cross_attention` instead. Queries, keys and values are `[batch, length, heads, kv]`, after
 rotations. Scores and probabilities are `[batch, heads, query, key]`. Scores are those before the softmax, scaled and
-with biases; those of masked keys are close to `kernels.attention.MASK_VALUE`. Layers whose scores or probabilities are
+with biases; those of masked keys are close to `kernels.masks.MASK_VALUE`. Layers whose scores or probabilities are
 captured use the reference implementation of attention.
 """
 

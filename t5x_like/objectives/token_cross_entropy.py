@@ -33,7 +33,7 @@ class TokenCrossEntropy(Component):
         """Computes the term from a forward pass; see `Component.terms_of`."""
         predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
         readout = Readout(predicted[self.term].hidden, predicted[self.term].logits)
-        sums = sum_over_positions(readout, self.position_losses(predicted))
+        sums = {name: sum_over_positions(readout, loss) for name, loss in self.position_losses(predicted).items()}
         return self.terms_of_sums(sums, params, outputs, batch, dropout_key=dropout_key)
 
     def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:

@@ -18,6 +18,7 @@ from t5x_like import partitioning
 from t5x_like.axis_rules import Axes
 from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
+from t5x_like.kernels import row_sums
 
 Gathering = Literal["per_use", "per_step"]
 GATHERINGS: tuple[Gathering, ...] = ("per_use", "per_step")
@@ -40,12 +41,9 @@ def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
         raise UserError(f"GATHER_PARAMETERS={gathering!r} is unknown. Give one of {', '.join(GATHERINGS)}.")
     if gathering == "per_use" or partitioner is None:
         return
-    splitting = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
-    for axis in partitioner.axes_of("batch"):
-        splitting.pop(axis, None)
-    if splitting:
+    if axes := partitioner.axes_within_rows:
         raise UserError(
-            f"GATHER_PARAMETERS='per_step': the mesh axes {splitting} split rows, so that no device can compute the "
+            f"GATHER_PARAMETERS='per_step': the mesh axes {axes} split rows, so that no device can compute the "
             "gradient of its rows alone. Give 'per_use', or a mesh of 'data' and 'fsdp'."
         )
 
@@ -71,23 +69,17 @@ def sum_over_rows(
     """
     # Embeddings stay float32, because their gradients are summed over tokens in float32.
     params = {**params, "model": in_compute_dtype(params["model"], ("kernel",))}
-    partitioner = partitioning.bound_partitioner()
-    if partitioner is None or partitioner.mesh.size == 1:
+    if row_sums.device_alone() is None:
         return _as_float32(function(params, others, batch, key))
-    devices = partitioner.axes_of("batch")
+    partitioner = partitioning.bound_partitioner()
 
-    def on_device(params, others, batch, key):
-        own_key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(devices))
-        with partitioner.of_one_device.bound():
-            sums = function(params, others, batch, own_key)
-        return jax.tree.map(lambda x: x[None], _as_float32(sums))
+    def on_device(shared, batch):
+        params, others, key = shared
+        own_key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(partitioner.axes_of("batch")))
+        return _as_float32(function(params, others, batch, own_key)), ()
 
-    # The sums of the devices are a dimension, sharded over them, until XLA adds them up into the shards of its choice.
-    rows = partitioner.batch_specs({name: x.shape for name, x in batch.items()}, axes)
-    sums = jax.shard_map(
-        on_device, mesh=partitioner.mesh, in_specs=(P(), P(), rows, P()), out_specs=P(devices), check_vma=False
-    )(params, others, dict(batch), key)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+    specs = partitioner.batch_specs({name: x.shape for name, x in batch.items()}, axes)
+    return row_sums.sum_over_devices(on_device, (params, others, key), dict(batch), specs=specs, out_spec=P())[0]
 
 
 def _as_float32(tree: Any) -> Any:

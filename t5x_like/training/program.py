@@ -244,11 +244,5 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
 
 
 def _check_batch(shapes, axes, microbatches, partitioner):
-    batch_size = next(iter(shapes.values()))[0]
-    shards = partitioner.axis_size("batch")
-    if batch_size % (shards * microbatches):
-        raise UserError(
-            f"BATCH_SIZE={batch_size} must be a multiple of {shards * microbatches}: the mesh splits a batch into "
-            f"{shards} shards, times {microbatches} microbatches"
-        )
+    step.check_batch_size(next(iter(shapes.values()))[0], microbatches, partitioner.axis_size("batch"))
     partitioner.batch_specs(shapes, axes)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from t5x_like import optimizers, partitioning
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
-from t5x_like.objectives.base import Objective
+from t5x_like.objectives.base import Objective, loss_and_terms
 from t5x_like.training import gathering
 from t5x_like.training.gathering import Gathering
 
@@ -114,12 +114,7 @@ def split_batch(batch: Mapping[str, Array], microbatches: int, axes: Axes = NO_A
       UserError: The batch size is not a multiple of microbatches times data-parallel shards.
     """
     size = next(iter(batch.values())).shape[0]
-    shards = partitioning.batch_shards()
-    if size % (microbatches * shards):
-        raise UserError(
-            f"BATCH_SIZE={size} must be a multiple of {microbatches * shards}: the mesh splits a batch into {shards} "
-            f"shards, times {microbatches} microbatches"
-        )
+    check_batch_size(size, microbatches, partitioning.batch_shards())
 
     def split(name, x):
         # Row i goes to microbatch i % microbatches, so that no row moves to another device.
@@ -127,6 +122,24 @@ def split_batch(batch: Mapping[str, Array], microbatches: int, axes: Axes = NO_A
         return partitioning.shard(rows, None, *batch_axes(name, x.ndim, axes))
 
     return {name: split(name, x) for name, x in batch.items()}
+
+
+def check_batch_size(size: int, microbatches: int, shards: int) -> None:
+    """Checks that every device has the same number of rows in every microbatch.
+
+    Args:
+      size: Rows of the global batch.
+      microbatches: Number of microbatches.
+      shards: Number of data-parallel shards.
+
+    Raises:
+      UserError: The batch size is not a multiple of their product.
+    """
+    if size % (microbatches * shards):
+        raise UserError(
+            f"BATCH_SIZE={size} must be a multiple of {microbatches * shards}: the mesh splits a batch into {shards} "
+            f"shards, times {microbatches} microbatches"
+        )
 
 
 def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNormalization) -> dict[str, Scalar]:
@@ -157,9 +170,10 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
 
 
-def coefficients_at(objective: Objective, step: Int[Array, ""] | int) -> dict[str, float | Scalar]:
-    """Returns the coefficient of each term at a step, counted from 0."""
-    return {name: each(step) if callable(each) else each for name, each in objective.coefficients.items()}
+def factors_at(objective: Objective, step: Int[Array, ""] | int, normalize: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Returns the factor of each term in the loss: its coefficient at a step, counted from 0, by its divisor."""
+    coefficients = {name: each(step) if callable(each) else each for name, each in objective.coefficients.items()}
+    return {name: each / normalize[name] for name, each in coefficients.items()}
 
 
 def gradients(
@@ -192,11 +206,10 @@ def gradients(
 
     def of_rows(params, others, batch, key):
         frozen, normalize, step = others
-        coefficients = coefficients_at(objective, step)
+        factors = factors_at(objective, step, normalize)
 
         def loss(params, microbatch, key):
-            terms = objective.terms(assemble(params, frozen), microbatch, dropout_key=key)
-            total = sum(coefficients[name] * terms.sums[name] / normalize[name] for name in terms.sums)
+            total, terms = loss_and_terms(objective, assemble(params, frozen), microbatch, factors, dropout_key=key)
             return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
 
         return _accumulated(jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes)

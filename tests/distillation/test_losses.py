@@ -10,7 +10,7 @@ import pytest
 from t5x_like.distillation import layer_maps, losses
 from t5x_like.distillation.loss import Network, View
 from t5x_like.errors import UserError
-from t5x_like.kernels.attention import MASK_VALUE
+from t5x_like.kernels.masks import MASK_VALUE
 from t5x_like.kernels.top_k import TopK
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig

@@ -18,6 +18,7 @@ from t5x_like.distillation.features import merge
 from t5x_like.distillation.losses.logits import ForwardKL, ReverseKL
 from t5x_like.distillation.objective import PROJECTIONS, Distillation
 from t5x_like.errors import UserError
+from t5x_like.kernels import chunks
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
@@ -227,11 +228,18 @@ def test_choices_are_rows_of_both_networks():
     np.testing.assert_allclose(terms.sums["kl"], kl[real].sum(), rtol=1e-4)
 
 
+LOGIT_LOSSES = {"forward": ForwardKL(prediction="masked_lm"), "reverse": ReverseKL(prediction="masked_lm", teacher="a")}
+FACTORS = {"masked_lm": 2.0, "next_sentence": 1.0, "forward": 0.5, "reverse": jnp.float32(3.0), "states": 0.25}
+
+
 def test_losses_of_logits_share_one_pass_with_the_loss_of_the_student():
-    losses = {"forward": ForwardKL(prediction="masked_lm"), "reverse": ReverseKL(prediction="masked_lm", teacher="a")}
-    objective, batch = distillation(losses), PRETRAINING.batch()
+    objective, batch = distillation(LOGIT_LOSSES), PRETRAINING.batch()
     params = {**student(), "teachers": {name: each.params() for name, each in TEACHERS.items()}}
-    terms, jaxpr = jax.jit(objective.terms)(params, batch), jax.make_jaxpr(objective.terms)(params, batch)
+
+    def one_pass(params):
+        return objective.loss_and_terms(params, batch, FACTORS)
+
+    terms, jaxpr = jax.jit(one_pass)(params)[1], jax.make_jaxpr(one_pass)(params)
     products = [each.outvars[0].aval.shape for each in jaxpr.eqns if each.primitive.name == "dot_general"]
     logits = (*batch["masked_positions"].shape, TEACHERS["a"].config.vocab_size)
     assert products.count(logits) == 3  # one per network
@@ -239,6 +247,27 @@ def test_losses_of_logits_share_one_pass_with_the_loss_of_the_student():
     np.testing.assert_allclose(terms.sums["forward"], stub.sums["kl"], rtol=1e-4)
     for name, expected in jax.jit(own.terms)(params, batch).sums.items():
         np.testing.assert_allclose(terms.sums[name], expected, rtol=1e-5)
+
+
+def test_gradient_of_one_pass_equals_that_of_separate_losses(monkeypatch):
+    objective, batch = distillation(LOGIT_LOSSES | {"states": States()}), PRETRAINING.batch()
+    teachers = {name: each.params() for name, each in TEACHERS.items()}
+
+    def separate(params):
+        terms = objective.terms({**params, "teachers": teachers}, batch)
+        return sum(FACTORS[name] * each for name, each in terms.sums.items()), terms
+
+    def one_pass(params):
+        return objective.loss_and_terms({**params, "teachers": teachers}, batch, FACTORS)
+
+    (value, terms), gradient = jax.jit(jax.value_and_grad(separate, has_aux=True))(student())
+    monkeypatch.setattr(chunks, "LOGITS_BUDGET_BYTES", 1)  # one position per chunk
+    (found, found_terms), found_gradient = jax.jit(jax.value_and_grad(one_pass, has_aux=True))(student())
+    np.testing.assert_allclose(found, value, rtol=1e-6)
+    assert_close(found_terms.sums, terms.sums)
+    named, expected = parameters.named_leaves(found_gradient), parameters.named_leaves(gradient)
+    zero = [name for name in named if name.endswith("key/bias")]  # only adds a constant to scores
+    assert_close(*({name: each[name] for name in each if name not in zero} for each in (named, expected)))
 
 
 def test_cached_predictions_replace_the_teacher():

@@ -9,9 +9,9 @@ import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.kernels import attention as attention_module
-from t5x_like.kernels.attention import MASK_VALUE, attention, backend_for, reference, softmax
+from t5x_like.kernels.attention import attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.mesh import make_mesh
 from t5x_like.partitioning import Partitioner

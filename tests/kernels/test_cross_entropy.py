@@ -217,7 +217,7 @@ def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, chunks):
         program = step.lower(*arguments).compile()
         value, gradients = jax.device_get(program(*arguments))
         np.testing.assert_allclose(partitioner.jit(total)(*arguments), value, rtol=1e-6)
-        if partitioner.mesh.size > 1 and chunks > 1 and not partitioner.splits_rows:
+        if partitioner.mesh.size > 1 and chunks > 1 and not partitioner.axes_within_rows:
             others, entry = program.as_text().split("ENTRY")
             assert not re.search(r" (all-reduce|all-gather|reduce-scatter)", others), "collectives in the loop"
             assert " all-reduce(" in entry

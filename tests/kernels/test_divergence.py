@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import jax
 import jax.extend
@@ -12,10 +13,11 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.kernels import cross_entropy, divergence
-from t5x_like.kernels.chunks import Readout, sum_over_positions
+from t5x_like.kernels.chunks import Readout, sum_over_positions, sum_together
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
+from t5x_like.planning.tracing import jaxpr_flops
 
 BATCH, LENGTH, VOCAB = 3, 7, 23
 DIVERGENCES = {
@@ -66,7 +68,7 @@ def top_k(logits, k, temperature=1.0):
 
 
 def total(student, loss, budget=2**30):
-    return sum_over_positions(student, {"loss": loss}, budget_bytes=budget)["loss"]
+    return sum_over_positions(student, loss, budget_bytes=budget)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -184,8 +186,8 @@ def both_losses(hidden, kernels, targets, weights, teacher=None, budget=2**30):
             divergence.forward_kl, online if teacher is None else teacher, weights, temperature=2.0
         ),
     }
-    sums = sum_over_positions(student, losses, budget_bytes=budget)
-    return sums["targets"].total + 5.0 * sums["kl", "teacher"]
+    factors = {"targets": 1.0, ("kl", "teacher"): jnp.float32(5.0)}
+    return sum_together(student, losses, factors, budget_bytes=budget)[0]
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -234,12 +236,32 @@ def test_no_array_holds_all_logits_and_each_network_is_computed_once_per_chunk()
     largest = max(math.prod(shape) for _, shape in arrays if VOCAB in shape)
     assert largest == BATCH * chunk * VOCAB
     logits = [shape for name, shape in arrays if name == "dot_general" and shape == (BATCH, chunk, VOCAB)]
-    # Both networks in the forward pass, and again in the backward pass.
-    assert len(logits) == 4
+    assert len(logits) == 2  # one per network, in the forward and the backward pass together
+
+
+def test_one_pass_computes_the_products_of_one_loss_and_those_of_the_teacher():
+    hidden, kernels, weights = make_inputs(length=16)
+    targets = np.zeros(weights.shape, np.int32)
+
+    def loss(student_hidden, student_kernel):
+        arrays = ([student_hidden, hidden[1]], [student_kernel, kernels[1]], targets, weights)
+        return both_losses(*arrays, budget=2 * 4 * VOCAB * BATCH * 4)
+
+    program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden[0], kernels[0])
+    # Of the student: the logits, the gradient of the hidden states and that of the kernel.
+    widths = 3 * hidden[0].shape[-1] + hidden[1].shape[-1]
+    assert jaxpr_flops(program.jaxpr) == 2 * weights.size * VOCAB * widths
+
+
+SHARDINGS = {
+    "rows": ("fsdp", {"fsdp": 8}),
+    "vocabulary": ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}),
+}
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_vocabulary_sharded_over_eight_devices(stored):
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, stored):
     hidden, kernels, weights = make_inputs(batch=8, length=32, vocab=512, widths=(64, 48))
     targets = np.random.default_rng(2).integers(0, 512, weights.shape).astype(np.int32)
     cached_logits = top_k(hidden[1] @ kernels[1], 16, 2.0) if stored else None
@@ -248,7 +270,7 @@ def test_vocabulary_sharded_over_eight_devices(stored):
         def loss(heads, states, batch):
             student, teacher = (
                 Readout(h, functools.partial(lambda h, head: embeddings.logits(h, head["kernel"][...]), head=head))
-                for h, head in zip(states, heads, strict=True)
+                for h, head in zip(states, (heads[0], jax.lax.stop_gradient(heads[1])), strict=True)
             )
             losses = {
                 "targets": cross_entropy.position_loss(batch["targets"], batch["weights"]),
@@ -256,8 +278,7 @@ def test_vocabulary_sharded_over_eight_devices(stored):
                     divergence.forward_kl, cached_logits or teacher, batch["weights"], temperature=2.0
                 ),
             }
-            sums = sum_over_positions(student, losses, budget_bytes=budget)
-            return sums["targets"].total + sums["teacher"]
+            return sum_together(student, losses, dict.fromkeys(losses, 1.0), budget_bytes=budget)[0]
 
         heads = [{"kernel": nnx.Param(jnp.asarray(kernel), axes=("embed", "vocab"))} for kernel in kernels]
         heads = jax.device_put(heads, partitioner.shardings(heads))
@@ -267,12 +288,16 @@ def test_vocabulary_sharded_over_eight_devices(stored):
         out = (partitioner.replicated, partitioner.shardings(heads))
         step = partitioner.jit(jax.value_and_grad(loss), out_shardings=out)
         program = step.lower(heads, states, batch).compile()
+        if partitioner.mesh.size > 1 and not partitioner.axes_within_rows:
+            loops, entry = program.as_text().split("ENTRY")
+            assert not re.search(r" (all-reduce|all-gather|reduce-scatter)", loops), "collectives in the loop"
+            assert " all-gather(" in entry
         return program.cost_analysis()["flops"], jax.device_get(program(heads, states, batch))
 
     budget = 2 * 4 * 8 * 32 * 512 // 4
     flops_on_one, expected = compiled(Partitioner(rules="dp", devices=jax.devices()[:1]), budget)
-    mesh = {"fsdp": 2, "sequence": 2, "tensor": 2}
-    flops, found = compiled(Partitioner(rules="fsdp_tp_sp", ici=mesh), budget // 8)
+    rules, mesh = SHARDINGS[sharding]
+    flops, found = compiled(Partitioner(rules=rules, ici=mesh), budget // 8)
     assert flops == pytest.approx(flops_on_one / 8, rel=0.15)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=5e-5, atol=5e-5)

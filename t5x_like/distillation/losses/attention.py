@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken
 from t5x_like.kernels import divergence
-from t5x_like.kernels.attention import MASK_VALUE
 from t5x_like.kernels.divergence import Divergence
+from t5x_like.kernels.masks import MASK_VALUE
 from t5x_like.objectives.base import Batch
 
 SCORES = "attention/scores"

@@ -69,7 +69,7 @@ class LogitLoss:
         return jnp.sum(objective.prediction_weights(batch)[self.prediction]).astype(jnp.float32)
 
     def position_loss(self, student: View, teacher: View) -> PositionLoss:
-        """Returns the loss for `sum_over_positions`, which sums it together with other losses of the same logits.
+        """Returns the loss for `sum_over_positions`, or for `sum_together` with other losses of the same logits.
 
         Args:
           student: what the student computed.
@@ -92,8 +92,7 @@ class LogitLoss:
     def __call__(self, heads: dict[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss by itself; see `Loss`."""
         ours = student.predictions[self.prediction]
-        losses = {"loss": self.position_loss(student, teacher)}
-        return sum_over_positions(Readout(ours.hidden, ours.logits), losses)["loss"]
+        return sum_over_positions(Readout(ours.hidden, ours.logits), self.position_loss(student, teacher))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

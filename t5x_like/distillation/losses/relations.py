@@ -12,7 +12,7 @@ from t5x_like.distillation.losses.attention import Scores, compare
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken
 from t5x_like.errors import UserError
 from t5x_like.kernels import divergence
-from t5x_like.kernels.attention import MASK_VALUE
+from t5x_like.kernels.masks import MASK_VALUE
 from t5x_like.objectives.base import Batch
 
 VECTORS = ("query", "key", "value")

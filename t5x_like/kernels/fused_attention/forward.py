@@ -10,6 +10,7 @@ from t5x_like.kernels.fused_attention import costs, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Blocks, Operands
 from t5x_like.kernels.fused_attention.scores import Scores
+from t5x_like.kernels.masks import MASK_VALUE
 
 
 def forward(
@@ -24,7 +25,7 @@ def forward(
       interpret: whether to interpret the kernel, on any device.
 
     Returns:
-      The output, and the log-sum-exp of the scores of each query, `tiles.MASK_VALUE` without visible keys.
+      The output, and the log-sum-exp of the scores of each query, `MASK_VALUE` without visible keys.
     """
     g = geometry
 
@@ -73,7 +74,7 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
     @pl.when(j == 0)
     def _():
         sums_ref[...] = jnp.zeros_like(sums_ref)
-        max_ref[...] = jnp.full_like(max_ref, tiles.MASK_VALUE)
+        max_ref[...] = jnp.full_like(max_ref, MASK_VALUE)
         total_ref[...] = jnp.zeros_like(total_ref)
 
     @pl.when(g.is_computed(i, j))
@@ -95,9 +96,9 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
     def _():
         for head in range(g.step_heads):
             total, largest = total_ref[head], max_ref[head]
-            seen = largest > tiles.MASK_VALUE / 2
+            seen = largest > MASK_VALUE / 2
             output = sums_ref[head] / (total * (1.0 - g.dropout_rate))
             if g.skips:  # some keys were skipped, so a query without visible keys has no average of all values
                 output = jnp.where(seen, output, 0.0)
             out_ref[0, head * g.head_dim : (head + 1) * g.head_dim, :] = output.astype(out_ref.dtype)
-            lse_ref[0, head] = jnp.where(seen, largest + jnp.log(total), tiles.MASK_VALUE)
+            lse_ref[0, head] = jnp.where(seen, largest + jnp.log(total), MASK_VALUE)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from t5x_like.kernels.fused_attention import tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Operands
+from t5x_like.kernels.masks import MASK_VALUE
 
 Tile = Float[Array, "keys queries"]
 
@@ -65,9 +66,9 @@ class Scores:
         return score
 
     def of(self, head: int) -> Tile:
-        """Returns the scores of a head, `tiles.MASK_VALUE` for masked keys."""
+        """Returns the scores of a head, `MASK_VALUE` for masked keys."""
         score = self._unmasked(head)
-        return score if self.visible is None else jnp.where(self.visible, score, tiles.MASK_VALUE)
+        return score if self.visible is None else jnp.where(self.visible, score, MASK_VALUE)
 
     def weights(self, head: int, lse: Float[Array, "1 queries"]) -> Tile:
         """Returns the attention weights of a head.
@@ -78,9 +79,9 @@ class Scores:
         """
         logarithm = self._unmasked(head) - lse
         if self.visible is not None:
-            hidden = tiles.MASK_VALUE
+            hidden = MASK_VALUE
             if not self.geometry.skips:  # a query without visible keys averages all values
-                hidden = jnp.where(lse > tiles.MASK_VALUE / 2, hidden, -math.log(self.geometry.kv_len))
+                hidden = jnp.where(lse > MASK_VALUE / 2, hidden, -math.log(self.geometry.kv_len))
             logarithm = jnp.where(self.visible, logarithm, hidden)
         return self.without_padding(jnp.exp(logarithm))
 

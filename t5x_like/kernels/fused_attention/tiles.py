@@ -14,9 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
 
-# Score of masked keys, as in the reference.
-MASK_VALUE = -1e10
-
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
