@@ -18,7 +18,7 @@ ATTENTION_HEADS = "attention_heads"
 # Adjacent dimensions that are one dimension of a matrix, as other libraries store it.
 JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
 # Dimensions that are replicated if their size is not divisible by the mesh axes of their rule, instead of an error:
-# arrays have several lengths, and a model with few heads of keys can use more devices than those.
+# arrays have several lengths, and a model with few key/value heads can use more devices than those.
 REPLICATED_UNLESS_DIVISIBLE = (LENGTH, RESIDUAL_LENGTH, KV_HEADS)
 # `embed` of the vectors among the parameters, the scales of norms and biases. No rule shards it: gathering a few
 # kilobytes takes the latency of a collective for each vector and saves hardly any memory.

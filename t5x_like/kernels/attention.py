@@ -121,16 +121,16 @@ class Backend(Protocol):
 
     TITLE: str
 
-    def refusal(self, mesh: Mesh, q, k, *, mask: Mask, bias: Bias, dropout: Dropout) -> str | None:
+    def unsupported_reason(self, mesh: Mesh, q, k, *, mask: Mask, bias: Bias, dropout: Dropout) -> str | None:
         """Returns why it does not compute an attention on a mesh, or None if it does; see `backend_for`."""
 
     def attention(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
-        """Computes what it does not refuse; see `attention`."""
+        """Computes the attention, if it is supported; see `attention`."""
 
 
 BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention}
 
-# Platform -> the backends to ask, in this order. XLA's plain products compute what all of them refuse.
+# Platform -> the backends to ask, in this order. XLA's plain products compute what none of them supports.
 BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused",), "gpu": ("cudnn",)}
 
 # Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
@@ -167,10 +167,14 @@ def backend_for(
     if not names or (partitioner is not None and partitioner.attention == "xla"):
         return "xla"
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
-    problem = f"attention of {heads} heads of {head_dim} ({kv_heads} of keys), {q_len} queries and {kv_len} keys"
+    problem = (
+        f"attention of {heads} heads of {head_dim} ({kv_heads} of keys and values), {q_len} queries and {kv_len} keys"
+    )
     reasons = []
     for name in names:
-        reason = _refusal(q, k) or BACKENDS[name].refusal(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
+        reason = _unsupported_shapes(q, k) or BACKENDS[name].unsupported_reason(
+            mesh, q, k, mask=mask, bias=bias, dropout=dropout
+        )
         if reason is None:
             _log_once(f"{problem}: {BACKENDS[name].TITLE}")
             return name
@@ -179,7 +183,7 @@ def backend_for(
     return "xla"
 
 
-def _refusal(q, k) -> str | None:
+def _unsupported_shapes(q, k) -> str | None:
     """Returns why no fused implementation computes an attention of queries and keys with these shapes."""
     q_len, heads, head_dim = q.shape[1:]
     kv_len, kv_heads = k.shape[1:3]
@@ -189,9 +193,10 @@ def _refusal(q, k) -> str | None:
     shards = partitioning.axis_size(axis)
     if axis == HEADS and max(partitioning.axis_size("length", length) for length in (q_len, kv_len)) > 1:
         wanted = partitioning.axis_size(ATTENTION_HEADS)
-        return f"positions are sharded, and {heads} heads ({kv_heads} of keys) do not fit {wanted} shards of heads"
+        found = f"{heads} heads ({kv_heads} of keys and values)"
+        return f"positions are sharded, and {found} do not fit {wanted} shards of heads"
     if kv_heads % shards:
-        return f"{kv_heads} heads of keys are not divisible by the {shards} shards of heads"
+        return f"{kv_heads} key/value heads are not divisible by the {shards} shards of heads"
     return None
 
 

@@ -2,7 +2,7 @@
 
 `jax.nn.dot_product_attention` calls cuDNN. Of a mask, cuDNN knows whether it is causal, and a window. Segments, invalid
 keys and other conditions become a matrix `[rows, 1, queries, keys]` that all heads read, in the dtype of the queries,
-which is 1 / heads of the scores. Everything else is refused, with the reason:
+which is 1 / heads of the scores. Everything else is left to XLA, with the reason:
 
 * Biases. cuDNN reads them in the dtype of the queries, so that a bias of 10 would be off by up to 0.03. T5's bias of
   each head, combined with segments of each row, would also be a matrix as large as the scores.
@@ -40,7 +40,7 @@ HOPPER, HOPPER_HEAD_DIM, HEAD_DIM = 9, 256, 128
 FORWARD_PRIMITIVE = "dot_product_attention_fwd_wrapper"
 
 
-def refusal(
+def unsupported_reason(
     mesh: Mesh,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
@@ -107,9 +107,9 @@ def attention(
       k: keys.
       v: values.
       mask: the keys that each query may attend to.
-      bias: None; see `refusal`.
+      bias: None; see `unsupported_reason`.
       scale: factor of the scores.
-      dropout: without effect: either its rate is 0, or there is no key; see `refusal`.
+      dropout: without effect: either its rate is 0, or there is no key; see `unsupported_reason`.
       dropout_key: random key of other dropout layers.
 
     Returns:

@@ -146,7 +146,7 @@ class _Leaf:
         """Returns the number of shards: `embed` is sharded over `fsdp`, one other axis over `tensor`."""
         sizes = dict(self.dims)
         fsdp = ici["fsdp"] if "embed" in sizes else 1
-        # Few heads of keys are replicated; the others are divisible, see `meshes`.
+        # Few key/value heads are replicated; the others are divisible, see `meshes`.
         split = {"vocab", "mlp", "heads"} & set(sizes) or sizes.get(KV_HEADS, 1) % ici["tensor"] == 0
         return fsdp * (ici["tensor"] if split else 1)
 

@@ -104,7 +104,7 @@ def test_parameters_that_do_not_fit_stay_sharded(monkeypatch, caplog):
 
 
 def test_shards_of_heads_with_a_copy_of_a_head_of_keys_generate_the_same():
-    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})  # LLAMA has two heads of keys
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})  # LLAMA has two key/value heads
     model = random_model(LLAMA)
     prompts = {"decoder_input_tokens": np.arange(4 * ROWS, dtype=np.int32).reshape(ROWS, 4) + 1}
     decoding = Decoding(max_length=5, eos_ids=(0,), bos_id=0)

@@ -8,7 +8,7 @@ from t5x_like.models.llama import LlamaConfig
 
 _LLAMA = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, head_dim=6, num_layers=2, max_length=16)
 FAMILIES = {
-    # Four shards of heads, each with a copy of one of two heads of keys.
+    # Four shards of heads, each with a copy of one of two key/value heads.
     "llama": Family(_LLAMA, ("decoder",), mesh=("fsdp_tp", {"fsdp": 2, "tensor": 4})),
     "mistral": Family(dataclasses.replace(_LLAMA, attention_windows=(3,), tied_embeddings=True), ("decoder",)),
 }

@@ -130,8 +130,11 @@ def test_partitioner_may_require_plain_products():
         ({"mask": Mask(dense=np.ones((2, 128, 128), bool))}, "the mask is dense"),
         ({"bias": jnp.zeros((1, 4, 128, 128))}, "the bias is dense"),
         ({"dropout": Dropout(0.1, broadcast_dims=(-1,))}, "dropout shares its decisions"),
-        ({"sharded": {"sequence": 8}}, "positions are sharded, and 4 heads (4 of keys) do not fit 8 shards of heads"),
-        ({"kv_heads": 1, "sharded": {"tensor": 2}}, "1 heads of keys are not divisible by the 2 shards"),
+        (
+            {"sharded": {"sequence": 8}},
+            "positions are sharded, and 4 heads (4 of keys and values) do not fit 8 shards of heads",
+        ),
+        ({"kv_heads": 1, "sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],
 )
 def test_unsupported_attention_uses_xla_and_logs_the_reason_once(options, reason, caplog):

@@ -203,7 +203,7 @@ def test_gpus_use_cudnn(options, mask):
         ({}, {"dropout": Dropout(0.1)}, "cuDNN would drop the same attention weights in every step"),
         ({"kv_len": 129}, {"mask": Mask(key_valid=jnp.ones((2, 129), bool))}, "to be even, not 128 x 129"),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
-        ({"kv_heads": 1}, {"sharded": {"tensor": 2}}, "1 heads of keys are not divisible by the 2 shards"),
+        ({"kv_heads": 1}, {"sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],
 )
 def test_refused_attention_uses_xla_and_logs_the_reason(options, given, reason, caplog):

@@ -48,7 +48,7 @@ def fused_attention(
       mask: the keys that each query may attend to, without `dense`.
       bias: relative bias of the scores.
       scale: factor of the scores.
-      dropout: dropout of the attention weights; see `backend.refusal` for what is supported.
+      dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
       dropout_key: random key for dropout; None disables dropout.
       interpret: whether to interpret the kernels, on any device.
       sizes: blocks and memory; None for those of the bound mesh's devices.

@@ -10,7 +10,7 @@ from t5x_like.kernels.relative_bias import RelativeBias
 TITLE = "fused kernel"
 
 
-def refusal(
+def unsupported_reason(
     mesh: Mesh,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
