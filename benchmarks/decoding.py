@@ -35,6 +35,7 @@ def make_ours(model: str, beams: int) -> Callable[[], object]:
     from t5x_like import partitioning
     from t5x_like.decoding.generate import generate
     from t5x_like.decoding.settings import Decoding
+    from t5x_like.models.base import for_platform
     from t5x_like.models.gpt import GPTConfig
     from t5x_like.models.t5 import T5Config
 
@@ -42,7 +43,7 @@ def make_ours(model: str, beams: int) -> Callable[[], object]:
     gpt = GPTConfig(embed_dim=width, mlp_dim=4 * width, num_heads=GPT_SIZES["heads"], num_layers=GPT_SIZES["layers"])
     config = {"t5": T5Config(), "gpt": gpt}[model]
     partitioner = partitioning.Partitioner()
-    loaded = partitioner.jit(partitioning.for_platform(config, partitioner.platform).make)(jax.random.key(0))
+    loaded = partitioner.jit(for_platform(config, partitioner.platform).make)(jax.random.key(0))
     batch = {"encoder_input_tokens" if model == "t5" else "decoder_input_tokens": tokens(model)}
     decoding = Decoding(max_length=NEW_TOKENS, min_length=NEW_TOKENS, beams=beams, eos_ids=(1,), bos_id=0)
     compiled = partitioner.jit(lambda loaded, batch: generate(loaded, batch, decoding)).lower(loaded, batch).compile()

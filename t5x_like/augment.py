@@ -20,7 +20,7 @@ from t5x_like.inference.augmentation import Augmentation, MaskedWordPredictor, M
 from t5x_like.inference.examples import Fields
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.word_vectors import WordVectors
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.runtime import distributed
 from t5x_like.training import checkpoint_choice
 
@@ -80,7 +80,7 @@ def augment(
     # ---- Settings ---------------------------------------------------------------------------------------------------
     _check_paths(input_path, output_path)
     partitioner = partitioner or partitioning.Partitioner()
-    config = partitioning.for_platform(model, partitioner.platform)
+    config = for_platform(model, partitioner.platform)
     columns = _columns(columns)
     predictor = MaskedWordPredictor(config, augmentation.candidates)
 

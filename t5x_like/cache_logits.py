@@ -24,6 +24,7 @@ from t5x_like.distillation import cached_logits
 from t5x_like.distillation.teachers import LoadedTeacher, Teacher
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.inference.progress import Progress
+from t5x_like.models.base import for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
 from t5x_like.training import teachers as teacher_files
@@ -96,7 +97,7 @@ def cache_logits(
         described = {
             "digest": loaded.digest,
             "vocabulary": loaded.vocabulary,
-            "dtype": teacher.dtype or partitioning.for_platform(loaded.config, partitioner.platform).dtype,
+            "dtype": teacher.dtype or for_platform(loaded.config, partitioner.platform).dtype,
         }
         plans[name] = LogitsPlan(
             directory_of(logits_dir, source.manifest),

@@ -16,7 +16,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.metrics.best import flatten
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
 from t5x_like.training import checkpoint_choice, run_directory, run_lock, warm_start
@@ -83,7 +83,7 @@ def evaluate(
     """
     settings = _settings(dict(locals()))
     partitioner = partitioner or partitioning.Partitioner()
-    config = partitioning.for_platform(model, partitioner.platform)
+    config = for_platform(model, partitioner.platform)
     options = {"batches": eval_steps, "task_metrics": task_metrics, "num_examples": num_examples}
     options["decoding"] = decoding
     evaluation = Evaluation(data=data, splits=splits, per_task=True, **options)

@@ -21,7 +21,7 @@ from t5x_like.inference.output import StandardOutput
 from t5x_like.inference.predictors import PREDICT, SCORE, Predictor, TextOptions, TextPredictor, predictor_for
 from t5x_like.inference.records import STANDARD, TEXT_FIELD, read, read_standard_input
 from t5x_like.inference.runner import Runner
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
 from t5x_like.training import checkpoint_choice
@@ -100,7 +100,7 @@ def infer(
     _check(mode, input_path, output_path, interactive)
     _check_scoring(mode, score_eos=score_eos, per_position=per_position)
     partitioner = partitioner or partitioning.Partitioner()
-    config = partitioning.for_platform(model, partitioner.platform)
+    config = for_platform(model, partitioner.platform)
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     options = TextOptions(mode, eos_id, score_eos, per_position, decoding)
     predictor = predictor_for(config, objective, data, lengths, options)

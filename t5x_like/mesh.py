@@ -92,6 +92,26 @@ def count_slices(devices: Sequence[Any]) -> int:
     return len({_slice_of(device) for device in devices})
 
 
+def equal_feed_shards(shards_of: Mapping[int, set[int]], shards: int) -> list[tuple[int, ...]]:
+    """Returns the distinct sets of batch shards that processes hold, in order.
+
+    Args:
+      shards_of: process -> indices of the shards of a batch that its devices hold.
+      shards: number of shards of a batch.
+
+    Raises:
+      UserError: the sets overlap or have different sizes.
+    """
+    feed_shards = sorted({tuple(sorted(held)) for held in shards_of.values()})
+    if [shard for held in feed_shards for shard in held] != list(range(shards)) or len({*map(len, feed_shards)}) > 1:
+        raise UserError(
+            f"the mesh distributes the {shards} shards of a batch unevenly over {len(shards_of)} processes, which hold "
+            f"the shards {feed_shards}. Give the mesh axes 'data' and 'fsdp' sizes that are multiples or divisors of "
+            "the number of processes."
+        )
+    return feed_shards
+
+
 def _slice_of(device: Any) -> int | None:
     if device.platform == "cpu":
         return None

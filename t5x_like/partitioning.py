@@ -10,7 +10,6 @@ argument, so models also run outside of a partitioner.
 import contextlib
 import contextvars
 import copy
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from t5x_like.axis_rules import (
     checked_rules,
 )
 from t5x_like.errors import UserError
-from t5x_like.mesh import make_mesh
+from t5x_like.mesh import equal_feed_shards, make_mesh
 
 ATTENTION = ("auto", "xla")
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
@@ -260,7 +259,7 @@ class Partitioner:
         shards_of: dict[int, set[int]] = {}
         for device, (rows,) in indices.items():
             shards_of.setdefault(device.process_index, set()).update(range(*rows.indices(shards)))
-        feed_shards = _equal_feed_shards(shards_of, shards)
+        feed_shards = equal_feed_shards(shards_of, shards)
         return feed_shards.index(tuple(sorted(shards_of[jax.process_index()]))), len(feed_shards)
 
     def put_batch(self, host_batch: Mapping[str, np.ndarray], axes: Axes = NO_AXES) -> dict[str, jax.Array]:
@@ -370,9 +369,8 @@ def axis_size(logical: str, size: int | None = None) -> int:
 def kv_head_copies(kv_heads: int, axis: str = HEADS) -> int:
     """Returns how often each key/value head is repeated so that every shard of heads has one of its own.
 
-    With more shards of heads than key/value heads, such as 16 and 8, the queries of a shard read one key/value head.
-    Each shard then computes a copy of this head alone. There is one copy if the heads are divisible by the shards, or
-    do not divide them: keys and values are then replicated.
+    With more shards of heads than key/value heads, such as 16 and 8, the queries of a shard read one key/value head, of
+    which the shard computes a copy. There is one copy if the heads are divisible by the shards or do not divide them.
 
     Args:
       kv_heads: number of key/value heads.
@@ -391,41 +389,6 @@ def axes_of(logical: str) -> tuple[str, ...]:
 def batch_shards() -> int:
     """Returns the number of shards of `batch` under the bound partitioner, or 1 without one."""
     return axis_size("batch")
-
-
-# Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %.
-_PLATFORM_DEFAULTS = {
-    "cpu": {"dtype": "float32", "scan_layers": False},
-    "gpu": {"dtype": "bfloat16", "scan_layers": True},
-    "tpu": {"dtype": "bfloat16", "scan_layers": True},
-}
-
-
-def for_platform(config: Any, platform: str) -> Any:
-    """Fills in the fields of a model configuration that depend on the platform.
-
-    Args:
-      config: a dataclass whose `dtype` and `scan_layers` may be None.
-      platform: `cpu`, `gpu` (or `cuda`, `rocm`) or `tpu`.
-
-    Returns:
-      The configuration with the platform's defaults in place of None.
-    """
-    defaults = _PLATFORM_DEFAULTS["gpu" if platform in ("cuda", "rocm") else platform]
-    unset = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
-    return dataclasses.replace(config, **unset)
-
-
-def _equal_feed_shards(shards_of: Mapping[int, set[int]], shards: int) -> list[tuple[int, ...]]:
-    """Returns the distinct sets of batch shards of the processes, in order, and checks that they have equal sizes."""
-    feed_shards = sorted({tuple(sorted(held)) for held in shards_of.values()})
-    if [shard for held in feed_shards for shard in held] != list(range(shards)) or len({*map(len, feed_shards)}) > 1:
-        raise UserError(
-            f"the mesh distributes the {shards} shards of a batch unevenly over {len(shards_of)} processes, which hold "
-            f"the shards {feed_shards}. Give the mesh axes 'data' and 'fsdp' sizes that are multiples or divisors of "
-            "the number of processes."
-        )
-    return feed_shards
 
 
 def _device_put(results: Any, layout: Any) -> Any:

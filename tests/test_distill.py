@@ -19,13 +19,14 @@ from t5x_like.distill import combine, distill, run_arguments
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
+from t5x_like.models.base import for_platform
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
-from t5x_like.partitioning import Partitioner, for_platform
+from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, tracing
 from t5x_like.train import train
 from t5x_like.training import program, run_directory, step, teachers

@@ -17,12 +17,13 @@ from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
 from t5x_like.infer import infer
 from t5x_like.metrics import read_metrics
+from t5x_like.models.base import for_platform
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.partitioning import Partitioner, for_platform
+from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
 from t5x_like.training import run_lock, warm_start
 from t5x_like.training.evaluation import Evaluation, Evaluations

@@ -5,7 +5,7 @@ import types
 import jax
 import pytest
 
-from t5x_like.mesh import make_mesh
+from t5x_like.mesh import equal_feed_shards, make_mesh
 
 
 def test_one_mesh_axis_takes_the_remaining_devices():
@@ -40,3 +40,22 @@ def test_several_tpu_slices_require_a_dcn_axis():
     two_slices = [types.SimpleNamespace(platform="tpu", slice_index=number // 4) for number in range(8)]
     with pytest.raises(ValueError, match="belong to 2 slices, but no mesh axis spans slices. Give --gin.DCN"):
         make_mesh(ici={"fsdp": -1}, devices=two_slices)
+
+
+@pytest.mark.parametrize(
+    "rows_of, shares",
+    [
+        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
+        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # ordered by rows, not by processes
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # pairs of processes hold the same rows
+        ({0: {0}, 1: {0}}, [(0,)]),
+    ],
+)
+def test_processes_with_the_same_rows_read_the_same_shard(rows_of, shares):
+    assert equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
+
+
+def test_overlapping_or_interleaved_rows_raise():
+    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
+        with pytest.raises(ValueError, match="unevenly over 2 processes"):
+            equal_feed_shards(rows_of, len(set().union(*rows_of.values())))

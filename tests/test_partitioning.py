@@ -1,7 +1,6 @@
 """Rules, shardings and their errors on eight fake CPU devices."""
 
 import ast
-import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
@@ -134,36 +133,6 @@ def test_batches_are_sharded_over_data_axes():
     batch = partitioner.put_batch({"tokens": np.arange(16, dtype=np.int32).reshape(8, 2)})
     assert batch["tokens"].sharding.is_equivalent_to(NamedSharding(partitioner.mesh, P(("data", "fsdp"))), 2)
     np.testing.assert_array_equal(batch["tokens"], np.arange(16).reshape(8, 2))
-
-
-def test_for_platform_replaces_only_none():
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        dtype: str | None = None
-        scan_layers: bool | None = None
-
-    assert partitioning.for_platform(Config(), "cpu") == Config("float32", False)
-    assert partitioning.for_platform(Config(dtype="float32"), "tpu") == Config("float32", True)
-    assert partitioning.for_platform(Config(), "cuda") == Config("bfloat16", True)
-
-
-@pytest.mark.parametrize(
-    "rows_of, shares",
-    [
-        ({0: {0, 1}, 1: {2, 3}}, [(0, 1), (2, 3)]),
-        ({0: {2, 3}, 1: {0, 1}}, [(0, 1), (2, 3)]),  # ordered by rows, not by processes
-        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0,), (1,)]),  # pairs of processes hold the same rows
-        ({0: {0}, 1: {0}}, [(0,)]),
-    ],
-)
-def test_processes_with_the_same_rows_read_the_same_shard(rows_of, shares):
-    assert partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values()))) == shares
-
-
-def test_overlapping_or_interleaved_rows_raise():
-    for rows_of in ({0: {0, 2}, 1: {1, 3}}, {0: {0, 1}, 1: {1, 2}}, {0: {0, 1}, 1: {2}}):
-        with pytest.raises(ValueError, match="unevenly over 2 processes"):
-            partitioning._equal_feed_shards(rows_of, len(set().union(*rows_of.values())))
 
 
 def test_single_process_reads_all_rows():

@@ -11,7 +11,7 @@ from t5x_like import ablate, config, distill, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
 from t5x_like.mesh import DeviceMismatchError
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.training import run, warm_start, weight_source
 from t5x_like.training.evaluation import Evaluation
@@ -99,7 +99,7 @@ def _sources(arguments: Mapping[str, Any]) -> Iterator[tuple[str, DataSource]]:
 
 
 def _parameters(model: ModelConfig, objective: Objective | None) -> str:
-    config_here = partitioning.for_platform(model, "cpu")
+    config_here = for_platform(model, "cpu")
     model_shapes = jax.eval_shape(config_here.make, jax.random.key(0))
     head_shapes = jax.eval_shape(objective.init, jax.random.key(0), model_shapes) if objective is not None else {}
     owner = f", heads of {type(objective).__name__} {parameters.count(head_shapes):,}" if objective is not None else ""
@@ -111,7 +111,7 @@ def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | 
     source = weight_source.initial_source(**config.filter_kwargs(weight_source.initial_source, arguments))
     if source is None:
         return None
-    here, partitioner = partitioning.for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
+    here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
 
     def check() -> str | None:
         if run.may_resume(arguments.get("model_dir")):

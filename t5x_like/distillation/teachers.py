@@ -11,7 +11,7 @@ import jax
 from t5x_like import parameters, partitioning
 from t5x_like.axis_rules import Rules, checked_rules
 from t5x_like.errors import UserError
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.component import Component
 from t5x_like.partitioning import Partitioner
 
@@ -126,7 +126,7 @@ class LoadedTeacher:
     def _resolved(self, partitioner: Partitioner) -> ModelConfig:
         dtype = self.teacher.dtype
         config = self.config if dtype is None else dataclasses.replace(self.config, dtype=dtype)
-        return partitioning.for_platform(config, partitioner.platform)
+        return for_platform(config, partitioner.platform)
 
     def __str__(self):
         model = jax.eval_shape(self.config.make, jax.random.key(0))

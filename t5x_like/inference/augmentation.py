@@ -231,7 +231,7 @@ class MaskedWordPredictor:
     """Computes the most probable pieces of a masked word. See `predictors.Computation`.
 
     Attributes:
-      config: Configuration of the model, resolved by `partitioning.for_platform`.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
       candidates: Number of pieces.
     """
 

@@ -96,7 +96,7 @@ def predictor_for(
     """Returns the predictor of an objective.
 
     Args:
-      config: Configuration of the model, resolved by `partitioning.for_platform`.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
       objective: The objective; None for sequence-to-sequence generation.
       data: The task, or None.
       lengths: Maximum length of each task feature.
@@ -141,7 +141,7 @@ class TextPredictor:
     """Generates text for records by their `inputs`, or by the columns of a task, or scores their targets.
 
     Args:
-      config: Configuration of the model, resolved by `partitioning.for_platform`.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
       layout: The layout of inputs and targets in a row.
       data: The task, or None for token ids.
       lengths: Maximum lengths of `inputs` and `targets`.
@@ -213,7 +213,7 @@ class HeadPredictor:
     """Predicts by the heads of an objective.
 
     Attributes:
-      config: Configuration of the model, resolved by `partitioning.for_platform`.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
       objective: The objective that owns the heads.
       data: The task whose preprocessors make the examples, or None for token ids.
       lengths: Maximum length of each task feature.

@@ -181,11 +181,10 @@ class BaseConfig:
     # What the backward pass recomputes, a key of `layers.stacks.REMAT_POLICIES`: 'none' (keep everything), 'dots' (keep
     # the results of projections) or 'full' (recompute whole layers).
     remat: str = "none"
-    # Dtype of activations: 'bfloat16' or 'float32'. None: `partitioning.for_platform` sets it, and without it float32
-    # is used. Parameters are always float32.
+    # Dtype of activations: 'bfloat16' or 'float32'. None: `for_platform` sets it, and without it float32 is used.
+    # Parameters are always float32.
     dtype: str | None = None
-    # Whether layers are stacked and scanned. None: `partitioning.for_platform` sets it, and without it layers are
-    # unrolled.
+    # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
 
     def __post_init__(self):
@@ -201,3 +200,26 @@ class BaseConfig:
     def untied_dim(self) -> int:
         """Number of last features of a hidden state that token embeddings lack. The masked-LM head unembeds them."""
         return 0
+
+
+# Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %.
+_PLATFORM_DEFAULTS = {
+    "cpu": {"dtype": "float32", "scan_layers": False},
+    "gpu": {"dtype": "bfloat16", "scan_layers": True},
+    "tpu": {"dtype": "bfloat16", "scan_layers": True},
+}
+
+
+def for_platform(config: Any, platform: str) -> Any:
+    """Fills in the fields of a model configuration that depend on the platform.
+
+    Args:
+      config: a dataclass whose `dtype` and `scan_layers` may be None.
+      platform: `cpu`, `gpu` (or `cuda`, `rocm`) or `tpu`.
+
+    Returns:
+      The configuration with the platform's defaults in place of None.
+    """
+    defaults = _PLATFORM_DEFAULTS["gpu" if platform in ("cuda", "rocm") else platform]
+    unset = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
+    return dataclasses.replace(config, **unset)

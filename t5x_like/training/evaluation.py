@@ -182,7 +182,7 @@ class TaskMetrics:
     Args:
       objective: The objective that owns the heads, or the features of generated targets.
       data: A source with metrics.
-      model: Configuration of the model, resolved by `partitioning.for_platform`.
+      model: Configuration of the model, resolved by `models.base.for_platform`.
       partitioner: Device mesh and sharding rules.
       num_examples: Maximum number of examples per task; None for all.
       log_dir: Directory for each example with its prediction, as JSON lines; None to write none.
@@ -228,7 +228,7 @@ class Evaluations:
     Args:
       evaluations: Name -> evaluation; see `expand`.
       objective: The objective of the run.
-      model: Configuration of the model, resolved by `partitioning.for_platform`.
+      model: Configuration of the model, resolved by `models.base.for_platform`.
       partitioner: Device mesh and sharding rules.
       log_dir: Directory for each example with its prediction; None to write none.
       required: Whether a model that cannot predict is an error if a task has metrics. Otherwise it is only logged,

@@ -35,7 +35,7 @@ class Predictor:
     Args:
       objective: The objective that owns the heads.
       data: The task. Its lengths and vocabularies limit and end generated targets.
-      model: Configuration of the model, resolved by `partitioning.for_platform`.
+      model: Configuration of the model, resolved by `models.base.for_platform`.
       partitioner: Device mesh and sharding rules.
       decoding: How targets are generated.
     """
@@ -175,7 +175,7 @@ def find_obstacle(
     Args:
       objective: The objective.
       data: The task.
-      model: Configuration of the model, resolved by `partitioning.for_platform`.
+      model: Configuration of the model, resolved by `models.base.for_platform`.
       partitioner: Device mesh and sharding rules.
 
     Returns:

@@ -12,7 +12,7 @@ from t5x_like.axis_rules import Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
-from t5x_like.models.base import ModelConfig
+from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.training import gathering, step
 
@@ -137,7 +137,7 @@ def make_program(
     """
     partitioner = partitioner or partitioning.Partitioner()
     teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
-    config = partitioning.for_platform(model, partitioner.platform)
+    config = for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     gathering.check(gather_parameters, partitioner)
     _check_batch(batch_shapes, objective.features.axes, microbatches, partitioner)

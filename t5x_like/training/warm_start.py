@@ -89,7 +89,7 @@ def load_params(
 
     Args:
       path: see `weight_source.Source.path`.
-      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      config: the configuration of the model, resolved by `models.base.for_platform`.
       objective: the objective that owns the heads.
       partitioner: the mesh and rules that place the arrays.
 
@@ -109,7 +109,7 @@ def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partiti
 
     Args:
       path: see `weight_source.Source.path`.
-      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      config: the configuration of the model, resolved by `models.base.for_platform`.
       partitioner: the mesh and rules that place the arrays.
 
     Returns:
@@ -129,7 +129,7 @@ def load(
     Args:
       path: see `weight_source.Source.path`.
       like: shapes, `{"model": …}`, optionally with `"objective"`.
-      config: the configuration of the model, resolved by `partitioning.for_platform`.
+      config: the configuration of the model, resolved by `models.base.for_platform`.
       partitioner: the mesh and rules that place the arrays.
 
     Returns:

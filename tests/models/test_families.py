@@ -29,8 +29,9 @@ from t5x_like.models.base import (
     GenerativeEncoderDecoder,
     Model,
     ModelConfig,
+    for_platform,
 )
-from t5x_like.partitioning import Partitioner, for_platform
+from t5x_like.partitioning import Partitioner
 
 ALL = list(FAMILIES)
 
@@ -238,6 +239,17 @@ def test_platform_sets_dtype_and_layout(name):
     cpu, tpu = for_platform(config, "cpu"), for_platform(config, "tpu")
     assert (cpu.dtype, cpu.scan_layers) == ("float32", False)
     assert (tpu.dtype, tpu.scan_layers) == ("bfloat16", True)
+
+
+def test_for_platform_replaces_only_none():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        dtype: str | None = None
+        scan_layers: bool | None = None
+
+    assert for_platform(Config(), "cpu") == Config("float32", False)
+    assert for_platform(Config(dtype="float32"), "tpu") == Config("float32", True)
+    assert for_platform(Config(), "cuda") == Config("bfloat16", True)
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
