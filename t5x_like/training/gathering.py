@@ -23,7 +23,7 @@ from t5x_like.kernels import row_sums
 Gathering = Literal["per_use", "per_step"]
 GATHERINGS: tuple[Gathering, ...] = ("per_use", "per_step")
 
-# function(params, others, batch, key) -> sums over the rows of the batch.
+# function(params, constants, batch, key) -> sums over the rows of the batch.
 RowSums = Callable[[Any, Any, Mapping[str, Array], jax.Array | None], Any]
 
 
@@ -49,7 +49,7 @@ def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
 
 
 def sum_over_rows(
-    function: RowSums, params: Any, others: Any, batch: Mapping[str, Array], key: jax.Array | None, axes: Axes
+    function: RowSums, params: Any, constants: Any, batch: Mapping[str, Array], key: jax.Array | None, axes: Axes
 ) -> Any:
     """Returns the sum of `function` over all rows, computed on each device for its own rows with whole parameters.
 
@@ -59,7 +59,7 @@ def sum_over_rows(
       function: computes sums over the rows of a batch.
       params: parameters, as `{"model": …, "objective": …}`. Kernels of the model arrive in `function` in the dtype of
         the computation, to which layers cast them anyway, so that half as many bytes are sent.
-      others: a tree of other arrays, such as frozen parameters; they arrive whole.
+      constants: a tree of other arrays, such as frozen parameters; they arrive whole.
       batch: the global batch.
       key: random key, or None.
       axes: model feature -> logical axes; see `axis_rules.batch_axes`.
@@ -70,16 +70,16 @@ def sum_over_rows(
     # Embeddings stay float32, because their gradients are summed over tokens in float32.
     params = {**params, "model": in_compute_dtype(params["model"], ("kernel",))}
     if row_sums.device_alone() is None:
-        return _as_float32(function(params, others, batch, key))
+        return _as_float32(function(params, constants, batch, key))
     partitioner = partitioning.bound_partitioner()
 
     def on_device(shared, batch):
-        params, others, key = shared
+        params, constants, key = shared
         own_key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(partitioner.axes_of("batch")))
-        return _as_float32(function(params, others, batch, own_key)), ()
+        return _as_float32(function(params, constants, batch, own_key)), ()
 
     specs = partitioner.batch_specs({name: x.shape for name, x in batch.items()}, axes)
-    return row_sums.sum_over_devices(on_device, (params, others, key), dict(batch), specs=specs, out_spec=P())[0]
+    return row_sums.sum_over_devices(on_device, (params, constants, key), dict(batch), specs=specs, out_spec=P())[0]
 
 
 def _as_float32(tree: Any) -> Any:

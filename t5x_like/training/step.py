@@ -204,8 +204,8 @@ def gradients(
       `(gradients, metrics)`: float32 gradients shaped like `params`, and metrics as `{name: (sum, weight)}`.
     """
 
-    def of_rows(params, others, batch, key):
-        frozen, normalize, step = others
+    def of_rows(params, constants, batch, key):
+        frozen, normalize, step = constants
         factors = factors_at(objective, step, normalize)
 
         def loss(params, microbatch, key):
@@ -214,12 +214,12 @@ def gradients(
 
         return _accumulated(jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes)
 
-    others = (frozen, normalize, step)
+    constants = (frozen, normalize, step)
     if gather == "per_step":
-        grads, metrics = gathering.sum_over_rows(of_rows, params, others, batch, key, objective.features.axes)
+        grads, metrics = gathering.sum_over_rows(of_rows, params, constants, batch, key, objective.features.axes)
         grads = partitioning.shard_tree(grads)
     else:
-        grads, metrics = of_rows(params, others, batch, key)
+        grads, metrics = of_rows(params, constants, batch, key)
     metrics["objective"] = (metrics["objective"][0], jnp.ones((), jnp.float32))
     return grads, metrics
 
