@@ -54,7 +54,8 @@ class PositionLoss:
         those of the network that is trained, `teachers` is a list with the logits of each of `teachers`, and `arrays`
         is a chunk of `arrays`.
       arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
-      teachers: networks that the function compares with. They have no gradient.
+      teachers: networks that the function compares with. Their parameters must not be differentiated
+        (`jax.lax.stop_gradient`).
       trained: picks the sum to train from the tree. The other sums are metrics without a gradient.
     """
 
@@ -102,7 +103,7 @@ def sum_together(
     Args:
       network: the network that is trained.
       losses: name, or any other key -> function to sum.
-      factors: the same keys -> factor of the sum that the loss trains.
+      factors: the same keys -> factor of the sum that the loss trains. They must not be differentiated.
       budget_bytes: see `sum_over_positions`.
 
     Returns:
