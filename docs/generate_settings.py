@@ -45,6 +45,7 @@ def page() -> str:
     lines += _files(runs, without=settings.read([PRETRAINING]).macros)
     lines += ["## Objectives, optimizers, losses of distillation, and data", ""]
     lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "distillation/*.gin", "data/*.gin"))
+    lines += ["## Checkpoints", "", *_files(_shipped("checkpoints/*.gin"))]
     lines += ["## Model families", "", "The files of the sizes include these files.", ""]
     lines += _files(_shipped("models/*/family.gin"))
     lines += ["## Parameters of objects", "", "The classes and functions that shipped gin files configure.", ""]

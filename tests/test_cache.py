@@ -268,7 +268,7 @@ def test_position_is_restored_on_another_number_of_processes(written, tmp_path):
     for _ in range(3):
         next(there)
     handler = FeedHandler()
-    handler.save(tmp_path, FeedSave(there.state()))
+    handler.save(tmp_path, FeedSave({0: there.state()}))
     (tmp_path / "process_0_of_1.bin").rename(tmp_path / "process_0_of_2.bin")
     here = source.host_iterator(SPANS.features)
     here.restore(handler.restore(tmp_path))

@@ -19,6 +19,8 @@ TOKENIZER = "tokenizer"
 VOCABULARY = "vocabulary.json"
 # Path and digest of each teacher that the run learns from.
 TEACHERS = "teachers.json"
+# The identifier of a run that also has local checkpoints, by which they are recognized.
+RUN_ID = "run_id.txt"
 # The directory with a subdirectory per saved step.
 CHECKPOINTS = "checkpoints"
 # Suffix of the object that marks an uploaded checkpoint as complete, in stores that Orbax cannot write to.

@@ -1,6 +1,7 @@
 """Orbax handlers for the items of a checkpoint. They store checksums of their files before the checkpoint commits."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import orbax.checkpoint as ocp
@@ -62,15 +63,17 @@ class AboutRestore(ocp.args.JsonRestore):
 
 class _FeedFiles(ocp.CheckpointHandler):
     def save(self, directory: epath.Path, args: "FeedSave"):
-        (directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin").write_bytes(args.position)
+        for process, position in args.positions.items():
+            (directory / f"process_{process}_of_{jax.process_count()}.bin").write_bytes(position)
 
     def restore(self, directory: epath.Path, args: "FeedRestore | None" = None) -> bytes:
-        """Returns the position of this process, or that of process 0 if the number of processes has changed.
+        """Returns the position of a process, or that of process 0 if the number of processes has changed.
 
         A source with one global order, such as a cache, resumes from the position of any process. A live feed detects
         the mismatch and raises an error.
         """
-        path = directory / f"process_{jax.process_index()}_of_{jax.process_count()}.bin"
+        process = jax.process_index() if args is None or args.process is None else args.process
+        path = directory / f"process_{process}_of_{jax.process_count()}.bin"
         if not path.exists():
             # `directory.glob` would interpret brackets in the whole path as a pattern.
             first = (entry for entry in directory.iterdir() if entry.name.startswith("process_0_of_"))
@@ -85,18 +88,20 @@ class _FeedFiles(ocp.CheckpointHandler):
 
 
 class FeedHandler(_Checksummed, _FeedFiles):
-    """Stores the opaque data position of each process in a separate file."""
+    """Stores the data position of each process, as opaque bytes, in a separate file."""
 
 
 @ocp.args.register_with_handler(FeedHandler, for_save=True)
 @dataclasses.dataclass
 class FeedSave(ocp.args.CheckpointArgs):
-    """The data position of this process, as opaque bytes."""
+    """The data positions to save, by the index of their process."""
 
-    position: bytes
+    positions: Mapping[int, bytes]
 
 
 @ocp.args.register_with_handler(FeedHandler, for_restore=True)
 @dataclasses.dataclass
 class FeedRestore(ocp.args.CheckpointArgs):
-    """Requests the data position."""
+    """Requests the data position of a process, by default of this one."""
+
+    process: int | None = None

@@ -1,11 +1,24 @@
 """Converts the stacked arrays of a checkpoint to the layout of a run, with little additional memory."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from t5x_like import parameters, partitioning
+
+
+def in_layout(stacked: dict[str, jax.Array], like: Any, partitioner: partitioning.Partitioner) -> Any:
+    """Returns the arrays of a checkpoint as a tree of the structure and layout of `like`.
+
+    Args:
+      stacked: arrays by stored name. The function empties it.
+      like: a pytree of arrays or shapes.
+      partitioner: the mesh and rules that place the arrays.
+    """
+    return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
 
 
 def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -62,3 +75,27 @@ def stacked_shapes(like: Any, partitioner: partitioning.Partitioner) -> dict[str
         sharding = jax.sharding.NamedSharding(partitioner.mesh, partitioner.spec(logical, shape.shape, name))
         sharded[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
     return sharded
+
+
+def detached(
+    leaves: Mapping[str, jax.Array], shardings: Mapping[str, jax.sharding.Sharding] | None = None
+) -> dict[str, jax.Array]:
+    """Returns leaves by stored name. Copies them if a donation could change an array that is still being written.
+
+    Args:
+      leaves: arrays by name, in either layout.
+      shardings: the shardings of copies by stored name; chosen by XLA by default.
+    """
+    unrolled = any(parameters.stored_name(name)[1] is not None for name in leaves)
+    on_cpu = next(iter(next(iter(leaves.values())).devices())).platform == "cpu"
+    if not (unrolled or on_cpu):  # Orbax copies arrays of an accelerator to the host before it returns from a save.
+        return dict(leaves)
+    return _copy_program(None if shardings is None else tuple(shardings.items()))(dict(leaves))
+
+
+@functools.lru_cache(maxsize=2)
+def _copy_program(shardings: tuple[tuple[str, jax.sharding.Sharding], ...] | None) -> Any:
+    def copy(leaves):
+        return parameters.stack({name: jnp.copy(leaf) for name, leaf in leaves.items()})
+
+    return jax.jit(copy, out_shardings=None if shardings is None else dict(shardings))

@@ -19,26 +19,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics.best import BestMetric
-from t5x_like.training import checkpoint_items as items
 from t5x_like.training import checksums, replica_restore
+from t5x_like.training.array_files import ArrayFiles
 from t5x_like.training.checkpoint_evaluations import CheckpointEvaluations, KeepBest
-from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.training.checkpoint_layout import detached, in_layout, stacked_shapes
 from t5x_like.training.checkpoint_mirror import CheckpointMirror
+from t5x_like.training.checkpoint_store import ITEMS, CheckpointStore
 
 _NATIVE_SCHEMES = ("", "file", "gs")
-ITEMS = ("state", "feed", "about")
 
 
 class DamagedCheckpoint(UserError):
@@ -64,6 +61,7 @@ class Checkpoints:
         metrics whose name contains loss, perplexity, error, distance or entropy, and larger ones for all others.
       restore_one_replica: whether only the first replica of the mesh reads a checkpoint, and broadcasts it to the
         others, such as other slices; see `replica_restore`.
+      files: the sizes of the files that checkpoints consist of.
       read_only: whether to only read; the directory is then neither created nor cleaned up.
 
     Raises:
@@ -74,7 +72,10 @@ class Checkpoints:
       directory: the directory that Orbax reads and writes; the local mirror if there is one.
       keep_best: number of best checkpoints to keep.
       best_metric: the metric that decides which checkpoints are best.
+      local_period: None, because checkpoints are only saved in `directory`; see `TieredCheckpoints`.
     """
+
+    local_period: int | None = None
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Checkpoints:
         best_metric: str = "loss",
         best_is_larger: bool | None = None,
         restore_one_replica: bool = False,
+        files: ArrayFiles | None = None,
         read_only: bool = False,
     ):
         if not read_only:
@@ -112,27 +114,36 @@ class Checkpoints:
             preserve.append(policies.EveryNSteps(keep_every))
         if keep_best:
             preserve.append(KeepBest(self._evaluations, self.best_metric, keep_best))
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(preserve),
-            # With both off, reading writes nothing. Orbax's own `read_only` logs a warning per directory.
-            create=not read_only,
-            cleanup_tmp_directories=not read_only,
-        )
-        handlers = {"state": items.StateHandler(), "feed": items.FeedHandler(), "about": items.AboutHandler()}
-        self._manager = ocp.CheckpointManager(root, options=options, item_handlers=handlers)
+        self._store = CheckpointStore(root, preserve=preserve, read_only=read_only, files=files)
 
-    def check_mesh(self, mesh: jax.sharding.Mesh) -> None:
-        """Checks that checkpoints can be restored onto a mesh.
+    def prepare(self, like: Any, partitioner: partitioning.Partitioner) -> None:
+        """Checks that the state of a run can be restored onto its mesh.
+
+        Args:
+          like: the state of the run, as arrays or shapes.
+          partitioner: the mesh and rules of the run.
 
         Raises:
           UserError: with `restore_one_replica`, a process belongs to several replicas, or there is only one replica.
         """
+        del like  # of interest to other tiers
         if self._restore_one_replica:
-            replica_restore.check_mesh(mesh)
+            replica_restore.check_mesh(partitioner.mesh)
+
+    def find_newest(self) -> int | None:
+        """Returns the step of the latest checkpoint after verifying it, or None if there is none.
+
+        Raises:
+          DamagedCheckpoint: a file does not match its checksum.
+        """
+        newest = self.latest()
+        if newest is not None:
+            self.verify(newest)
+        return newest
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in ascending order."""
-        return sorted(self._manager.all_steps())
+        return self._store.steps()
 
     def latest(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None if there is none."""
@@ -164,19 +175,11 @@ class Checkpoints:
           UserError: `keep_best` is set, and `metrics` does not have `best_metric`.
         """
         self.wait()
-        leaves = _detached(parameters.named_leaves(tree))
+        leaves = detached(parameters.named_leaves(tree))
         about = dict(about or {}) | self._evaluations.add(step, metrics, required=self.keep_best > 0)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=items.StateSave(unflatten_dict(leaves, sep="/")),
-                feed=items.FeedSave(feed),
-                about=items.AboutSave(about),
-            ),
-            force=True,
-        )
+        self._store.save(step, leaves, {jax.process_index(): feed}, about)
         if not self._has_read_back:
-            self._manager.wait_until_finished()
+            self._store.wait()
             self._read_back(step, leaves)
             self._has_read_back = True
         if self._mirror:
@@ -200,7 +203,7 @@ class Checkpoints:
         leaf = leaves[name]
         try:
             self.verify(step)
-            self._read(step, {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)})
+            self._store.read(step, {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)})
         except Exception as error:
             raise RunFailed(
                 f"checkpoint {self.directory}/{step} was written but cannot be read: {error}. Check the storage, or "
@@ -208,7 +211,7 @@ class Checkpoints:
             ) from error
 
     def _upload(self):
-        self._manager.wait_until_finished()
+        self._store.wait()
         self._mirror.upload()
 
     def restore(self, step: int, like: Any, partitioner: partitioning.Partitioner) -> Any:
@@ -226,8 +229,7 @@ class Checkpoints:
           DamagedCheckpoint: a file does not match its checksum.
           UserError: a tensor of `like` is missing in the checkpoint or has another shape there.
         """
-        stacked = self.read(step, stacked_shapes(like, partitioner))
-        return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
+        return in_layout(self.read(step, stacked_shapes(like, partitioner)), like, partitioner)
 
     def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Reads arrays of checkpoint `step`, by stored name and with the given shapes and shardings.
@@ -238,23 +240,11 @@ class Checkpoints:
         """
         self._check(step, shapes)
         if not self._restore_one_replica:
-            return self._read(step, shapes)
+            return self._store.read(step, shapes)
         replicated = {name: leaf for name, leaf in shapes.items() if replica_restore.is_replicated(leaf)}
         others = {name: leaf for name, leaf in shapes.items() if name not in replicated}
-        read = self._read(step, others) if others else {}
+        read = self._store.read(step, others) if others else {}
         return read | replica_restore.read(self.directory / str(step) / "state", replicated)
-
-    def _read(self, step, shapes):
-        restore_args = {
-            name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-            for name, leaf in shapes.items()
-        }
-        state = items.StateRestore(
-            item=unflatten_dict(shapes, sep="/"),
-            restore_args=unflatten_dict(restore_args, sep="/"),
-            partial_restore=True,
-        )
-        return flatten_dict(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"], sep="/")
 
     def verify(self, step: int, *names: str) -> None:
         """Compares the files of checkpoint `step` with their checksums. Several processes divide the work.
@@ -273,11 +263,9 @@ class Checkpoints:
                 self._verified.add((step, name))
 
     def _verify(self, step, name):
-        damage, count, directory = "", jax.process_count(), self.directory / str(step) / name
+        damage, count = "", jax.process_count()
         try:
-            if not directory.is_dir():
-                raise checksums.DamagedFile(f"{directory} is missing")
-            if not checksums.verify(directory, jax.process_index(), count) and name == "state":
+            if not self._store.verify(step, name) and name == "state":
                 logging.info("checkpoint %s/%d is not verified: checksums not found", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
@@ -319,17 +307,17 @@ class Checkpoints:
         """Deletes checkpoint `step`. All processes of a run must call it."""
         logging.warning("deleting checkpoint %s/%d", self.directory, step)
         self.wait()
-        self._manager.delete(step)
+        self._store.delete(step)
 
     def restore_feed(self, step: int) -> bytes:
         """Returns the data position of this process at `step`."""
         self.verify(step, "feed")
-        return self._manager.restore(step, args=ocp.args.Composite(feed=items.FeedRestore()))["feed"]
+        return self._store.read_position(step)
 
     def about(self, step: int) -> dict[str, Any]:
         """Returns the properties that `save` stored with checkpoint `step`."""
         self.verify(step, "about")
-        return self._manager.restore(step, args=ocp.args.Composite(about=items.AboutRestore()))["about"]
+        return self._store.read_about(step)
 
     def fingerprint(self, step: int) -> str | None:
         """Returns a hash of the checksums of the state of checkpoint `step`, or None if it has none."""
@@ -348,9 +336,7 @@ class Checkpoints:
         """
         if verify:
             self.verify(step, "state")
-        metadata = self._manager.item_metadata(step)["state"]
-        tree = getattr(metadata, "tree", metadata)
-        return {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
+        return self._store.shapes(step)
 
     def _check(self, step, wanted):
         stored = self.shapes(step)
@@ -373,22 +359,13 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""
-        self._manager.wait_until_finished()
+        self._store.wait()
         if self._uploading:
             self._uploading.result()
 
     def close(self) -> None:
         """Waits for the save in progress and releases all resources."""
         self.wait()
-        self._manager.close()
+        self._store.close()
         if self._mirror:
             self._mirror.close()
-
-
-def _detached(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Returns the stacked leaves. Copies them if a later donation could change an array that is still being written."""
-    unrolled = any(parameters.stored_name(name)[1] is not None for name in leaves)
-    on_cpu = next(iter(next(iter(leaves.values())).devices())).platform == "cpu"
-    if not (unrolled or on_cpu):  # Orbax copies arrays of an accelerator to the host before `save` returns.
-        return leaves
-    return jax.jit(lambda arrays: parameters.stack({name: jnp.copy(leaf) for name, leaf in arrays.items()}))(leaves)

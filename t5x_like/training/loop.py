@@ -20,6 +20,7 @@ from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.program import Program
 from t5x_like.training.run_lock import RunLock
 from t5x_like.training.step import Frozen, TrainState
+from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
 
 class TrainingFailed(RunFailed):
@@ -35,23 +36,31 @@ class Periods:
       log: Steps between two rows of training metrics. The first and the last step are always logged.
       evaluate: Steps between two evaluations, or None for no evaluation. The last step is always evaluated otherwise.
       save: Steps between two checkpoints, or None for no checkpoint. The last step is always saved otherwise.
+      save_locally: Steps between two local checkpoints, or None for no local checkpoint; see `TieredCheckpoints`.
 
     Raises:
-      UserError: A period is not positive.
+      UserError: A period is not positive, or local checkpoints are not more frequent than the others.
     """
 
     total_steps: int
     log: int
     evaluate: int | None
     save: int | None
+    save_locally: int | None = None
 
     def __post_init__(self):
         macros = {"total_steps": "TRAIN_STEPS", "log": "LOG_PERIOD", "evaluate": "EVAL_PERIOD", "save": "SAVE_PERIOD"}
+        macros["save_locally"] = "LOCAL_SAVE_PERIOD"
         for name, macro in macros.items():
             period = getattr(self, name)
             if period is not None and period < 1:
                 never = ", or None for never" if name in ("evaluate", "save") else ""
                 raise UserError(f"{macro}={period} is not positive. Give a positive integer{never}.")
+        if self.save_locally is not None and (self.save is None or self.save_locally >= self.save):
+            raise UserError(
+                f"LOCAL_SAVE_PERIOD={self.save_locally} is not less than SAVE_PERIOD={self.save}. Save more often on "
+                "the hosts than in MODEL_DIR, or train without LOCAL_DIRECTORY."
+            )
 
     def logs_at(self, step: int) -> bool:
         """Returns whether the metrics of `step` are logged."""
@@ -64,6 +73,10 @@ class Periods:
     def saves_at(self, step: int, stopping: bool) -> bool:
         """Returns whether a checkpoint follows `step`; `stopping` means that the run ends there early."""
         return self.save is not None and (stopping or step == self.total_steps or step % self.save == 0)
+
+    def saves_locally_at(self, step: int) -> bool:
+        """Returns whether a local checkpoint follows `step`, unless the run ends there."""
+        return self.save_locally is not None and step != self.total_steps and step % self.save_locally == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +130,7 @@ def run(
     feed: Feed,
     *,
     periods: Periods,
-    checkpointer: Checkpoints,
+    checkpointer: Checkpoints | TieredCheckpoints,
     evaluate: Callable[[Any], dict[str, dict[str, float]]] | None,
     improvement: Improvement,
     reports: Reports,
@@ -192,7 +205,8 @@ def run(
         stopped_by = stop.agreed(previous_vote)
         evaluates = evaluate is not None and periods.evaluates_at(step)
         saves = periods.saves_at(step, stopping=bool(stopped_by)) or (evaluates and checkpointer.keep_best > 0)
-        if evaluates or saves or stopped_by or step == periods.total_steps:
+        saves_locally = periods.saves_locally_at(step) and not stopped_by
+        if evaluates or saves or saves_locally or stopped_by or step == periods.total_steps:
             healthy = log.flush()
             clock.pause()
             goodput.flush(step)
@@ -204,24 +218,26 @@ def run(
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)
                 saves = saves or periods.saves_at(step, stopping=bool(finished))
-            if saves and not healthy:
+            # The first checkpoint is always in MODEL_DIR, which is how a start recognizes a run to resume.
+            saves = saves or (saves_locally and checkpointer.latest() is None)
+            if (saves or saves_locally) and not healthy:
                 newest = checkpointer.latest()
                 logging.warning(
                     "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
                     *(step, "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"),
                 )
-            elif saves:
+            elif saves or saves_locally:
                 distributed.heartbeat(f"the checkpoint of step {step}")
                 lock.check()
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
                 with goodput.phase("save"):
-                    checkpointer.save(
-                        step,
-                        state.replace(params=optimizers.merge(state.params, frozen.params)),
-                        feed=feed.state(),
-                        about=run_directory.environment(program.partitioner),
-                        metrics=evaluation if evaluates else None,
-                    )
+                    tree = state.replace(params=optimizers.merge(state.params, frozen.params))
+                    position, about = feed.state(), run_directory.environment(program.partitioner)
+                    if saves_locally and not finished:
+                        checkpointer.save_locally(step, tree, feed=position, about=about)
+                    if saves:
+                        measured = evaluation if evaluates else None
+                        checkpointer.save(step, tree, feed=position, about=about, metrics=measured)
                 reports.status.write("running", step=step)
             clock.resume(feed.wait_seconds)
     distributed.heartbeat("the last checkpoint")
@@ -236,7 +252,9 @@ def run(
     return LoopResult(state, step, None if is_finished else stopped_by, evaluation, finished)
 
 
-def _judge(improvement: Improvement, checkpointer: Checkpoints, step: int, evaluation: dict[str, float]) -> str | None:
+def _judge(
+    improvement: Improvement, checkpointer: Checkpoints | TieredCheckpoints, step: int, evaluation: dict[str, float]
+) -> str | None:
     """Adds an evaluation to the history of the best metric, and returns why the run stops, or None."""
     if improvement.patience is None and not checkpointer.keep_best:
         return None  # the evaluations may not have the metric
@@ -253,7 +271,7 @@ class _StepLog:
         reports: Reports,
         clock: metrics.Throughput,
         feed: Feed,
-        checkpointer: Checkpoints,
+        checkpointer: Checkpoints | TieredCheckpoints,
         stop_after_skipped: int,
     ):
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
@@ -307,7 +325,7 @@ class _StepLog:
         return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 
 
-def _last_healthy(checkpointer: Checkpoints, last_finite: int) -> str:
+def _last_healthy(checkpointer: Checkpoints | TieredCheckpoints, last_finite: int) -> str:
     """Describes which checkpoint to resume from, and deletes a newer one that would only repeat the failure.
 
     A checkpoint saved after the step `last_finite` has finite parameters whose loss is not finite. It is kept if it is

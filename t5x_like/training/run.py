@@ -24,6 +24,7 @@ from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations, check_run, restore_improvement
 from t5x_like.training.program import Program
 from t5x_like.training.repeated_step import RepeatedStep
+from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
 
 @dataclasses.dataclass
@@ -60,7 +61,7 @@ def run(
     evaluations: Mapping[str, Evaluation] | None,
     microbatches: int,
     seed: int,
-    checkpoints: Callable[..., Checkpoints],
+    checkpoints: Callable[..., Checkpoints | TieredCheckpoints],
     patience: int | None,
     initial: weight_source.Source | None,
     vocabulary_path: str | None,
@@ -143,7 +144,8 @@ def run(
 
         # ---- State: restored, or initialized directly into its shards ----------------------------------------------
         checkpointer = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
-        checkpointer.check_mesh(partitioner.mesh)
+        periods = dataclasses.replace(periods, save_locally=checkpointer.local_period)
+        checkpointer.prepare(_saved_shapes(shapes), partitioner)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:
@@ -250,19 +252,22 @@ def _open_feed(
 
 
 def _restore(
-    checkpointer: Checkpoints,
+    checkpointer: Checkpoints | TieredCheckpoints,
     last: int,
     shapes: tuple[step.TrainState, step.Frozen],
     optimizer: optimizers.Optimizer,
     partitioner: partitioning.Partitioner,
 ) -> tuple[step.TrainState, step.Frozen]:
     """Restores `(state, frozen)`; a checkpoint holds trainable and frozen parameters together."""
-    state_shapes, frozen_shapes = shapes
-    merged = state_shapes.replace(params=optimizers.merge(state_shapes.params, frozen_shapes.params))
-    restored = checkpointer.restore(last, merged, partitioner)
+    restored = checkpointer.restore(last, _saved_shapes(shapes), partitioner)
     trainable, frozen = optimizers.split(restored.params, optimizer.groups)
     logging.info("restored step %d", last)
     return restored.replace(params=trainable), step.Frozen(frozen)
+
+
+def _saved_shapes(shapes: tuple[step.TrainState, step.Frozen]) -> step.TrainState:
+    state, frozen = shapes
+    return state.replace(params=optimizers.merge(state.params, frozen.params))
 
 
 def _restore_position(feed: Feed, position: bytes, run_config: run_directory.RunConfig | None) -> None:

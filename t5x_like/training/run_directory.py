@@ -135,7 +135,7 @@ def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None)
     """Returns the step to resume from; 0 for a new run.
 
     Args:
-      checkpointer: the `Checkpoints` of the run.
+      checkpointer: the `Checkpoints` or `TieredCheckpoints` of the run.
       model_dir: the run directory, for error messages.
       run_config: its `restore` decides whether damaged checkpoints are deleted first.
 
@@ -144,10 +144,9 @@ def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None)
     """
     if run_config is not None and run_config.restore == "previous":
         checkpointer.delete_damaged()
-    newest = checkpointer.latest()
+    newest = checkpointer.find_newest()
     if newest is None:
         return 0
-    checkpointer.verify(newest)
     if "step" not in checkpointer.shapes(newest):
         raise _not_resumable(model_dir)
     return newest

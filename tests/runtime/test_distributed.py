@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -308,3 +309,33 @@ def test_task_metrics_of_two_processes_are_those_of_one(tmp_path, monkeypatch):
     )
     assert {"loss", "echo/exact", "echo/confidence", "echo/likelihood"} <= set(results)
     np.testing.assert_allclose([row[name] for name in results], list(results.values()), rtol=1e-4)
+
+
+def start_tiered(directory, *flags):
+    """Starts a run with checkpoints on each host after every other step, and in MODEL_DIR after step 2 and the last."""
+    local = f"--gin.LOCAL_DIRECTORY={directory}.local"
+    return start(directory, local, "--gin.TRAIN_STEPS=20", "--gin.SAVE_PERIOD=19", *flags, gin_file="tiers.gin")
+
+
+def test_killed_run_resumes_from_local_checkpoints_with_equal_losses(tmp_path):
+    killed, moved = tmp_path / "killed", tmp_path / "moved"
+    processes = start_tiered(killed)
+    wait_for_rows(killed, 7, processes)
+    for process in processes:
+        process.kill()
+    finish(processes)
+    assert Checkpoints(str(killed / "checkpoints"), read_only=True).steps() == [2]
+    before = losses(killed)
+    shutil.copytree(killed, moved)
+    shutil.copytree(f"{killed}.local", f"{moved}.local")
+    # All processes restart on their machines.
+    assert finish(start_tiered(killed), seconds=240) == [0, 0], output(killed, 0)[-3000:]
+    found = re.search(r"restoring step (\d+) from the local checkpoints in", output(killed, 1))
+    assert int(found[1]) >= 4
+    assert losses(killed).items() >= before.items() and len(losses(killed)) == 25
+    # The machine of process 1 is a new one, so all steps after step 2 are computed again.
+    shutil.rmtree(next(Path(f"{moved}.local").glob("*/process_1_of_2")))
+    assert finish(start_tiered(moved), seconds=240) == [0, 0], output(moved, 0)[-3000:]
+    assert re.search(r"local checkpoint \d+ in .* is not used: process 1 \(.*\): not found", output(moved, 0))
+    assert f"restoring step 2 from {moved}/checkpoints" in output(moved, 1)
+    assert losses(moved) == losses(killed)

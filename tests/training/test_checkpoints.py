@@ -282,7 +282,7 @@ def test_unrolling_needs_one_additional_stack_in_memory(partitioner):
 
 @pytest.mark.parametrize("ici, replicas", [({"fsdp": 8}, 1), ({"data": 2, "fsdp": 4}, 2)])
 def test_restoring_in_one_replica_needs_a_replica_per_process(tmp_path, ici, replicas):
-    mesh = Partitioner(rules="fsdp", ici=ici).mesh
-    Checkpoints(f"{tmp_path}/all").check_mesh(mesh)
+    partitioner = Partitioner(rules="fsdp", ici=ici)
+    Checkpoints(f"{tmp_path}/all").prepare({}, partitioner)
     with pytest.raises(UserError, match=f"restore_one_replica=True: the mesh .* has {replicas} replicas .*DCN"):
-        Checkpoints(f"{tmp_path}/one", restore_one_replica=True).check_mesh(mesh)
+        Checkpoints(f"{tmp_path}/one", restore_one_replica=True).prepare({}, partitioner)
