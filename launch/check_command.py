@@ -16,11 +16,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jobs import COMMANDS, DRY_RUN_COMMANDS
 from protocol import USER_ERROR
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS_WITHOUT_DRY_RUN = ("inspect", "vocabulary", "convert", "cache_logits", "plan", "bench", "report")
 TIMEOUT_SECONDS = 180
 
 
@@ -37,7 +37,7 @@ def check_command(command: list[str]) -> str:
       LaunchError: The command is invalid. The error contains t5x_like's message.
     """
     program = Path(os.environ.get("VENV") or ROOT / ".venv") / "bin" / "t5x_like"
-    if command[1:2] == [] or command[1] in COMMANDS_WITHOUT_DRY_RUN:
+    if command[1:2] == [] or command[1] in set(COMMANDS) - set(DRY_RUN_COMMANDS):
         return "command not checked: it does not support --dry_run"
     if not program.exists():
         return f"command not checked: {program} not found (install t5x_like in that environment, or set VENV)"

@@ -6,21 +6,14 @@ groups of Compute Engine (launch/groups.py). launch/workers.py runs jobs on the 
 Requires Python 3.10 and only its standard library.
 """
 
-import concurrent.futures
-import contextlib
 import dataclasses
-import os
-import shlex
-import signal
+import enum
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from shell import Shell
 from slices import Slice
-
-PARALLEL_CALLS = 16
 
 # A preempted VM does not close its connections. ssh therefore ends a silent connection after 90 s and waits at most
 # 10 s for a new one.
@@ -28,131 +21,30 @@ SSH_FLAGS = [
     f"--ssh-flag=-o{option}" for option in ("ConnectTimeout=10", "ServerAliveInterval=30", "ServerAliveCountMax=3")
 ]
 
-ABSENT, READY, PENDING, LOST, FAILED = "absent", "ready", "pending", "lost", "failed"
 
-# Parts of gcloud's error messages that mark permanent errors: the request, the account or the settings are invalid, so
-# that a retry fails in the same way.
-PERMANENT_ERRORS = (
-    "PERMISSION_DENIED",
-    "INVALID_ARGUMENT",
-    "UNAUTHENTICATED",
-    "Required 'compute.",  # Compute Engine names a missing permission in this way
-    "Invalid value for field",
-    "[project] is not currently set",
-    "active account selected",
-)
+class TpuState(enum.Enum):
+    """What can be done with a TPU."""
 
-
-class CommandFailed(RuntimeError):
-    """A command failed. The message contains its error output."""
-
-
-class TransientFailure(CommandFailed):
-    """A call failed but may succeed when retried: an outage of the service or network, or an expired token."""
+    ABSENT = "absent"  # it can be created
+    PENDING = "pending"  # it is queued, being created or being repaired
+    READY = "ready"  # all of its VMs run
+    LOST = "lost"  # it was preempted or stopped, or some of its VMs are missing; it must be deleted
+    FAILED = "failed"  # the cloud refused the request, which must be deleted
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of a TPU.
+    """The state of a TPU with its description.
 
     Attributes:
-      kind: `ABSENT`, `READY`, `PENDING`, `LOST` or `FAILED`.
+      kind: The state.
       detail: The state as reported by the cloud, or a sentence.
       workers: Number of VMs if the TPU is ready, otherwise 0.
     """
 
-    kind: str
+    kind: TpuState
     detail: str
     workers: int = 0
-
-
-class Shell:
-    """Runs commands, or prints them in a form that can be pasted into a shell.
-
-    Args:
-      dry_run: Print commands instead of running them.
-    """
-
-    def __init__(self, dry_run: bool):
-        self.dry_run = dry_run
-
-    def run(self, *words: str, capture: bool = False, check: bool = True) -> subprocess.CompletedProcess:
-        """Runs a command.
-
-        Args:
-          words: The command and its arguments.
-          capture: Return the output instead of passing it through.
-          check: Raise an error if the command fails.
-
-        Returns:
-          The completed process; its output is empty in a dry run.
-
-        Raises:
-          CommandFailed: The command failed or does not exist.
-        """
-        if self.dry_run:
-            print(shlex.join(words), flush=True)
-            return subprocess.CompletedProcess(words, 0, "", "")
-        pipe = subprocess.PIPE if capture else None
-        try:
-            result = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
-        except FileNotFoundError:
-            raise CommandFailed(f"{words[0]} not found. Install it, or add it to PATH.") from None
-        if check and result.returncode:
-            output = f": {(result.stderr or result.stdout).strip()}" if capture else ""
-            raise CommandFailed(f"`{shlex.join(words[:6])} …` failed with exit code {result.returncode}{output}")
-        return result
-
-    def run_all(self, commands: list[list[str]], **options) -> subprocess.CompletedProcess:
-        """Runs commands in parallel.
-
-        Args:
-          commands: The commands and their arguments.
-          **options: Options of `run`.
-
-        Returns:
-          The outputs, joined, and the largest exit code.
-
-        Raises:
-          CommandFailed: A command failed or does not exist. All of them have ended.
-        """
-        if self.dry_run:
-            results = [self.run(*words, **options) for words in commands]
-        else:
-            with concurrent.futures.ThreadPoolExecutor(PARALLEL_CALLS) as executor:
-                results = list(executor.map(lambda words: self.run(*words, **options), commands))
-        outputs = ["".join(getattr(result, name) or "" for result in results) for name in ("stdout", "stderr")]
-        return subprocess.CompletedProcess(commands, max((r.returncode for r in results), default=0), *outputs)
-
-    @contextlib.contextmanager
-    def in_background(self, *words: str) -> Iterator[subprocess.Popen | None]:
-        """Runs a command whose output is shown while other commands run, and ends it with the context.
-
-        Args:
-          words: The command and its arguments.
-
-        Yields:
-          The process; None in a dry run.
-        """
-        if self.dry_run:
-            self.run(*words)
-            yield None
-            return
-        # In its own process group, because gcloud starts ssh, which would survive it.
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-
-    def log(self, text: str) -> None:
-        """Logs a message. In a dry run it is printed as a comment between the commands."""
-        if self.dry_run:
-            print(f"# {text}", flush=True)
-        else:
-            print(f"tpu.py: {text}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +94,12 @@ class Backend(Protocol):
     num_slices: int
 
     def create(self, request: Request) -> None:
-        """Requests the TPU. It may be pending for a long time after this returns."""
+        """Requests the TPU. It may be pending for a long time after this returns.
+
+        Raises:
+          TransientFailure: A call failed, but a retry may succeed. Parts of the TPU may exist; `state` tells.
+          CommandFailed: A call failed, and a retry would fail in the same way.
+        """
 
     def state(self) -> State:
         """Returns the state, which is ready if all VMs of all slices are.
@@ -223,6 +120,12 @@ class Backend(Protocol):
           CommandFailed: A call failed, and a retry would fail in the same way.
         """
 
+    def remaining(self) -> list[str]:
+        """Returns what `create` created and still exists, such as `queued resource first`. See `state` for errors."""
+
+    def worker_counts(self) -> list[int]:
+        """Returns the number of workers of each slice of a TPU that is ready. See `state` for errors."""
+
     def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
         """Returns the call of gcloud that runs a shell command on one worker."""
 
@@ -238,8 +141,16 @@ class Backend(Protocol):
           The outputs of all workers, joined in any order.
         """
 
-    def copy(self, file: Path) -> None:
-        """Copies a file into the home directory of every worker."""
+    def copy_words(self, file: Path, slice_index: int, worker: int) -> list[str]:
+        """Returns the call of gcloud that copies a file into the home directory of one worker."""
+
+    def copy(self, file: Path, **options) -> subprocess.CompletedProcess:
+        """Copies a file into the home directory of every worker.
+
+        Args:
+          file: The file.
+          **options: Options of `Shell.run`.
+        """
 
     def slice_environments(self) -> list[dict[str, str]]:
         """Returns the environment variables of each slice through which they find each other, if the cloud sets none.
@@ -247,14 +158,3 @@ class Backend(Protocol):
         Raises:
           CommandFailed: They cannot be read from the VMs.
         """
-
-
-def failure(summary: str, output: str) -> CommandFailed:
-    """Returns the error for a failed call of gcloud, permanent or transient by its error output."""
-    permanent = any(message in output for message in PERMANENT_ERRORS)
-    return (CommandFailed if permanent else TransientFailure)(f"{summary}: {output.strip()}")
-
-
-def is_not_found(output: str) -> bool:
-    """Whether the error output of gcloud says that a resource does not exist."""
-    return "NOT_FOUND" in output or "not found" in output

@@ -140,6 +140,8 @@ def _check_run(options: argparse.Namespace, command: list[str]) -> None:
         )
     if options.queue:
         slices.check_name("--queue", options.queue, MAX_KUBERNETES_LENGTH)
+    if options.service_account:
+        slices.check_name("--service_account", options.service_account, MAX_KUBERNETES_LENGTH)
     if options.host_network and options.service_account:
         raise slices.LaunchError(
             f"--service_account={options.service_account} has no effect with --host_network, because Workload Identity "
@@ -213,7 +215,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 def main(argv: list[str]) -> int:
     """Runs an action and returns the exit code."""
     arguments, command = jobs.split_command(argv)
-    options = make_parser().parse_args(arguments)
+    options = jobs.parse_options(make_parser(), arguments)
     try:
         nodes = check(options, command)
         if options.action in NODE_ACTIONS:

@@ -14,38 +14,29 @@ not document several slices for groups: `slice_environments` sets what the Cloud
 Requires Python 3.10 and only its standard library.
 """
 
-import json
 import subprocess
 from pathlib import Path
 
-from cloud import (
-    ABSENT,
-    FAILED,
-    LOST,
-    PENDING,
-    READY,
-    SSH_FLAGS,
-    CommandFailed,
-    Request,
-    Shell,
-    State,
-    failure,
-    is_not_found,
-)
+import gcloud
+from cloud import SSH_FLAGS, Request, State, TpuState
 from generations import CHIPS_PER_VM, IMAGE_PROJECT
+from shell import CommandFailed, Shell
 
 SUFFIX = "t5x-like"  # of templates and policies, which `create` replaces, so that others with the same name are kept
 BOOT_DISK_SIZE = "200GB"  # the images have 10 GB, which an environment with TensorFlow and JAX does not fit in
 VM_IN_DRY_RUN = "VM"  # stands for each VM that list-instances prints
 # Maps states of VMs (compute.googleapis.com/v1) to kinds of states. A VM that does not exist yet has no state.
 VM_STATES = {
-    "RUNNING": READY,
-    **dict.fromkeys(("", "PENDING", "PROVISIONING", "STAGING", "REPAIRING"), PENDING),
+    "RUNNING": TpuState.READY,
+    **dict.fromkeys(("", "PENDING", "PROVISIONING", "STAGING", "REPAIRING"), TpuState.PENDING),
     **dict.fromkeys(
-        ("STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED", "DEPROVISIONING", "DELETING"), LOST
+        ("STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED", "DEPROVISIONING", "DELETING"), TpuState.LOST
     ),
 }
-REFUSALS = ("QUOTA_EXCEEDED", "PERMISSIONS_ERROR", "INVALID_", "CONDITION_NOT_MET")  # error codes; others are retried
+# Error codes of permanent errors. The group itself retries after others.
+PERMANENT_CODES = ("QUOTA_EXCEEDED", "PERMISSIONS_ERROR", "INVALID_", "CONDITION_NOT_MET")
+# What the groups of a TPU share: collections of gcloud, in the order in which they can be deleted, and their titles.
+SHARED_PARTS = {"instance-templates": "instance template", "resource-policies": "workload policy"}
 ENDPOINTS = (
     "curl -sf -H Metadata-Flavor:Google "
     "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
@@ -93,12 +84,14 @@ class InstanceGroups:
         if num_vms > 1:
             policy = ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={request.slice.topology}", *self._in_region]
             create = ["gcloud", "compute", "resource-policies", "create", "workload-policy"]
-            self.shell.run(*create, self._shared, *policy, "--quiet")
+            gcloud.create(self.shell, f"workload policy {self._shared}", [*create, self._shared, *policy, "--quiet"])
             group.append(f"--workload-policy={self._url('resourcePolicies', self._shared)}")
         template = ["gcloud", "compute", "instance-templates", "create", self._shared]
         machine_type = request.slice.generation.machine_type.format(chips=chips)
-        self.shell.run(*template, f"--machine-type={machine_type}", *self._template_flags(request), "--quiet")
-        self.shell.run_all([self._group_words("create", name, *group, "--quiet") for name in self.groups])
+        template += [f"--machine-type={machine_type}", *self._template_flags(request), "--quiet"]
+        gcloud.create(self.shell, f"instance template {self._shared}", template)
+        calls = [self._group_words("create", name, *group, "--quiet") for name in self.groups]
+        gcloud.create(self.shell, f"instance group {', '.join(self.groups)}", *calls)
 
     def _template_flags(self, request: Request) -> list[str]:
         generation = request.slice.generation
@@ -132,84 +125,93 @@ class InstanceGroups:
         """See `cloud.Backend`. A refused request is a failure; a lack of capacity is not, because groups wait."""
         states = [self._group_state(name) for name in self.groups]
         kinds = {state.kind for state in states}
-        if kinds == {ABSENT}:
+        if kinds == {TpuState.ABSENT}:
             return states[0]
-        if ABSENT in kinds:
-            return State(LOST, next(state.detail for state in states if state.kind == ABSENT))
-        for kind in (FAILED, LOST, PENDING):
+        if TpuState.ABSENT in kinds:
+            return State(TpuState.LOST, next(state.detail for state in states if state.kind == TpuState.ABSENT))
+        for kind in (TpuState.FAILED, TpuState.LOST, TpuState.PENDING):
             if kind in kinds:
                 return next(state for state in states if state.kind == kind)
-        return State(READY, "ready", sum(state.workers for state in states))
+        return State(TpuState.READY, "ready", sum(state.workers for state in states))
 
     def _group_state(self, name: str) -> State:
-        group = self._read(name, "describe", name)
-        instances = self._read(name, "list-instances", name)
+        group = self._describe(name, "describe")
+        instances = self._describe(name, "list-instances")
         if self.shell.dry_run:
-            return State(READY, "ready")
+            return State(TpuState.READY, "ready")
         if group is None or instances is None:
-            return State(ABSENT, "absent" if self.num_slices == 1 else f"{name} not found")
+            return State(TpuState.ABSENT, "absent" if self.num_slices == 1 else f"{name} not found")
         self._vms[name] = sorted(vm["instance"].rpartition("/")[2] for vm in instances if vm.get("instance"))
-        if refusal := next((text for code, text in errors(instances) if code.startswith(REFUSALS)), None):
-            return State(FAILED, refusal)
+        for code, text in errors(instances):
+            if code.startswith(PERMANENT_CODES):
+                return State(TpuState.FAILED, f"{code}: {text}")
         if not instances and group["status"].get("isStable"):
-            return State(LOST, f"{name} has no VMs left")  # deleted by the cloud, for example at the end of flex-start
+            return State(
+                TpuState.LOST, f"{name} has no VMs left"
+            )  # deleted by the cloud, for example at the end of flex-start
         for vm in instances:
             text = "DELETING" if vm.get("currentAction") == "DELETING" else vm.get("instanceStatus", "")
-            if VM_STATES.get(text, PENDING) == LOST:
-                return State(LOST, f"{vm['instance'].rpartition('/')[2]} is {text}")
+            if VM_STATES.get(text, TpuState.PENDING) == TpuState.LOST:
+                return State(TpuState.LOST, f"{vm['instance'].rpartition('/')[2]} is {text}")
         running = sum(vm.get("instanceStatus") == "RUNNING" for vm in instances)
         if running < max(group["targetSize"], 1):
             reasons = sorted({code for code, _ in errors(instances)})
             detail = f"{name}: {running} of {group['targetSize']} VMs are running"
-            return State(PENDING, detail + (f" ({', '.join(reasons)})" if reasons else ""))
-        return State(READY, "ready", running)
+            return State(TpuState.PENDING, detail + (f" ({', '.join(reasons)})" if reasons else ""))
+        return State(TpuState.READY, "ready", running)
 
-    def _read(self, name: str, action: str, *words: str) -> dict | list | None:
-        words = self._group_words(action, *words, "--format=json")
-        result = self.shell.run(*words, capture=True, check=False)
-        if self.shell.dry_run:
-            return None
-        if result.returncode:
-            if is_not_found(result.stderr):
-                return None
-            raise failure(f"gcloud cannot describe {name}", result.stderr)
-        return json.loads(result.stdout)
+    def _describe(self, name: str, action: str) -> dict | list | None:
+        return gcloud.describe(self.shell, name, self._group_words(action, name))
 
     def failure_reason(self) -> str:
         """See `cloud.Backend`."""
-        return next((state.detail for state in map(self._group_state, self.groups) if state.kind == FAILED), "unknown")
+        return next(
+            (state.detail for state in map(self._group_state, self.groups) if state.kind == TpuState.FAILED), "unknown"
+        )
 
     def delete(self) -> None:
         """See `cloud.Backend`. The template and the policy can be deleted only when no group uses them."""
-        groups = [self._delete(name, self._group_words("delete", name, "--quiet")) for name in self.groups]
-        if not any([*groups, *self._delete_shared_parts()]):
-            raise failure(f"gcloud did not delete {self.name}", "not found")
+        deleted = [
+            gcloud.delete(self.shell, name, self._group_words("delete", name, "--quiet")) for name in self.groups
+        ]
+        if not any([*deleted, *self._delete_shared_parts()]):
+            raise gcloud.failure(f"gcloud did not delete {self.name}", "not found")
 
     def _delete_shared_parts(self) -> list[bool]:
         """Deletes the template and the policy, and returns which of them existed."""
         return [
-            self._delete(
-                f"{self._shared} of {collection}",
-                ["gcloud", "compute", collection, "delete", self._shared, *self._in_region, "--quiet"],
-            )
-            for collection in ("instance-templates", "resource-policies")
+            gcloud.delete(self.shell, f"{self._shared} of {collection}", self._shared_words(collection, "delete"))
+            for collection in SHARED_PARTS
         ]
 
-    def _delete(self, name: str, words: list[str]) -> bool:
-        """Runs a deletion and returns whether the resource existed."""
-        result = self.shell.run(*words, capture=True, check=False)
-        if result.returncode and not is_not_found(result.stderr):
-            raise failure(f"gcloud did not delete {name}", result.stderr)
-        return not result.returncode
+    def _shared_words(self, collection: str, action: str) -> list[str]:
+        return ["gcloud", "compute", collection, action, self._shared, *self._in_region, "--quiet"]
+
+    def remaining(self) -> list[str]:
+        """See `cloud.Backend`."""
+        groups = [f"instance group {name}" for name in self.groups if self._describe(name, "describe") is not None]
+        shared = [
+            f"{title} {self._shared}"
+            for collection, title in SHARED_PARTS.items()
+            if gcloud.describe(self.shell, self._shared, self._shared_words(collection, "describe")) is not None
+        ]
+        return groups + shared
+
+    def worker_counts(self) -> list[int]:
+        """See `cloud.Backend`."""
+        return [len(self._names(index)) for index in range(self.num_slices)]
 
     def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`. Workers are the VMs of a group in the order of their names."""
+        return self._ssh_words(self._worker_name(slice_index, worker), command)
+
+    def _worker_name(self, slice_index: int, worker: int) -> str:
         names = self._names(slice_index)
         if self.shell.dry_run:
             worker = 0
         if worker >= len(names):
             raise CommandFailed(f"--worker={worker}: {self.groups[slice_index]} has {len(names)} VMs")
-        return self._ssh_words(names[worker], command)
+        return names[worker]
 
     def _ssh_words(self, vm: str, command: str) -> list[str]:
         words = ["gcloud", "compute", "ssh", vm, *self._in_zone, *self._tunnel, *SSH_FLAGS, "--quiet"]
@@ -233,11 +235,16 @@ class InstanceGroups:
         names = self._all_names(slice_index)
         return self.shell.run_all([self._ssh_words(vm, command) for vm in names], **options)
 
-    def copy(self, file: Path) -> None:
+    def copy_words(self, file: Path, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`."""
-        scp = ["gcloud", "compute", "scp", str(file)]
-        options = [*self._in_zone, *self._tunnel, "--quiet"]
-        self.shell.run_all([[*scp, f"{vm}:{file.name}", *options] for vm in self._all_names()])
+        return self._copy_words(file, self._worker_name(slice_index, worker))
+
+    def _copy_words(self, file: Path, vm: str) -> list[str]:
+        return ["gcloud", "compute", "scp", str(file), f"{vm}:{file.name}", *self._in_zone, *self._tunnel, "--quiet"]
+
+    def copy(self, file: Path, **options) -> subprocess.CompletedProcess:
+        """See `cloud.Backend`."""
+        return self.shell.run_all([self._copy_words(file, vm) for vm in self._all_names()], **options)
 
     def slice_environments(self) -> list[dict[str, str]]:
         """See `cloud.Backend`. JAX's coordinator is the first worker that the metadata of slice 0 lists."""

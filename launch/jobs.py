@@ -4,16 +4,20 @@ Requires Python 3.10 and only its standard library.
 """
 
 import argparse
+import difflib
 import re
 from pathlib import Path
 
 from protocol import JOB_ID, SUPERVISED
 from slices import LaunchError
 
-SHIPPED_GIN_FILES = Path(__file__).resolve().parent.parent / "gin_configs"
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED_GIN_FILES = ROOT / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
 RESERVED_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
 TRAINING_COMMANDS = ("train", "distill")  # write a run; other commands read one, or write a file
+DRY_RUN_COMMANDS = (*TRAINING_COMMANDS, "eval", "infer", "augment", "ablate", "cache")  # support --dry_run
+COMMANDS = (*DRY_RUN_COMMANDS, "inspect", "vocabulary", "convert", "cache_logits", "bench", "plan", "report")
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 
@@ -21,6 +25,15 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
     """Splits the arguments of a launcher at the first `--` into its own options and the command to run."""
     separator = argv.index("--") if "--" in argv else len(argv)
     return argv[:separator], argv[separator + 1 :]
+
+
+def parse_options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Parses the launcher's own options; a t5x_like command among them is reported as one that must follow `--`."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = ". Write -- before the t5x_like command" if "t5x_like" in unknown else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
 
 
 def check_bucket(setting: str, path: str) -> None:
@@ -127,6 +140,21 @@ def _may_set_dcn(gin_file: str) -> bool:
     return re.search(r"^\s*([\w./]+\.)?(DCN|dcn)\s*=(?!\s*(None\b|%))", path.read_text(), re.MULTILINE) is not None
 
 
+def _check_gin_files(command: list[str]) -> None:
+    """Checks that gin files exist here, unless they may exist on the machines that run the command only."""
+    if flag_values(command, "--gin_search_paths"):
+        return
+    for name in flag_values(command, "--gin_file"):
+        elsewhere = name.startswith("/") or "://" in name
+        if not elsewhere and not any((root / name).is_file() for root in (Path(), ROOT, SHIPPED_GIN_FILES)):
+            shipped = [str(path.relative_to(SHIPPED_GIN_FILES)) for path in SHIPPED_GIN_FILES.rglob("*.gin")]
+            similar = difflib.get_close_matches(name, shipped, n=1)
+            hint = f"; did you mean {similar[0]}?" if similar else "."
+            raise LaunchError(
+                f"--gin_file={name}: not found in the working directory, the checkout or its gin_configs{hint}"
+            )
+
+
 def check_command(command: list[str], local_model_dir: bool = False) -> None:
     """Checks that a command does not write its run to the disk of a VM or container, which is deleted with the machine.
 
@@ -135,7 +163,7 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
       local_model_dir: Whether MODEL_DIR is on a disk that outlives the machine, such as a mounted file store.
 
     Raises:
-      LaunchError: The command is missing, is not a t5x_like command, or would lose its run.
+      LaunchError: The command is missing, is not a t5x_like command, reads a missing gin file, or would lose its run.
     """
     if not command:
         raise LaunchError(
@@ -143,6 +171,13 @@ def check_command(command: list[str], local_model_dir: bool = False) -> None:
         )
     if command[0] != "t5x_like":
         raise LaunchError(f"{command[0]!r} after -- is not supported. Give a t5x_like command.")
+    if len(command) > 1 and command[1] not in COMMANDS and not command[1].startswith("-"):
+        similar = difflib.get_close_matches(command[1], COMMANDS, n=1)
+        raise LaunchError(
+            f"t5x_like {command[1]}: unknown command{f'; did you mean {similar[0]}?' if similar else '.'} "
+            f"Commands: {', '.join(COMMANDS)}"
+        )
+    _check_gin_files(command)
     if len(command) == 1 or command[1] not in TRAINING_COMMANDS or local_model_dir:
         return
     directory = model_dir(command)

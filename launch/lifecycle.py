@@ -4,13 +4,49 @@ Requires Python 3.10 and only its standard library.
 """
 
 import argparse
+import shlex
 import time
+from collections.abc import Callable
 
+import gcloud
 import jobs
 import workers
-from cloud import ABSENT, FAILED, PENDING, Backend, CommandFailed, Request, State, TransientFailure
+from cloud import Backend, Request, State, TpuState
+from gcloud import TransientFailure
+from generations import QUEUED
+from shell import CommandFailed
 
 MAX_RETRIES = 10  # maximum number of consecutive retries when gcloud cannot report a state, or delete a TPU
+MAX_DELAY_SECONDS = 300.0  # between two attempts to create a TPU
+
+
+class Limit:
+    """Counts recoveries from failures, and raises an error when there are too many.
+
+    Args:
+      tpu: The TPU.
+      maximum: Maximum number of recoveries.
+      noun: What a recovery is called, in the plural.
+    """
+
+    def __init__(self, tpu: Backend, maximum: int, noun: str):
+        self._tpu, self._maximum, self._noun = tpu, maximum, noun
+        self._count = 0
+
+    def __call__(self, reason: str, action: str) -> None:
+        """Counts and logs a recovery.
+
+        Args:
+          reason: What failed.
+          action: What is done about it.
+
+        Raises:
+          CommandFailed: The maximum number of recoveries is reached.
+        """
+        if self._count == self._maximum:
+            raise CommandFailed(f"{self._tpu.name}: {reason} after {self._count} {self._noun}; giving up")
+        self._count += 1
+        self._tpu.shell.log(f"{self._tpu.name}: {reason}; {action} ({self._count} of {self._maximum})")
 
 
 def poll(tpu: Backend, poll_seconds: float) -> State:
@@ -36,29 +72,53 @@ def wait(tpu: Backend, poll_seconds: float) -> State:
         if state.detail != logged:
             tpu.shell.log(f"{tpu.name}: {state.detail}")
             logged = state.detail
-        if state.kind != PENDING:
+        if state.kind != TpuState.PENDING:
             return state
         time.sleep(poll_seconds)
 
 
-def create(tpu: Backend, request: Request, poll_seconds: float) -> State:
-    """Creates a TPU and waits until it is ready, or preempted before it was ready.
+def create(tpu: Backend, request: Request, poll_seconds: float, recover: Callable[[str, str], None]) -> State:
+    """Creates a TPU, waits until it is ready, and retries transient failures.
+
+    Transient are an outage, a lack of capacity that the cloud reports as a failure instead of waiting, and a preemption
+    before the TPU is ready. What a failed attempt has left is deleted, because its name is needed again.
+
+    Args:
+      tpu: The TPU, which does not exist.
+      request: How to create it.
+      poll_seconds: Seconds between two polls, and before the first retry. Each further delay is twice as long.
+      recover: Called with a reason and an action before each retry. It raises an error if there were too many.
 
     Returns:
-      A state of kind READY or LOST.
+      The state, which is ready.
 
     Raises:
-      CommandFailed: The cloud refused the request, or the TPU was deleted meanwhile.
+      CommandFailed: The failure is permanent, the TPU was deleted meanwhile, or there were too many retries.
     """
-    count = f"{tpu.num_slices} slices of " if tpu.num_slices > 1 else ""
-    tpu.shell.log(f"creating {tpu.name}: {count}{request.slice}")
-    tpu.create(request)
-    state = wait(tpu, poll_seconds)
-    if state.kind == FAILED:
-        raise CommandFailed(f"{tpu.name} was refused: {tpu.failure_reason()}. `tpu.py delete` removes the request.")
-    if state.kind == ABSENT:
-        raise CommandFailed(f"{tpu.name} not found: it was deleted while it was being created")
-    return state
+    delay = poll_seconds
+    while True:
+        count = f"{tpu.num_slices} slices of " if tpu.num_slices > 1 else ""
+        tpu.shell.log(f"creating {tpu.name}: {count}{request.slice}")
+        failure = None
+        try:
+            tpu.create(request)
+        except TransientFailure as error:
+            failure = str(error)  # the cloud may have accepted the request nevertheless
+        state = wait(tpu, poll_seconds)
+        if state.kind == TpuState.READY:
+            return state
+        if state.kind == TpuState.ABSENT and failure is None:
+            raise CommandFailed(f"{tpu.name} not found: it was deleted while it was being created")
+        if state.kind == TpuState.FAILED:
+            error = gcloud.failure(f"{tpu.name} was refused", tpu.failure_reason())
+            if request.valid_until or not isinstance(error, TransientFailure):
+                raise error
+            failure = str(error)
+        recover(failure or state.detail, f"creating it again in {delay:g} s")
+        if state.kind != TpuState.ABSENT:
+            delete(tpu, poll_seconds)
+        time.sleep(delay)
+        delay = min(2 * delay, max(MAX_DELAY_SECONDS, poll_seconds))
 
 
 def set_up(tpu: Backend, command: list[str], options: argparse.Namespace) -> None:
@@ -86,7 +146,7 @@ def delete(tpu: Backend, poll_seconds: float) -> None:
         except TransientFailure as error:
             failure = error
         state = poll(tpu, poll_seconds)
-        if state.kind == ABSENT:
+        if state.kind == TpuState.ABSENT:
             return
         accepted = accepted or state.detail.endswith("DELETING")  # by another call, or by the cloud
         if not accepted:
@@ -95,3 +155,35 @@ def delete(tpu: Backend, poll_seconds: float) -> None:
                 raise failure
             tpu.shell.log(f"{failure}; retrying in {poll_seconds:g} s")
         time.sleep(poll_seconds)
+
+
+def log_remaining(tpu: Backend, options: argparse.Namespace) -> None:
+    """Logs after a failure what exists of a TPU, and the command that deletes it.
+
+    Args:
+      tpu: The TPU.
+      options: The parsed command line of `tpu.py`.
+    """
+    try:
+        remaining = tpu.remaining()
+    except CommandFailed as error:
+        tpu.shell.log(f"{tpu.name} may exist and incur costs ({error}). `{delete_command(options)}` deletes it")
+        return
+    if remaining:
+        found = ", ".join(remaining)
+        tpu.shell.log(f"what remains: {found}. VMs incur costs until `{delete_command(options)}` deletes them")
+    else:
+        tpu.shell.log(f"nothing remains of {tpu.name}, so it incurs no costs")
+
+
+def delete_command(options: argparse.Namespace) -> str:
+    """Returns the command that deletes a TPU.
+
+    Args:
+      options: The parsed command line of `tpu.py`.
+    """
+    words = ["launch/tpu.py", "delete", options.name, f"--zone={options.zone}"]
+    words += [f"--project={options.project}"] if options.project else []
+    words += [f"--num_slices={options.num_slices}"] if options.num_slices > 1 else []
+    words += [f"--backend={options.backend}"] if options.backend != QUEUED else []
+    return shlex.join(words)

@@ -118,6 +118,7 @@ stamped() { [[ -e $venv/installed$1 && $(<"$venv/installed$1") == "$wanted" ]]; 
 
 if [[ -e $venv/bin/python && ${PYTHON:-} ]]; then
   requested="$("$PYTHON" -c "$probe" 2>/dev/null || true)"
+  [[ $requested ]] || fail "PYTHON=$PYTHON does not work. Give Python 3.$oldest to 3.$newest"
   existing="$("$venv/bin/python" -c "$probe" 2>/dev/null || true)"
   [[ ${requested% *} == "${existing% *}" ]] ||
     fail "$venv is Python ${existing% *} and PYTHON=$PYTHON is ${requested% *}. Remove that directory, or set VENV"

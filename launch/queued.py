@@ -7,19 +7,22 @@ and reservations; the help of `gcloud compute tpus queued-resources`. Never run 
 Requires Python 3.10 and only its standard library.
 """
 
-import json
 import subprocess
 from pathlib import Path
 
-from cloud import ABSENT, FAILED, LOST, PENDING, READY, SSH_FLAGS, Request, Shell, State, failure, is_not_found
+import gcloud
+from cloud import SSH_FLAGS, Request, State, TpuState
+from shell import Shell
 
 # Maps states of queued resources and nodes (tpu.googleapis.com/v2) to kinds of states. Unknown states are pending.
 STATES = {
-    **dict.fromkeys(("ACTIVE", "READY"), READY),
-    **dict.fromkeys(("CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"), PENDING),
-    **dict.fromkeys(("RESTARTING", "REIMAGING", "STARTING", "REPAIRING"), PENDING),
-    **dict.fromkeys(("SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING"), LOST),
-    "FAILED": FAILED,
+    **dict.fromkeys(("ACTIVE", "READY"), TpuState.READY),
+    **dict.fromkeys(("CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"), TpuState.PENDING),
+    **dict.fromkeys(("RESTARTING", "REIMAGING", "STARTING", "REPAIRING"), TpuState.PENDING),
+    **dict.fromkeys(
+        ("SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING"), TpuState.LOST
+    ),
+    "FAILED": TpuState.FAILED,
 }
 
 
@@ -70,7 +73,8 @@ class QueuedResource:
             ("valid-until-duration", request.valid_until),
         ):
             flags += [f"--{flag}={value}"] if value else []
-        self.shell.run(*self._words("create", self.name, *flags, "--quiet", track="alpha" if alpha else ""))
+        words = self._words("create", self.name, *flags, "--quiet", track="alpha" if alpha else "")
+        gcloud.create(self.shell, self.name, words)
 
     @staticmethod
     def _capacity_flags(request: Request, alpha: bool) -> list[str]:
@@ -86,33 +90,25 @@ class QueuedResource:
         """See `cloud.Backend`."""
         resource = self._describe(self.name, "queued-resources")
         if resource is None:
-            return State(ABSENT, "absent")
+            return State(TpuState.ABSENT, "absent")
         if self.shell.dry_run:
-            return State(READY, "ready")
+            return State(TpuState.READY, "ready")
         text = resource["state"]["state"]
-        if STATES.get(text, PENDING) != READY:
-            return State(STATES.get(text, PENDING), text)
+        if STATES.get(text, TpuState.PENDING) != TpuState.READY:
+            return State(STATES.get(text, TpuState.PENDING), text)
         workers = 0
         for name in self.nodes:
             node = self._describe(name, "tpu-vm")
             if node is None:  # the resource is still active, so this slice was preempted
-                return State(LOST, f"{name} not found")
-            kind = STATES.get(node["state"], PENDING)
-            if kind != READY:
+                return State(TpuState.LOST, f"{name} not found")
+            kind = STATES.get(node["state"], TpuState.PENDING)
+            if kind != TpuState.READY:
                 return State(kind, f"{name} is {node['state']}")
             workers += len(node["networkEndpoints"])
-        return State(READY, "ready", workers)
+        return State(TpuState.READY, "ready", workers)
 
     def _describe(self, name: str, group: str) -> dict | None:
-        words = self._words("describe", name, "--format=json", group=group)
-        result = self.shell.run(*words, capture=True, check=False)
-        if self.shell.dry_run:
-            return {}
-        if result.returncode:
-            if is_not_found(result.stderr):
-                return None
-            raise failure(f"gcloud cannot describe {name}", result.stderr)
-        return json.loads(result.stdout)
+        return gcloud.describe(self.shell, name, self._words("describe", name, group=group))
 
     def failure_reason(self) -> str:
         """See `cloud.Backend`."""
@@ -121,10 +117,18 @@ class QueuedResource:
 
     def delete(self) -> None:
         """See `cloud.Backend`."""
-        words = self._words("delete", self.name, "--force", "--quiet")
-        result = self.shell.run(*words, capture=True, check=False)
-        if result.returncode:
-            raise failure(f"gcloud did not delete {self.name}", result.stderr)
+        if not gcloud.delete(self.shell, self.name, self._words("delete", self.name, "--force", "--quiet")):
+            raise gcloud.failure(f"gcloud did not delete {self.name}", "not found")
+
+    def remaining(self) -> list[str]:
+        """See `cloud.Backend`."""
+        resource = self._describe(self.name, "queued-resources")
+        return [] if resource is None else [f"queued resource {self.name}"]
+
+    def worker_counts(self) -> list[int]:
+        """See `cloud.Backend`."""
+        nodes = [self._describe(name, "tpu-vm") or {} for name in self.nodes]
+        return [len(node.get("networkEndpoints", [])) for node in nodes]
 
     def ssh_words(self, command: str, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`."""
@@ -139,10 +143,17 @@ class QueuedResource:
         node = "all" if slice_index is None else str(slice_index)
         return self.shell.run(*self._ssh_words(command, node, "all"), **options)
 
-    def copy(self, file: Path) -> None:
+    def copy_words(self, file: Path, slice_index: int, worker: int) -> list[str]:
         """See `cloud.Backend`."""
-        target = ["--worker=all", "--node=all", *self._tunnel]
-        self.shell.run(*self._words("scp", str(file), f"{self.name}:{file.name}", *target, "--quiet"))
+        return self._copy_words(file, str(slice_index), str(worker))
+
+    def _copy_words(self, file: Path, node: str, worker: str) -> list[str]:
+        target = [f"--worker={worker}", f"--node={node}", *self._tunnel]
+        return self._words("scp", str(file), f"{self.name}:{file.name}", *target, "--quiet")
+
+    def copy(self, file: Path, **options) -> subprocess.CompletedProcess:
+        """See `cloud.Backend`."""
+        return self.shell.run(*self._copy_words(file, "all", "all"), **options)
 
     def slice_environments(self) -> list[dict[str, str]]:
         """See `cloud.Backend`. The Cloud TPU API sets the variables in the metadata of the VMs."""

@@ -9,7 +9,7 @@ Requires Python 3.10 and only its standard library.
 import json
 import time
 
-from cloud import Shell
+from shell import Shell
 
 STATUS, LOCK, METRICS = "status.json", "lock.json", "metrics/*.jsonl"
 TAIL_BYTES = 65536  # of the metrics: some rows of evaluations may follow the last row of a step

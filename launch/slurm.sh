@@ -61,6 +61,9 @@ while (($#)); do
       ;;
     --dry_run) dry_run=yes ;;
     --) break ;;
+    --nodes | --gpus_per_node | --time | --name | --partition | --account | --container | --mem | --cpus_per_task | --mounts)
+      usage_error "$1: value missing. Write $1=VALUE"
+      ;;
     *) usage_error "unknown option $1. See --help; the command follows --" ;;
   esac
   shift

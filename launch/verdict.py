@@ -4,14 +4,21 @@ Requires Python 3.10 and only its standard library.
 """
 
 import dataclasses
+import enum
 
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 
-# A worker does not answer; the job was not started; a worker has lost it; a worker was asked to stop it; it runs on all
-# workers; some workers have finished successfully and the others have not yet; it has ended on all workers, or failed
-# on one.
-SILENT, IDLE, BROKEN, STOPPED, RUNNING = "silent", "idle", "broken", "stopped", "running"
-ENDING, ENDED = "ending", "ended"
+
+class JobState(enum.Enum):
+    """The state of a job on all workers together."""
+
+    SILENT = "silent"  # a worker does not answer
+    IDLE = "idle"  # it was not started
+    BROKEN = "broken"  # a worker has lost it
+    STOPPED = "stopped"  # a worker was asked to stop it
+    RUNNING = "running"  # it runs on all workers
+    ENDING = "ending"  # some workers have finished successfully, and the others have not finished yet
+    ENDED = "ended"  # it has ended on all workers, or failed on one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +26,14 @@ class Verdict:
     """The state of a job.
 
     Attributes:
-      kind: One of the constants of this module.
+      kind: The state.
       detail: A sentence for the log.
       exit_code: Exit code of the job if it has ended.
       answered: Number of workers that answered.
       running: Number of workers on which it is still running.
     """
 
-    kind: str
+    kind: JobState
     detail: str
     exit_code: int = SUCCESS
     answered: int = 0
@@ -49,19 +56,19 @@ def judge(jobs: list[dict], num_workers: int) -> Verdict:
         codes = [job["exit_code"] for job in failed]
         reasons = "; ".join(f"{job['reason']} on {job['host']}" for job in failed)
         code = USER_ERROR if USER_ERROR in codes else codes[0]
-        return Verdict(ENDED, f"the job ended: {reasons}", code, **counts)
+        return Verdict(JobState.ENDED, f"the job ended: {reasons}", code, **counts)
     if len(jobs) < num_workers:
-        return Verdict(SILENT, f"{num_workers - len(jobs)} of {num_workers} workers do not answer", **counts)
+        return Verdict(JobState.SILENT, f"{num_workers - len(jobs)} of {num_workers} workers do not answer", **counts)
     if len(by_state["absent"]) == len(jobs):
-        return Verdict(IDLE, "no job", **counts)
+        return Verdict(JobState.IDLE, "no job", **counts)
     if by_state["lost"] or by_state["absent"]:
         lost = [f"{job['host']} ({job['reason']})" for job in by_state["lost"]]
         lost += [f"{job['host']} (the machine is new)" for job in by_state["absent"]]
-        return Verdict(BROKEN, f"the job is lost on {', '.join(lost)}", **counts)
+        return Verdict(JobState.BROKEN, f"the job is lost on {', '.join(lost)}", **counts)
     if stopped:
-        return Verdict(STOPPED, f"the job was asked to stop on {', '.join(stopped)}", PREEMPTED, **counts)
+        return Verdict(JobState.STOPPED, f"the job was asked to stop on {', '.join(stopped)}", PREEMPTED, **counts)
     if len(finished) == len(jobs):
-        return Verdict(ENDED, "the job is done", **counts)
+        return Verdict(JobState.ENDED, "the job is done", **counts)
     if finished:
-        return Verdict(ENDING, f"the job has finished on {len(finished)} of {num_workers} workers", **counts)
-    return Verdict(RUNNING, "the job is running", **counts)
+        return Verdict(JobState.ENDING, f"the job has finished on {len(finished)} of {num_workers} workers", **counts)
+    return Verdict(JobState.RUNNING, "the job is running", **counts)

@@ -14,10 +14,11 @@ import time
 import jobs
 import lifecycle
 import workers
-from cloud import ABSENT, FAILED, LOST, READY, Backend, CommandFailed, Request, State
+from cloud import Backend, Request, State, TpuState
 from protocol import LOG_DIRECTORY
+from shell import CommandFailed
 from slices import LaunchError
-from verdict import BROKEN, ENDED, ENDING, IDLE, RUNNING, SILENT, STOPPED, Verdict, judge
+from verdict import JobState, Verdict, judge
 
 # Maximum number of consecutive checks in which workers do not answer, or in which it may turn out that a TPU whose job
 # was asked to stop is being preempted or restarted.
@@ -47,7 +48,7 @@ def train(tpu: Backend, request: Request, command: list[str], options: argparse.
     try:
         verdict = Watch(tpu, request, command, options).run()
     except (CommandFailed, LaunchError):
-        tpu.shell.log(f"{tpu.name} may exist and incur costs. `tpu.py delete {tpu.name} …` deletes it")
+        lifecycle.log_remaining(tpu, options)
         raise
     if run := jobs.model_dir(command):
         tpu.shell.log(f"the output of all workers is in {run}/{LOG_DIRECTORY}")
@@ -71,8 +72,9 @@ class Watch:
         self.tpu, self.request, self.command, self.options = tpu, request, command, options
         self.started = False  # by this call, or running when it began
         self.stopped_stragglers = False  # workers that did not end with the others
-        self.recoveries = 0  # recreations of the TPU, and restarts on all workers
-        self.kind, self.checks, self.since = IDLE, 0, time.monotonic()  # of the last verdicts of the same kind
+        # Counts recreations of the TPU, and restarts on all workers.
+        self._recover = lifecycle.Limit(tpu, options.max_recreations, "recreations")
+        self.kind, self.checks, self.since = JobState.IDLE, 0, time.monotonic()  # of the last verdicts of the same kind
 
     def run(self) -> Verdict:
         """Returns how the job ended."""
@@ -81,18 +83,22 @@ class Watch:
             if state is None:
                 continue
             verdict = self._check(state)
-            if verdict.kind == SILENT:
+            if verdict.kind == JobState.SILENT:
                 self._wait_for_answers(verdict)
-            elif verdict.kind == RUNNING:
+            elif verdict.kind == JobState.RUNNING:
                 self._log("the job is running; its output follows (Ctrl-C does not stop the job)")
                 self._follow(state)
-            elif verdict.kind == ENDING:
+            elif verdict.kind == JobState.ENDING:
                 self._wait_for_end(verdict)
-            elif verdict.kind == STOPPED and self.stopped_stragglers:
-                return dataclasses.replace(verdict, kind=ENDED, detail="some workers did not end and were stopped")
-            elif verdict.kind == STOPPED and self.started and self.checks <= MAX_CHECKS:
+            elif verdict.kind == JobState.STOPPED and self.stopped_stragglers:
+                return dataclasses.replace(
+                    verdict, kind=JobState.ENDED, detail="some workers did not end and were stopped"
+                )
+            elif verdict.kind == JobState.STOPPED and self.started and self.checks <= MAX_CHECKS:
                 self._pause(verdict)
-            elif self.started and (verdict.kind == ENDED or (verdict.kind == STOPPED and not verdict.running)):
+            elif self.started and (
+                verdict.kind == JobState.ENDED or (verdict.kind == JobState.STOPPED and not verdict.running)
+            ):
                 if verdict.running:
                     self._log("the job failed on some workers; stopping it on the others")
                     self._stop()
@@ -113,27 +119,20 @@ class Watch:
     def _ready(self) -> State | None:
         """Waits until the TPU is ready and creates it if it is absent. Deletes it and returns None if it is lost."""
         state = lifecycle.wait(self.tpu, self.options.poll_seconds)
-        if state.kind == ABSENT:
-            state = lifecycle.create(self.tpu, self.request, self.options.poll_seconds)
-        if state.kind in (LOST, FAILED):
+        if state.kind == TpuState.ABSENT:
+            state = lifecycle.create(self.tpu, self.request, self.options.poll_seconds, self._recover)
+        if state.kind in (TpuState.LOST, TpuState.FAILED):
             self._recover(state.detail, "recreating it")
             lifecycle.delete(self.tpu, self.options.poll_seconds)
             return None
         return state
-
-    def _recover(self, reason: str, action: str) -> None:
-        """Counts a recovery, up to `--max_recreations`."""
-        if self.recoveries == self.options.max_recreations:
-            raise CommandFailed(f"{self.tpu.name}: {reason} after {self.recoveries} recreations; giving up")
-        self.recoveries += 1
-        self._log(f"{reason}; {action} ({self.recoveries} of {self.options.max_recreations})")
 
     def _check(self, state: State) -> Verdict:
         verdict = judge(workers.jobs(self.tpu), state.workers)
         if verdict.kind != self.kind:
             self.kind, self.checks, self.since = verdict.kind, 0, time.monotonic()
         self.checks += 1
-        self.started = self.started or verdict.kind in (RUNNING, ENDING)
+        self.started = self.started or verdict.kind in (JobState.RUNNING, JobState.ENDING)
         return verdict
 
     def _wait_for_answers(self, verdict: Verdict) -> None:
@@ -155,14 +154,14 @@ class Watch:
 
     def _start(self, verdict: Verdict, state: State) -> None:
         """Starts the job on all workers. It may be absent, finished by an earlier call, or lost on some of them."""
-        if self.started and verdict.kind in (BROKEN, STOPPED):
+        if self.started and verdict.kind in (JobState.BROKEN, JobState.STOPPED):
             self._recover(verdict.detail, "restarting the job on all workers")
         try:
-            if verdict.kind != IDLE:
+            if verdict.kind != JobState.IDLE:
                 self._stop()
             lifecycle.set_up(self.tpu, self.command, self.options)
         except CommandFailed:
-            if lifecycle.poll(self.tpu, self.options.poll_seconds).kind == READY:
+            if lifecycle.poll(self.tpu, self.options.poll_seconds).kind == TpuState.READY:
                 raise
             return  # preempted meanwhile
         self.started = True
@@ -180,18 +179,18 @@ class Watch:
                     if ended:
                         return
                     kind = judge(workers.jobs(self.tpu), state.workers).kind
-                    silent = silent + 1 if kind == SILENT else 0
-                    ended = kind not in (RUNNING, SILENT) or silent > TOLERATED_SILENCE
+                    silent = silent + 1 if kind == JobState.SILENT else 0
+                    ended = kind not in (JobState.RUNNING, JobState.SILENT) or silent > TOLERATED_SILENCE
 
 
 def finish(tpu: Backend, verdict: Verdict, options: argparse.Namespace) -> int:
     """Logs how a job ended, deletes the TPU if requested, and returns the exit code of the job."""
     tpu.shell.log(f"{tpu.name}: {verdict.detail}")
-    if options.delete_when_done and verdict.kind == ENDED:  # `tpu.py stop` keeps the TPU
+    if options.delete_when_done and verdict.kind == JobState.ENDED:  # `tpu.py stop` keeps the TPU
         lifecycle.delete(tpu, options.poll_seconds)
         tpu.shell.log(f"{tpu.name} is deleted and incurs no more costs")
     else:
-        tpu.shell.log(f"{tpu.name} still exists and incurs costs. `tpu.py delete {tpu.name} …` deletes it")
+        tpu.shell.log(f"{tpu.name} still exists and incurs costs. `{lifecycle.delete_command(options)}` deletes it")
     return verdict.exit_code
 
 
@@ -201,7 +200,8 @@ def train_dry_run(tpu: Backend, request: Request, command: list[str], options: a
         if suffix:
             tpu.shell.log("after a preemption (the following commands run only in this case)")
             tpu.delete()
-        lifecycle.create(tpu, request, options.poll_seconds)
+        recover = lifecycle.Limit(tpu, options.max_recreations, "recreations")
+        lifecycle.create(tpu, request, options.poll_seconds, recover)
         lifecycle.set_up(tpu, command, options)
         tpu.shell.log(f"showing the output of the first worker{suffix}")
         with workers.following(tpu):

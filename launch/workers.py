@@ -4,15 +4,18 @@ Requires Python 3.10 and only its standard library.
 """
 
 import contextlib
+import functools
 import json
 import shlex
 import subprocess
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from cloud import Backend, CommandFailed, Shell
+from cloud import Backend, TpuState
 from protocol import CODE_DIRECTORY, LOG_DIRECTORY, VENV_DIRECTORY
+from shell import CommandFailed, Shell
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +23,11 @@ ARCHIVE = "t5x_like_code.tar.gz"  # in the worker's home directory
 SUPERVISE = f"python3 {CODE_DIRECTORY}/launch/supervise.py"
 # The state of a job on a worker where no code has been copied.
 NO_JOB = 'echo "{\\"state\\": \\"absent\\", \\"host\\": \\"$(hostname)\\"}"'
+WORKER_RETRIES = 3  # on a worker on which copying or installing failed
+RETRY_SECONDS = 10.0  # before the first of these retries; each further delay is twice as long
+PERMANENT_ERRORS = ("No space left on device", "No solution found")  # the latter of uv, for versions that conflict
+SSH_ERROR = 255  # exit code of ssh if it cannot connect
+SHOWN_LINES, SHOWN_WORKERS = 15, 3  # of the outputs of workers on which a call failed
 LARGE_ARCHIVE_BYTES = 200 * 2**20  # a checkout without data is a few MB
 
 
@@ -36,15 +44,77 @@ def copy_code(backend: Backend, root: Path, staging: str | None) -> None:
     if staging:
         source = f"{staging.rstrip('/')}/{backend.name}/{ARCHIVE}"
         backend.shell.run("gcloud", "storage", "cp", str(archive), source)
-        backend.ssh(f"gcloud storage cp {shlex.quote(source)} {ARCHIVE}")
+        _run(backend, "copying", f"gcloud storage cp {shlex.quote(source)} {ARCHIVE}")
     else:
-        backend.copy(archive)
-    backend.ssh(f"rm -rf {CODE_DIRECTORY} && mkdir {CODE_DIRECTORY} && tar -xzf {ARCHIVE} -C {CODE_DIRECTORY}")
+        result = backend.copy(archive, check=False)
+        _retry_alone(backend, "copying", result, functools.partial(backend.copy_words, archive))
+    unpack = f"rm -rf {CODE_DIRECTORY} && mkdir {CODE_DIRECTORY} && tar -xzf {ARCHIVE} -C {CODE_DIRECTORY}"
+    _run(backend, "unpacking the code", unpack)
 
 
 def install(backend: Backend) -> None:
-    """Creates or updates the virtual environment on every worker."""
-    backend.ssh(f"VENV=$HOME/{VENV_DIRECTORY} {CODE_DIRECTORY}/launch/install_worker.sh")
+    """Creates or updates the virtual environment on every worker. Workers that are up to date are not changed.
+
+    Raises:
+      CommandFailed: It failed on a worker. The message contains the end of its output.
+    """
+    _run(backend, "installing", f"VENV=$HOME/{VENV_DIRECTORY} {CODE_DIRECTORY}/launch/install_worker.sh")
+
+
+def _run(backend: Backend, action: str, command: str) -> None:
+    """Runs a command on all workers at once, and then again on each worker on which it may have failed."""
+    result = backend.ssh(command, check=False)
+    _retry_alone(backend, action, result, functools.partial(backend.ssh_words, command))
+
+
+def _retry_alone(
+    backend: Backend, action: str, result: subprocess.CompletedProcess, call: Callable[[int, int], list[str]]
+) -> None:
+    """Retries a call that failed on some workers, on each of them by itself.
+
+    gcloud does not report on which workers of many a call failed, so the first retry includes all of them. The call
+    must therefore do nothing, or the same again, on a worker on which it succeeded.
+
+    Args:
+      backend: The TPU.
+      action: What the call does, for messages.
+      result: The result of the call on all workers at once.
+      call: Returns the call of gcloud for a slice and a worker.
+
+    Raises:
+      CommandFailed: The TPU is not ready, or the call failed on a worker in all retries.
+    """
+    if not result.returncode:
+        return
+    state = backend.state()
+    if state.kind != TpuState.READY:
+        raise CommandFailed(f"{action} failed, because {backend.name} is not ready: {state.detail}")
+    counts = backend.worker_counts()
+    failed = [(index, worker) for index, count in enumerate(counts) for worker in range(count)]
+    for attempt in range(WORKER_RETRIES):
+        delay = RETRY_SECONDS * 2**attempt
+        names = (
+            ", ".join(f"worker {worker} of slice {index}" for index, worker in failed) if attempt else "some workers"
+        )
+        backend.shell.log(f"{action} failed on {names}; retrying in {delay:g} s ({attempt + 1} of {WORKER_RETRIES})")
+        time.sleep(delay)
+        results = backend.shell.run_each([call(*worker) for worker in failed], capture=True, check=False)
+        ends = {worker: done for worker, done in zip(failed, results, strict=True) if done.returncode}
+        failed = list(ends)
+        if not failed or any(text in done.stderr for done in ends.values() for text in PERMANENT_ERRORS):
+            break
+    if failed:
+        raise CommandFailed(_worker_errors(action, sum(counts), ends))
+
+
+def _worker_errors(action: str, num_workers: int, ends: dict[tuple[int, int], subprocess.CompletedProcess]) -> str:
+    """Returns a message with the end of the output of each worker on which a call failed."""
+    parts = [f"{action} failed on {len(ends)} of {num_workers} workers"]
+    for (index, worker), done in list(ends.items())[:SHOWN_WORKERS]:
+        reason = "no connection" if done.returncode == SSH_ERROR else f"exit code {done.returncode}"
+        lines = f"{done.stdout}{done.stderr}".splitlines()[-SHOWN_LINES:]
+        parts.append(f"worker {worker} of slice {index} ({reason}):\n" + "\n".join(f"    {line}" for line in lines))
+    return "\n".join(parts)
 
 
 def start(backend: Backend, command: list[str], max_restarts: int, environment: dict[str, str], run: str | None):
@@ -111,7 +181,8 @@ def copied_log(shell: Shell, run: str, slice_index: int, worker: int) -> None:
     newest = max((log.split("/")[-3] for log in logs), default=None)
     hosts = sorted((log for log in logs if log.split("/")[-3] == newest), key=lambda log: [len(log), log])
     if worker >= len(hosts):
-        raise CommandFailed(f"{directory}: the log of worker {worker} not found; the newest job has {len(hosts)} logs")
+        reason = f": {listed.stderr.strip()}" if listed.returncode else f"; the newest job has {len(hosts)} logs"
+        raise CommandFailed(f"{directory}: the log of worker {worker} not found{reason}")
     shell.run("gcloud", "storage", "cat", f"{hosts[worker]}/*.log")
 
 

@@ -42,16 +42,14 @@ def exists(path: str | os.PathLike) -> bool:
     """Returns whether `path` is an existing file or directory."""
     if is_local(path):
         return os.path.exists(local(path))
-    filesystem, inner = _open_store(path)
-    return filesystem.exists(inner)
+    return _store_type(path) is not None
 
 
 def is_file(path: str | os.PathLike) -> bool:
     """Returns whether `path` is an existing file."""
     if is_local(path):
         return os.path.isfile(local(path))
-    filesystem, inner = _open_store(path)
-    return filesystem.isfile(inner)
+    return _store_type(path) == "file"
 
 
 def listdir(path: str | os.PathLike) -> list[str]:
@@ -59,9 +57,9 @@ def listdir(path: str | os.PathLike) -> list[str]:
     if is_local(path):
         directory = local(path)
         return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    filesystem, inner = _open_store(path)
-    if not filesystem.isdir(inner):
+    if _store_type(path) != "directory":
         return []
+    filesystem, inner = _open_store(path)
     return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(inner, detail=False))
 
 
@@ -264,6 +262,28 @@ def sync_directory(directory: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _store_type(path) -> str | None:
+    """Returns the type of an entry of a store, `file` or `directory`, or None if it does not exist.
+
+    fsspec's `isfile` and `isdir` also return False if the store cannot be read. A run that resumes would then find no
+    checkpoints and begin again.
+
+    Raises:
+      OSError: the store cannot be read.
+    """
+    filesystem, inner = _open_store(path)
+    try:
+        return filesystem.info(inner)["type"]
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # stores raise errors of their own
+        reason = str(error) or type(error).__name__
+        raise OSError(
+            f"{os.fspath(path)} cannot be read: {reason}. Check the network and your access. For gs://, log in with "
+            "`gcloud auth application-default login`."
+        ) from error
 
 
 def _open_store(path):

@@ -3,6 +3,7 @@
 import os
 import uuid
 
+import fsspec
 import pytest
 
 from t5x_like import paths
@@ -32,6 +33,20 @@ def test_written_files_are_found_and_read(root):
 def test_missing_file_raises(root):
     with pytest.raises(FileNotFoundError):
         paths.read_text(paths.join(root, "nothing"))
+
+
+@pytest.mark.parametrize("error", [PermissionError("Forbidden"), TimeoutError(), ValueError("HTTP 401")])
+@pytest.mark.parametrize("read", [paths.exists, paths.is_file, paths.listdir])
+def test_store_that_cannot_be_read_is_not_empty(monkeypatch, read, error):
+    """A run whose checkpoints cannot be listed must not begin again."""
+
+    def info(self, path, **options):
+        raise error
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "info", info)
+    with pytest.raises(OSError, match=r"memory://bucket/run cannot be read: .*Check the network") as raised:
+        read("memory://bucket/run")
+    assert raised.value.__cause__ is error
 
 
 def test_failed_write_keeps_the_old_contents(tmp_path, monkeypatch):

@@ -121,6 +121,12 @@ elif action in ("ssh", "scp"):
     indices = range(state["workers"]) if worker == "all" else [int(worker)]
     code = 0
     for home in [CLOUD / "homes" / f"{{node}}-w{{index}}" for node in nodes for index in indices]:
+        failures = CLOUD / f"ssh_failures_{{home.name}}"  # a file, because calls for several workers run in parallel
+        if failures.exists() and int(failures.read_text()):
+            failures.write_text(str(int(failures.read_text()) - 1))
+            print(f"ssh: connect to host {{home.name}} port 22: Connection refused", file=sys.stderr)
+            code = 255
+            continue
         if action == "scp":
             shutil.copy(source, home / target)
             continue
@@ -134,6 +140,7 @@ elif action in ("ssh", "scp"):
 # Creates "virtual environments", and logs installations.
 UV = """#!/usr/bin/env bash
 echo "uv $*" >>"$CLOUD/installs"
+[ -e "$HOME/no_uv" ] && echo "error: package index: 503" >&2 && exit 1
 [ "$1" = venv ] || exit "${UV_STATUS:-0}"
 mkdir -p "${@: -1}/bin"
 cp "$CLOUD/bin/fake_t5x_like" "${@: -1}/bin/t5x_like"
@@ -177,6 +184,9 @@ class Cloud:
         (self.checkout / "launch").mkdir(parents=True)
         for path in [*(ROOT / "launch").glob("*.*"), ROOT / "constraints.txt", ROOT / "setup.py"]:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
+        (self.checkout / "gin_configs").symlink_to(ROOT / "gin_configs")
+        retries = self.checkout / "launch/workers.py"
+        retries.write_text(retries.read_text().replace("RETRY_SECONDS = 10.0", "RETRY_SECONDS = 0.01"))
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
         self.set(plan=[], outcomes=[], resources={}, nodes={}, workers=1, broken="", no_ssh=False)
 
@@ -223,6 +233,10 @@ class Cloud:
     def environments(self) -> list[dict[str, str]]:
         """Returns the environment of each start of the command."""
         return [json.loads(line) for line in (self.directory / "environments.jsonl").read_text().splitlines()]
+
+    def installs(self) -> list[str]:
+        """Returns the names of the workers on which the environment was installed completely."""
+        return sorted(path.parent.parent.name for path in self.directory.glob("homes/*/t5x_like_venv/installed"))
 
     def home(self, name: str) -> Path:
         return self.directory / "homes" / name

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from t5x_like.cli import commands
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "launch"))
 try:
     import check_command
+    import jobs
     import tpu
 finally:
     sys.path.pop(0)
@@ -18,7 +21,13 @@ printf '%s\\n' "$@" >"$0.arguments"
 echo "t5x_like train: no such gin file" >&2
 exit {code}
 """
-COMMAND = ["t5x_like", "train", "--gin_file=runs/x.gin", "--max_restarts=3", "--gin.MODEL_DIR=gs://my-bucket/runs/x"]
+COMMAND = [
+    "t5x_like",
+    "train",
+    "--gin_file=runs/pretrain.gin",
+    "--max_restarts=3",
+    "--gin.MODEL_DIR=gs://my-bucket/runs/x",
+]
 
 
 @pytest.fixture
@@ -41,7 +50,12 @@ def test_invalid_command_raises_with_its_message(environment):
     with pytest.raises(check_command.LaunchError, match="invalid t5x_like command: .* no such gin file"):
         check_command.check_command(COMMAND)
     arguments = Path(f"{program}.arguments").read_text().splitlines()
-    assert arguments == ["train", "--gin_file=runs/x.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
+    assert arguments == ["train", "--gin_file=runs/pretrain.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
+
+
+def test_commands_match_t5x_like():
+    assert sorted(jobs.COMMANDS) == sorted(commands.COMMANDS)
+    assert set(jobs.DRY_RUN_COMMANDS) == {name for name, each in commands.COMMANDS.items() if each.supports_dry_run}
 
 
 def test_misspelled_command_raises(environment):

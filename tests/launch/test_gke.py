@@ -174,6 +174,7 @@ def test_dry_run_prints_command_with_manifest():
             ["print", "first", IMAGE, "--topology=v5e:4x4", "--host_network", "--service_account=a", *COMMAND],
             "has no effect with --host_network",
         ),
+        (["print", "first", IMAGE, "--topology=v5e:4x4", "--service_account=A", *COMMAND], "--service_account 'A'"),
         (["create_nodes", "first", "--zone=us-west4-a", "--topology=v5e:4x4"], "--cluster is missing"),
         (["create_nodes", "first", "--cluster=c", "--topology=v5e:4x4"], "--zone is missing"),
         (["create_nodes", "first", "--cluster=c", "--zone=us-west4-c", "--topology=v5e:4x4"], "did you mean us-west4-"),

@@ -10,7 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
     import cloud
+    import gcloud
     import groups
+    import shell as shells
     import slices
 finally:
     sys.path.pop(0)
@@ -19,7 +21,7 @@ QUOTA = {"code": "QUOTA_EXCEEDED", "message": "Quota TPUS_PER_TPU_FAMILY exceede
 STOCKOUT = {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "not enough resources"}
 
 
-class Scripted(cloud.Shell):
+class Scripted(shells.Shell):
     """Answers the calls of gcloud.
 
     Attributes:
@@ -37,7 +39,7 @@ class Scripted(cloud.Shell):
         self.calls.append(words)
         error = next((text for some, text in self.failures.items() if set(some) <= set(words)), "")
         output = ""
-        if "describe" in words or "list-instances" in words:
+        if words[2] == "instance-groups" and ("describe" in words or "list-instances" in words):
             name = words[5]
             found = self.vms.get(name)
             error = error or ("" if found is not None else f"ERROR: The resource {name} was not found")
@@ -48,7 +50,7 @@ class Scripted(cloud.Shell):
         elif "ssh" in words:
             output = "first-0-x1,first-0-x0"
         if error and check:
-            raise cloud.CommandFailed(error)
+            raise shells.CommandFailed(error)
         return subprocess.CompletedProcess(words, int(bool(error)), "" if error else output, error)
 
 
@@ -135,26 +137,26 @@ def test_template_requests_capacity(shell, options, flags):
 @pytest.mark.parametrize(
     ("vms", "stable", "kind", "detail"),
     [
-        ({}, False, cloud.ABSENT, "absent"),
-        ({"first": []}, False, cloud.PENDING, "first: 0 of 2 VMs are running"),
-        ({"first": [("RUNNING",), ("STAGING",)]}, False, cloud.PENDING, "1 of 2 VMs are running"),
-        ({"first": [("", STOCKOUT), ("", STOCKOUT)]}, False, cloud.PENDING, "ZONE_RESOURCE_POOL_EXHAUSTED"),
-        ({"first": [("", QUOTA), ("", QUOTA)]}, False, cloud.FAILED, "Quota TPUS_PER_TPU_FAMILY exceeded"),
-        ({"first": [("RUNNING",), ("RUNNING",)]}, True, cloud.READY, "ready"),
-        ({"first": [("RUNNING",), ("TERMINATED",)]}, True, cloud.LOST, "first-1 is TERMINATED"),
-        ({"first": []}, True, cloud.LOST, "first has no VMs left"),
+        ({}, False, cloud.TpuState.ABSENT, "absent"),
+        ({"first": []}, False, cloud.TpuState.PENDING, "first: 0 of 2 VMs are running"),
+        ({"first": [("RUNNING",), ("STAGING",)]}, False, cloud.TpuState.PENDING, "1 of 2 VMs are running"),
+        ({"first": [("", STOCKOUT), ("", STOCKOUT)]}, False, cloud.TpuState.PENDING, "ZONE_RESOURCE_POOL_EXHAUSTED"),
+        ({"first": [("", QUOTA), ("", QUOTA)]}, False, cloud.TpuState.FAILED, "Quota TPUS_PER_TPU_FAMILY exceeded"),
+        ({"first": [("RUNNING",), ("RUNNING",)]}, True, cloud.TpuState.READY, "ready"),
+        ({"first": [("RUNNING",), ("TERMINATED",)]}, True, cloud.TpuState.LOST, "first-1 is TERMINATED"),
+        ({"first": []}, True, cloud.TpuState.LOST, "first has no VMs left"),
     ],
 )
 def test_state_follows_the_vms(shell, vms, stable, kind, detail):
     shell.vms, shell.stable = vms, stable
     state = make(shell).state()
     assert state.kind == kind and detail in state.detail
-    assert state.workers == (2 if kind == cloud.READY else 0)
+    assert state.workers == (2 if kind == cloud.TpuState.READY else 0)
 
 
 def test_one_missing_group_of_several_is_a_loss(shell):
     shell.vms = {"first-0": [("RUNNING",)] * 2}
-    assert make(shell, 2).state() == cloud.State(cloud.LOST, "first-1 not found")
+    assert make(shell, 2).state() == cloud.State(cloud.TpuState.LOST, "first-1 not found")
 
 
 def test_delete_removes_groups_before_what_they_use(shell):
@@ -170,17 +172,17 @@ def test_parts_that_are_missing_do_not_stop_a_deletion_but_failures_do(shell):
     shell.failures = {("instance-groups", "delete"): "ERROR: The resource first was not found"}
     make(shell).delete()
     shell.failures = {("delete",): "ERROR: The resource was not found"}
-    with pytest.raises(cloud.CommandFailed, match="did not delete first: not found"):
+    with pytest.raises(shells.CommandFailed, match="did not delete first: not found"):
         make(shell).delete()
     shell.failures = {("instance-templates", "delete"): "ERROR: 503 The service is unavailable"}
-    with pytest.raises(cloud.TransientFailure, match="did not delete first-t5x-like of instance-templates: .* 503"):
+    with pytest.raises(gcloud.TransientFailure, match="did not delete first-t5x-like of instance-templates: .* 503"):
         make(shell).delete()
     shell.failures = {
         ("instance-groups", "delete"): "ERROR: Required 'compute.instanceGroupManagers.delete' permission"
     }
-    with pytest.raises(cloud.CommandFailed) as error:
+    with pytest.raises(shells.CommandFailed) as error:
         make(shell).delete()
-    assert not isinstance(error.value, cloud.TransientFailure)
+    assert not isinstance(error.value, gcloud.TransientFailure)
 
 
 def test_several_slices_find_each_other_through_the_first_worker(shell):
@@ -198,5 +200,5 @@ def test_ssh_reaches_all_vms_of_a_slice(shell):
     tpu.ssh("date")
     reached = [words[3] for words in shell.calls if "ssh" in words]
     assert sorted(reached) == ["first-0-0", "first-0-1", "first-1-0", "first-1-0", "first-1-1", "first-1-1"]
-    with pytest.raises(cloud.CommandFailed, match="--worker=2: first-0 has 2 VMs"):
+    with pytest.raises(shells.CommandFailed, match="--worker=2: first-0 has 2 VMs"):
         tpu.ssh_words("hostname", 0, 2)

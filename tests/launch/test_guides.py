@@ -1,5 +1,6 @@
-"""Tests that the commands in docs/gke.md and docs/slurm.md are valid."""
+"""Tests that the commands in docs/gke.md and docs/slurm.md are valid, and those of gcloud in docs/tpu_vm.md."""
 
+import ast
 import re
 import shlex
 import shutil
@@ -14,24 +15,57 @@ from t5x_like import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.md")}
+TPU_VM = (ROOT / "docs/tpu_vm.md").read_text()
 
 
 def commands(page: str) -> list[list[str]]:
     """Returns the commands in the indented blocks of a page. A backslash at the end of a line continues it."""
-    lines = re.sub(r"\\\n\s*", "", TEXTS[page]).splitlines()
+    lines = re.sub(r"\\\n\s*", "", TEXTS.get(page, TPU_VM)).splitlines()
     return [shlex.split(re.sub(r"\s# .*", "", line)) for line in lines if re.match(r" {4}[a-z.]", line)]
 
 
 LAUNCHES = [words for page in TEXTS for words in commands(page) if words[0].startswith("launch/")]
 T5X_LIKE = [words for page in TEXTS for words in commands(page) if words[0] == "t5x_like"]
+T5X_LIKE += [["t5x_like", *words[1:]] for words in commands("slurm.md") if words[0] == ".venv/bin/t5x_like"]
 T5X_LIKE += [words[words.index("--") + 1 :] for words in LAUNCHES if "--" in words]
 
 
 def test_programs_are_known():
     used = {page: {words[0] for words in commands(page)} for page in TEXTS}
-    assert used["gke.md"] == {"gcloud", "kubectl", "t5x_like", "launch/gke.py", "launch/docker.sh"}
-    local = {"python3", ".venv/bin/pip", "export", "apptainer", "squeue", "tail", "scancel"}
-    assert used["slurm.md"] == {*local, "launch/slurm.sh", "launch/docker.sh"}
+    planning = {"pip", "export", "t5x_like"}
+    assert used["gke.md"] == {"gcloud", "kubectl", *planning, "launch/gke.py", "launch/docker.sh"}
+    installed = {".venv/bin/pip", ".venv/bin/t5x_like"}
+    local = {"python3", "export", "apptainer", "squeue", "tail", "scancel", "gcloud", "rm"}
+    assert used["slurm.md"] == {*installed, *local, "launch/slurm.sh", "launch/docker.sh"}
+    assert {words[0] for words in commands("tpu_vm.md")} == {"gcloud", "ssh-add", *planning, "launch/tpu.py"}
+
+
+@pytest.mark.parametrize("page", ["tpu_vm.md", "gke.md"])
+def test_guides_prepare_the_project_before_anything_is_created(page):
+    shown = [" ".join(words) for words in commands(page)]
+    starts = [
+        "gcloud auth login",
+        "gcloud auth application-default login",
+        "gcloud services enable",
+        "gcloud storage buckets create",
+        "pip install -e .[plan]",
+        "t5x_like plan",
+        "launch/gke.py create_nodes" if page == "gke.md" else "launch/tpu.py train",
+    ]
+    positions = [next(i for i, line in enumerate(shown) if line.startswith(start)) for start in starts]
+    assert positions == sorted(positions)
+
+
+def test_every_command_on_c4_reads_the_version_that_the_guide_copies():
+    shown = [words for page in (*TEXTS, "tpu_vm.md") for words in commands(page)]
+    on_c4 = [words for words in shown if "--gin.MIXTURE_OR_TASK_NAME=c4_v310_span_corruption" in words]
+    copied = [word for words in shown for word in words if "allennlp-tensorflow-datasets" in word]
+    assert len(on_c4) >= 9 and {path.rpartition("/c4/en/")[2] for path in copied} == {"3.0.1"}
+    for words in on_c4:
+        (arguments,) = [word.partition("=")[2] for word in words if word.startswith("--gin.TASK_ARGUMENTS=")]
+        values = ast.literal_eval(arguments)
+        assert values["tfds_name"] == "c4/en:3.0.1" and values["data_dir"].endswith("/tfds")
+        assert set(values) <= {"tfds_name", "data_dir", "vocabulary_path"}
 
 
 def test_gke_guide_creates_and_deletes_in_order():
@@ -68,8 +102,9 @@ def test_t5x_like_commands_parse_and_gin_files_exist(words):
 
 
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="needs gcloud")
-def test_gcloud_accepts_the_commands_of_the_gke_guide(tmp_path):
-    shown = [shlex.join(words) for words in commands("gke.md") if words[0] == "gcloud"]
+def test_gcloud_accepts_the_commands_of_the_guides(tmp_path):
+    pages = ("gke.md", "slurm.md", "tpu_vm.md")
+    shown = [shlex.join(words) for page in pages for words in commands(page) if words[0] == "gcloud"]
     nodes = [words for words in LAUNCHES if words[1] in ("create_nodes", "delete_nodes")]
     calls = [
         line
@@ -78,7 +113,7 @@ def test_gcloud_accepts_the_commands_of_the_gke_guide(tmp_path):
             [sys.executable, ROOT / words[0], *words[1:], "--dry_run"], capture_output=True, text=True, check=True
         ).stdout.splitlines()
     ]
-    assert len(shown) > 5 and len(calls) > 5
+    assert len(shown) > 25 and len(calls) > 5
     assert gcloud_linter.errors([*shown, *calls], tmp_path) == {}
 
 

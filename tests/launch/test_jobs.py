@@ -1,5 +1,6 @@
 """Tests for launch/jobs.py: checks of commands before machines are requested."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -80,6 +81,25 @@ def test_valid_commands_pass():
     jobs.check_command(["t5x_like", "eval"])
     with pytest.raises(jobs.LaunchError, match="'python' after -- is not supported"):
         jobs.check_command(["python", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "t5x_like trian: unknown command; did you mean train"),
+        (["--help_me"], None),
+        (["eval", "--gin_file=nope.gin"], "--gin_file=nope.gin: not found in the working directory, the checkout"),
+        (["eval", "--gin_file", "runs/pretrian.gin"], "did you mean runs/pretrain.gin"),
+        (["eval", "--gin_file=runs/pretrain.gin", "--gin_file=mine.gin"], None),
+        (["eval", "--gin_file=/home/me/mine.gin", "--gin_file=gs://my-bucket/mine.gin"], None),
+        (["eval", "--gin_file=other.gin", "--gin_search_paths=gs://my-bucket/gin"], None),
+    ],
+)
+def test_unknown_commands_and_missing_gin_files_raise(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.gin").touch()
+    with pytest.raises(jobs.LaunchError, match=message) if message else contextlib.nullcontext():
+        jobs.check_command(["t5x_like", *arguments])
 
 
 def test_environment_parses_names_and_values():

@@ -17,6 +17,11 @@ COMMANDS = [
 ]
 
 
+def guide(page: str) -> str:
+    assert f"(../docs/{page}.md)" in TEXT
+    return (ROOT / f"docs/{page}.md").read_text()
+
+
 def test_every_launcher_is_listed_and_has_an_example():
     launchers = {path.name for path in (ROOT / "launch").glob("*.*") if path.stat().st_mode & 0o100}
     internal = {
@@ -29,7 +34,9 @@ def test_every_launcher_is_listed_and_has_an_example():
     listed = set(re.findall(r"`([a-z_]+\.(?:sh|py))`", TEXT.partition("## This machine")[0]))
     assert listed == launchers - internal
     shown = {Path(words[0]).name for words in COMMANDS}
-    assert shown == listed - {"local.sh", "tpu.py"}
+    assert shown == {"local_multiprocess.sh", "docker.sh"}
+    guides = {name for page in ("tpu_vm", "gke", "slurm") for name in re.findall(r"launch/([a-z_.]+)", guide(page))}
+    assert guides >= {"tpu.py", "gke.py", "slurm.sh"}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -157,6 +157,7 @@ def test_environment_with_different_python_is_not_replaced(machine):
     result = machine.run("train", PYTHON="custom")
     assert result.returncode == 1
     assert "is Python 3.12 and PYTHON=custom is 3.13" in result.stderr
+    assert "PYTHON=missing does not work. Give Python 3.11 to 3.13" in machine.run("train", PYTHON="missing").stderr
     assert machine.logged() == []
 
 

@@ -14,15 +14,15 @@ from t5x_like.training import run_directory, run_lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
-    import cloud
     import run_report
+    import shell
 finally:
     sys.path.pop(0)
 
 RUN = "gs://my-bucket/run"
 
 
-class LocalBucket(cloud.Shell):
+class LocalBucket(shell.Shell):
     """Reads the directory `root` instead of gs://my-bucket."""
 
     def __init__(self, root: Path):

@@ -199,6 +199,7 @@ def test_crash_is_restarted_in_the_same_allocation(slurm):
         (["--time=0-00:03", *COMMAND], "before --time=0-00:03 (180 s)"),
         (["--time=1-08:09:08", "--save_seconds=115748", *COMMAND], "(115748 s)"),
         (["--gpus=8", *COMMAND], "unknown option --gpus=8"),
+        (["--nodes", "2", *COMMAND], "--nodes: value missing. Write --nodes=VALUE"),
         (["--", "python", "train.py"], "python after -- is not supported"),
         (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["--partition=", *COMMAND], "--partition= is empty"),

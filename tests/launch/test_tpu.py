@@ -1,8 +1,16 @@
 """Tests for launch/tpu.py with a fake cloud: order of the calls, and recreation after preemptions."""
 
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
+try:
+    from generations import GENERATIONS
+finally:
+    sys.path.pop(0)
 
 SLICE = ["--topology=v5e:4x4", "--zone=us-west4-a"]
 ZONE = ["--zone=us-west4-a"]
@@ -30,6 +38,26 @@ def test_train_creates_sets_up_and_follows(cloud):
     assert directory == f"{home}/t5x_like"
     assert arguments == COMMAND[2:]
     assert (cloud.home("first-w0") / "t5x_like/constraints.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("generation", "backend"), [(name, backend) for name, each in GENERATIONS.items() for backend in each.backends]
+)
+def test_train_on_every_generation_and_backend(cloud, generation, backend):
+    cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], outcomes=["preempt", 0])
+    found = GENERATIONS[generation]
+    topology = f"--topology={generation}:{'x'.join(map(str, found.shapes[-1]))}"
+    place = [f"--zone={found.zones[0]}", "--project=my-project", f"--backend={backend}"]
+    result = cloud.tpu("train", "first", topology, *place, "--spot", "--delete_when_done", QUICK, *COMMAND)
+    assert "the job is done" in result.stderr and len(cloud.runs()) == 2
+    assert cloud.state()["resources"] == {}
+    words = [word for words in cloud.calls() for word in words]
+    if backend == "queued":
+        assert f"--runtime-version={found.runtime_version}" in words
+        assert f"--accelerator-type={found.type_prefix}-" in " ".join(words)
+    else:
+        assert f"--image-family={found.image_family}" in words
+        assert f"--machine-type={found.machine_type.format(chips=4)}" in words
 
 
 def test_preempted_tpu_is_recreated_and_command_restarted(cloud):
@@ -149,13 +177,17 @@ def test_failed_description_does_not_count_as_absent(cloud):
     cloud.set(broken="ERROR: PERMISSION_DENIED: caller does not have permission")
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1)
     assert "PERMISSION_DENIED" in result.stderr
-    assert cloud.actions() == ["describe"]
+    assert "first may exist and incur costs" in result.stderr
+    assert cloud.actions() == ["describe", "describe"]  # the second one to find out what remains
 
 
 def test_failed_installation_exits(cloud):
     cloud.set(plan=[["ACTIVE"]])
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND, code=1, UV_STATUS="1", RETRY_SECONDS="0")
-    assert "attempt 3 of 3 failed" in result.stderr and "failed with exit code 1" in result.stderr
+    assert "installing failed on worker 0 of slice 0; retrying in 0.04 s (3 of 3)" in result.stderr
+    assert "installing failed on 1 of 1 workers\nworker 0 of slice 0 (exit code 1):\n" in result.stderr
+    assert "    install_worker.sh: attempt 3 of 3 failed" in result.stderr
+    assert "what remains: queued resource first. VMs incur costs until `launch/tpu.py delete first" in result.stderr
     assert cloud.runs() == []
 
 

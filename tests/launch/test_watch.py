@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
-    import cloud
     import lifecycle
+    import shell as shells
     import tpu
     import verdict
     import watch
@@ -44,7 +44,7 @@ class Follower:
         return 0
 
 
-class Scripted(cloud.Shell):
+class Scripted(shells.Shell):
     """Replaces the shell of `tpu.main`.
 
     Args:
@@ -54,10 +54,12 @@ class Scripted(cloud.Shell):
       deletes: Errors of the first calls to delete. Later calls succeed.
       jobs: States of the job on the workers that answer, in the order of the calls. The last one repeats.
       workers: Number of workers.
+      creates: Errors of the first calls to create. Later calls succeed.
     """
 
-    def __init__(self, monkeypatch, states=(ABSENT,), deletes=(), jobs=((NONE,), (DONE,)), workers=1):
+    def __init__(self, monkeypatch, states=(ABSENT,), deletes=(), jobs=((NONE,), (DONE,)), workers=1, creates=()):
         super().__init__(dry_run=False)
+        self.creates = list(creates)
         self.states, self.deletes, self.jobs, self.workers = list(states), list(deletes), list(jobs), workers
         self.actions = []
         monkeypatch.setattr(tpu, "Shell", lambda dry_run: self)
@@ -86,9 +88,11 @@ class Scripted(cloud.Shell):
             output = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         elif action == "delete" and self.deletes:
             output = self.deletes.pop(0)
+        elif action == "create" and self.creates:
+            output = self.creates.pop(0)
         failed = output.startswith("ERROR")
         if failed and check:
-            raise cloud.CommandFailed(output)
+            raise shells.CommandFailed(output)
         if action == "describe":
             output = output if failed else json.dumps({"state": {"state": output}})
         return subprocess.CompletedProcess(words, int(failed), "" if failed else output, output if failed else "")
@@ -104,26 +108,19 @@ def train(*options: str) -> int:
 
 def test_tpu_preempted_before_ready_is_recreated(monkeypatch, capsys):
     preempted = [ABSENT, "PROVISIONING", "SUSPENDING", ABSENT]
-    shell = Scripted(monkeypatch, [*preempted, ABSENT, "SUSPENDED", ABSENT, ABSENT, "ACTIVE"])
+    shell = Scripted(monkeypatch, [*preempted, "SUSPENDED", ABSENT, "ACTIVE"])
     assert train("--max_recreations=2") == 0
     log = capsys.readouterr().err
-    assert "first: SUSPENDING; recreating it (1 of 2)" in log
-    assert "first: SUSPENDED; recreating it (2 of 2)" in log
+    assert "first: SUSPENDING; creating it again in 0.001 s (1 of 2)" in log
+    assert "first: SUSPENDED; creating it again in 0.002 s (2 of 2)" in log
     assert changes(shell) == ["create", "delete", "create", "delete", "create", "set up"]
 
 
 def test_recreations_are_limited(monkeypatch, capsys):
-    shell = Scripted(monkeypatch, [ABSENT, "SUSPENDING", ABSENT, ABSENT, "SUSPENDING"])
+    shell = Scripted(monkeypatch, [ABSENT, "SUSPENDING", ABSENT, "SUSPENDING"])
     assert train("--max_recreations=1") == 1
     assert "first: SUSPENDING after 1 recreations; giving up" in capsys.readouterr().err
     assert shell.actions.count("create") == 2
-
-
-def test_create_does_not_recreate(monkeypatch, capsys):
-    shell = Scripted(monkeypatch, ["PROVISIONING", "SUSPENDING"])
-    assert tpu.main(["create", "first", *SLICE, QUICK]) == 1
-    assert "first: SUSPENDING" in capsys.readouterr().err
-    assert shell.actions == ["create", "describe", "describe"]
 
 
 def test_transient_failures_are_retried(monkeypatch, capsys):
@@ -151,7 +148,7 @@ def test_permanent_failures_are_not_retried(monkeypatch, capsys, failure, polls)
     shell = Scripted(monkeypatch, [failure])
     assert train() == 1
     assert f"gcloud cannot describe first: {failure}" in capsys.readouterr().err
-    assert shell.actions == ["describe"] * polls
+    assert shell.actions == ["describe"] * (polls + 1)  # the last one to find out what remains
 
 
 def test_concurrent_deletion_is_awaited(monkeypatch):
@@ -168,6 +165,13 @@ def test_tpu_absent_before_deletion_is_recreated(monkeypatch):
     assert shell.actions.count("delete") == 1
 
 
+def test_transient_failures_to_create_count_as_recreations(monkeypatch, capsys):
+    shell = Scripted(monkeypatch, [ABSENT, ABSENT, "ACTIVE"], creates=[OUTAGE])
+    assert train("--max_recreations=1") == 0
+    assert "503 The service is unavailable; creating it again in 0.001 s (1 of 1)" in capsys.readouterr().err
+    assert changes(shell) == ["create", "create", "set up"]
+
+
 def test_failed_deletion_is_retried_after_the_job_is_done(monkeypatch, capsys):
     states = ["ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE", ABSENT]
     shell = Scripted(monkeypatch, states, [OUTAGE, TOKENS], jobs=[(RUNS,), (DONE,)])
@@ -181,7 +185,7 @@ def test_tpu_that_cannot_be_deleted_raises(monkeypatch, capsys, refusal, deletes
     shell = Scripted(monkeypatch, ["SUSPENDED"], [refusal] * 20)
     assert train() == 1
     log = capsys.readouterr().err
-    assert f"gcloud did not delete first: {refusal}" in log and "first may exist and incur costs" in log
+    assert f"gcloud did not delete first: {refusal}" in log and "what remains: queued resource first" in log
     assert shell.actions.count("delete") == deletes
 
 
@@ -244,12 +248,23 @@ def test_tpu_that_cannot_be_deleted_raises(monkeypatch, capsys, refusal, deletes
         (["create", "first", *SLICE, "--project=X"], "is not a project ID"),
         (["copy", "first", *ZONE, "--staging=/tmp/x"], "--staging=/tmp/x is not a directory in a bucket"),
         (["fetch", "runs/first", "here"], "is not a directory in a bucket"),
+        (["create", "first", *SLICE, "--service_account=robot"], "--service_account=robot: not the address of"),
+        (["create", "first", *SLICE, "--max_retries=-1"], "--max_retries=-1: below the minimum"),
+        (["train", "first", *SLICE, "--", "t5x_like", "trian"], "t5x_like trian: unknown command; did you mean train"),
     ],
 )
 def test_invalid_arguments_exit_before_any_call(monkeypatch, capsys, words, message):
     shell = Scripted(monkeypatch)
     assert tpu.main(words) == 2
     assert message in capsys.readouterr().err
+    assert shell.actions == []
+
+
+def test_command_without_separator_is_reported(monkeypatch, capsys):
+    shell = Scripted(monkeypatch)
+    with pytest.raises(SystemExit):
+        tpu.main(["train", "first", *SLICE, "t5x_like", "train"])
+    assert "unrecognized arguments: t5x_like train. Write -- before the t5x_like command" in capsys.readouterr().err
     assert shell.actions == []
 
 
@@ -330,19 +345,19 @@ def test_worker_that_is_silent_for_a_moment_does_not_interrupt_the_output(monkey
 @pytest.mark.parametrize(
     ("jobs", "kind"),
     [
-        ([NONE, NONE], verdict.IDLE),
-        ([RUNS, NONE], verdict.BROKEN),
-        ([DONE, GONE], verdict.BROKEN),
-        ([RUNS, RUNS], verdict.RUNNING),
-        ([RUNS, DONE], verdict.ENDING),
-        ([DONE, DONE], verdict.ENDED),
-        ([RUNS, CRASHED], verdict.ENDED),
-        ([CRASHED], verdict.ENDED),
-        ([ASKED, CRASHED], verdict.ENDED),
-        ([ASKED, ASKED], verdict.STOPPED),
-        ([ASKED, RUNS], verdict.STOPPED),
-        ([ASKED, GONE], verdict.BROKEN),
-        ([RUNS], verdict.SILENT),
+        ([NONE, NONE], verdict.JobState.IDLE),
+        ([RUNS, NONE], verdict.JobState.BROKEN),
+        ([DONE, GONE], verdict.JobState.BROKEN),
+        ([RUNS, RUNS], verdict.JobState.RUNNING),
+        ([RUNS, DONE], verdict.JobState.ENDING),
+        ([DONE, DONE], verdict.JobState.ENDED),
+        ([RUNS, CRASHED], verdict.JobState.ENDED),
+        ([CRASHED], verdict.JobState.ENDED),
+        ([ASKED, CRASHED], verdict.JobState.ENDED),
+        ([ASKED, ASKED], verdict.JobState.STOPPED),
+        ([ASKED, RUNS], verdict.JobState.STOPPED),
+        ([ASKED, GONE], verdict.JobState.BROKEN),
+        ([RUNS], verdict.JobState.SILENT),
     ],
 )
 def test_job_is_judged_by_all_workers(jobs, kind):
