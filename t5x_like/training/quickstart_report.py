@@ -64,8 +64,9 @@ def span_corruption(
         plot = paths.join(model_dir, loss_curve.FILE_NAME)
         loss_curve.plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")
         console.print(f"\nplot of the losses: {plot}")
+    distance = f"{abs(entropy - loss):.3f} nats {'below' if loss < entropy else 'above'}"
     console.print(
-        f"\nheld-out loss {loss:.3f} nats per token, unigram entropy {entropy:.3f}: {entropy - loss:.3f} nats below "
+        f"\nheld-out loss {loss:.3f} nats per token, unigram entropy {entropy:.3f}: {distance} "
         "(target tokens that are neither sentinel nor EOS)"
     )
     _print_predictions(console, params["model"], partitioner, data, objective.features, vocabulary, samples)
@@ -99,13 +100,17 @@ class _WordsOnly:
 
 def _print_predictions(console, model, partitioner, data, features, vocabulary, samples):
     """Prints held-out text with numbered blanks, and the predicted and the true text of each blank."""
-    batch = next(iter(data.eval_batches(features, 1)))
+    index, count = partitioner.feed_shard
+    batch = next(iter(data.eval_batches(features, 1, process_index=index, process_count=count)))
     first = batch["encoder_segment_ids"] == 1  # the first example of each packed row
     alone = {name: rows * first for name, rows in batch.items() if name.startswith("encoder")}
     length = batch["decoder_target_tokens"].shape[1]
     decoding = Decoding(max_length=length, eos_ids=(EOS_ID,), bos_id=BOS_ID)
-    decode = partitioner.jit(lambda model, batch: generate(model, batch, decoding).tokens[:, 0])
-    predicted = jax.device_get(decode(model, partitioner.put_batch(alone)))
+    decode = partitioner.jit(
+        lambda model, batch: generate(model, batch, decoding).tokens[:, 0], out_shardings=partitioner.replicated
+    )
+    rows = len(first)  # of this process
+    predicted = jax.device_get(decode(model, partitioner.put_batch(alone)))[index * rows : (index + 1) * rows]
     first_sentinel = vocabulary.vocab_size - vocabulary.extra_ids
     targets = batch["decoder_target_tokens"] * (batch["decoder_segment_ids"] == 1)
     for row in range(min(samples, len(predicted))):

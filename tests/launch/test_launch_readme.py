@@ -1,5 +1,6 @@
 """Tests that the commands in launch/README.md are valid."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -52,3 +53,19 @@ def test_commands_support_dry_run(words):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.slow
+def test_example_of_several_processes_trains(tmp_path):
+    """Two processes train, and each reports its own held-out rows."""
+    (words,) = [words for words in COMMANDS if words[0].endswith("local_multiprocess.sh")]
+    program = Path(sys.executable).parent / "t5x_like"
+    few = ["--gin.TRAIN_STEPS=2", f"--gin.MODEL_DIR={tmp_path}/run"]
+    start = [ROOT / words[0], f"--log_dir={tmp_path}", *words[1:-1], *few]
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    result = subprocess.run(start, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    logs = [(tmp_path / f"{index}.log").read_text() for index in (0, 1)]
+    assert all("held-out loss" in log and "(was " in log for log in logs)
+    first, second = (log.partition("held-out loss")[2].partition("\n[")[2] for log in logs)
+    assert first != second  # the rows differ
