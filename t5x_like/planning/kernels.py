@@ -94,8 +94,9 @@ def target(instruction: Instruction) -> str:
 def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -> float:
     """Estimates the part of the matrix units that the products of a kernel use.
 
-    The products of attention contract the last dimension of an operand, the size of a head, or return it. If it is
-    smaller than a matrix unit, the rest of the unit is idle.
+    The products of attention contract the last dimension of an operand, or return it. It is the size of a head, or in
+    `kernels/fused_attention` the number of positions. If it is not a multiple of the size of a matrix unit, a part of
+    the last unit is idle.
 
     Args:
       computation: the computation of the kernel.

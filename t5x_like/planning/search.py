@@ -25,10 +25,10 @@ SLACK_BYTES = 2 * GIB
 # Largest fraction of the memory that an estimate may use. Compiled steps needed up to 5 GiB more than estimated, for
 # scheduling.
 MAX_HBM_FRACTION = 0.9
-# From this number of devices, the compiler implements an all-gather along an axis that spans the whole slice as an
-# all-reduce, which sends twice as many bytes (measured on v4, v5e and v5p with libtpu 0.0.50; not for 16 devices, and
-# not for an axis that spans part of a slice).
-ALL_REDUCE_GATHER_DEVICES = 64
+# From this number of devices, the compiler reduces gradients along an axis that spans the whole slice with an
+# all-reduce, which sends twice as many bytes as a reduce-scatter (planned on v4, v5e, v5p and v6e; not for 16 devices,
+# and not for an axis that spans part of a slice).
+ALL_REDUCE_DEVICES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +211,7 @@ class _Estimate:
         """Returns the bytes that a device sends within its slice and to other slices."""
         ici, slices = self._ici, self._topology.slices
         devices = math.prod(ici.values())
-        doubled = 2 if ici["fsdp"] == devices >= ALL_REDUCE_GATHER_DEVICES else 1
+        reduction = 2 if ici["fsdp"] == devices >= ALL_REDUCE_DEVICES else 1
         within = across = 0.0
         for leaf in self._leaves:
             if not leaf.passes:
@@ -219,9 +219,10 @@ class _Estimate:
             axes = [axis for axis, _ in leaf.dims]
             sent = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards({**ici, "fsdp": 1})
             shard = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici)
-            # A sharded kernel is gathered in each pass and its gradient reduce-scattered. Otherwise its gradient is
+            # A sharded kernel is gathered in each pass and its gradient reduced to shards. Otherwise its gradient is
             # all-reduced.
-            times = (leaf.passes + leaf.is_trained) * doubled if "embed" in axes else 2 * leaf.is_trained
+            sharded = leaf.passes + leaf.is_trained * reduction
+            times = sharded if "embed" in axes else 2 * leaf.is_trained
             within += times * sent * _ring_fraction(ici["fsdp"])
             if leaf.is_trained:
                 within += 2 * shard * _ring_fraction(ici["data"])

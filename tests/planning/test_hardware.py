@@ -81,7 +81,7 @@ def test_compiler_accepts_the_options(file):
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "compiled_steps.txt"
 # Generations whose options for collectives have been planned, with slices that compile in seconds.
-COMPILED = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1"}
+COMPILED = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 # Attention of so few queries is computed by XLA.
 MODEL = LlamaConfig(
     vocab_size=512,

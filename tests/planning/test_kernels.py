@@ -58,3 +58,14 @@ def test_marker_does_no_work():
 @pytest.mark.parametrize(("unit", "fill"), [(128, 0.5), (256, 0.25), (64, 1.0)])
 def test_small_heads_fill_a_part_of_the_matrix_unit(unit, fill):
     assert kernels.fill(*only(module()), unit) == fill
+
+
+@pytest.mark.parametrize(("positions", "fill"), [(256, 1.0), (384, 0.75), (512, 1.0)])
+def test_positions_of_the_fused_attention_are_padded_to_matrix_units(positions, fill):
+    """The last dimension of its operands is positions, so that heads of 64 do not count as padding.
+
+    For two heads of 64 and 384 positions on a v6e, that is 1,106 cycles forward and 1,394 backward with the elementwise
+    work. The compiler's schedule for a step of the grid has 1,313 and 1,967 bundles of instructions.
+    """
+    text = CALL.replace("TARGET", "tpu_custom_call").replace("ESTIMATE", ESTIMATE).replace("10,64", f"128,{positions}")
+    assert kernels.fill(*only(hlo.parse(textwrap.dedent(text))), 256) == fill

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,19 @@ def test_estimates_by_shards_and_microbatches(planned):
     )
     assert sharded.bytes < one.bytes
     assert two.serial_seconds > one.serial_seconds
+
+
+@pytest.mark.parametrize(("topology", "times"), [("v6e:2x4", 2 + 1), ("v6e:8x8", 2 + 2), ("v4:4x4x4", 2 + 2)])
+def test_sent_bytes_of_a_fully_sharded_model(topology, times):
+    """Two gathers and a reduction, which from 64 devices on is an all-reduce."""
+    slice_ = topologies.parse(topology)
+    devices = slice_.num_devices
+    kernel = search._Leaf((("embed", 64), ("mlp", 128)), 4.0 * 64 * 128, is_trained=True, passes=2)
+    program = types.SimpleNamespace(batch_shapes={"targets": (devices, 16)})
+    ici = {"data": 1, "fsdp": devices, "sequence": 1, "tensor": 1}
+    estimate = search._Estimate(program, [kernel], COST, ici, 1, slice_)
+    sent = estimate.seconds[2] * slice_.ici_bandwidth
+    assert sent == pytest.approx(times * search.COLLECTIVE_ELEMENT_BYTES * 64 * 128 * (devices - 1) / devices)
 
 
 def test_candidate_replaces_only_its_settings(planned):
