@@ -1,13 +1,17 @@
-"""Compares the writer of a cache with a live SeqIO pipeline: tokens per second of CPU time.
+"""Compares the writer of a cache with live SeqIO pipelines: tokens per second of CPU time.
 
+    pip install --no-deps t5 babel
     python benchmarks/caching.py 'books/*.txt' t5.model
 
-The task is T5's span corruption over text files, packed, with 512 inputs and 114 targets. The live pipeline is that of
-T5X: `seqio.get_dataset` with SeqIO's own feature converter, which packs example by example. The two run in turn, and
-rates are per second of CPU time, summed over all threads, so that other load on the machine has little effect.
+The task is T5's span corruption over text files, packed, with 512 inputs and 114 targets. The live pipelines are those
+of T5X: `seqio.get_dataset` with SeqIO's own feature converter, which packs example by example. One reads the task of
+this project, the other the same documents with the preprocessors of the package `t5`, if it is installed. They run in
+turn, and rates are per second of CPU time, summed over all threads, so that other load on the machine has little
+effect.
 """
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -19,6 +23,7 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 TASK = "text_files_span_corruption"
+T5_TASK = "text_files_t5_package"
 LENGTHS = {"inputs": 512, "targets": 114}
 BATCH_SIZE = 128
 
@@ -35,10 +40,30 @@ def written(source: SeqIOSource, examples: int) -> float:
     return sum(tokens for _, tokens in progress[1:]) / (progress[-1][0] - progress[0][0])
 
 
-def read_live(source: SeqIOSource, examples: int) -> float:
-    """Reads the task with SeqIO and returns the tokens per second of CPU time, without those of the first batch."""
+def add_t5_task(task: seqio.Task) -> bool:
+    """Registers span corruption by the package `t5` over the documents of a task; returns False if it is missing."""
+    try:
+        from t5.data import preprocessors  # noqa: PLC0415
+    except ImportError:
+        return False
+    seqio.TaskRegistry.add(
+        T5_TASK,
+        source=task.source,
+        preprocessors=[
+            functools.partial(seqio.preprocessors.rekey, key_map={"inputs": None, "targets": "text"}),
+            seqio.preprocessors.tokenize,
+            preprocessors.span_corruption,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features=task.output_features,
+    )
+    return True
+
+
+def read_live(task: str, examples: int) -> float:
+    """Reads a task with SeqIO and returns the tokens per second of CPU time, without those of the first batch."""
     ds = seqio.get_dataset(
-        source.provider.name,
+        task,
         task_feature_lengths=LENGTHS,
         dataset_split="train",
         shuffle=True,
@@ -56,7 +81,7 @@ def read_live(source: SeqIOSource, examples: int) -> float:
 
 
 def main() -> None:
-    """Measures both in turn."""
+    """Measures all in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", help="pattern of .txt or .jsonl files")
     parser.add_argument("vocabulary", help="SentencePiece model")
@@ -69,15 +94,25 @@ def main() -> None:
         batch_size=BATCH_SIZE,
         task_arguments={"pattern": arguments.files, "vocabulary_path": arguments.vocabulary},
     )
-    rates: dict[str, list[float]] = {"live": [], "cache": []}
+    measurements = {
+        "cache": functools.partial(written, source, arguments.examples),
+        "live": functools.partial(read_live, source.provider.name, arguments.examples),
+    }
+    if add_t5_task(source.provider):
+        measurements["live, t5"] = functools.partial(read_live, T5_TASK, arguments.examples)
+    else:
+        print("the package t5 is not installed, so its preprocessors are not measured")
+    rates: dict[str, list[float]] = {name: [] for name in measurements}
     for _ in range(arguments.repeats):
-        rates["live"].append(read_live(source, arguments.examples))
-        rates["cache"].append(written(source, arguments.examples))
+        for name, measure in measurements.items():
+            rates[name].append(measure())
+    cache = statistics.median(rates["cache"])
     for name, found in rates.items():
+        median = statistics.median(found)
         print(
-            f"{name:6} {statistics.median(found):12,.0f} tokens per CPU second ({min(found):,.0f} to {max(found):,.0f})"
+            f"{name:9} {median:12,.0f} tokens per CPU second ({min(found):,.0f} to {max(found):,.0f}), "
+            f"cache / {name}: {cache / median:.2f}"
         )
-    print(f"ratio  {statistics.median(rates['cache']) / statistics.median(rates['live']):12.2f}")
 
 
 if __name__ == "__main__":
