@@ -1,11 +1,14 @@
 """Dropout as a pure function of a random key."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 
 def dropout(
@@ -13,7 +16,8 @@ def dropout(
 ) -> Float[Array, "..."]:
     """Sets entries of `x` to zero with probability `rate` and divides the others by `1 - rate`.
 
-    Source: Srivastava et al. 2014.
+    Source: Srivastava et al. 2014. Each decision is a hash of the key and of the indices of the entry, so that it
+    depends neither on devices nor on the program. The backward pass repeats the decisions instead of storing them.
 
     Args:
       x: activations.
@@ -29,8 +33,56 @@ def dropout(
     shape = list(x.shape)
     for dim in broadcast_dims:
         shape[dim] = 1
-    keep = jax.random.bernoulli(key, 1.0 - rate, shape)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+    seeds = lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
+    return _dropped(x, seeds, rate, tuple(shape))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _dropped(x: Array, seeds: Int[Array, " 2"], rate: float, shape: tuple[int, ...]) -> Array:
+    return jnp.where(_keep(seeds, rate, shape), x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+def _forward(x, seeds, rate, shape):
+    return _dropped(x, seeds, rate, shape), seeds
+
+
+def _backward(rate, shape, seeds, gradient):
+    return _dropped(gradient, seeds, rate, shape), None
+
+
+_dropped.defvjp(_forward, _backward)
+
+
+def _keep(seeds: Int[Array, " 2"], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+    """Decides which entries are kept, independently for each with probability `1 - rate`.
+
+    Args:
+      seeds: two words of random bits.
+      rate: probability of dropping an entry.
+      shape: shape of the decisions.
+    """
+    *rows, columns = shape
+    row = jnp.zeros((*rows, 1), jnp.int32)
+    for dim, size in enumerate(rows):  # the index of a row, modulo 2**32
+        row = row * np.int32(size) + lax.broadcasted_iota(jnp.int32, row.shape, dim)
+    column = lax.broadcasted_iota(jnp.int32, (1,) * len(rows) + (columns,), len(rows))
+    # Rows and columns are hashed first, so that an entry takes a single hash of one word.
+    bits = mix_bits(mix_bits(row ^ seeds[0]) ^ mix_bits(column ^ seeds[1]))
+    return bits >= threshold(rate)
+
+
+def threshold(rate: float) -> np.int32:
+    """Returns the smallest of the random 32-bit numbers that are kept at a dropout rate."""
+    return np.int32(round(rate * 2**32) - 2**31)
+
+
+def mix_bits(x: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Mixes the bits of 32-bit numbers (the finalizer of MurmurHash3, Appleby 2011)."""
+    x = x ^ lax.shift_right_logical(x, np.int32(16))
+    x = x * np.int32(0x85EBCA6B - 2**32)
+    x = x ^ lax.shift_right_logical(x, np.int32(13))
+    x = x * np.int32(0xC2B2AE35 - 2**32)
+    return x ^ lax.shift_right_logical(x, np.int32(16))
 
 
 @dataclasses.dataclass(frozen=True)

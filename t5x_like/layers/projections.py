@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import EMBED_VECTOR, LENGTH, RESIDUAL_LENGTH
-from t5x_like.kernels.contraction import contract
+from t5x_like.kernels.contraction import project
 from t5x_like.layers.initializers import Initializer
 
 
@@ -39,7 +39,7 @@ class Projection(nnx.Module):
         bias: bool = False,
         dtype: str = "float32",
     ):
-        self.num_inputs = len(inputs)
+        self.num_inputs, self.axes = len(inputs), axes
         self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.num_inputs), axes=axes)
         if bias:
             bias_axes = axes[self.num_inputs :]
@@ -59,12 +59,11 @@ class Projection(nnx.Module):
           `[*batch, *outputs]` in `dtype`, with a first output dimension that is `copies` times as large.
         """
         kernel = self.kernel[...].astype(self.dtype)
-        kernel = jnp.repeat(kernel, copies, axis=self.num_inputs) if copies > 1 else kernel
-        y = contract(x.astype(self.dtype), kernel, self.num_inputs)
-        if not self.has_bias:
-            return y
-        bias = self.bias[...].astype(self.dtype)
-        return y + (jnp.repeat(bias, copies, axis=0) if copies > 1 else bias)
+        bias = self.bias[...].astype(self.dtype) if self.has_bias else None
+        if copies > 1:
+            kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)
+            bias = None if bias is None else jnp.repeat(bias, copies, axis=0)
+        return project(x.astype(self.dtype), kernel, bias, self.num_inputs, self.axes)
 
 
 def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[Array, "batch length ..."]:

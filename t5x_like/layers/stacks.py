@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
-from t5x_like.kernels.contraction import CPU_PRODUCT
+from t5x_like.kernels.contraction import PRODUCT
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.layers import recompute
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
@@ -38,7 +38,7 @@ REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # all activations are saved
     # Products with parameters and the results of fused attention are saved.
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.save_only_these_names(CPU_PRODUCT, FUSED_OUTPUT, FUSED_LOG_SUM_EXP),
+        jax.checkpoint_policies.save_only_these_names(PRODUCT, FUSED_OUTPUT, FUSED_LOG_SUM_EXP),
         jax.checkpoint_policies.save_from_both_policies(
             _is_cudnn_attention, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         ),

@@ -1,5 +1,7 @@
 """Products with kernels: values and gradients on CPU, and a plain `dot_general` on other platforms."""
 
+import re
+
 import jax
 import jax.extend.core
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5x_like import partitioning
-from t5x_like.kernels.contraction import contract
+from t5x_like.kernels.contraction import contract, project
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 
@@ -77,6 +79,51 @@ def test_no_operand_is_transposed_in_memory_on_cpu(x_shape, kernel_shape, num_in
 
     program = jax.jit(gradients).lower(*make_inputs(x_shape, kernel_shape)).compile().as_text()
     assert " dot(" in program and " transpose(" not in program
+
+
+def partitioners():
+    yield "one TPU", partitioning.Partitioner(devices=jax.devices()[:1])
+    yield "fsdp", partitioning.Partitioner(ici={"fsdp": -1})
+    yield "tensor", partitioning.Partitioner(ici={"fsdp": 4, "tensor": 2}, rules="fsdp_tp")
+    yield "positions", partitioning.Partitioner(ici={"sequence": 2, "data": 4}, rules="fsdp_tp_sp")
+
+
+@pytest.mark.parametrize(
+    ("axes", "x_shape", "kernel_shape"),
+    [(("embed", "heads", "kv"), (8, 4, 16), (16, 2, 3)), (("heads", "kv", "embed"), (8, 4, 2, 3), (2, 3, 16))],
+)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("name", "partitioner"), partitioners(), ids=lambda value: value if type(value) is str else "")
+def test_projections_of_heads_equal_tensordot(name, partitioner, axes, x_shape, kernel_shape, biased, monkeypatch):
+    num_inputs = len(x_shape) - 2
+    x, kernel = make_inputs(x_shape, kernel_shape)
+    bias = np.linspace(-1.0, 1.0, np.prod(kernel_shape[num_inputs:]), dtype=np.float32)
+    bias = bias.reshape(kernel_shape[num_inputs:]) if biased else None
+
+    def evaluate(function):
+        return jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(function(*args))), argnums=(0, 1, 2))
+
+    expected = evaluate(lambda x, k, b: jnp.tensordot(x, k, num_inputs) + (0 if b is None else b))(x, kernel, bias)
+    if name == "one TPU":
+        monkeypatch.setattr(partitioning.Partitioner, "platform", "tpu")
+    found = partitioner.jit(evaluate(lambda x, k, b: project(x, k, b, num_inputs, axes)))(x, kernel, bias)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_head_projections_are_reduced_as_matrices(monkeypatch):
+    partitioner = partitioning.Partitioner(ici={"fsdp": -1})
+    monkeypatch.setattr(partitioning.Partitioner, "platform", "tpu")
+    x, kernel = make_inputs((8, 4, 16), (16, 2, 3))
+
+    def gradient(x, kernel):
+        x = partitioning.shard(x, "batch", "length", "embed")
+        loss = lambda kernel: jnp.sum(jnp.sin(project(x, kernel, None, 1, ("embed", "heads", "kv"))))  # noqa: E731
+        return partitioning.shard(jax.grad(loss)(kernel), "embed", "heads", "kv")
+
+    program = partitioner.jit(gradient).lower(x, kernel).compile().as_text()
+    reduced = re.findall(r"f32\[([\d,]+)\]\S* (?:all-reduce|reduce-scatter)\(", program)
+    assert reduced and all(len(shape.split(",")) == 2 for shape in reduced)
 
 
 def test_sharded_positions_are_not_flattened():

@@ -172,11 +172,12 @@ def _forward(inputs, static: Static):
 
     output, lse = layout.map(local, (layout.inputs,), (layout.heads, layout.statistics))(inputs)
     output, lse = checkpoint_name(output, FUSED_OUTPUT), checkpoint_name(lse, FUSED_LOG_SUM_EXP)
-    return output, (inputs, output, lse)
+    return output, (_saved(inputs), output, lse)
 
 
 def _backward(static: Static, residuals, gradient):
-    inputs, output, lse = residuals
+    saved, output, lse = residuals
+    inputs = _restored(saved)
     layout = Layout.of(inputs)
 
     def local(inputs, output, lse, gradient):
@@ -195,6 +196,25 @@ def _backward(static: Static, residuals, gradient):
     arguments = (specs, layout.heads, layout.statistics, layout.heads)
     gradients = layout.map(local, arguments, specs[:4])(inputs, output, lse, gradient)
     return (Inputs(*gradients),)
+
+
+def _saved(inputs: Inputs) -> Inputs:
+    """Adds a dimension to the keys and values of an encoder that a decoder reads.
+
+    A scan stacks them over its layers. XLA does not fill the stacks of a loop with zeros first, except those that have
+    the shape of stacks of another loop. Without the dimension, all stacks of queries, keys, values and outputs of T5's
+    encoder would be filled too.
+    """
+    if inputs.q.shape[1] == inputs.k.shape[1]:
+        return inputs
+    return inputs._replace(k=inputs.k[:, None], v=inputs.v[:, None])
+
+
+def _restored(saved: Inputs) -> Inputs:
+    """Returns the inverse of `_saved`."""
+    if saved.k.ndim == saved.q.ndim:
+        return saved
+    return saved._replace(k=saved.k[:, 0], v=saved.v[:, 0])
 
 
 _attention.defvjp(_forward, _backward)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.kernels.dropout import mix_bits, threshold
 from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
 
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
@@ -161,18 +162,9 @@ def keep(
       keys: positions of the keys.
       rate: probability of dropping a weight.
     """
-    row, column = _mix(_mix(head ^ seeds[0]) + queries), _mix(keys ^ seeds[1])
+    row, column = mix_bits(mix_bits(head ^ seeds[0]) + queries), mix_bits(keys ^ seeds[1])
     bits = row ^ column
-    # One more multiplication makes the decisions of the corners of a rectangle independent. All of `_mix` for each
+    # One more multiplication makes the decisions of the corners of a rectangle independent. All of `mix_bits` for each
     # weight takes half as long again in the backward pass, because vector units multiply integers slowly.
     bits = (bits ^ lax.shift_right_logical(bits, np.int32(15))) * np.int32(0x2C1B3C6D)
-    return bits >= np.int32(round(rate * 2**32) - 2**31)
-
-
-def _mix(x: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Mixes the bits of 32-bit numbers (the finalizer of MurmurHash3, Appleby 2011)."""
-    x = x ^ lax.shift_right_logical(x, np.int32(16))
-    x = x * np.int32(0x85EBCA6B - 2**32)
-    x = x ^ lax.shift_right_logical(x, np.int32(13))
-    x = x * np.int32(0xC2B2AE35 - 2**32)
-    return x ^ lax.shift_right_logical(x, np.int32(16))
+    return bits >= threshold(rate)
