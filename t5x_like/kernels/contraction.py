@@ -18,6 +18,8 @@ from t5x_like import partitioning
 # Checkpoint name of the products with a custom VJP. A rematerialization policy cannot see a `dot_general` inside one,
 # so `stacks.REMAT_POLICIES` finds these products by name.
 PRODUCT = "contraction"
+# Lanes of a TPU's vector registers, which the last dimension of an array fills.
+_LANES = 128
 # Rows of ones whose product with an array sums over its positions. XLA turns a product with one row into a reduction.
 _ROWS_OF_ONES = 8
 
@@ -63,7 +65,7 @@ def project(
     num_inputs: int,
     axes: Sequence[str],
 ) -> Float[Array, "*batch_and_outputs"]:
-    """Computes `contract(x, kernel, num_inputs) + bias`, with gradients as matrices where the kernel has heads.
+    """Computes `contract(x, kernel, num_inputs) + bias`, with gradients as matrices where heads do not fill lanes.
 
     On TPUs, an array whose last dimension is a head of 64 fills half of the lanes, and a product that returns such an
     array, the gradient of a kernel, takes up to twice as long. The backward pass therefore joins heads and their
@@ -81,7 +83,8 @@ def project(
     Returns:
       `[*batch, *outputs]`.
     """
-    matrix = None if kernel.ndim == 2 else _as_matrix(kernel, num_inputs, axes)
+    fills_lanes = "kv" not in axes or kernel.shape[axes.index("kv")] % _LANES == 0
+    matrix = None if fills_lanes else _as_matrix(kernel, num_inputs, axes)
     if matrix is None:
         y = contract(x, kernel, num_inputs)
         return y if bias is None else y + bias
