@@ -3,7 +3,8 @@
 Otherwise every slice of a run with data parallelism across slices reads the whole checkpoint from the bucket.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,21 +67,28 @@ def read(directory: epath.Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> d
     """
     mesh = next(iter(shapes.values())).sharding.mesh
     check_mesh(mesh)
-    logging.info(
-        "the processes %s read %s and broadcast it to %d replicas",
-        *(_processes(mesh.devices[0].flat), directory, len(mesh.devices)),
+    processes = _processes(mesh.devices[0].flat)
+    logging.info("the processes %s read %s and broadcast it to %d replicas", processes, directory, len(mesh.devices))
+    return broadcast(functools.partial(_read_in_processes, directory, processes), shapes, source=0)
+
+
+def _read_in_processes(
+    directory: epath.Path, processes: Sequence[int], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
+    """Reads arrays in some processes only, which do not wait for the others."""
+    primary = min(processes)
+    handler = ocp.PyTreeCheckpointHandler(
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+            primary_host=primary, active_processes=set(processes), barrier_sync_key_prefix="one_replica"
+        ),
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=primary))
+        ),
     )
-    arrays = ocp.type_handlers.SingleReplicaArrayHandler(
-        replica_axis_index=_AXIS, broadcast_memory_limit_bytes=_BROADCAST_BYTES
-    )
-    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
     restore_args = {
-        name: ocp.type_handlers.SingleReplicaArrayRestoreArgs(
-            sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
-        )
+        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
         for name, leaf in shapes.items()
     }
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
     restored = handler.restore(
         directory,
         args=ocp.args.PyTreeRestore(
