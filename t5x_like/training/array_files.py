@@ -25,7 +25,7 @@ class ArrayFiles:
       zarr3: whether to write format 3 of Zarr instead of 2.
 
     Raises:
-      UserError: a size is not positive, or a chunk is larger than a file.
+      UserError: `file_mib` is negative, `chunk_mib` is not positive, or a chunk is larger than a file.
     """
 
     file_mib: int = 256

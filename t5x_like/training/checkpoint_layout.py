@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t5x_like import parameters, partitioning
 
 
-def in_layout(stacked: dict[str, jax.Array], like: Any, partitioner: partitioning.Partitioner) -> Any:
+def to_layout(stacked: dict[str, jax.Array], like: Any, partitioner: partitioning.Partitioner) -> Any:
     """Returns the arrays of a checkpoint as a tree of the structure and layout of `like`.
 
     Args:
@@ -77,7 +77,7 @@ def stacked_shapes(like: Any, partitioner: partitioning.Partitioner) -> dict[str
     return sharded
 
 
-def detached(
+def copy_for_save(
     leaves: Mapping[str, jax.Array], shardings: Mapping[str, jax.sharding.Sharding] | None = None
 ) -> dict[str, jax.Array]:
     """Returns leaves by stored name. Copies them if a donation could change an array that is still being written.

@@ -31,7 +31,7 @@ from t5x_like.metrics.best import BestMetric
 from t5x_like.training import checksums, replica_restore
 from t5x_like.training.array_files import ArrayFiles
 from t5x_like.training.checkpoint_evaluations import CheckpointEvaluations, KeepBest
-from t5x_like.training.checkpoint_layout import detached, in_layout, stacked_shapes
+from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoint_mirror import CheckpointMirror
 from t5x_like.training.checkpoint_store import ITEMS, CheckpointStore
 
@@ -141,6 +141,9 @@ class Checkpoints:
             self.verify(newest)
         return newest
 
+    def begin(self) -> None:
+        """Called in all processes once a run has restored its state. Does nothing, as all checkpoints are kept."""
+
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in ascending order."""
         return self._store.steps()
@@ -175,7 +178,7 @@ class Checkpoints:
           UserError: `keep_best` is set, and `metrics` does not have `best_metric`.
         """
         self.wait()
-        leaves = detached(parameters.named_leaves(tree))
+        leaves = copy_for_save(parameters.named_leaves(tree))
         about = dict(about or {}) | self._evaluations.add(step, metrics, required=self.keep_best > 0)
         self._store.save(step, leaves, {jax.process_index(): feed}, about)
         if not self._has_read_back:
@@ -229,7 +232,7 @@ class Checkpoints:
           DamagedCheckpoint: a file does not match its checksum.
           UserError: a tensor of `like` is missing in the checkpoint or has another shape there.
         """
-        return in_layout(self.read(step, stacked_shapes(like, partitioner)), like, partitioner)
+        return to_layout(self.read(step, stacked_shapes(like, partitioner)), like, partitioner)
 
     def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Reads arrays of checkpoint `step`, by stored name and with the given shapes and shardings.

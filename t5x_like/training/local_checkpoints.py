@@ -24,12 +24,12 @@ LAYOUT, HAS_POSITIONS = "local_layout", "local_positions"
 class LocalCheckpoints:
     """The local checkpoints of one process: the arrays that its devices hold.
 
-    They are in `directory/<run>/process_<i>_of_<n>/<step>`. Another run, or another number of processes, therefore
+    They are in `directory/<run_id>/process_<i>_of_<n>/<step>`. Another run, or another number of processes, therefore
     never reads them. A process never waits for others.
 
     Args:
       directory: an absolute path of this host.
-      run: an identifier that no other run has.
+      run_id: an identifier that no other run has.
       model_dir: the run directory, for messages.
 
     Raises:
@@ -39,19 +39,16 @@ class LocalCheckpoints:
       directory: the directory of this process.
     """
 
-    def __init__(self, directory: str, run: str, model_dir: str):
+    def __init__(self, directory: str, run_id: str, model_dir: str):
         paths.check_writable("LOCAL_DIRECTORY", directory)
         paths.check_checkpoint_directory("LOCAL_DIRECTORY", directory)
         root = epath.Path(directory)
         process, count = jax.process_index(), jax.process_count()
-        self.directory = root / run / f"process_{process}_of_{count}"
+        self.directory = root / run_id / f"process_{process}_of_{count}"
         with paths.explain_path_errors("LOCAL_DIRECTORY", directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            paths.write_atomic(root / run / f"{process}.{_OWNER}", model_dir + "\n")
-        _warn_of_other_runs(root, run)
-        for other in (root / run).iterdir():
-            if other.is_dir() and not other.name.endswith(f"_of_{count}"):
-                shutil.rmtree(other, ignore_errors=True)  # another process of this host may delete it, too
+            paths.write_atomic(root / run_id / f"{process}.{_OWNER}", model_dir + "\n")
+        _warn_of_other_runs(root, run_id)
         self._store = CheckpointStore(self.directory, process=process)
 
     def steps(self) -> list[int]:
@@ -78,13 +75,15 @@ class LocalCheckpoints:
         return {"problem": problem, "has_positions": bool(about.get(HAS_POSITIONS))}
 
     def damage(self, step: int) -> str:
-        """Compares the files of a checkpoint with their checksums, and returns the first damage; empty if none."""
+        """Compares the files of a checkpoint with their checksums, and returns the first problem; empty if none."""
         try:
             for item in ITEMS:
                 if not self._store.verify(step, item):
                     return f"damaged: {self.directory / str(step) / item} has no checksums"
         except checksums.DamagedFile as error:
             return f"damaged: {error}"
+        except Exception as error:  # a bad disk may raise any error, and the other processes wait for the result
+            return f"cannot be read: {error}"
         return ""
 
     def save(
@@ -106,6 +105,13 @@ class LocalCheckpoints:
         for other in self.steps():
             if other != step:
                 self._store.delete(other)
+
+    def delete_others(self, step: int | None) -> None:
+        """Deletes all checkpoints except `step`, and those of other numbers of processes."""
+        self.keep_only(step)
+        for other in self.directory.parent.iterdir():
+            if other.is_dir() and not other.name.endswith(f"_of_{jax.process_count()}"):
+                shutil.rmtree(other, ignore_errors=True)  # another process of this host may delete it, too
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint."""
@@ -165,9 +171,9 @@ def digest(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> str:
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _warn_of_other_runs(root: epath.Path, run: str) -> None:
+def _warn_of_other_runs(root: epath.Path, run_id: str) -> None:
     for other in sorted(root.iterdir()):
-        if other.name != run and (owners := sorted(other.glob(f"*.{_OWNER}")) if other.is_dir() else []):
+        if other.name != run_id and (owners := sorted(other.glob(f"*.{_OWNER}")) if other.is_dir() else []):
             logging.warning(
                 "%s has local checkpoints of another run, MODEL_DIR=%s, which are not used here. If that run has ended "
                 "or starts from its bucket, delete them to free space",

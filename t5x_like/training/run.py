@@ -178,6 +178,7 @@ def run(
         info = run_directory.model_info(optimizers.merge(shapes[0].params, shapes[1].params), partitioner)
         logging.info("%s", info.splitlines()[-1])
         writer = stack.enter_context(run_directory.closing(metrics.MetricsWriter(model_dir, enabled=is_main)))
+        checkpointer.begin()  # first, because no later start may resume from a step whose metrics are removed
         writer.rewind(start)
         if is_main:
             run_directory.write_description(model_dir, info, run_config, {**arguments, "model_dir": model_dir})

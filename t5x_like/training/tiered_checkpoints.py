@@ -21,12 +21,12 @@ from t5x_like.metrics.best import BestMetric
 from t5x_like.runtime import distributed
 from t5x_like.runtime.run_files import RUN_ID
 from t5x_like.training import local_checkpoints, replica_restore
-from t5x_like.training.checkpoint_layout import detached, in_layout, stacked_shapes
+from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoints import Checkpoints
 
 # Data positions of all processes are stored in each of them if they are at most this long together, so that a process
 # can get its position from another one. Positions of live tasks are longer if they hold a shuffle buffer.
-_POSITION_BYTES = 1 << 17
+_MAX_POSITION_BYTES = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class TieredCheckpoints:
 
     A start resumes from the newest step that MODEL_DIR or the hosts have. A local checkpoint counts if every process
     has its part, verified and for the same mesh; or if all processes of one replica have theirs, from where it is
-    broadcast. Otherwise the log says which process lacks it. Local checkpoints are then deleted, except for the one
-    that the run resumes from. Without any checkpoint in MODEL_DIR, a run starts from the beginning.
+    broadcast. Otherwise the log says which process lacks it. `begin` deletes the local checkpoints that the run does
+    not resume from. Without any checkpoint in MODEL_DIR, a run starts from the beginning.
 
     Local saves follow `save_period`; the last step of a start is only saved in MODEL_DIR. Each host needs space for two
     local checkpoints. If a host cannot write them, the run continues without. Except for `save_locally`, `find_newest`
@@ -75,10 +75,10 @@ class TieredCheckpoints:
         self.keep_best: int = self._persistent.keep_best
         self.best_metric: BestMetric = self._persistent.best_metric
         self.local_period = save_period
-        run = distributed.compute_in_main(lambda: _run_id(model_dir))
+        run_id = distributed.compute_in_main(lambda: _run_id(model_dir))
 
         def open_local():
-            self._local = local_checkpoints.LocalCheckpoints(self._local_directory, run, model_dir)
+            self._local = local_checkpoints.LocalCheckpoints(self._local_directory, run_id, model_dir)
 
         distributed.compute_everywhere(open_local)
         self._source: _Source | None = None
@@ -94,7 +94,7 @@ class TieredCheckpoints:
     # ---- Resuming ---------------------------------------------------------------------------------------------------
 
     def find_newest(self) -> int | None:
-        """Decides which checkpoint to resume from, and deletes all other local ones. All processes must call it.
+        """Decides which checkpoint to resume from. All processes must call it.
 
         Returns:
           The step; None if there is no checkpoint.
@@ -104,20 +104,19 @@ class TieredCheckpoints:
         """
         newest = self._persistent.latest()
         layout = local_checkpoints.digest(self._shapes)
-        offers = distributed.compute_everywhere(
+        reports = distributed.compute_everywhere(
             lambda: {
                 "host": socket.gethostname(),
                 "steps": {str(step): self._local.describe(step, layout) for step in self._local.steps()},
             }
         )
-        steps = {int(step) for offer in offers for step in offer["steps"]}
+        steps = {int(step) for report in reports for step in report["steps"]}
         for step in sorted(steps, reverse=True):
             if newest is None or step < newest:
                 break
-            self._source = self._find_source(step, offers)
+            self._source = self._find_source(step, reports)
             if self._source is not None:
                 break
-        self._local.keep_only(self._source.step if self._source else None)
         if self._source is not None:
             return self._source.step
         found = self._persistent.find_newest()
@@ -128,24 +127,26 @@ class TieredCheckpoints:
             )
         return found
 
-    def _find_source(self, step: int, offers: Sequence[Mapping[str, Any]]) -> _Source | None:
+    def _find_source(self, step: int, reports: Sequence[Mapping[str, Any]]) -> _Source | None:
         """Returns where to restore a local checkpoint from, or None. Logs which processes lack it."""
         absent = {"problem": "not found", "has_positions": False}
-        parts = [offer["steps"].get(str(step), absent) for offer in offers]
-        problem = parts[jax.process_index()]["problem"] or self._local.damage(step)
+        local_states = [report["steps"].get(str(step), absent) for report in reports]
+        problem = local_states[jax.process_index()]["problem"] or self._local.damage(step)
         problems = distributed.compute_everywhere(lambda: problem)
-        lacking = [process for process, problem in enumerate(problems) if problem]
+        missing = [process for process, problem in enumerate(problems) if problem]
         described = _shorten(
-            [f"process {process} ({offers[process]['host']}): {problems[process]}" for process in lacking]
+            [f"process {process} ({reports[process]['host']}): {problems[process]}" for process in missing]
         )
         replica = None
-        if lacking:
-            replica = self._find_replica(lacking, parts)
+        if missing:
+            replica = self._find_replica(missing, local_states)
             if replica is None:
                 logging.warning("local checkpoint %d in %s is not used: %s", step, self._local_directory, described)
                 return None
         main = 0 if replica is None else self._replicas()[replica][0]
-        stored = distributed.compute_everywhere(lambda: self._read_small(step, replica) if _is(main) else None)[main]
+        stored = distributed.compute_everywhere(
+            lambda: self._read_metadata(step, replica) if jax.process_index() == main else None
+        )[main]
         if replica is None:
             logging.info("restoring step %d from the local checkpoints in %s", step, self._local_directory)
             return _Source(step, stored["about"])
@@ -157,7 +158,7 @@ class TieredCheckpoints:
         positions = {int(process): base64.b64decode(text) for process, text in stored["positions"].items()}
         return _Source(step, stored["about"], replica, positions)
 
-    def _read_small(self, step: int, replica: int | None) -> dict[str, Any]:
+    def _read_metadata(self, step: int, replica: int | None) -> dict[str, Any]:
         """Returns what a process without the checkpoint needs besides its arrays."""
         positions = {}
         if replica is not None:
@@ -168,12 +169,12 @@ class TieredCheckpoints:
     def _replicas(self) -> list[list[int]]:
         return replica_restore.separate_replicas(next(iter(self._shapes.values())).sharding.mesh)
 
-    def _find_replica(self, lacking: Sequence[int], parts: Sequence[Mapping[str, Any]]) -> int | None:
+    def _find_replica(self, missing: Sequence[int], local_states: Sequence[Mapping[str, Any]]) -> int | None:
         """Returns the first replica whose processes all have a checkpoint, with the data positions of the others."""
         if not all(map(replica_restore.is_replicated, self._shapes.values())):
             return None
         for index, processes in enumerate(self._replicas()):
-            if not set(processes) & set(lacking) and parts[processes[0]]["has_positions"]:
+            if not set(processes) & set(missing) and local_states[processes[0]]["has_positions"]:
                 return index
         return None
 
@@ -188,7 +189,7 @@ class TieredCheckpoints:
             stacked = replica_restore.broadcast(
                 lambda shapes: self._local.read(step, shapes), self._shapes, source.replica
             )
-        return in_layout(stacked, like, partitioner)
+        return to_layout(stacked, like, partitioner)
 
     def restore_feed(self, step: int) -> bytes:
         """Returns the data position of this process at `step`."""
@@ -211,6 +212,14 @@ class TieredCheckpoints:
     def _local_source(self, step: int) -> _Source | None:
         return self._source if self._source is not None and self._source.step == step else None
 
+    def begin(self) -> None:
+        """Deletes the local checkpoints that the run does not resume from. All processes must call it.
+
+        Before, the same start can be repeated. Afterwards, no later start resumes from a step that this one drops.
+        """
+        step = self._source.step if self._source else None
+        distributed.compute_everywhere(lambda: self._local.delete_others(step))
+
     # ---- Saving -----------------------------------------------------------------------------------------------------
 
     def save(self, step: int, tree: Any, **kwargs: Any) -> None:
@@ -232,7 +241,7 @@ class TieredCheckpoints:
         if self._is_disabled:
             return
         self._try(self._local.wait)
-        position = base64.b64encode(feed).decode() if len(feed) * jax.process_count() <= _POSITION_BYTES else None
+        position = base64.b64encode(feed).decode() if len(feed) * jax.process_count() <= _MAX_POSITION_BYTES else None
         everyone = distributed.compute_everywhere(lambda: {"failure": self._failure, "position": position})
         failures = [f"process {process}: {each['failure']}" for process, each in enumerate(everyone) if each["failure"]]
         if failures:
@@ -248,7 +257,7 @@ class TieredCheckpoints:
         else:
             decoded = {process: base64.b64decode(text) for process, text in positions.items()}
         shardings = {name: leaf.sharding for name, leaf in self._shapes.items()}
-        leaves = detached(parameters.named_leaves(tree), shardings)
+        leaves = copy_for_save(parameters.named_leaves(tree), shardings)
         self._try(lambda: self._write(step, leaves, decoded, about))
 
     def _write(self, step, leaves, positions, about):
@@ -303,10 +312,6 @@ def _shorten(problems: Sequence[str]) -> str:
     """Joins the problems of processes for a log line. Many processes often have the same one."""
     others = f"; and {len(problems) - 5} other processes" if len(problems) > 5 else ""
     return "; ".join(problems[:5]) + others
-
-
-def _is(process: int) -> bool:
-    return jax.process_index() == process
 
 
 def _run_id(model_dir: str) -> str:

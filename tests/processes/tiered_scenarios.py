@@ -3,6 +3,7 @@
 Usage: tiered_scenarios.py DIRECTORY. Each scenario has its own run directory and local directory in it.
 """
 
+import errno
 import functools
 import logging as python_logging
 import os
@@ -18,6 +19,7 @@ from jax.experimental import multihost_utils
 
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
+from t5x_like.training import checksums
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
@@ -91,6 +93,7 @@ def main(root):
         parts = sorted((local / next(entry.name for entry in local.iterdir())).glob(f"process_{me}_of_2/*"))
         assert [part.name for part in parts] == ["6", "8"], parts
         damage(me, parts)
+        left = read_parts(local, me)
         multihost_utils.sync_global_devices(f"{scenario} damaged")
         lines.lines.clear()
         reader = create()
@@ -101,6 +104,9 @@ def main(root):
         assert reader.restore_feed(found) == b"%d of %d" % (found, me), scenario
         assert reader.about(found)["saved"] == found
         assert found == expected, (scenario, found)
+        assert read_parts(local, me) == left, scenario  # a start that fails while it restores deletes none
+        reader.begin()
+        assert read_parts(local, me) == [str(found)] * (str(found) in left), scenario
         # The next local save works, whatever was left behind.
         reader.save_locally(found + 2, state(partitioner, found + 2), feed=b"x", about={})
         reader.wait()
@@ -109,6 +115,25 @@ def main(root):
         report = [line for line in lines.lines if "restoring step" in line or "is not used" in line]
         print(f"RESULT {scenario} {found} {' | '.join(report)}".replace(str(root), ""), flush=True)
     os._exit(0)  # a normal exit would wait for the other process, which may already have ended
+
+
+def read_parts(local, me):
+    """Returns the names of the complete local checkpoints of process `me`."""
+    return sorted(entry.name for entry in local.glob(f"*/process_{me}_of_2/*") if entry.name.isdigit())
+
+
+def fail_to_read(me, parts):
+    """The disk of process 1 has a bad sector under a file of its last step."""
+    if me == 1:
+        file = max((parts[-1] / "state").glob("ocdbt.process_1/d/*"), key=lambda file: file.stat().st_size)
+        read = checksums._checksum
+
+        def read_or_raise(path):
+            if str(path) == str(file):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return read(path)
+
+        checksums._checksum = read_or_raise
 
 
 def nothing(me, parts):
@@ -156,6 +181,7 @@ SCENARIOS = {
     "wiped": ("sharded", wipe_one, 4),
     "both_wiped": ("sharded", wipe_both, 4),
     "flipped": ("sharded", flip_bit, 6),
+    "bad_disk": ("sharded", fail_to_read, 6),
     "lost_file": ("sharded", lose_file, 6),
     "wiped_replica": ("replicas", wipe_one, 8),
     "flipped_replica": ("replicas", flip_bit, 8),

@@ -21,7 +21,7 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
 from t5x_like.training import local_checkpoints, replica_restore
 from t5x_like.training.checkpoint_layout import stacked_shapes
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
 from t5x_like.training.loop import Periods
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
@@ -87,6 +87,10 @@ HOST = re.escape(socket.gethostname())
         (
             "flipped",
             r"6 local checkpoint 8 .*process 1 .*: damaged: .* does not match its checksum \| restoring step 6",
+        ),
+        (
+            "bad_disk",
+            r"6 local checkpoint 8 .*process 1 .*: cannot be read: .*Input/output error.* \| restoring step 6",
         ),
         (
             "lost_file",
@@ -162,10 +166,13 @@ def test_newest_local_checkpoint_is_restored_and_all_others_are_deleted(tmp_path
     assert sorted(entry.name for entry in tmp_path.glob("local/*/process_0_of_1/*")) == ["3", "4"]
     checkpoints = create(tmp_path)
     assert_restored(checkpoints, 4)
+    assert checkpoints.steps() == [1, 3, 4]
+    checkpoints.begin()
     assert checkpoints.steps() == [1, 4]
     save(checkpoints, 5, persistent=[5])
     checkpoints = create(tmp_path)
     assert_restored(checkpoints, 5)
+    checkpoints.begin()
     assert checkpoints.best() is None
     checkpoints.delete(5)
     assert checkpoints.steps() == [1]
@@ -176,6 +183,7 @@ def test_newer_checkpoint_in_model_dir_is_restored(tmp_path):
     save(create(tmp_path), 1, 2, persistent=[1, 3])
     checkpoints = create(tmp_path)
     assert_restored(checkpoints, 3)
+    checkpoints.begin()
     assert checkpoints.steps() == [1, 3]
     checkpoints.close()
 
@@ -193,6 +201,31 @@ def test_other_mesh_restores_from_model_dir(tmp_path, caplog):
     assert_restored(checkpoints, 1, other)
     assert "local checkpoint 2" in caplog.text and "saved with another mesh" in caplog.text
     checkpoints.close()
+    same = create(tmp_path)  # the start on the other mesh has failed before it began
+    assert_restored(same, 2)
+    same.close()
+
+
+def test_failed_start_on_another_mesh_or_process_count_deletes_no_local_checkpoint(tmp_path):
+    save(create(tmp_path), 2, persistent=[1])
+    saved = next(tmp_path.glob("local/*/process_0_of_1"))
+    others = saved.with_name("process_1_of_2")  # what a run of two processes has left
+    shutil.copytree(saved, others)
+    metadata = tmp_path / "run/checkpoints/1/about/metadata"
+    contents = metadata.read_bytes()
+    metadata.unlink()
+    other = {"fsdp": 4, "data": 2}
+    checkpoints = create(tmp_path, ici=other)
+    with pytest.raises(DamagedCheckpoint):
+        checkpoints.find_newest()
+    checkpoints.close()
+    assert (saved / "2").is_dir() and (others / "2").is_dir()
+    metadata.write_bytes(contents)
+    checkpoints = create(tmp_path, ici=other)
+    assert_restored(checkpoints, 1, other)
+    checkpoints.begin()
+    assert not (saved / "2").exists() and not others.exists()
+    checkpoints.close()
 
 
 def test_run_without_checkpoints_in_model_dir_ignores_local_ones(tmp_path):
@@ -200,6 +233,7 @@ def test_run_without_checkpoints_in_model_dir_ignores_local_ones(tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     checkpoints = create(tmp_path)
     assert checkpoints.find_newest() is None
+    checkpoints.begin()
     assert not checkpoints.steps()
     checkpoints.close()
 
