@@ -175,7 +175,9 @@ class InstanceGroups:
             gcloud.delete(self.shell, name, self._group_words("delete", name, "--quiet")) for name in self.groups
         ]
         if not any([*deleted, *self._delete_shared_parts()]):
-            raise gcloud.failure(f"gcloud did not delete {self.name}", "not found")
+            raise gcloud.failure(
+                f"gcloud did not delete {self.name}", "not found. Check --zone, --project and --backend."
+            )
 
     def _delete_shared_parts(self) -> list[bool]:
         """Deletes the template and the policy, and returns which of them existed."""
@@ -210,7 +212,8 @@ class InstanceGroups:
         if self.shell.dry_run:
             worker = 0
         if worker >= len(names):
-            raise CommandFailed(f"--worker={worker}: {self.groups[slice_index]} has {len(names)} VMs")
+            known = f"Give 0 to {len(names) - 1}" if names else "Repeat the command when its VMs exist"
+            raise CommandFailed(f"--worker={worker}: {self.groups[slice_index]} has {len(names)} VMs. {known}.")
         return names[worker]
 
     def _ssh_words(self, vm: str, command: str) -> list[str]:

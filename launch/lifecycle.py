@@ -20,13 +20,13 @@ MAX_RETRIES = 10  # maximum number of consecutive retries when gcloud cannot rep
 MAX_DELAY_SECONDS = 300.0  # between two attempts to create a TPU
 
 
-class Limit:
+class RetryLimit:
     """Counts recoveries from failures, and raises an error when there are too many.
 
     Args:
       tpu: The TPU.
       maximum: Maximum number of recoveries.
-      noun: What a recovery is called, in the plural.
+      noun: What a recovery is called, in the plural. The limit is the option `--max_` with this noun.
     """
 
     def __init__(self, tpu: Backend, maximum: int, noun: str):
@@ -44,7 +44,10 @@ class Limit:
           CommandFailed: The maximum number of recoveries is reached.
         """
         if self._count == self._maximum:
-            raise CommandFailed(f"{self._tpu.name}: {reason} after {self._count} {self._noun}; giving up")
+            raise CommandFailed(
+                f"{self._tpu.name}: {reason}{'' if reason.endswith('.') else '.'} Stopped after {self._count} "
+                f"{self._noun} (--max_{self._noun}). Raise the limit or choose another zone."
+            )
         self._count += 1
         self._tpu.shell.log(f"{self._tpu.name}: {reason}; {action} ({self._count} of {self._maximum})")
 

@@ -118,7 +118,9 @@ class QueuedResource:
     def delete(self) -> None:
         """See `cloud.Backend`."""
         if not gcloud.delete(self.shell, self.name, self._words("delete", self.name, "--force", "--quiet")):
-            raise gcloud.failure(f"gcloud did not delete {self.name}", "not found")
+            raise gcloud.failure(
+                f"gcloud did not delete {self.name}", "not found. Check --zone, --project and --backend."
+            )
 
     def remaining(self) -> list[str]:
         """See `cloud.Backend`."""

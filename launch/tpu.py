@@ -72,7 +72,9 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
         return train(tpu, request, command, options)
     if options.action == "create":
         try:
-            lifecycle.create(tpu, request, options.poll_seconds, lifecycle.Limit(tpu, options.max_retries, "retries"))
+            lifecycle.create(
+                tpu, request, options.poll_seconds, lifecycle.RetryLimit(tpu, options.max_retries, "retries")
+            )
         except CommandFailed:
             lifecycle.log_remaining(tpu, options)
             raise

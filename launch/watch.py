@@ -73,7 +73,7 @@ class Watch:
         self.started = False  # by this call, or running when it began
         self.stopped_stragglers = False  # workers that did not end with the others
         # Counts recreations of the TPU, and restarts on all workers.
-        self._recover = lifecycle.Limit(tpu, options.max_recreations, "recreations")
+        self._recover = lifecycle.RetryLimit(tpu, options.max_recreations, "recreations")
         self.kind, self.checks, self.since = JobState.IDLE, 0, time.monotonic()  # of the last verdicts of the same kind
 
     def run(self) -> Verdict:
@@ -200,7 +200,7 @@ def train_dry_run(tpu: Backend, request: Request, command: list[str], options: a
         if suffix:
             tpu.shell.log("after a preemption (the following commands run only in this case)")
             tpu.delete()
-        recover = lifecycle.Limit(tpu, options.max_recreations, "recreations")
+        recover = lifecycle.RetryLimit(tpu, options.max_recreations, "recreations")
         lifecycle.create(tpu, request, options.poll_seconds, recover)
         lifecycle.set_up(tpu, command, options)
         tpu.shell.log(f"showing the output of the first worker{suffix}")

@@ -88,7 +88,10 @@ def _retry_alone(
         return
     state = backend.state()
     if state.kind != TpuState.READY:
-        raise CommandFailed(f"{action} failed, because {backend.name} is not ready: {state.detail}")
+        raise CommandFailed(
+            f"{action} failed, because {backend.name} is not ready: {state.detail}. Repeat `launch/tpu.py train`, or "
+            "delete the TPU."
+        )
     counts = backend.worker_counts()
     failed = [(index, worker) for index, count in enumerate(counts) for worker in range(count)]
     for attempt in range(WORKER_RETRIES):

@@ -86,8 +86,8 @@ class Partitioner:
 
         Args:
           logical: the logical axis.
-          size: size of the dimension. `length` and `kv_heads` are not sharded if their size is not divisible by the
-            number of shards.
+          size: size of the dimension. `length`, `residual_length` and `kv_heads` are not sharded if their size is not
+            divisible by the number of shards.
         """
         shards = math.prod(self.mesh.shape[axis] for axis in as_tuple(self.rules.get(logical, ())))
         return 1 if logical in REPLICATED_UNLESS_DIVISIBLE and size is not None and size % shards else shards
@@ -97,9 +97,9 @@ class Partitioner:
     ) -> PartitionSpec:
         """Returns the partition spec of an array.
 
-        `length` and `kv_heads` are sharded only if their size is divisible: arrays such as the masked positions of a
-        row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few key/value heads.
-        `batch_specs` checks the lengths of tokens.
+        `length`, `residual_length` and `kv_heads` are sharded only if their size is divisible: arrays such as the
+        masked positions of a row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few
+        key/value heads. `batch_specs` checks the lengths of tokens.
 
         Args:
           axes: one logical axis or None per dimension.

@@ -165,7 +165,7 @@ def test_dtype_and_scan_depend_on_the_planned_chips():
 
 
 def test_indivisible_batch_raises():
-    with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: .*8 shards, times 2 microba"):
+    with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: .*8 shards, .*Give BATCH_SIZE=16"):
         plan.plan(
             loop=loop(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
             make_program=program.make_program,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from t5x_like import optimizers
-from t5x_like.objectives.base import Objective, loss_and_terms
+from t5x_like.objectives.base import Objective
 from t5x_like.training import step
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
@@ -120,7 +120,7 @@ def _forward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
     def one(microbatch, index):
         params = step.assemble(state.params, frozen)
         key_of_one = jax.random.fold_in(key, index)
-        total, terms = loss_and_terms(loss.objective, params, microbatch, factors, dropout_key=key_of_one)
+        total, terms = loss.objective.loss_and_terms(params, microbatch, factors, dropout_key=key_of_one)
         return total, terms.metrics
 
     if loss.microbatches == 1:

@@ -15,7 +15,7 @@ from t5x_like.distillation import features
 from t5x_like.distillation.loss import Deferred, LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions, sum_together
+from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions, weighted_sum_over_positions
 from t5x_like.kernels.top_k import TopK
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Batch, Params, Scalar, Terms
@@ -29,6 +29,8 @@ TASK = "task"
 STUDENT = "student"
 # (Term, teacher) -> loss of the same logits; the teacher is None for the student's own loss.
 PositionLosses = Mapping[tuple[str, str | None], PositionLoss]
+# Sums the losses of the same logits: (sum to differentiate, the same keys -> tree of sums).
+SumLosses = Callable[[Readout, PositionLosses], tuple[Scalar | float, dict[tuple[str, str | None], Any]]]
 # Number of the key of the projections among the keys derived from that of the heads, which count from 0.
 _PROJECTIONS_KEY = 2**31
 
@@ -198,39 +200,39 @@ class Distillation:
     def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
         """Runs the student and the teachers, and computes the terms and losses; see `Objective.terms`."""
 
-        def separately(network: Readout, losses: PositionLosses) -> dict[Any, Any]:
-            return {key: sum_over_positions(network, loss) for key, loss in losses.items()}
+        def separately(network: Readout, losses: PositionLosses) -> tuple[float, dict[Any, Any]]:
+            return 0.0, {key: sum_over_positions(network, loss) for key, loss in losses.items()}
 
-        return self._terms(params, batch, dropout_key, separately)
+        return self._terms(params, batch, dropout_key, separately)[-1]
 
     def loss_and_terms(
-        self, params: Params, batch: Batch, factors: Mapping[str, Scalar], *, dropout_key: jax.Array | None = None
+        self,
+        params: Params,
+        batch: Batch,
+        factors: Mapping[str, Scalar | float],
+        *,
+        dropout_key: jax.Array | None = None,
     ) -> tuple[Scalar, Terms]:
-        """Computes the loss in one pass over the logits of each prediction; see `objectives.base.loss_and_terms`."""
-        weighted, in_a_pass = [], set()
+        """Computes the loss in one pass over the logits of each prediction; see `Objective.loss_and_terms`."""
 
-        def together(network: Readout, losses: PositionLosses) -> dict[Any, Any]:
-            shares = {
-                (term, teacher): factors[term] * (teacher is None or self._teachers_of(self.losses[term])[teacher])
-                for term, teacher in losses
-            }
-            loss, sums = sum_together(network, losses, shares)
-            weighted.append(loss)
-            in_a_pass.update(term for term, _ in losses)
-            return sums
+        def factor(term: str, teacher: str | None) -> Scalar | float:
+            weight = 1.0 if teacher is None else self._teachers_of(self.losses[term])[teacher]
+            return factors[term] * weight
 
-        terms = self._terms(params, batch, dropout_key, together)
-        separate = [factors[name] * each for name, each in terms.sums.items() if name not in in_a_pass]
-        return sum(weighted + separate), terms
+        def in_one_pass(network: Readout, losses: PositionLosses) -> tuple[Scalar, dict[Any, Any]]:
+            return weighted_sum_over_positions(network, losses, {key: factor(*key) for key in losses})
+
+        loss, included, terms = self._terms(params, batch, dropout_key, in_one_pass)
+        return loss + sum(factors[name] * each for name, each in terms.sums.items() if name not in included), terms
 
     def _terms(
         self,
         params: Params,
         batch: Batch,
         dropout_key: jax.Array | None,
-        sum_losses: Callable[[Readout, PositionLosses], dict[Any, Any]],
-    ) -> Terms:
-        """Returns the terms, given how to sum the losses of the same logits."""
+        sum_losses: SumLosses,
+    ) -> tuple[Scalar | float, set[str], Terms]:
+        """Returns the sum of the losses of logits that `sum_losses` returns, the names of its terms, and all terms."""
         rows = flatten_choices(batch, self.features.axes)
         own_rows = features.select(rows, self.objective.features)
         student, head_key = self._student(params["model"].config), key_of_heads(dropout_key)
@@ -243,7 +245,7 @@ class Distillation:
             name: self._view_of(name, params, rows, capture)
             for name, (_, capture) in zip(self.teachers, captures, strict=True)
         }
-        own, summed = self._sum_over_positions(view, views, sum_losses)
+        loss_of_logits, own, summed = self._sum_over_positions(view, views, sum_losses)
         terms = self.objective.terms_of_sums(own, params, outputs, own_rows, dropout_key=head_key)
         sums, metrics = dict(terms.sums), dict(terms.metrics)
         for name, loss in self.losses.items():
@@ -251,7 +253,7 @@ class Distillation:
                 raise UserError(f"LOSSES: {name!r} is a metric of the student already. Rename the loss.")
             sums[name] = self._mean(name, params, view, views, summed)
             metrics[name] = (sums[name], loss.weight(own_rows, self.objective))
-        return Terms(sums=sums, metrics=metrics)
+        return loss_of_logits, {*own, *(name for name, _ in summed)}, Terms(sums=sums, metrics=metrics)
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Predicts the targets as the student's own objective does; see `Objective.predict`."""
@@ -294,12 +296,12 @@ class Distillation:
         self,
         student: View,
         teachers: Mapping[str, View],
-        sum_losses: Callable[[Readout, PositionLosses], dict[Any, Any]],
-    ) -> tuple[dict[str, Any], dict[tuple[str, str], Scalar]]:
+        sum_losses: SumLosses,
+    ) -> tuple[Scalar | float, dict[str, Any], dict[tuple[str, str], Scalar]]:
         """Sums all losses of logits, those of a prediction with one call of `sum_losses`.
 
         Returns:
-          Prediction -> sums of the student's own loss, and (loss, teacher) -> sum.
+          The sum to differentiate, prediction -> sums of the student's own loss, and (loss, teacher) -> sum.
         """
         groups: dict[str, dict[tuple[str, str | None], PositionLoss]] = {}
         for name, loss in self.objective.position_losses(student.predictions).items():
@@ -309,14 +311,15 @@ class Distillation:
                 group = groups.setdefault(loss.prediction, {})
                 for teacher in self._teachers_of(loss):
                     group[name, teacher] = loss.position_loss(student, teachers[teacher])
-        own, summed = {}, {}
+        total, own, summed = 0.0, {}, {}
         for prediction, group in groups.items():
             predicted = student.predictions[prediction]
-            found = sum_losses(Readout(predicted.hidden, predicted.logits), group)
+            loss, found = sum_losses(Readout(predicted.hidden, predicted.logits), group)
+            total += loss
             if (prediction, None) in found:
                 own[prediction] = found.pop((prediction, None))
             summed |= found
-        return own, summed
+        return total, own, summed
 
     def _mean(
         self,

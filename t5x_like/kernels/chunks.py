@@ -21,10 +21,10 @@ from t5x_like.kernels import row_sums
 # Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
-# Positions of a chunk on a device where each chunk gathers a sharded unembedding: on a mesh that splits rows, and
-# without a gradient. Its products, of 2 FLOP per position and element, then take as long as sending the 2 bytes of each
-# element: the peak of a chip divided by the bandwidth of its links, 985 on a v5e and 765 on a v5p (`planning.chips`).
-# Chunks of fewer positions would wait for the gather.
+# Positions of a chunk on a device where each chunk gathers a sharded unembedding: on a mesh with axes other than
+# those of `batch`, and in functions with a result per position, such as `top_k`. Its products, of 2 FLOP per position
+# and element, then take as long as sending the 2 bytes of each element: the peak of a chip divided by the bandwidth of
+# its links, 985 on a v5e and 765 on a v5p (`planning.chips`). Chunks of fewer positions would wait for the gather.
 MIN_SHARDED_POSITIONS = 1024
 
 Scalar = Float[Array, ""]
@@ -81,7 +81,8 @@ def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: in
     Returns:
       The tree of sums. Only the sum that `loss.trained` picks has a gradient.
     """
-    chunks = Chunks.of([network, *loss.teachers], budget_bytes, is_gathered_once=row_sums.device_alone() is not None)
+    is_gathered_once = row_sums.single_device_partitioner() is not None
+    chunks = Chunks.of([network, *loss.teachers], budget_bytes, is_gathered_once=is_gathered_once)
     if chunks.number > 1:
         return _sum_with_gradient(network, loss, chunks)
     sums = _compare(loss, network.logits(network.hidden), [each.hidden for each in loss.teachers], loss.arrays)
@@ -89,7 +90,7 @@ def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: in
     return jax.tree.map(lambda x: x if x is trained else jax.lax.stop_gradient(x), sums)
 
 
-def sum_together(
+def weighted_sum_over_positions(
     network: Readout,
     losses: Mapping[Hashable, PositionLoss],
     factors: Mapping[Hashable, Scalar | float],
@@ -150,7 +151,7 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
     The gradient of a chunk is known up to a factor, the cotangent of the sum. It is computed while the chunk's logits
     are in memory, and multiplied by the factor in the backward pass.
     """
-    device = row_sums.device_alone()
+    device = row_sums.single_device_partitioner()
     hidden = chunks.split(network.hidden)
     rest = jax.tree.map(chunks.split, ([each.hidden for each in loss.teachers], loss.arrays))
     rows = hidden.shape[1] // (1 if device is None else partitioning.batch_shards())

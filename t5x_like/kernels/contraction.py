@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.axis_rules import HEAD_SIZE
 
 # Checkpoint name of the products with a custom VJP. A rematerialization policy cannot see a `dot_general` inside one,
 # so `stacks.REMAT_POLICIES` finds these products by name.
@@ -70,8 +71,9 @@ def project(
     On TPUs, an array whose last dimension is a head of 64 fills half of the lanes, and a product that returns such an
     array, the gradient of a kernel, takes up to twice as long. The backward pass therefore joins heads and their
     features to one dimension. On several devices the gradient is also reduced as a matrix. The gradient of the bias is
-    a product with ones, because a sum over positions reads its operand at a lower rate. On a single CPU, and without a
-    bound partitioner, the gradients are those of `contract` and of the sum.
+    a product with ones, because a sum over positions reads its operand at a lower rate. This is done on TPUs, on GPUs
+    and on several devices of any platform. On a single CPU, without a bound partitioner, and where a mesh shards the
+    second of several inputs or outputs, the gradients are those of `contract` and of the sum.
 
     Args:
       x: activations `[*batch, *inputs]`.
@@ -83,7 +85,7 @@ def project(
     Returns:
       `[*batch, *outputs]`.
     """
-    fills_lanes = "kv" not in axes or kernel.shape[axes.index("kv")] % _LANES == 0
+    fills_lanes = HEAD_SIZE not in axes or kernel.shape[axes.index(HEAD_SIZE)] % _LANES == 0
     matrix = None if fills_lanes else _as_matrix(kernel, num_inputs, axes)
     if matrix is None:
         y = contract(x, kernel, num_inputs)

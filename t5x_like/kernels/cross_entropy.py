@@ -150,7 +150,7 @@ def position_loss(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> PositionLoss:
-    """Returns the cross-entropy for `sum_over_positions`, or for `sum_together` with other losses.
+    """Returns the cross-entropy for `sum_over_positions`, or for `weighted_sum_over_positions` with other losses.
 
     Args:
       targets: token ids.

@@ -1,9 +1,8 @@
 """Divergences between the predictions of a teacher and of a student, in chunks that bound the memory of the logits.
 
 `from_teacher` and `mean_squared_error` return losses for `chunks.sum_over_positions`, which computes the logits of both
-networks for a chunk of the positions at a time, and for `chunks.sum_together`, which adds the cross-entropy of the
-targets. P denotes the
-teacher's distribution and Q the student's.
+networks for a chunk of the positions at a time, and for `chunks.weighted_sum_over_positions`, which adds the
+cross-entropy of the targets. P denotes the teacher's distribution and Q the student's.
 
 Of a teacher whose k largest logits of V are stored (`TopK`), a divergence compares k + 1 outcomes: the k classes, and
 one of the others. Merging outcomes never increases a forward, reverse or Jensen-Shannon divergence, so the result is a

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 from t5x_like import partitioning
 
 
-def device_alone() -> partitioning.Partitioner | None:
-    """Returns the partitioner of a device that computes its rows without the others.
+def single_device_partitioner() -> partitioning.Partitioner | None:
+    """Returns the partitioner of a single device, with which each device computes its own rows without communication.
 
     It is None if there is one device, or if devices share the computation of a row.
     """
@@ -30,11 +30,11 @@ def sum_over_devices(
 ) -> tuple[Any, Any]:
     """Calls `function(shared, rows)` on each device for its own rows, and adds up the results once.
 
-    `device_alone()` must not be None.
+    `single_device_partitioner()` must not be None.
 
     Args:
       function: returns a tree of sums over the rows, and a tree of arrays that are sharded over rows.
-      shared: a tree of arrays that all rows read. They arrive whole.
+      shared: a tree of arrays that all rows read. They are gathered.
       rows: a tree of arrays that are sharded over rows.
       specs: partition specs of `rows`, a prefix of its tree.
       out_spec: partition spec of the arrays that the function returns.
@@ -42,7 +42,7 @@ def sum_over_devices(
     Returns:
       The sums over all rows, and the arrays of all rows.
     """
-    partitioner, device = partitioning.bound_partitioner(), device_alone()
+    partitioner, device = partitioning.bound_partitioner(), single_device_partitioner()
     devices = PartitionSpec(partitioner.axes_of("batch"))
 
     def on_device(shared, rows):

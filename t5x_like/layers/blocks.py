@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import Captures
-from t5x_like.layers.projections import block_input, block_output, shard_residual
+from t5x_like.layers.projections import gather_residual, scatter_residual, shard_residual
 
 Hidden = Float[Array, "batch length embed"]
 # Block name -> keyword arguments of the block. A block whose value is None is skipped.
@@ -135,6 +135,6 @@ class TransformerLayer(nnx.Module):
     def _residual(self, name, block, x, key=None):
         """Applies a block with dropout, residual and norm; returns the result and the block's second output."""
         norm = getattr(self, f"{name}_norm")
-        update, other = block(block_input(norm(x) if self.norm_position == "pre" else x))
-        x = x + self.dropout(block_output(update), key)
+        update, other = block(gather_residual(norm(x) if self.norm_position == "pre" else x))
+        x = x + self.dropout(scatter_residual(update), key)
         return (norm(x) if self.norm_position == "post" else x), other

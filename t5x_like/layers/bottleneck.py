@@ -12,7 +12,7 @@ from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, Inputs
 from t5x_like.layers.captures import Captures
 from t5x_like.layers.mlp import MLP
-from t5x_like.layers.projections import Projection, block_input, block_output, shard_residual
+from t5x_like.layers.projections import Projection, gather_residual, scatter_residual, shard_residual
 
 # What queries, keys and values are computed from. `shared_bottleneck`: queries and keys from a second projection to the
 # inner size, which they share, and values from the hidden states; `bottleneck`: all from the input of the inner blocks;
@@ -84,16 +84,16 @@ class BottleneckLayer(nnx.Module):
           The output, of the size of `x`, and the captured arrays by name.
         """
         attention_key, key = split_key(dropout_key, 2)
-        whole = block_input(x)
-        inner = self.bottleneck_norm(self.bottleneck(whole))
-        queries, values = self._attention_inputs(whole, inner)
+        gathered = gather_residual(x)
+        inner = self.bottleneck_norm(self.bottleneck(gathered))
+        queries, values = self._attention_inputs(gathered, inner)
         options = {"dropout_key": attention_key, "capture": captures.within("attention")}
         update, captured = self.attention(queries, value_source=values, **options, **inputs.get("attention", {}))
         inner = self.attention_norm(inner + update)
         for name in self.mlps:
             update, _ = getattr(self, name)(inner)
             inner = getattr(self, f"{name}_norm")(inner + update)
-        update = self.dropout(block_output(self.expansion(inner)), key)
+        update = self.dropout(scatter_residual(self.expansion(inner)), key)
         x = shard_residual(self.expansion_norm(x + update))
         return x, captures.collect(hidden=x, attention=captured)
 

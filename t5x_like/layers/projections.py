@@ -92,12 +92,12 @@ def shard_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch
     return partitioning.shard(x, "batch", RESIDUAL_LENGTH if _splits_residual(x) else LENGTH, "embed")
 
 
-def block_input(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+def gather_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
     """Gathers the positions of hidden states that the residual stream splits, so that a block can read all of them."""
     return shard_activation(x, "embed") if _splits_residual(x) else x
 
 
-def block_output(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+def scatter_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
     """Splits the output of a block like the residual stream: a sum over devices becomes a reduce-scatter."""
     return shard_residual(x) if _splits_residual(x) else x
 

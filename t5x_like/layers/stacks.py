@@ -21,7 +21,7 @@ from t5x_like.layers import recompute
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import EMBEDDING, Captures
-from t5x_like.layers.projections import block_input
+from t5x_like.layers.projections import gather_residual
 
 NO_CAPTURES = Captures()
 Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
@@ -278,4 +278,4 @@ class Stack(nnx.Module):
 
     def apply_norm(self, x: Hidden) -> Hidden:
         """Applies the final norm, if the stack has one, and gathers the positions that the residual stream splits."""
-        return block_input(self.norm(x) if self.has_norm else x)
+        return gather_residual(self.norm(x) if self.has_norm else x)

@@ -56,9 +56,6 @@ class Objective(Protocol):
     parameters, such as text that the model generates. The training step calls it on the global batch, before it
     computes weights and splits the batch into microbatches. Nothing that it computes has a gradient.
 
-    An objective may also define `loss_and_terms(params, batch, factors, *, dropout_key) -> (loss, terms)`, if it
-    computes the gradient of the loss faster when it knows the factors of its terms; see `loss_and_terms`.
-
     Attributes:
       features: the features that the objective reads.
       coefficients: term -> factor of its normalized loss in the total loss: a number, or a function of the step. Its
@@ -104,6 +101,26 @@ class Objective(Protocol):
           The terms, with the keys of `coefficients`, and the metrics.
         """
 
+    def loss_and_terms(
+        self,
+        params: Params,
+        batch: Batch,
+        factors: Mapping[str, Scalar | float],
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[Scalar, Terms]:
+        """Runs the model and computes the loss, given the factors of the terms, and the terms.
+
+        Args:
+          params: the model and the heads.
+          batch: the features of a batch or a microbatch.
+          factors: term -> factor of its sum.
+          dropout_key: random key for dropout; None disables dropout.
+
+        Returns:
+          The sum of factor · sum over all terms, the only result to differentiate, and the terms.
+        """
+
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Runs the model without dropout and predicts the targets.
 
@@ -117,30 +134,3 @@ class Objective(Protocol):
           another return `scores` instead, the log-probabilities of given targets, since their predictions are
           generated (`t5x_like.decoding`).
         """
-
-
-def loss_and_terms(
-    objective: Objective,
-    params: Params,
-    batch: Batch,
-    factors: Mapping[str, Scalar | float],
-    *,
-    dropout_key: jax.Array | None = None,
-) -> tuple[Scalar, Terms]:
-    """Computes the loss of a batch or a microbatch, and the terms.
-
-    Args:
-      objective: the objective; its own `loss_and_terms` is called if it has one.
-      params: the model and the heads.
-      batch: the features.
-      factors: term -> factor of its sum.
-      dropout_key: random key for dropout; None disables dropout.
-
-    Returns:
-      The sum of factor · sum over all terms, the only result to differentiate, and the terms.
-    """
-    own = getattr(objective, "loss_and_terms", None)
-    if own is not None:
-        return own(params, batch, factors, dropout_key=dropout_key)
-    terms = objective.terms(params, batch, dropout_key=dropout_key)
-    return sum(factors[name] * each for name, each in terms.sums.items()), terms

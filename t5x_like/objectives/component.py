@@ -67,6 +67,18 @@ class Component:
         outputs = self.forward(params, rows, dropout_key=dropout_key)
         return self.terms_of(params, outputs, rows, dropout_key=key_of_heads(dropout_key))
 
+    def loss_and_terms(
+        self,
+        params: Params,
+        batch: Batch,
+        factors: Mapping[str, Scalar | float],
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[Scalar, Terms]:
+        """Computes the loss from the sums of `terms`; see `Objective.loss_and_terms`."""
+        terms = self.terms(params, batch, dropout_key=dropout_key)
+        return sum(factors[name] * each for name, each in terms.sums.items()), terms
+
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Runs the model and predicts the targets; see `Objective.predict`."""
         rows = flatten_choices(batch, self.features.axes)

@@ -27,7 +27,8 @@ SLACK_BYTES = 2 * GIB
 MAX_HBM_FRACTION = 0.9
 # From this number of devices, the compiler reduces gradients along an axis that spans the whole slice with an
 # all-reduce, which sends twice as many bytes as a reduce-scatter (planned on v4, v5e, v5p and v6e; not for 16 devices,
-# and not for an axis that spans part of a slice).
+# and not for an axis that spans part of a slice). Kernels count as gathered at any number of devices, which on v4, v5p
+# and v6e needs the options of `hardware/CHIP.gin`. `hardware/tpu7x.gin` sets none for it.
 ALL_REDUCE_DEVICES = 64
 
 

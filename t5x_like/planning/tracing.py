@@ -9,7 +9,7 @@ import jax
 import jax.extend.core
 
 from t5x_like import optimizers
-from t5x_like.objectives.base import Objective, loss_and_terms
+from t5x_like.objectives.base import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple
 
     def loss(params, teachers, batch):
         read = {**params, "teachers": teachers} if teachers else params
-        return loss_and_terms(objective, read, batch, dict.fromkeys(objective.coefficients, 1.0))[0]
+        return objective.loss_and_terms(read, batch, dict.fromkeys(objective.coefficients, 1.0))[0]
 
     residuals = jax.eval_shape(
         lambda params, *others: jax.vjp(lambda params: loss(params, *others), params)[1], params, teachers, batch

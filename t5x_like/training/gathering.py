@@ -59,7 +59,7 @@ def sum_over_rows(
       function: computes sums over the rows of a batch.
       params: parameters, as `{"model": …, "objective": …}`. Kernels of the model arrive in `function` in the dtype of
         the computation, to which layers cast them anyway, so that half as many bytes are sent.
-      constants: a tree of other arrays, such as frozen parameters; they arrive whole.
+      constants: a tree of other arrays, such as frozen parameters; they are gathered.
       batch: the global batch.
       key: random key, or None.
       axes: model feature -> logical axes; see `axis_rules.batch_axes`.
@@ -69,7 +69,7 @@ def sum_over_rows(
     """
     # Embeddings stay float32, because their gradients are summed over tokens in float32.
     params = {**params, "model": in_compute_dtype(params["model"], ("kernel",))}
-    if row_sums.device_alone() is None:
+    if row_sums.single_device_partitioner() is None:
         return _as_float32(function(params, constants, batch, key))
     partitioner = partitioning.bound_partitioner()
 

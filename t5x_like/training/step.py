@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from t5x_like import optimizers, partitioning
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
-from t5x_like.objectives.base import Objective, loss_and_terms
+from t5x_like.objectives.base import Objective
 from t5x_like.training import gathering
 from t5x_like.training.gathering import Gathering
 
@@ -135,10 +135,12 @@ def check_batch_size(size: int, microbatches: int, shards: int) -> None:
     Raises:
       UserError: The batch size is not a multiple of their product.
     """
-    if size % (microbatches * shards):
+    multiple = microbatches * shards
+    if size % multiple:
+        fewer = " or fewer MICROBATCHES" if microbatches > 1 else ""
         raise UserError(
-            f"BATCH_SIZE={size} must be a multiple of {microbatches * shards}: the mesh splits a batch into {shards} "
-            f"shards, times {microbatches} microbatches"
+            f"BATCH_SIZE={size} must be a multiple of {multiple}: the mesh splits a batch into {shards} shards, times "
+            f"{microbatches} microbatches. Give BATCH_SIZE={-(-size // multiple) * multiple}{fewer}."
         )
 
 
@@ -171,7 +173,7 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
 
 
 def factors_at(objective: Objective, step: Int[Array, ""] | int, normalize: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Returns the factor of each term in the loss: its coefficient at a step, counted from 0, by its divisor."""
+    """Returns the factor of each term in the loss: its coefficient at a step from 0, divided by its normalizer."""
     coefficients = {name: each(step) if callable(each) else each for name, each in objective.coefficients.items()}
     return {name: each / normalize[name] for name, each in coefficients.items()}
 
@@ -209,7 +211,7 @@ def gradients(
         factors = factors_at(objective, step, normalize)
 
         def loss(params, microbatch, key):
-            total, terms = loss_and_terms(objective, assemble(params, frozen), microbatch, factors, dropout_key=key)
+            total, terms = objective.loss_and_terms(assemble(params, frozen), microbatch, factors, dropout_key=key)
             return total, terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}
 
         return _accumulated(jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes)

@@ -111,6 +111,20 @@ def test_projections_of_heads_equal_tensordot(name, partitioner, axes, x_shape, 
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("head_size", "rank"), [(64, 2), (128, 3)])
+def test_gradients_of_one_tpu_are_matrices_unless_heads_fill_lanes(head_size, rank, monkeypatch):
+    monkeypatch.setattr(partitioning.Partitioner, "platform", "tpu")
+    x, kernel = make_inputs((8, 4, 16), (16, 2, head_size))
+
+    def loss(x, kernel):
+        return jnp.sum(jnp.sin(project(x, kernel, None, 1, ("embed", "heads", "kv"))))
+
+    with partitioning.Partitioner(devices=jax.devices()[:1]).bound():
+        jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=1))(x, kernel).jaxpr
+    products = [each.outvars[0].aval for each in jaxpr.eqns if each.primitive.name == "dot_general"]
+    assert [product.ndim for product in products if product.size == kernel.size] == [rank]
+
+
 def test_gradients_of_head_projections_are_reduced_as_matrices(monkeypatch):
     partitioner = partitioning.Partitioner(ici={"fsdp": -1})
     monkeypatch.setattr(partitioning.Partitioner, "platform", "tpu")

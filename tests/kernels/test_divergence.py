@@ -13,7 +13,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.kernels import cross_entropy, divergence
-from t5x_like.kernels.chunks import Readout, sum_over_positions, sum_together
+from t5x_like.kernels.chunks import Readout, sum_over_positions, weighted_sum_over_positions
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
@@ -187,7 +187,7 @@ def both_losses(hidden, kernels, targets, weights, teacher=None, budget=2**30):
         ),
     }
     factors = {"targets": 1.0, ("kl", "teacher"): jnp.float32(5.0)}
-    return sum_together(student, losses, factors, budget_bytes=budget)[0]
+    return weighted_sum_over_positions(student, losses, factors, budget_bytes=budget)[0]
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -278,7 +278,7 @@ def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, stored):
                     divergence.forward_kl, cached_logits or teacher, batch["weights"], temperature=2.0
                 ),
             }
-            return sum_together(student, losses, dict.fromkeys(losses, 1.0), budget_bytes=budget)[0]
+            return weighted_sum_over_positions(student, losses, dict.fromkeys(losses, 1.0), budget_bytes=budget)[0]
 
         heads = [{"kernel": nnx.Param(jnp.asarray(kernel), axes=("embed", "vocab"))} for kernel in kernels]
         heads = jax.device_put(heads, partitioner.shardings(heads))

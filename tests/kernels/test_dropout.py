@@ -47,7 +47,7 @@ def test_decisions_are_independent():
     equal = 1 - 2 * variance
     expected = [equal, equal, equal, 1 - 2 * equal * (1 - equal), equal]
     tolerance = 4 * np.sqrt(0.25 / decisions.size)  # four standard deviations of the mean of independent decisions
-    np.testing.assert_allclose([pair.mean() for pair in pairs], expected, atol=2 * tolerance)
+    np.testing.assert_allclose([pair.mean() for pair in pairs], expected, atol=tolerance)
     for axis in range(3):  # no row or column is dropped more often than others
         others = tuple(other for other in range(3) if other != axis)
         spread = decisions.mean(axis=others).std()

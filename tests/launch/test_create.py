@@ -139,7 +139,7 @@ def test_preemptions_before_ready_are_retried_up_to_the_limit(cloud, capsys, bac
     cloud.plan = [[state]] * 10
     assert create(backend, "--max_retries=2") == 1
     log = capsys.readouterr().err
-    assert "after 2 retries; giving up" in log and cloud.created() == 3
+    assert f"{state}. Stopped after 2 retries (--max_retries). Raise the limit" in log and cloud.created() == 3
     remaining = {
         "queued": "queued resource first",
         "groups": "instance group first-0, instance group first-1, instance template first-t5x-like, workload policy "

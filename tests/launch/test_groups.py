@@ -172,7 +172,7 @@ def test_parts_that_are_missing_do_not_stop_a_deletion_but_failures_do(shell):
     shell.failures = {("instance-groups", "delete"): "ERROR: The resource first was not found"}
     make(shell).delete()
     shell.failures = {("delete",): "ERROR: The resource was not found"}
-    with pytest.raises(shells.CommandFailed, match="did not delete first: not found"):
+    with pytest.raises(shells.CommandFailed, match="did not delete first: not found. Check --zone"):
         make(shell).delete()
     shell.failures = {("instance-templates", "delete"): "ERROR: 503 The service is unavailable"}
     with pytest.raises(gcloud.TransientFailure, match="did not delete first-t5x-like of instance-templates: .* 503"):
@@ -200,5 +200,5 @@ def test_ssh_reaches_all_vms_of_a_slice(shell):
     tpu.ssh("date")
     reached = [words[3] for words in shell.calls if "ssh" in words]
     assert sorted(reached) == ["first-0-0", "first-0-1", "first-1-0", "first-1-0", "first-1-1", "first-1-1"]
-    with pytest.raises(shells.CommandFailed, match="--worker=2: first-0 has 2 VMs"):
+    with pytest.raises(shells.CommandFailed, match="--worker=2: first-0 has 2 VMs. Give 0 to 1."):
         tpu.ssh_words("hostname", 0, 2)

@@ -102,7 +102,7 @@ def test_preempted_slice_of_active_resource_recreates_all(cloud):
 def test_recreations_are_limited(cloud):
     cloud.set(plan=[["ACTIVE"], ["ACTIVE"]], outcomes=["preempt", "preempt"])
     result = cloud.tpu("train", "first", *SLICE, "--max_recreations=1", QUICK, *COMMAND, code=1)
-    assert "after 1 recreations; giving up" in result.stderr
+    assert "Stopped after 1 recreations (--max_recreations). Raise the limit" in result.stderr
 
 
 def test_user_error_is_not_retried(cloud):

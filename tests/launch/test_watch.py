@@ -119,7 +119,7 @@ def test_tpu_preempted_before_ready_is_recreated(monkeypatch, capsys):
 def test_recreations_are_limited(monkeypatch, capsys):
     shell = Scripted(monkeypatch, [ABSENT, "SUSPENDING", ABSENT, "SUSPENDING"])
     assert train("--max_recreations=1") == 1
-    assert "first: SUSPENDING after 1 recreations; giving up" in capsys.readouterr().err
+    assert "first: SUSPENDING. Stopped after 1 recreations (--max_recreations). Raise the" in capsys.readouterr().err
     assert shell.actions.count("create") == 2
 
 
@@ -278,7 +278,7 @@ def test_lost_worker_restarts_the_job_on_all_workers(monkeypatch, capsys):
     assert changes(shell) == ["stop", "set up"]
     shell.jobs = [[RUNS] * 4, [GONE] * 4]
     assert train("--max_recreations=0") == 1
-    assert "after 0 recreations; giving up" in capsys.readouterr().err
+    assert "Stopped after 0 recreations (--max_recreations)" in capsys.readouterr().err
 
 
 def test_failure_on_two_workers_stops_the_others_and_is_reported(monkeypatch, capsys):

@@ -64,3 +64,4 @@ def test_lost_tpu_is_reported_instead_of_its_workers(cloud, place):
     cloud.set(resources={"first": {**resource, "states": ["SUSPENDED"]}})
     log = cloud.tpu("install", "first", *place, code=1).stderr
     assert "installing failed, because first is not ready: " in log and "retrying" not in log
+    assert "Repeat `launch/tpu.py train`, or delete the TPU." in log

@@ -9,7 +9,7 @@ import pytest
 from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, random_model, scanned
 
 from t5x_like.axis_rules import RULE_SETS
-from t5x_like.layers.projections import block_input, block_output, shard_residual
+from t5x_like.layers.projections import gather_residual, scatter_residual, shard_residual
 from t5x_like.partitioning import Partitioner
 
 TENSOR = {"fsdp": 4, "tensor": 2}
@@ -66,7 +66,7 @@ def test_hidden_states_between_blocks_are_split_and_gathered_for_a_block(length,
     partitioner = Partitioner(rules="fsdp_tp_residual", ici=TENSOR)
     x = jnp.zeros((8, length, 6))
     between, inside, after = partitioner.jit(
-        lambda x: (shard_residual(x), block_input(shard_residual(x)), block_output(x + 1))
+        lambda x: (shard_residual(x), gather_residual(shard_residual(x)), scatter_residual(x + 1))
     )(x)
     assert between.sharding.shard_shape(x.shape) == after.sharding.shard_shape(x.shape) == (2, positions, 6)
     assert inside.sharding.shard_shape(x.shape) == (2, length, 6)
@@ -84,4 +84,4 @@ def test_without_a_rule_the_residual_stream_is_sharded_like_other_activations():
     assert partitioner.axis_size("residual_length") == partitioner.axis_size("length") == 2
     with partitioner.bound():
         x = jnp.zeros((8, 8, 6))
-        assert block_input(x) is x and block_output(x) is x
+        assert gather_residual(x) is x and scatter_residual(x) is x

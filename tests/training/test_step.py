@@ -15,6 +15,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.base import Terms
+from t5x_like.objectives.component import Component
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner, shard
@@ -35,7 +36,7 @@ class Net(nnx.Module):
         return shard(jnp.tanh(x @ self.kernel[...]), "batch", "length", "mlp")
 
 
-class TwoTerms:
+class TwoTerms(Component):
     """A mean over masked positions plus a mean over rows, so that the terms have different weights, as in BERT."""
 
     coefficients = {"masked": 1.0, "row": 0.5}
@@ -185,7 +186,9 @@ def test_batch_is_prepared_before_weights_and_microbatches():
 
 
 def test_indivisible_batch_raises():
-    with pytest.raises(ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* times 3 microbatches"):
+    with pytest.raises(
+        ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* 3 microbatches. Give BATCH_SIZE=18 or "
+    ):
         step.split_batch(make_batch(), 3)
 
 

@@ -69,7 +69,7 @@ class LogitLoss:
         return jnp.sum(objective.prediction_weights(batch)[self.prediction]).astype(jnp.float32)
 
     def position_loss(self, student: View, teacher: View) -> PositionLoss:
-        """Returns the loss for `sum_over_positions`, or for `sum_together` with other losses of the same logits.
+        """Returns the loss for `sum_over_positions`, or with others, `weighted_sum_over_positions`.
 
         Args:
           student: what the student computed.
