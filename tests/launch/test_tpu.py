@@ -148,6 +148,8 @@ def test_steps_work_individually(cloud):
     cloud.tpu("delete", "first", *ZONE)
     assert cloud.state()["resources"] == {}
     assert cloud.tpu("status", "first", *ZONE).stdout.startswith("first: absent\n")
+    absent = cloud.tpu("delete", "first", *ZONE, code=1).stderr
+    assert "did not delete first: not found. Check --zone, --project and --backend." in absent
 
 
 def test_copy_includes_uncommitted_and_excludes_ignored_files(cloud):
