@@ -16,8 +16,10 @@ MODULE_PARAMETER = "module"
 SAFE_PACKAGES = ("t5x_like", "data_tasks", "optax")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
+    "t5x_like.training.array_files.ArrayFiles",
     "t5x_like.training.checkpoints.Checkpoints",
     "t5x_like.training.evaluation.Evaluation",
+    "t5x_like.training.tiered_checkpoints.TieredCheckpoints",
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.seqio_feed.source.SeqIOSource",

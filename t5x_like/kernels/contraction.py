@@ -86,26 +86,23 @@ def project(
       `[*batch, *outputs]`.
     """
     fills_lanes = HEAD_SIZE not in axes or kernel.shape[axes.index(HEAD_SIZE)] % _LANES == 0
-    matrix = None if fills_lanes else _as_matrix(kernel, num_inputs, axes)
-    if matrix is None:
+    sharding = None if fills_lanes else _matrix_sharding(kernel, num_inputs, axes)
+    if sharding is None:
         y = contract(x, kernel, num_inputs)
         return y if bias is None else y + bias
-    return checkpoint_name(_projection(x, matrix, bias, kernel.shape, num_inputs), PRODUCT)
+    return checkpoint_name(_projection(x, kernel, bias, num_inputs, sharding), PRODUCT)
 
 
-def _as_matrix(kernel: Array, num_inputs: int, axes: Sequence[str]) -> Array | None:
-    """Returns a kernel as a matrix with the same shards, or None where gradients are not computed as matrices."""
+def _matrix_sharding(kernel: Array, num_inputs: int, axes: Sequence[str]) -> NamedSharding | None:
+    """Returns the sharding of a gradient as a matrix, or None where gradients are not computed as matrices."""
     partitioner = partitioning.bound_partitioner()
-    if partitioner is None:
+    if partitioner is None or (partitioner.mesh.size == 1 and partitioner.platform == "cpu"):
         return None
-    matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
-    if partitioner.mesh.size == 1:
-        return None if partitioner.platform == "cpu" else matrix
     spec = partitioner.spec(axes, kernel.shape, "kernel")
     (inputs, *other_inputs), (outputs, *other_outputs) = spec[:num_inputs], spec[num_inputs:]
     if any(other_inputs) or any(other_outputs):
         return None  # only the first of several dimensions may be sharded, or those of the matrix would be interleaved
-    return jax.lax.with_sharding_constraint(matrix, NamedSharding(partitioner.mesh, PartitionSpec(inputs, outputs)))
+    return NamedSharding(partitioner.mesh, PartitionSpec(inputs, outputs))
 
 
 def _plain_product(x: Array, kernel: Array, num_inputs: int, result_dtype: DTypeLike | None) -> Array:
@@ -115,23 +112,26 @@ def _plain_product(x: Array, kernel: Array, num_inputs: int, result_dtype: DType
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _projection(x: Array, matrix: Array, bias: Array | None, shape: tuple[int, ...], num_inputs: int) -> Array:
-    y = _plain_product(x, matrix.reshape(shape), num_inputs, None)
+def _projection(x: Array, kernel: Array, bias: Array | None, num_inputs: int, sharding: NamedSharding) -> Array:
+    y = _plain_product(x, kernel, num_inputs, None)
     return y if bias is None else y + bias
 
 
-def _projection_forward(x, matrix, bias, shape, num_inputs):
-    return _projection(x, matrix, bias, shape, num_inputs), (x, matrix, bias)
+def _projection_forward(x, kernel, bias, num_inputs, sharding):
+    return _projection(x, kernel, bias, num_inputs, sharding), (x, kernel, bias)
 
 
-def _projection_backward(shape, num_inputs, residuals, dy):
-    x, matrix, bias = residuals
+def _projection_backward(num_inputs, sharding, residuals, dy):
+    x, kernel, bias = residuals
     batch = x.shape[: x.ndim - num_inputs]
     rows = tuple(range(len(batch)))
     flat_x, flat_dy = x.reshape(*batch, -1), dy.reshape(*batch, -1)
+    # Only the backward pass constrains matrices: kernels may have other shards in a forward pass, as in decoding.
+    matrix = lax.with_sharding_constraint(kernel.reshape(flat_x.shape[-1], -1), sharding)
     dx = lax.dot_general(flat_dy, matrix, (((len(batch),), (1,)), ((), ()))).reshape(x.shape)
     dmatrix = lax.dot_general(flat_x, flat_dy, ((rows, rows), ((), ())))
-    return dx.astype(x.dtype), dmatrix.astype(matrix.dtype), None if bias is None else _sum_rows(flat_dy, bias)
+    dkernel = lax.with_sharding_constraint(dmatrix, sharding).reshape(kernel.shape)
+    return dx.astype(x.dtype), dkernel.astype(kernel.dtype), None if bias is None else _sum_rows(flat_dy, bias)
 
 
 def _sum_rows(x: Array, like: Array) -> Array:
