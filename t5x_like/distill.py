@@ -62,12 +62,9 @@ def distill(
     arguments = combine(given, teachers, losses, coefficients, on_policy)
     for name, teacher in arguments["teachers"].items():
         logging.info("teacher %s: %s", name, teacher)
-    periods = loop.Periods(
-        arguments["total_steps"],
-        log=arguments["log_period"],
-        evaluate=arguments["eval_period"],
-        save=arguments["save_period"],
-    )
+    periods = loop.make_periods(**config.filter_kwargs(loop.make_periods, arguments))
+    if arguments["local_checkpoints"] is not None:
+        arguments["local_checkpoints"].check_writable()
     program = make_program(**config.filter_kwargs(make_program, arguments))
     _check_losses_of_cached_logits(program, arguments["objective"])
     arguments["data"].check(arguments["objective"].features)

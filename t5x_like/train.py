@@ -12,6 +12,7 @@ from t5x_like.runtime import console_log, distributed
 from t5x_like.training import gathering, loop, run, run_directory, step, weight_source
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.program import make_program
 from t5x_like.training.run import TrainResult
 
@@ -37,6 +38,7 @@ def train(
     eval_period: int | None = 1000,
     save_period: int | None = 1000,
     checkpoints: Callable[..., Checkpoints] = Checkpoints,
+    local_checkpoints: LocalTier | None = None,
     patience: int | None = None,
     initial_checkpoint_path: str | None = None,
     initial_mapping: Sequence[tuple[str, str]] = (),
@@ -78,6 +80,7 @@ def train(
       save_period: Steps between two checkpoints. None disables checkpoints. The last step is always saved otherwise.
       checkpoints: Creates the checkpointer of a directory. Its `keep_best` and `best_metric` decide which checkpoints
         are kept besides the latest.
+      local_checkpoints: Where and how often to save on each host as well; see `TieredCheckpoints`.
       patience: Number of evaluations without improvement of the checkpointer's `best_metric` after which the run
         finishes early; None for no limit.
       initial_checkpoint_path: Pretrained weights to start from: a run directory, a checkpoint, a Hugging Face
@@ -116,7 +119,16 @@ def train(
     # ---- Program: everything that is known without data or arrays ------------------------------------------------
     arguments = dict(locals())
     started = time.monotonic()
-    periods = loop.Periods(total_steps, log=log_period, evaluate=eval_period, save=save_period)
+    periods = loop.make_periods(
+        total_steps=total_steps,
+        log_period=log_period,
+        eval_period=eval_period,
+        save_period=save_period,
+        local_checkpoints=local_checkpoints,
+        model_dir=model_dir,
+    )
+    if local_checkpoints is not None:
+        local_checkpoints.check_writable()
     initial = weight_source.initial_source(
         initial_checkpoint_path=initial_checkpoint_path,
         initial_mapping=initial_mapping,
@@ -152,6 +164,7 @@ def train(
         microbatches=microbatches,
         seed=seed,
         checkpoints=checkpoints,
+        local_checkpoints=local_checkpoints,
         patience=patience,
         initial=initial,
         vocabulary_path=vocabulary_path,

@@ -13,7 +13,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import run, warm_start, weight_source
+from t5x_like.training import loop, run, warm_start, weight_source
 from t5x_like.training.evaluation import Evaluation
 
 # After this time without an answer, a store is reported as not checked.
@@ -77,7 +77,8 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
     if model is not None and (initial := _initial_weights(model, arguments)) is not None:
         yield f"initial weights: {initial}"
     if arguments.get("total_steps") is not None:
-        yield f"steps: {arguments['total_steps']:,}"
+        periods = loop.make_periods(**config.filter_kwargs(loop.make_periods, arguments))
+        yield f"steps: {periods.total_steps:,}"
     for name in READ:
         if arguments.get(name):
             yield f"reads {name}={arguments[name]}{_reachable(arguments[name])}"

@@ -22,7 +22,6 @@ class ArrayFiles:
       file_mib: size in MiB at which a process starts another file; 0 for no limit.
       chunk_mib: largest size of a chunk in MiB before compression. A mesh with smaller shards reads less of a
         checkpoint with smaller chunks.
-      zarr3: whether to write format 3 of Zarr instead of 2.
 
     Raises:
       UserError: `file_mib` is negative, `chunk_mib` is not positive, or a chunk is larger than a file.
@@ -30,7 +29,6 @@ class ArrayFiles:
 
     file_mib: int = 256
     chunk_mib: int = 64
-    zarr3: bool = False
 
     def __post_init__(self):
         if self.file_mib < 0:

@@ -1,6 +1,6 @@
 """Step directories: Orbax writes and reads them, and each of their items has checksums."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,14 +43,12 @@ class CheckpointStore:
         self.directory, self._files = directory, files or ArrayFiles()
         self._share = (0, 1) if process is not None else (jax.process_index(), jax.process_count())
         options: dict[str, Any] = {}
-        state: dict[str, Any] = {"use_zarr3": self._files.zarr3}
+        state: dict[str, Any] = {}
         about: dict[str, Any] = {}
         if preserve is not None:
             options["preservation_policy"] = policies.AnyPreservationPolicy(list(preserve))
         if process is not None:
-            alone = ocp.options.MultiprocessingOptions(
-                primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
-            )
+            alone = only_processes([process], f"process_{process}")
             options["multiprocessing_options"] = about["multiprocessing_options"] = alone
             # Only process 0 would wait for directories that are created in the background.
             options["async_options"] = ocp.AsyncOptions(create_directories_asynchronously=False)
@@ -102,15 +100,7 @@ class CheckpointStore:
 
     def read(self, step: int, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Reads arrays by stored name, with the given shapes and shardings."""
-        restore_args = {
-            name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-            for name, leaf in shapes.items()
-        }
-        state = items.StateRestore(
-            item=unflatten_dict(shapes, sep="/"),
-            restore_args=unflatten_dict(restore_args, sep="/"),
-            partial_restore=True,
-        )
+        state = items.StateRestore(**restore_arguments(shapes))
         return flatten_dict(self._manager.restore(step, args=ocp.args.Composite(state=state))["state"], sep="/")
 
     def read_position(self, step: int, process: int | None = None) -> bytes:
@@ -153,3 +143,28 @@ class CheckpointStore:
     def close(self) -> None:
         """Waits for the save in progress and releases all resources."""
         self._manager.close()
+
+
+def restore_arguments(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """Returns the arguments with which Orbax reads arrays by stored name, with the given shapes and shardings."""
+    restore_args = {
+        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+        for name, leaf in shapes.items()
+    }
+    return {
+        "item": unflatten_dict(shapes, sep="/"),
+        "restore_args": unflatten_dict(restore_args, sep="/"),
+        "partial_restore": True,
+    }
+
+
+def only_processes(processes: Collection[int], name: str) -> ocp.options.MultiprocessingOptions:
+    """Returns the options with which Orbax reads or writes in some processes, which do not wait for the others.
+
+    Args:
+      processes: their indices.
+      name: a name for their barriers.
+    """
+    return ocp.options.MultiprocessingOptions(
+        primary_host=min(processes), active_processes=set(processes), barrier_sync_key_prefix=name
+    )

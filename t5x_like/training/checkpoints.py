@@ -72,10 +72,7 @@ class Checkpoints:
       directory: the directory that Orbax reads and writes; the local mirror if there is one.
       keep_best: number of best checkpoints to keep.
       best_metric: the metric that decides which checkpoints are best.
-      local_period: None, because checkpoints are only saved in `directory`; see `TieredCheckpoints`.
     """
-
-    local_period: int | None = None
 
     def __init__(
         self,
@@ -120,13 +117,12 @@ class Checkpoints:
         """Checks that the state of a run can be restored onto its mesh.
 
         Args:
-          like: the state of the run, as arrays or shapes.
+          like: the state of the run, as arrays or shapes; only other checkpointers need it.
           partitioner: the mesh and rules of the run.
 
         Raises:
           UserError: with `restore_one_replica`, a process belongs to several replicas, or there is only one replica.
         """
-        del like  # of interest to other tiers
         if self._restore_one_replica:
             replica_restore.check_mesh(partitioner.mesh)
 
@@ -187,6 +183,9 @@ class Checkpoints:
             self._has_read_back = True
         if self._mirror:
             self._uploading = self._uploader.submit(self._upload)
+
+    def save_locally(self, step: int, tree: Any, *, feed: bytes, about: Mapping[str, Any]) -> None:
+        """Does nothing, because these checkpoints are only in MODEL_DIR; see `TieredCheckpoints`."""
 
     def evaluation(self, step: int) -> dict[str, float] | None:
         """Returns the evaluation that `save` stored with checkpoint `step`, or None. Non-finite values are NaN."""

@@ -1,5 +1,6 @@
 """Checkpoints that each process stores on its own host, in memory or on a local disk."""
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -19,6 +20,52 @@ from t5x_like.training.checkpoint_store import ITEMS, CheckpointStore
 _OWNER = "model_dir.txt"
 # Keys of the item `about`.
 LAYOUT, HAS_POSITIONS = "local_layout", "local_positions"
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTier:
+    """Where and how often a run saves on each host.
+
+    Args:
+      directory: a directory of each host that outlives the process, such as a ramdisk or local SSD.
+      save_period: steps between two local checkpoints.
+    """
+
+    directory: str
+    save_period: int = 100
+
+    def check(self, model_dir: str | os.PathLike | None) -> str:
+        """Checks what can be checked on any machine, and returns the directory as an absolute path.
+
+        Raises:
+          UserError: the directory is not a path, is a URL, has characters that Orbax cannot write to, or is in the run
+            directory.
+        """
+        directory = self.directory
+        if not isinstance(directory, str | os.PathLike) or not str(directory):
+            raise UserError(f"LOCAL_DIRECTORY={directory!r} is not a path. Give a directory of each host.")
+        if not paths.is_local(directory):
+            raise UserError(
+                f"LOCAL_DIRECTORY={directory} is not a local path. Give a directory of each host, such as a ramdisk; "
+                "MODEL_DIR is the place for a bucket."
+            )
+        paths.check_checkpoint_directory("LOCAL_DIRECTORY", str(directory))
+        absolute = os.path.abspath(paths.local(directory))
+        if isinstance(model_dir, str | os.PathLike) and paths.is_local(model_dir):
+            run = os.path.abspath(paths.local(model_dir))
+            if os.path.commonpath([run, absolute]) == run:
+                raise UserError(
+                    f"LOCAL_DIRECTORY={directory} is in MODEL_DIR={model_dir}. Give a directory outside of it."
+                )
+        return absolute
+
+    def check_writable(self) -> None:
+        """Checks that the directory can be created or written to on this host.
+
+        Raises:
+          UserError: it cannot.
+        """
+        paths.check_writable("LOCAL_DIRECTORY", self.directory)
 
 
 class LocalCheckpoints:
@@ -41,7 +88,6 @@ class LocalCheckpoints:
 
     def __init__(self, directory: str, run_id: str, model_dir: str):
         paths.check_writable("LOCAL_DIRECTORY", directory)
-        paths.check_checkpoint_directory("LOCAL_DIRECTORY", directory)
         root = epath.Path(directory)
         process, count = jax.process_index(), jax.process_count()
         self.directory = root / run_id / f"process_{process}_of_{count}"
@@ -136,27 +182,6 @@ class LocalCheckpoints:
     def close(self) -> None:
         """Waits for the save in progress and releases all resources."""
         self._store.close()
-
-
-def check_directory(directory: str, model_dir: str) -> str:
-    """Returns a directory for local checkpoints as an absolute path.
-
-    Raises:
-      UserError: it is not a path, is a URL, or is in the run directory.
-    """
-    if not isinstance(directory, str | os.PathLike) or not str(directory):
-        raise UserError(f"LOCAL_DIRECTORY={directory!r} is not a path. Give a directory of each host.")
-    if not paths.is_local(directory):
-        raise UserError(
-            f"LOCAL_DIRECTORY={directory} is not a local path. Give a directory of each host, such as a ramdisk; "
-            "MODEL_DIR is the place for a bucket."
-        )
-    absolute = os.path.abspath(paths.local(directory))
-    if paths.is_local(model_dir):
-        run = os.path.abspath(paths.local(model_dir))
-        if os.path.commonpath([run, absolute]) == run:
-            raise UserError(f"LOCAL_DIRECTORY={directory} is in MODEL_DIR={model_dir}. Give a directory outside of it.")
-    return absolute
 
 
 def digest(arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> str:

@@ -16,11 +16,11 @@ from t5x_like.metrics.best import Improvement, flatten
 from t5x_like.runtime import compilation_cache, distributed
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import debugging, run_directory
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.checkpointer import Checkpointer
+from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.program import Program
 from t5x_like.training.run_lock import RunLock
 from t5x_like.training.step import Frozen, TrainState
-from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
 
 class TrainingFailed(RunFailed):
@@ -74,9 +74,35 @@ class Periods:
         """Returns whether a checkpoint follows `step`; `stopping` means that the run ends there early."""
         return self.save is not None and (stopping or step == self.total_steps or step % self.save == 0)
 
-    def saves_locally_at(self, step: int) -> bool:
-        """Returns whether a local checkpoint follows `step`, unless the run ends there."""
-        return self.save_locally is not None and step != self.total_steps and step % self.save_locally == 0
+    def saves_locally_at(self, step: int, stopping: bool) -> bool:
+        """Returns whether a local checkpoint follows `step`. The last step of a start is only saved in MODEL_DIR."""
+        is_last = stopping or step == self.total_steps
+        return self.save_locally is not None and not is_last and step % self.save_locally == 0
+
+
+def make_periods(
+    *,
+    total_steps: int,
+    log_period: int,
+    eval_period: int | None,
+    save_period: int | None,
+    local_checkpoints: LocalTier | None = None,
+    model_dir: str | None = None,
+) -> Periods:
+    """Returns the periods of a run, and checks where it saves. See `train.train` for the arguments.
+
+    Raises:
+      UserError: see `Periods` and `LocalTier.check`.
+    """
+    if local_checkpoints is not None:
+        local_checkpoints.check(model_dir)
+    return Periods(
+        total_steps,
+        log=log_period,
+        evaluate=eval_period,
+        save=save_period,
+        save_locally=local_checkpoints.save_period if local_checkpoints is not None else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +156,7 @@ def run(
     feed: Feed,
     *,
     periods: Periods,
-    checkpointer: Checkpoints | TieredCheckpoints,
+    checkpointer: Checkpointer,
     evaluate: Callable[[Any], dict[str, dict[str, float]]] | None,
     improvement: Improvement,
     reports: Reports,
@@ -204,9 +230,8 @@ def run(
         # ---- Evaluation and checkpoint ----
         stopped_by = stop.agreed(previous_vote)
         evaluates = evaluate is not None and periods.evaluates_at(step)
-        saves = periods.saves_at(step, stopping=bool(stopped_by)) or (evaluates and checkpointer.keep_best > 0)
-        saves_locally = periods.saves_locally_at(step) and not stopped_by
-        if evaluates or saves or saves_locally or stopped_by or step == periods.total_steps:
+        pauses = evaluates or stopped_by is not None or step == periods.total_steps
+        if pauses or periods.saves_at(step, stopping=False) or periods.saves_locally_at(step, stopping=False):
             healthy = log.flush()
             clock.pause()
             goodput.flush(step)
@@ -217,27 +242,24 @@ def run(
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)
-                saves = saves or periods.saves_at(step, stopping=bool(finished))
+            stopping = stopped_by is not None or finished is not None
+            saves = periods.saves_at(step, stopping) or (evaluates and checkpointer.keep_best > 0)
+            saves_locally = periods.saves_locally_at(step, stopping)
             # The first checkpoint is always in MODEL_DIR, which is how a start recognizes a run to resume.
             saves = saves or (saves_locally and checkpointer.latest() is None)
             if (saves or saves_locally) and not healthy:
-                newest = checkpointer.latest()
-                logging.warning(
-                    "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
-                    *(step, "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"),
-                )
+                _warn_of_skipped_save(step, checkpointer.latest())
             elif saves or saves_locally:
                 distributed.heartbeat(f"the checkpoint of step {step}")
                 lock.check()
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
                 with goodput.phase("save"):
                     tree = state.replace(params=optimizers.merge(state.params, frozen.params))
-                    position, about = feed.state(), run_directory.environment(program.partitioner)
-                    if saves_locally and not finished:
-                        checkpointer.save_locally(step, tree, feed=position, about=about)
+                    stored = {"feed": feed.state(), "about": run_directory.environment(program.partitioner)}
+                    if saves_locally:
+                        checkpointer.save_locally(step, tree, **stored)
                     if saves:
-                        measured = evaluation if evaluates else None
-                        checkpointer.save(step, tree, feed=position, about=about, metrics=measured)
+                        checkpointer.save(step, tree, **stored, metrics=evaluation if evaluates else None)
                 reports.status.write("running", step=step)
             clock.resume(feed.wait_seconds)
     distributed.heartbeat("the last checkpoint")
@@ -252,9 +274,14 @@ def run(
     return LoopResult(state, step, None if is_finished else stopped_by, evaluation, finished)
 
 
-def _judge(
-    improvement: Improvement, checkpointer: Checkpoints | TieredCheckpoints, step: int, evaluation: dict[str, float]
-) -> str | None:
+def _warn_of_skipped_save(step: int, newest: int | None) -> None:
+    logging.warning(
+        "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
+        *(step, "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"),
+    )
+
+
+def _judge(improvement: Improvement, checkpointer: Checkpointer, step: int, evaluation: dict[str, float]) -> str | None:
     """Adds an evaluation to the history of the best metric, and returns why the run stops, or None."""
     if improvement.patience is None and not checkpointer.keep_best:
         return None  # the evaluations may not have the metric
@@ -271,7 +298,7 @@ class _StepLog:
         reports: Reports,
         clock: metrics.Throughput,
         feed: Feed,
-        checkpointer: Checkpoints | TieredCheckpoints,
+        checkpointer: Checkpointer,
         stop_after_skipped: int,
     ):
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
@@ -325,7 +352,7 @@ class _StepLog:
         return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 
 
-def _last_healthy(checkpointer: Checkpoints | TieredCheckpoints, last_finite: int) -> str:
+def _last_healthy(checkpointer: Checkpointer, last_finite: int) -> str:
     """Describes which checkpoint to resume from, and deletes a newer one that would only repeat the failure.
 
     A checkpoint saved after the step `last_finite` has finite parameters whose loss is not finite. It is kept if it is

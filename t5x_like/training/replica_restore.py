@@ -12,11 +12,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError
 from t5x_like.mesh import MESH_AXES
+from t5x_like.training.checkpoint_store import only_processes, restore_arguments
 
 # Replicas lie along the axis of pure data parallelism, over which no rule set shards parameters.
 _AXIS = MESH_AXES.index("data")
@@ -76,27 +77,13 @@ def _read_in_processes(
     directory: epath.Path, processes: Sequence[int], shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
     """Reads arrays in some processes only, which do not wait for the others."""
-    primary = min(processes)
     handler = ocp.PyTreeCheckpointHandler(
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-            primary_host=primary, active_processes=set(processes), barrier_sync_key_prefix="one_replica"
-        ),
+        multiprocessing_options=only_processes(processes, "one_replica"),
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=primary))
+            (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=min(processes)))
         ),
     )
-    restore_args = {
-        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-        for name, leaf in shapes.items()
-    }
-    restored = handler.restore(
-        directory,
-        args=ocp.args.PyTreeRestore(
-            item=unflatten_dict(shapes, sep="/"),
-            restore_args=unflatten_dict(restore_args, sep="/"),
-            partial_restore=True,
-        ),
-    )
+    restored = handler.restore(directory, args=ocp.args.PyTreeRestore(**restore_arguments(shapes)))
     handler.close()
     return flatten_dict(restored, sep="/")
 

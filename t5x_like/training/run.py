@@ -20,8 +20,10 @@ from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start, weight_source
 from t5x_like.training import teachers as teacher_files
+from t5x_like.training.checkpointer import Checkpointer
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations, check_run, restore_improvement
+from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.program import Program
 from t5x_like.training.repeated_step import RepeatedStep
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
@@ -61,7 +63,8 @@ def run(
     evaluations: Mapping[str, Evaluation] | None,
     microbatches: int,
     seed: int,
-    checkpoints: Callable[..., Checkpoints | TieredCheckpoints],
+    checkpoints: Callable[..., Checkpoints],
+    local_checkpoints: LocalTier | None,
     patience: int | None,
     initial: weight_source.Source | None,
     vocabulary_path: str | None,
@@ -86,7 +89,8 @@ def run(
       evaluations: Name -> what to evaluate.
       microbatches: Number of microbatches of the program, for error messages.
       seed: Seed of initialization and dropout.
-      checkpoints: Creates the checkpointer of a directory.
+      checkpoints: Creates the checkpoints of a directory.
+      local_checkpoints: Where and how often to save on each host as well.
       patience: Number of evaluations without improvement after which the run finishes early.
       initial: The pretrained weights to start from.
       vocabulary_path: The tokenizer to copy to the run directory.
@@ -143,8 +147,9 @@ def run(
         feed = stack.enter_context(run_directory.closing(_open_feed(data, objective, config.vocab_size, partitioner)))
 
         # ---- State: restored, or initialized directly into its shards ----------------------------------------------
-        checkpointer = stack.enter_context(run_directory.closing(checkpoints(os.path.join(model_dir, "checkpoints"))))
-        periods = dataclasses.replace(periods, save_locally=checkpointer.local_period)
+        checkpointer = stack.enter_context(
+            run_directory.closing(_open_checkpoints(checkpoints, local_checkpoints, model_dir))
+        )
         checkpointer.prepare(_saved_shapes(shapes), partitioner)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
@@ -252,8 +257,13 @@ def _open_feed(
     return PrefetchingFeed(source, put)
 
 
+def _open_checkpoints(checkpoints: Callable[..., Checkpoints], local: LocalTier | None, model_dir: str) -> Checkpointer:
+    persistent = checkpoints(os.path.join(model_dir, "checkpoints"))
+    return persistent if local is None else TieredCheckpoints(persistent, local, model_dir)
+
+
 def _restore(
-    checkpointer: Checkpoints | TieredCheckpoints,
+    checkpointer: Checkpointer,
     last: int,
     shapes: tuple[step.TrainState, step.Frozen],
     optimizer: optimizers.Optimizer,

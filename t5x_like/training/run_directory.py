@@ -19,6 +19,7 @@ import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, read_status
+from t5x_like.training.checkpointer import Checkpointer
 
 RUNS = "runs"
 # Error messages of an unwritable file system; libraries include them in messages of their own.
@@ -31,7 +32,8 @@ _REASON_CHARACTERS = 2000
 # Parameters that may change when a run is resumed, mostly of `train`: directory, length, reports, checkpoints and
 # hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
 _FREE_PARAMETERS = (
-    *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "checkpoints", "patience"),
+    *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "patience"),
+    *("checkpoints", "local_checkpoints"),
     *("partitioner", "microbatches", "gather_parameters", "stop_after_skipped", "repeat_period", "compiler_options"),
     "on_finish",
     *("eval_steps", "eval_data", "eval_objective"),  # in runs of earlier versions
@@ -131,11 +133,11 @@ def check_config(model_dir: str, run_config: RunConfig | None) -> None:
         )
 
 
-def resume_step(checkpointer: Any, model_dir: str, run_config: RunConfig | None) -> int:
+def resume_step(checkpointer: Checkpointer, model_dir: str, run_config: RunConfig | None) -> int:
     """Returns the step to resume from; 0 for a new run.
 
     Args:
-      checkpointer: the `Checkpoints` or `TieredCheckpoints` of the run.
+      checkpointer: the checkpoints of the run.
       model_dir: the run directory, for error messages.
       run_config: its `restore` decides whether damaged checkpoints are deleted first.
 

@@ -47,34 +47,27 @@ class TieredCheckpoints:
     broadcast. Otherwise the log says which process lacks it. `begin` deletes the local checkpoints that the run does
     not resume from. Without any checkpoint in MODEL_DIR, a run starts from the beginning.
 
-    Local saves follow `save_period`; the last step of a start is only saved in MODEL_DIR. Each host needs space for two
+    Each host needs space for two
     local checkpoints. If a host cannot write them, the run continues without. Except for `save_locally`, `find_newest`
     and what they affect, the methods are those of `Checkpoints`.
 
     Args:
-      directory: the directory of the checkpoints in MODEL_DIR.
-      persistent: creates the checkpoints in MODEL_DIR from their directory.
-      local_directory: a directory of each host that outlives the process, such as a ramdisk or local SSD.
-      save_period: steps between two local checkpoints.
+      persistent: the checkpoints in MODEL_DIR. They are closed with these.
+      local: where local checkpoints are.
+      model_dir: the run directory.
 
     Raises:
-      UserError: `local_directory` is not a writable local directory outside of MODEL_DIR.
+      UserError: the local directory is not a writable directory outside of MODEL_DIR.
 
     Attributes:
       keep_best: number of best checkpoints to keep in MODEL_DIR.
       best_metric: the metric that decides which checkpoints are best.
-      local_period: steps between two local checkpoints.
     """
 
-    def __init__(
-        self, directory: str, *, persistent: Callable[..., Checkpoints], local_directory: str, save_period: int
-    ):
-        model_dir = directory.rstrip("/").rpartition("/")[0]
-        self._local_directory = local_checkpoints.check_directory(local_directory, model_dir)
-        self._persistent = persistent(directory)
+    def __init__(self, persistent: Checkpoints, local: local_checkpoints.LocalTier, model_dir: str):
+        self._persistent, self._local_directory = persistent, local.check(model_dir)
         self.keep_best: int = self._persistent.keep_best
         self.best_metric: BestMetric = self._persistent.best_metric
-        self.local_period = save_period
         run_id = distributed.compute_in_main(lambda: _run_id(model_dir))
 
         def open_local():

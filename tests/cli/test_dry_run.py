@@ -66,6 +66,19 @@ def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
             "INITIAL_CHECKPOINT_PATH=runs/none: not found. Give a run directory",
         ),
         (["--gin.MODEL_DIR=/dev/null/run"], "MODEL_DIR=/dev/null/run: /dev/null is not a directory"),
+        (["--gin.SAVE_PERIOD=0"], "SAVE_PERIOD=0 is not positive"),
+        (
+            ["--gin_file=checkpoints/local.gin", "--gin.LOCAL_DIRECTORY=/tmp/local", "--gin.LOCAL_SAVE_PERIOD=1000"],
+            "LOCAL_SAVE_PERIOD=1000 is not less than SAVE_PERIOD=1000",
+        ),
+        (
+            ["--gin_file=checkpoints/local.gin", "--gin.LOCAL_DIRECTORY=gs://bucket/local"],
+            "LOCAL_DIRECTORY=gs://bucket/local is not a local path",
+        ),
+        (
+            ["--gin_file=checkpoints/local.gin", "--gin.LOCAL_DIRECTORY=run/local", "--gin.MODEL_DIR=run"],
+            "LOCAL_DIRECTORY=run/local is in MODEL_DIR=run",
+        ),
         (["--gin.TRAIN_STEPS=many"], "must be an integer"),
         (["--gin_file=models/t5_1_1/tini.gin"], "did you mean models/t5_1_1/tiny.gin"),
     ],

@@ -4,7 +4,6 @@ Usage: tiered_scenarios.py DIRECTORY. Each scenario has its own run directory an
 """
 
 import errno
-import functools
 import logging as python_logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
 from t5x_like.training import checksums
 from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
 MESHES = {"sharded": {"ici": {"fsdp": -1}}, "replicas": {"ici": {"fsdp": -1}, "dcn": {"data": -1}}}
@@ -78,9 +78,10 @@ def main(root):
     for scenario, (mesh, damage, expected) in SCENARIOS.items():
         partitioner = Partitioner(rules="fsdp", **MESHES[mesh])
         directory, local = root / scenario / "run" / "checkpoints", root / scenario / "local"
-        create = functools.partial(
-            TieredCheckpoints, str(directory), persistent=Checkpoints, local_directory=str(local), save_period=2
-        )
+
+        def create(directory=directory, local=local):
+            return TieredCheckpoints(Checkpoints(str(directory)), LocalTier(str(local), 2), str(directory.parent))
+
         writer = create()
         writer.prepare(like(), partitioner)
         assert writer.find_newest() is None

@@ -325,6 +325,10 @@ def test_killed_run_resumes_from_local_checkpoints_with_equal_losses(tmp_path):
         process.kill()
     finish(processes)
     assert Checkpoints(str(killed / "checkpoints"), read_only=True).steps() == [2]
+    for process in range(2):  # the last two local checkpoints; a third may be incomplete
+        saved = Path(f"{killed}.local").glob(f"*/process_{process}_of_2/*")
+        steps = sorted(int(entry.name) for entry in saved if entry.name.isdigit())
+        assert len(steps) <= 2 and steps[-1] >= 4 and not any(step % 2 for step in steps), steps
     before = losses(killed)
     shutil.copytree(killed, moved)
     shutil.copytree(f"{killed}.local", f"{moved}.local")

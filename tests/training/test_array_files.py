@@ -49,7 +49,6 @@ def chunks(directory):
         (ArrayFiles(file_mib=4, chunk_mib=2), 3, 8, (512, 1024)),
         (ArrayFiles(file_mib=4, chunk_mib=1), 4, 16, (512, 512)),
         (ArrayFiles(file_mib=1, chunk_mib=1), 16, 16, (512, 512)),
-        (ArrayFiles(file_mib=1, chunk_mib=1, zarr3=True), 16, 16, (512, 512)),
     ],
     ids=str,
 )
@@ -64,7 +63,7 @@ def test_number_and_size_of_files_and_chunks_follow_the_settings(tmp_path, files
     assert math.prod(chunk) * 4 <= files.chunk_mib * MIB
 
 
-@pytest.mark.parametrize("files", [None, ArrayFiles(file_mib=4, chunk_mib=1), ArrayFiles(zarr3=True)], ids=str)
+@pytest.mark.parametrize("files", [None, ArrayFiles(file_mib=4, chunk_mib=1)], ids=str)
 def test_checkpoints_of_any_file_size_are_restored_on_another_mesh(tmp_path, files, monkeypatch):
     with monkeypatch.context() as patch:
         if files is None:  # Orbax's own sizes, as earlier versions wrote them

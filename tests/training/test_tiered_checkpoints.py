@@ -22,6 +22,7 @@ from t5x_like.runtime import distributed
 from t5x_like.training import local_checkpoints, replica_restore
 from t5x_like.training.checkpoint_layout import stacked_shapes
 from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
+from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.loop import Periods
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
@@ -133,10 +134,9 @@ FSDP = {"fsdp": -1}
 
 def create(tmp_path, run="run", ici=FSDP, **persistent):
     checkpoints = TieredCheckpoints(
-        str(tmp_path / run / "checkpoints"),
-        persistent=lambda directory: Checkpoints(directory, **persistent),
-        local_directory=str(tmp_path / "local"),
-        save_period=1,
+        Checkpoints(str(tmp_path / run / "checkpoints"), **persistent),
+        LocalTier(str(tmp_path / "local"), save_period=1),
+        str(tmp_path / run),
     )
     checkpoints.prepare(LIKE, Partitioner(rules="fsdp", ici=ici))
     return checkpoints
@@ -293,10 +293,15 @@ def test_unusable_local_directory_raises(tmp_path, directory, message):
     (tmp_path / "file").write_text("")
     if isinstance(directory, str):
         directory = directory.format(tmp_path)
+    tier = LocalTier(directory)
+    if directory != "/proc/local":  # for root, only creating it fails
+        with pytest.raises(UserError, match=re.escape(message)):
+            tier.check(str(tmp_path / "run"))
+            tier.check_writable()
+    persistent = Checkpoints(str(tmp_path / "run" / "checkpoints"))
     with pytest.raises(UserError, match=re.escape(message)):
-        TieredCheckpoints(
-            str(tmp_path / "run" / "checkpoints"), persistent=Checkpoints, local_directory=directory, save_period=1
-        )
+        TieredCheckpoints(persistent, tier, str(tmp_path / "run"))
+    persistent.close()
 
 
 @pytest.mark.parametrize("local, period", [(0, 4), (4, 4), (5, 4), (2, None)])
@@ -307,8 +312,9 @@ def test_local_period_must_be_positive_and_less_than_that_of_model_dir(local, pe
 
 def test_last_step_is_only_saved_in_model_dir():
     periods = Periods(total_steps=6, log=1, evaluate=None, save=4, save_locally=2)
-    assert [step for step in range(1, 7) if periods.saves_locally_at(step)] == [2, 4]
+    assert [step for step in range(1, 7) if periods.saves_locally_at(step, stopping=False)] == [2, 4]
     assert [step for step in range(1, 7) if periods.saves_at(step, stopping=False)] == [4, 6]
+    assert periods.saves_at(2, stopping=True) and not periods.saves_locally_at(2, stopping=True)
 
 
 @pytest.mark.parametrize("source", [0, 1])
