@@ -19,7 +19,7 @@ BUILDERS = (
     "t5x_like.training.array_files.ArrayFiles",
     "t5x_like.training.checkpoints.Checkpoints",
     "t5x_like.training.evaluation.Evaluation",
-    "t5x_like.training.tiered_checkpoints.TieredCheckpoints",
+    "t5x_like.training.local_checkpoints.LocalTier",
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
