@@ -41,7 +41,7 @@ MAKERS: dict[str, Callable[[Sizes], Step]] = {
     EAGER: lambda sizes: make_theirs(sizes, compiled=False, bfloat16=False),
     COMPILED: lambda sizes: make_theirs(sizes, compiled=True, bfloat16=False),
 }
-WARMUP_STEPS = 2
+WARMUP_STEPS = 3
 # The floor: products are measured from the largest share of the FLOPs to the smallest until they have this share of
 # all FLOPs, each for these seconds per round.
 MEASURED_SHARE, PRODUCT_SECONDS = 0.98, 0.3

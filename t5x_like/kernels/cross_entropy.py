@@ -3,12 +3,14 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like import partitioning
 from t5x_like.kernels.chunks import Chunks, PositionLoss, Readout, Scalar, sum_over_positions
 
 
@@ -93,16 +95,49 @@ def _at_targets(
     logits: Float[Array, "batch length vocab"], targets: Int[Array, "batch length"]
 ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"], Bool[Array, "batch length"]]:
     """Returns log(Z), the logit of the target, and whether the target is the most probable token."""
-    vocab = logits.shape[-1]
-    ids = jnp.arange(vocab, dtype=targets.dtype)
-    largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    log_z = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1)) + largest[..., 0]
-    # A sum over the vocabulary instead of a gather: where the vocabulary is sharded, both the forward and the backward
-    # pass stay local to each device.
-    target_logit = jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=-1)
-    # The first largest logit, as in argmax. XLA does not vectorise the pairwise reduction of argmax on CPU.
-    predicted = jnp.min(jnp.where(jax.lax.stop_gradient(logits) == largest, ids, vocab), axis=-1)
-    return log_z, target_logit, predicted == targets
+    log_z, target_logit, largest = _normalizer_and_target(logits, targets)
+    logits, largest = jax.lax.stop_gradient((logits, largest))
+    # As by argmax, the first of equal logits is predicted.
+    earlier = (logits == largest[..., None]) & (_ids(logits) < targets[..., None])
+    return log_z, target_logit, (target_logit == largest) & ~jnp.any(earlier, axis=-1)
+
+
+def _ids(logits: Float[Array, "batch length vocab"]) -> Int[Array, " vocab"]:
+    return jnp.arange(logits.shape[-1], dtype=jnp.int32)
+
+
+@jax.custom_vjp
+def _normalizer_and_target(
+    logits: Float[Array, "batch length vocab"], targets: Int[Array, "batch length"]
+) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"], Float[Array, "batch length"]]:
+    """Returns log(Z), the logit of the target, and the largest logit, which has no gradient.
+
+    The gradient needs the logits and log(Z) only. JAX would derive one that saves all exponentials too.
+    """
+    largest = jnp.max(logits, axis=-1)
+    log_z = jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)) + largest
+    if partitioning.bound_platform() == "cpu" and partitioning.axis_size("vocab") == 1:
+        target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill", fill_value=0.0)[..., 0]
+    else:
+        # A sum instead of a gather: where the vocabulary is sharded, it stays local to each device. Accelerators
+        # compute it while they read the logits; XLA on CPU would write an array of their size.
+        target_logit = jnp.sum(jnp.where(_ids(logits) == targets[..., None], logits, 0.0), axis=-1)
+    return log_z, target_logit, largest
+
+
+def _forward(logits: Array, targets: Array) -> tuple[Any, Any]:
+    log_z, target_logit, largest = _normalizer_and_target(logits, targets)
+    return (log_z, target_logit, largest), (logits, targets, log_z)
+
+
+def _backward(residuals: Any, cotangents: Any) -> tuple[Array, None]:
+    logits, targets, log_z = residuals
+    d_log_z, d_target, _ = (each[..., None] for each in cotangents)
+    probabilities = jnp.exp(logits - log_z[..., None])
+    return d_log_z * probabilities + jnp.where(_ids(logits) == targets[..., None], d_target, 0.0), None
+
+
+_normalizer_and_target.defvjp(_forward, _backward)
 
 
 def cross_entropy(

@@ -1,5 +1,6 @@
 """Cross-entropy against NumPy, its chunks, and its FLOPs per device on eight fake CPU devices."""
 
+import functools
 import math
 import re
 
@@ -150,6 +151,35 @@ def test_positions_of_zero_weight_have_no_effect():
 def test_ties_predict_the_first_token():
     entropy = from_logits(jnp.zeros((1, 2, 5)), jnp.array([[0, 1]]), jnp.ones((1, 2)))
     assert float(entropy.correct) == 1.0
+
+
+@pytest.mark.parametrize("case", ["random", "ties", "outside of the vocabulary"])
+def test_target_logits_are_the_same_by_gather_on_cpu_and_by_sum(case):
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(2, 9, VOCAB)).astype(np.float32), rng.integers(0, VOCAB, (2, 9))
+    weights = np.ones(targets.shape, np.float32)
+    if case == "ties":
+        logits = np.round(logits)
+    elif case == "outside of the vocabulary":
+        targets[0, 0], weights[0, 0] = VOCAB, 0.0
+
+    def loss(logits):
+        entropy = from_logits(logits, targets, weights, z_loss=0.01, label_smoothing=0.1)
+        return entropy.total, entropy
+
+    by_sum = jax.value_and_grad(loss, has_aux=True)(logits)
+    with Partitioner(devices=jax.devices()[:1]).bound():
+        compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(logits).compile()
+    assert "gather" in compiled.as_text()
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), compiled(logits), by_sum)
+
+
+def test_gradient_on_cpu_writes_no_array_of_the_size_of_the_logits_besides_its_result():
+    logits, targets = jnp.zeros((4, 64, 2048)), jnp.zeros((4, 64), jnp.int32)
+    with Partitioner(devices=jax.devices()[:1]).bound():
+        gradient = jax.grad(lambda logits: from_logits(logits, targets, jnp.ones((4, 64)), z_loss=1e-4).total)
+        compiled = jax.jit(gradient).lower(logits).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < logits.nbytes / 2
 
 
 def test_integer_weights_are_accepted():
