@@ -10,7 +10,7 @@ time; compiled programs are kept between the rounds. The floor is the time of th
 step's matrix products, each measured alone by both libraries in every round; the shortest time counts.
 
 Random tokens fill all rows. BERT predicts 77 of 512 tokens; transformers computes the logits of all of them.
-`--write` replaces the table of this machine in a page, or adds it. The full comparison takes about 15 minutes on 2
+`--write` replaces the table of this machine in a page, or adds it. The full comparison takes 20 to 40 minutes on 2
 cores, `--sizes tiny` less than two.
 """
 

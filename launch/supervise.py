@@ -125,7 +125,7 @@ class Supervisor:
             else:
                 crashes = 1 if seconds >= self.options.reset_after else crashes + 1
                 if crashes > self.options.max_restarts:
-                    self._log(f"{reason} after {seconds:.0f} s; giving up after {crashes - 1} restarts")
+                    self._log(f"{reason} after {seconds:.0f} s; maximum restarts ({self.options.max_restarts}) reached")
                     # Positive: an outer scheduler must not mistake repeated kills for a preemption.
                     return max(code, 1), reason
                 self._log(

@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_like import partitioning
 from t5x_like.kernels.chunks import Chunks, PositionLoss, Readout, Scalar, sum_over_positions
 
+_LANES = 64  # sums that `_sum` computes beside one another
+
 
 @struct.dataclass
 class CrossEntropy:
@@ -115,14 +117,34 @@ def _normalizer_and_target(
     The gradient needs the logits and log(Z) only. JAX would derive one that saves all exponentials too.
     """
     largest = jnp.max(logits, axis=-1)
-    log_z = jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)) + largest
-    if partitioning.bound_platform() == "cpu" and partitioning.axis_size("vocab") == 1:
+    log_z = jnp.log(_sum(jnp.exp(logits - largest[..., None]))) + largest
+    if _is_whole_on_cpu():
         target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill", fill_value=0.0)[..., 0]
     else:
         # A sum instead of a gather: where the vocabulary is sharded, it stays local to each device. Accelerators
         # compute it while they read the logits; XLA on CPU would write an array of their size.
         target_logit = jnp.sum(jnp.where(_ids(logits) == targets[..., None], logits, 0.0), axis=-1)
     return log_z, target_logit, largest
+
+
+def _sum(x: Float[Array, "batch length vocab"]) -> Float[Array, "batch length"]:
+    """Sums over the vocabulary; on CPU in two stages.
+
+    XLA on CPU gives a sum and the functions before it to YNNPACK together, which (jaxlib 0.10) allocates arrays of the
+    size of `x` in every call. It does not give it these two sums with the exponentials.
+    """
+    vocab = x.shape[-1]
+    whole = vocab - vocab % _LANES
+    if not _is_whole_on_cpu() or whole == 0:
+        return jnp.sum(x, axis=-1)
+    lanes = jnp.sum(x[..., :whole].reshape(*x.shape[:-1], -1, _LANES), axis=-2)
+    sums = jnp.sum(lanes, axis=-1)
+    return sums if whole == vocab else sums + jnp.sum(x[..., whole:], axis=-1)
+
+
+def _is_whole_on_cpu() -> bool:
+    """Returns whether the program is for CPUs and the vocabulary is not sharded."""
+    return partitioning.bound_platform() == "cpu" and partitioning.axis_size("vocab") == 1
 
 
 def _forward(logits: Array, targets: Array) -> tuple[Any, Any]:

@@ -104,7 +104,7 @@ class Supervisor:
                     crashes, pause = 0, self._first_pause
                 crashes += 1
                 if crashes > self._max_restarts:
-                    logging.error("%s; giving up after %d restarts", why, self._max_restarts)
+                    logging.error("%s; maximum restarts (%d) reached", why, self._max_restarts)
                     return code
                 logging.warning("%s; restart %d of %d in %.0f s", why, crashes, self._max_restarts, pause)
                 self._stop_requested.wait(pause)

@@ -257,6 +257,7 @@ class Checkpoints:
 
         Raises:
           DamagedCheckpoint: raised in every process. Only the process that found the damage names the file.
+          OSError: a file could not be read; also raised in every process.
         """
         self._require(step)
         for name in names or ITEMS:
@@ -265,16 +266,26 @@ class Checkpoints:
                 self._verified.add((step, name))
 
     def _verify(self, step, name):
-        damage, count = "", jax.process_count()
+        damage, unreadable = "", None
         try:
             if not self._store.verify(step, name) and name == "state":
                 logging.info("checkpoint %s/%d is not verified: checksums not found", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
-        if count > 1:
-            finders = np.flatnonzero(multihost_utils.process_allgather(np.array([bool(damage)])).ravel())
-            if len(finders) and not damage:
-                damage = f"see the message of process {finders[0]}"
+        except OSError as error:
+            unreadable = error
+        if jax.process_count() > 1:
+            # Every process raises the same type of error, because none may wait for another that has ended.
+            here = np.array([bool(damage), unreadable is not None])
+            damaged, failed = np.asarray(multihost_utils.process_allgather(here)).reshape(-1, 2).T.tolist()
+            if any(failed) and unreadable is None:
+                unreadable = OSError(
+                    f"process {failed.index(True)} could not read checkpoint {self.directory}/{step}; see its message"
+                )
+            if any(damaged) and not damage:
+                damage = f"see the message of process {damaged.index(True)}"
+        if unreadable is not None:
+            raise unreadable
         if damage:
             raise DamagedCheckpoint(
                 f"checkpoint {self.directory}/{step} is damaged: {damage}. Restore the file from a copy, or use an "

@@ -107,7 +107,7 @@ def test_restart_reasons_are_logged(supervised):
     assert "preempted (exit code 75); restarting" in log
     assert "killed by SIGKILL, often because memory ran out after 0 s; restart 1 of 2" in log
     assert "exit code 3 after 0 s; restart 2 of 2" in log
-    assert "exit code 4 after 0 s; giving up after 2 restarts" in log
+    assert "exit code 4 after 0 s; maximum restarts (2) reached" in log
 
 
 def test_long_run_resets_crash_count(supervised):

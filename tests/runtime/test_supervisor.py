@@ -86,7 +86,7 @@ def test_reason_of_each_restart_is_logged(tmp_path, caplog):
     assert "ended by SIGKILL, often because of exhausted memory" in caplog.messages[0]
     assert "restart 1 of 1" in caplog.messages[0]
     assert "exit code 1 after" in caplog.messages[1] and "(TrainingFailed: no good)" in caplog.messages[1]
-    assert "giving up after 1 restarts" in caplog.messages[1]
+    assert "maximum restarts (1) reached" in caplog.messages[1]
 
 
 def test_stop_request_is_forwarded_and_ends_the_supervision(tmp_path):

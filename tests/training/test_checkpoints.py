@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from t5x_like import parameters
 from t5x_like.errors import RunFailed, UserError
@@ -174,6 +175,24 @@ def test_missing_or_truncated_file_raises_and_is_named(tmp_path, name, contents)
     with pytest.raises(DamagedCheckpoint, match=re.escape(name)):
         Checkpoints(str(tmp_path), read_only=True).verify(1)
     checkpoints.close()
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_every_process_raises_if_a_file_cannot_be_read_by_one(tmp_path, monkeypatch, reader):
+    save(tmp_path, 1).close()
+    checkpoints = Checkpoints(str(tmp_path), read_only=True)
+    other = np.array([False, reader == 1])
+
+    def fail(*_):
+        raise OSError("Input/output error")
+
+    if reader == 0:
+        monkeypatch.setattr(checkpoints._store, "verify", fail)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda found: np.stack([found, other]))
+    message = "Input/output error" if reader == 0 else "process 1 could not read checkpoint .*/1; see its message"
+    with pytest.raises(OSError, match=message):
+        checkpoints.verify(1, "state")
 
 
 def test_delete_damaged_keeps_the_newest_intact_checkpoint(tmp_path, partitioner, caplog):
