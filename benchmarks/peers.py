@@ -217,7 +217,7 @@ def main() -> None:
             lines.append(compare(model, sizes, arguments.rounds, arguments.steps))
     columns = ["model", *(f"{library}, s" for library in LIBRARIES), "best peer / t5x_like", "floor, s", "step / floor"]
     about = f"Medians of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
-    text = f"{machine()}; {peer_steps.versions()}. {about}\n\n{peer_steps.table(columns, lines)}"
+    text = f"{machine()}; {peer_steps.versions()}.\n{about}\n\n{peer_steps.table(columns, lines)}"
     print(text)
     if arguments.write:
         write(arguments.write, text)
