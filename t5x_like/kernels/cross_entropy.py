@@ -131,7 +131,7 @@ def _sum(x: Float[Array, "batch length vocab"]) -> Float[Array, "batch length"]:
     """Sums over the vocabulary; on CPU in two stages.
 
     XLA on CPU gives a sum and the functions before it to YNNPACK together, which (jaxlib 0.10) allocates arrays of the
-    size of `x` in every call. It does not give it these two sums with the exponentials.
+    size of `x` in every call. With two sums, it computes the exponentials of 50,257 tokens itself.
     """
     vocab = x.shape[-1]
     whole = vocab - vocab % _LANES
