@@ -10,8 +10,9 @@ time; compiled programs are kept between the rounds. The floor is the time of th
 step's matrix products, each measured alone by both libraries in every round; the shortest time counts.
 
 Random tokens fill all rows. BERT predicts 77 of 512 tokens; transformers computes the logits of all of them.
-`--write` replaces the table of this machine in a page, or adds it. The full comparison takes 20 to 40 minutes on 2
-cores, `--sizes tiny` less than two.
+`--write` replaces the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`, all
+libraries allocate memory with tcmalloc, and the table is a separate one. The full comparison takes 20 to 40 minutes on
+2 cores, `--sizes tiny` less than two.
 """
 
 import argparse
@@ -177,10 +178,11 @@ def compilation_caches() -> Iterator[None]:
 
 
 def machine() -> str:
-    """Returns the name of this machine's CPU and its number of cores."""
+    """Returns the name of this machine's CPU, its number of cores, and the libraries that all processes preload."""
     from t5x_like.runtime import cpu
 
-    return f"{cpu.model_name()}, {os.cpu_count()} cores"
+    preloaded = (os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split())
+    return ", ".join([cpu.model_name(), f"{os.cpu_count()} cores", *preloaded])
 
 
 def write(path: pathlib.Path, text: str) -> None:

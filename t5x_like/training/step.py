@@ -311,9 +311,9 @@ def make_train_step(
         params = jax.tree.map(jnp.add, state.params, partitioning.shard_tree(updates))
 
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["objective"][0])
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
+        params = _select(finite, params, state.params)
+        param_norm = optimizers.global_norm(params)
+        opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
         new_state = state.replace(
             step=state.step + 1,
@@ -327,13 +327,30 @@ def make_train_step(
             "tokens": (sum((jnp.count_nonzero(batch[name]) for name in count_tokens), zero).astype(jnp.float32), one),
             "learning_rate": (optimizer.learning_rate(state.step), one),
             "grad_norm": (norm, one),
-            "param_norm": (optimizers.global_norm(params), one),
+            "param_norm": (param_norm, one),
             "skipped": (new_state.skipped.astype(jnp.float32), one),
             "skipped_in_a_row": (new_state.skipped_in_a_row.astype(jnp.float32), one),
         }
         return new_state, metrics
 
     return train_step
+
+
+def _select(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def _after(norm: Scalar, condition: Array) -> Array:
+    """Returns a condition that a program for CPUs can only compute after a norm.
+
+    XLA on CPU updates the moments of Adam and the parameters in separate loops, which all read the old moments. Unless
+    the data say that the parameters are first, it copies all moments.
+
+    Args:
+      norm: a norm of the new parameters.
+      condition: the condition.
+    """
+    return condition & ~(norm < 0) if partitioning.bound_platform() == "cpu" else condition
 
 
 def make_eval_step(objective: Objective) -> Callable[[Any, Mapping[str, Array]], dict[str, tuple[Scalar, Scalar]]]:

@@ -1,6 +1,7 @@
 """The training step: gradients for any number of microbatches and devices, skipped updates, and reported metrics."""
 
 import dataclasses
+import re
 import types
 
 import jax
@@ -195,7 +196,7 @@ def test_indivisible_batch_raises():
 T5 = T5Config(vocab_size=40, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, encoder_layers=2, decoder_layers=2)
 
 
-def make_program_of_t5(gather, config=T5, ici=None, **options):
+def make_program_of_t5(gather, config=T5, ici=None, optimizer=None, **options):
     tokens = np.random.default_rng(0).integers(1, 40, (16, 6), np.int32)
     arrays = batches.from_arrays(specs.ENCODER_DECODER, {"inputs": tokens, "targets": tokens[:, 1:]})
     objective = SequenceToSequence()
@@ -203,7 +204,7 @@ def make_program_of_t5(gather, config=T5, ici=None, **options):
     made = program.make_program(
         model=config,
         objective=objective,
-        optimizer=sgd(0.1),
+        optimizer=optimizer or sgd(0.1),
         data=source,
         partitioner=Partitioner(rules="fsdp", ici=ici or {"data": 2, "fsdp": 4}),
         gather_parameters=gather,
@@ -234,6 +235,15 @@ def test_parameters_gathered_once_need_whole_rows():
         make_program_of_t5("per_step", ici={"data": 4, "tensor": 2})
     with pytest.raises(UserError, match="GATHER_PARAMETERS='sometimes' is unknown"):
         make_program_of_t5("sometimes")
+
+
+def test_moments_are_updated_in_place():
+    made, arrays = make_program_of_t5("per_use", optimizer=optimizers.adamw(learning_rate=0.1))
+    state, frozen = made.init(jax.random.key(0))
+    text = made.train_step.lower(state, frozen, made.partitioner.put_batch(arrays)).compile().as_text()
+    moments = re.findall(r"%(\S+) = \S+ parameter\(\d+\).*opt_state\.[mn]u\[", text)
+    assert len(moments) == 2 * len(parameters.named_leaves(state.params))
+    assert not set(re.findall(r" copy\(%(\S+)\)", text)) & set(moments)
 
 
 def test_microbatches_lower_peak_memory():
