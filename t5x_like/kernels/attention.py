@@ -22,6 +22,11 @@ from t5x_like.kernels.relative_bias import RelativeBias
 Bias = RelativeBias | Float[Array, "rows heads q_len kv_len"] | None
 
 
+# Queries of a block and blocks of a row in `_by_blocks`.
+_SMALLEST_BLOCK = 128
+_MOST_BLOCKS = 8
+
+
 @struct.dataclass
 class AttentionOutput:
     """Output of the reference implementation, with the intermediate results that can be captured.
@@ -85,6 +90,46 @@ def reference(
     ungrouped = (batch, heads, q_len, kv_len)
     return AttentionOutput(
         output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)
+    )
+
+
+def _by_blocks(q, k, v, *, mask: Mask, bias: Bias, scale: float) -> Array:
+    """Computes attention with a causal mask, without products of queries and the keys after their block.
+
+    A block is at least `_SMALLEST_BLOCK` queries and a row at most `_MOST_BLOCKS` blocks: smaller products run at a
+    lower rate.
+    """
+    length = q.shape[1]
+    size = -(-length // (_MOST_BLOCKS * _SMALLEST_BLOCK)) * _SMALLEST_BLOCK
+    visible = mask.materialize(length, length)[:, 0]
+    if isinstance(bias, RelativeBias):
+        bias = bias.materialize(length, length)
+    elif bias is not None:
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], length, length))
+    blocks = []
+    for start in range(0, length, size):
+        end = min(start + size, length)
+        queries, keys = slice(start, end), slice(0, end)
+        of_block = Mask(dense=visible[:, queries, keys])
+        bias_of_block = None if bias is None else bias[:, :, queries, keys]
+        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], mask=of_block, bias=bias_of_block, scale=scale))
+    return jnp.concatenate([block.output for block in blocks], axis=1)
+
+
+def _has_blocks(q: Array, k: Array, mask: Mask) -> bool:
+    """Returns whether a causal mask hides products that `_by_blocks` leaves out.
+
+    Only on CPU: on other devices such an attention has a fused kernel. Not with a mask of padding, with which a query
+    may see no key: it averages all values then, also those after its block.
+    """
+    return (
+        mask.causal
+        and mask.prefix is None
+        and mask.key_valid is None
+        and mask.dense is None
+        and q.shape[1] == k.shape[1] > _SMALLEST_BLOCK
+        and partitioning.bound_platform() == "cpu"
+        and partitioning.axis_size("length", q.shape[1]) == 1
     )
 
 
@@ -244,6 +289,8 @@ def attention(
     name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
     options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
     if name == "xla":
+        if not dropout.rate and _has_blocks(q, k, mask):
+            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale)
         return reference(q, k, v, **options).output
     return BACKENDS[name].attention(q, k, v, **options)
 

@@ -147,6 +147,60 @@ def test_unsupported_attention_uses_xla_and_logs_the_reason_once(options, reason
     assert len(caplog.messages) == 1 and "XLA, because" in caplog.text and reason in caplog.text
 
 
+SEGMENTS = jnp.repeat(jnp.array([[1, 2, 0]]), 100, axis=1).repeat(2, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("length", "mask", "bias"),
+    [
+        (129, Mask(causal=True), None),
+        (300, Mask(causal=True, query_segments=SEGMENTS, key_segments=SEGMENTS), None),
+        (1100, Mask(causal=True, window=70), None),
+        (200, Mask(causal=True), RelativeBias(jnp.sin(jnp.arange(4.0)[:, None] * jnp.arange(399)))),
+        (200, Mask(causal=True), jnp.cos(jnp.arange(200.0))[None, None, None].repeat(4, axis=1)),
+    ],
+    ids=["short last block", "segments", "larger blocks", "relative bias", "dense bias"],
+)
+def test_causal_attention_on_cpu_equals_reference_without_hidden_blocks(length, mask, bias):
+    rng = np.random.default_rng(0)
+    q, dy = rng.normal(size=(2, 2, length, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, length, 2, 8)).astype(np.float32)
+
+    def compile_gradients(function):
+        def loss(q, k, v, bias):
+            return jnp.sum(function(q, k, v, mask=mask, bias=bias, scale=0.3) * dy)
+
+        with Partitioner(devices=jax.devices()[:1]).bound():
+            return (
+                jax.jit(jax.value_and_grad(loss, argnums=range(3 if bias is None else 4)))
+                .lower(q, k, v, bias)
+                .compile()
+            )
+
+    wanted, found = (compile_gradients(f) for f in (lambda *a, **b: reference(*a, **b).output, attention))
+    for x, y in zip(*(jax.tree.leaves(f(q, k, v, bias)) for f in (found, wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-5)
+    flops = [f.cost_analysis()["flops"] for f in (found, wanted)]
+    size = 128 if length <= 1024 else 256
+    share = sum(min(i * size + size, length) * min(size, length - i * size) for i in range(-(-length // size)))
+    assert flops[0] / flops[1] == pytest.approx(share / length**2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": Mask(causal=True, prefix=np.ones((2, 200), bool))},
+        {"mask": Mask(causal=True, key_valid=np.zeros((2, 200), bool))},
+        {"mask": Mask(causal=True), "dropout": Dropout(0.5), "dropout_key": jax.random.key(0)},
+    ],
+    ids=["prefix", "padding", "dropout"],
+)
+def test_other_causal_attention_on_cpu_is_the_reference(options):
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 200, 2, 8)).astype(np.float32)
+    with Partitioner(devices=jax.devices()[:1]).bound():
+        np.testing.assert_array_equal(attention(q, k, v, **options), reference(q, k, v, **options).output)
+
+
 def test_inconsistent_shapes_raise():
     q, k, v, bias = inputs()
     with pytest.raises(ValueError, match="have inconsistent shapes"):
