@@ -23,6 +23,7 @@ import re
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -218,8 +219,9 @@ def main() -> None:
             sizes = MODELS[model] if arguments.sizes == "full" else MODELS[model].tiny()
             lines.append(compare(model, sizes, arguments.rounds, arguments.steps))
     columns = ["model", *(f"{library}, s" for library in LIBRARIES), "best peer / t5x_like", "floor, s", "step / floor"]
-    about = f"Medians of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
-    text = f"{machine()}; {peer_steps.versions()}.\n{about}\n\n{peer_steps.table(columns, lines)}"
+    about = f"{machine()}; {peer_steps.versions()}."
+    about += f" Medians of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
+    text = f"{textwrap.fill(about, 110)}\n\n{peer_steps.table(columns, lines)}"
     print(text)
     if arguments.write:
         write(arguments.write, text)
