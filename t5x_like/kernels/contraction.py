@@ -66,14 +66,14 @@ def project(
     num_inputs: int,
     axes: Sequence[str],
 ) -> Float[Array, "*batch_and_outputs"]:
-    """Computes `contract(x, kernel, num_inputs) + bias`, with gradients as matrices where heads do not fill lanes.
+    """Computes `contract(x, kernel, num_inputs) + bias`, with kernels as matrices where heads do not fill lanes.
 
-    On TPUs, an array whose last dimension is a head of 64 fills half of the lanes, and a product that returns such an
-    array, the gradient of a kernel, takes up to twice as long. The backward pass therefore joins heads and their
-    features to one dimension. On several devices the gradient is also reduced as a matrix. The gradient of the bias is
-    a product with ones, because a sum over positions reads its operand at a lower rate. This is done on TPUs, on GPUs
-    and on several devices of any platform. On a single CPU, without a bound partitioner, and where a mesh shards the
-    second of several inputs or outputs, the gradients are those of `contract` and of the sum.
+    On TPUs, an array whose last dimension is a head of 64 fills half of the lanes. A product that returns one, the
+    gradient of a kernel, takes up to twice as long, and a gathered kernel is copied before its product. Both passes
+    therefore join heads and their features to one dimension. On several devices the gradient is also reduced as a
+    matrix. The gradient of the bias is a product with ones, because a sum over positions reads its operand at a lower
+    rate. This is done on TPUs, on GPUs and on several devices of any platform. On a single CPU, without a bound
+    partitioner, and where a mesh shards the second of several inputs or outputs, the product is that of `contract`.
 
     Args:
       x: activations `[*batch, *inputs]`.
@@ -113,8 +113,11 @@ def _plain_product(x: Array, kernel: Array, num_inputs: int, result_dtype: DType
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _projection(x: Array, kernel: Array, bias: Array | None, num_inputs: int, sharding: NamedSharding) -> Array:
-    y = _plain_product(x, kernel, num_inputs, None)
-    return y if bias is None else y + bias
+    batch = x.shape[: x.ndim - num_inputs]
+    flat_x = x.reshape(*batch, -1)
+    y = lax.dot_general(flat_x, kernel.reshape(flat_x.shape[-1], -1), (((len(batch),), (0,)), ((), ())))
+    y = y if bias is None else y + bias.reshape(-1)
+    return y.reshape(*batch, *kernel.shape[num_inputs:])
 
 
 def _projection_forward(x, kernel, bias, num_inputs, sharding):

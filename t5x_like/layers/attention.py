@@ -95,6 +95,7 @@ class MultiHeadAttention(nnx.Module):
         positions: Int[Array, "batch length"] | None = None,
         *,
         value_source: Float[Array, "batch length value_embed"] | None = None,
+        cross: bool = False,
     ) -> KeysValues:
         """Projects `x` to keys and values.
 
@@ -102,14 +103,20 @@ class MultiHeadAttention(nnx.Module):
           x: activations that queries attend to.
           positions: positions for the rotation of the keys; None for 0, 1, 2 … along each row.
           value_source: activations that the values are computed from; None for `x`.
+          cross: whether `x` is the output of another stack. The projections are then saved for the backward pass as
+            `[batch, 1, length, …]`: XLA clears the saved arrays of two scanned stacks if they have the same shape.
 
         Returns:
           Keys and values. If the heads are sharded more finely than those of keys, each of these is repeated
           (`partitioning.kv_head_copies`).
         """
         copies = partitioning.kv_head_copies(self.kv_heads)
-        key = self._apply_rope(self.key(x, copies=copies), positions)
-        value = self.value(x if value_source is None else value_source, copies=copies)
+
+        def project(projection, x):
+            return projection(x[:, None], copies=copies)[:, 0] if cross else projection(x, copies=copies)
+
+        key = self._apply_rope(project(self.key, x), positions)
+        value = project(self.value, x if value_source is None else value_source)
         return shard_activation(key, "kv_heads", "kv"), shard_activation(value, "kv_heads", "kv")
 
     def make_cache(self, x: Float[Array, "batch length embed"]) -> KeyValueCache:
@@ -152,7 +159,7 @@ class MultiHeadAttention(nnx.Module):
             if source is None:
                 keys_values = self.keys_values(x, positions, value_source=value_source)
             else:
-                keys_values = self.keys_values(source)
+                keys_values = self.keys_values(source, cross=True)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)

@@ -112,15 +112,15 @@ def peak_memory(stats: Any) -> float:
 
 
 def required_memory(message: str) -> float | None:
-    """Parses the required memory from the compiler's out-of-memory error.
+    """Parses the required memory from the compiler's error if a program does not fit into HBM.
 
     Args:
       message: message of the error.
 
     Returns:
-      Bytes, or None for other errors.
+      Bytes, or None for other errors, such as that of an operation that does not fit into the core's own memory.
     """
-    if "out of memory" not in message.lower():
+    if not re.search(r"out of memory (?:on|in memory space) hbm", message, re.IGNORECASE):
         return None
     match = re.search(r"(?:Used|\()\s*([\d.]+)([KMGT]?)\)?(?: of| exceeds)", message)
     return float(match[1]) * _SUFFIXES[match[2]] if match else None

@@ -151,6 +151,7 @@ def test_step_that_does_not_fit_is_reported_with_remedies():
         ),
         ("Ran out of memory in memory space hbm. Used 17.50G of 15.75G hbm. Exceeded by 1.75G.", 17.5 * 2**30),
         ("INTERNAL: something else (3.00G)", None),
+        ("Ran out of memory in memory space vmem. Used 16.25M of 16.00M vmem. Exceeded by 256.0K.", None),
     ],
 )
 def test_required_memory_is_parsed_from_the_compiler_error(message, expected):
