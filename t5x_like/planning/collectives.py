@@ -162,11 +162,19 @@ def _source_target_pairs(attributes: str) -> list[list[int]]:
     return [[int(a), int(b)] for a, b in re.findall(r"(\d+),(\d+)", match[1])] if match else []
 
 
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[(?P<mesh>[^\]]*)\]"
+    r"(?:, device_ids=\((?:\[(?P<order>[\d,]+)\](?:T\((?P<permutation>[\d,]+)\))?|(?P<listed>[\d,]+))\))?"
+    r" *\{(?P<axes>[^}]*)\}"
+)
+
+
 def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
     """Parses the groups of devices of a collective.
 
-    HLO has several notations: `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,2]<=[2,2]T(1,0)` and `mesh['a'=2,'b'=2] {'b'}`. A
-    missing attribute stands for one group of all devices.
+    HLO has several notations: `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,2]<=[2,2]T(1,0)` and `mesh['a'=2,'b'=2] {'b'}`, or
+    `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}` for a mesh with another order of devices. A missing attribute
+    stands for one group of all devices.
 
     Args:
       attributes: attributes of the instruction.
@@ -174,6 +182,9 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
 
     Returns:
       Groups of device numbers.
+
+    Raises:
+      ValueError: for another notation.
     """
     if match := re.search(r"replica_groups=\{(\{.*?\})\}", attributes):
         return [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
@@ -181,11 +192,17 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
         rows, columns = int(match[1]), int(match[2])
         ids = _transposed(_sizes(match[3]), _sizes(match[4]) if match[4] else None)
         return ids.reshape(rows, columns).tolist()
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{,]*\{([^}]*)\}", attributes):
-        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", match[1]), strict=True)
-        return _groups_along(
-            names, tuple(int(size) for size in sizes), re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match[2])
+    if match := _MESH_GROUPS.search(attributes):
+        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", match["mesh"]), strict=True)
+        groups = _groups_along(
+            names, tuple(int(size) for size in sizes), re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match["axes"])
         )
+        if match["order"]:
+            ids = _transposed(_sizes(match["order"]), _sizes(match["permutation"]) if match["permutation"] else None)
+            return ids.ravel()[np.asarray(groups)].tolist()
+        return np.asarray(_sizes(match["listed"]))[np.asarray(groups)].tolist() if match["listed"] else groups
+    if match := re.search(r"replica_groups=(?!\{\})\S.{0,100}", attributes):
+        raise ValueError(f"unknown notation of the devices of a collective: {match[0]}. Please report it")
     return [list(range(num_devices))]
 
 

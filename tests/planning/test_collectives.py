@@ -18,6 +18,10 @@ MESH = DeviceMesh({"data": 2, "fsdp": 2, "tensor": 2}, (0,) * 8)
         ("mesh['a'=2,'b'=4] {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ("mesh['a'=2,'b'=4] {'a','b'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
         ("mesh['a'=8] {'a':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'b','c'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=4], device_ids=([8]) {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
 def test_replica_groups_in_all_notations(written, groups):
@@ -26,6 +30,15 @@ def test_replica_groups_in_all_notations(written, groups):
 
 def test_missing_replica_groups_mean_all_devices():
     assert replica_groups(", channel_id=1", 4) == [[0, 1, 2, 3]]
+
+
+def test_empty_replica_groups_mean_all_devices():
+    assert replica_groups(", channel_id=1, replica_groups={}, dimensions={0}", 4) == [[0, 1, 2, 3]]
+
+
+def test_unknown_notation_of_replica_groups():
+    with pytest.raises(ValueError, match=r"unknown notation .*ring\[8\]"):
+        replica_groups(", channel_id=1, replica_groups=ring[8], dimensions={0}", 8)
 
 
 @pytest.mark.parametrize(
