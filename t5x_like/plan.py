@@ -139,4 +139,4 @@ def _searched(
             f"no combination fits {slice_} ({len(found)} were estimated to fit, {len(plans)} were compiled). "
             "Give a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
         )
-    return sorted(fitting, key=lambda plan: plan.bound.seconds)
+    return sorted(fitting, key=lambda plan: plan.expected_seconds)

@@ -78,12 +78,12 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Time of the run at the bound in seconds; None if unknown."""
-        return self.total_steps * self.bound.seconds if self.bound and self.total_steps else None
+        """Expected time of the run in seconds; None if unknown."""
+        return self.total_steps * self.expected_seconds if self.bound and self.total_steps else None
 
     @property
     def cost(self) -> float | None:
-        """Cost of the run at the bound, in the currency of `price`; None if unknown."""
+        """Expected cost of the run, in the currency of `price`; None if unknown."""
         if self.price is None or self.run_seconds is None:
             return None
         return self.price * self.topology.chips * self.run_seconds / SECONDS_PER_HOUR
@@ -137,8 +137,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "mfu_at_bound": plan.mfu_at_bound,
         "total_steps": plan.total_steps,
         "total_tokens": plan.tokens * plan.total_steps if plan.total_steps else None,
-        "run_seconds_bound": plan.run_seconds,
-        "cost_bound": plan.cost,
+        "expected_run_seconds": plan.run_seconds,
+        "expected_cost": plan.cost,
         "compile_seconds": plan.compiled.seconds,
     }
 
@@ -178,14 +178,15 @@ def text(plan: Plan) -> str:
 
 def ranking(plans: Sequence[Plan]) -> str:
     """Returns the plans of a search as a table, in the given order."""
-    header = f"{'mesh':<34}{'microbatches':>13}{'remat':>7}{'peak':>12}{'step':>13}{'bound by':>10}{'MFU':>8}"
+    header = (
+        f"{'mesh':<34}{'rules':<18}{'microbatches':>13}{'remat':>7}{'peak':>12}{'bound':>13}{'expected':>13}{'MFU':>8}"
+    )
     lines = [header]
     for plan in plans:
-        limit = plan.bound
         lines.append(
-            f"{mesh_text(plan.mesh):<34}{plan.microbatches:>13}{plan.remat or '-':>7}"
-            f"{_gib(plan.compiled.memory.peak):>12}"
-            f"{1e3 * limit.seconds:>10,.2f} ms{limit.resource:>10}{100 * plan.mfu_at_bound:>6.1f} %"
+            f"{mesh_text(plan.mesh):<34}{plan.rules:<18}{plan.microbatches:>13}{plan.remat or '-':>7}"
+            f"{_gib(plan.compiled.memory.peak):>12}{1e3 * plan.bound.seconds:>10,.2f} ms"
+            f"{1e3 * plan.expected_seconds:>10,.2f} ms{100 * plan.mfu_expected:>6.1f} %"
         )
     return "\n".join(
         [*lines, "", "flags of these configurations, in the same order", *(f"  {settings(plan)}" for plan in plans)]
@@ -238,12 +239,11 @@ def _speed_lines(plan: Plan) -> list[str]:
     lines = [
         "upper bound on speed (roofline: all resources at peak rate, fully overlapped)",
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.resource} (ms: {parts})"),
-        _row(
-            "tokens/s", f"{plan.tokens_per_second:,.0f}, {plan.tokens_per_second / plan.topology.chips:,.0f} per chip"
-        ),
+        _row("tokens/s", _tokens_per_second(plan, limit.seconds)),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
         "expected speed (the compiler's schedule and cycle estimates, and communication)",
         _row("step", f"{1e3 * plan.expected_seconds:,.2f} ms{_expected_parts(plan)}"),
+        _row("tokens/s", _tokens_per_second(plan, plan.expected_seconds)),
         _row("MFU expected", f"{100 * plan.mfu_expected:.1f} %"),
         "largest parts of it (executions, operation, source, result)",
         *_largest_lines(plan.compiled.expected),
@@ -257,6 +257,10 @@ def _speed_lines(plan: Plan) -> list[str]:
         hours = plan.topology.chips * plan.run_seconds / SECONDS_PER_HOUR
         lines.append(_row("cost", f"{_number(plan.cost)} ({_number(hours)} chip-hours at {plan.price:g})"))
     return lines
+
+
+def _tokens_per_second(plan: Plan, seconds: float) -> str:
+    return f"{plan.tokens / seconds:,.0f}, {plan.tokens / seconds / plan.topology.chips:,.0f} per chip"
 
 
 def _expected_parts(plan: Plan) -> str:

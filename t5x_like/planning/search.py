@@ -1,6 +1,7 @@
-"""Ranks combinations of microbatches, remat and mesh by an estimate, so that only the best ones are compiled."""
+"""Ranks combinations of microbatches, remat, mesh and rules by an estimate, so that only the best ones are compiled."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from t5x_like.training.program import Program
 # Searched numbers of microbatches and sizes of the mesh axis `tensor`.
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
 TENSOR_SIZES = (1, 2, 4, 8)
+# Rules that split the positions of the residual stream over `tensor` between blocks.
+RESIDUAL_RULES = "fsdp_tp_residual"
 GRADIENT_ELEMENT_BYTES = 4  # gradients are float32
 COLLECTIVE_ELEMENT_BYTES = 2  # kernels are gathered, and their gradients reduced, in bfloat16
 # Memory of a step that the estimate does not count: the logits of a chunk and their gradient, the gathered kernels of a
@@ -40,6 +43,7 @@ class Candidate:
       microbatches: number of microbatches per batch.
       remat: the model's rematerialization policy; None if its configuration has none.
       ici: mesh axis -> size within the slice.
+      rules: name of the rule set.
       bytes: estimated memory per device in bytes.
       seconds: estimated time of a step with perfect overlap.
       serial_seconds: estimated time of a step without overlap.
@@ -48,6 +52,7 @@ class Candidate:
     microbatches: int
     remat: str | None
     ici: dict[str, int]
+    rules: str
     bytes: float
     seconds: float
     serial_seconds: float
@@ -55,12 +60,7 @@ class Candidate:
     def __str__(self) -> str:
         remat = f", remat {self.remat}" if self.remat else ""
         estimate = f"about {self.bytes / GIB:.1f} GiB and at least {1e3 * self.seconds:.1f} ms"
-        return f"{report.mesh_text(self.ici)}, microbatches {self.microbatches}{remat}: {estimate}"
-
-    @property
-    def rules(self) -> str:
-        """Name of the rule set."""
-        return "fsdp_tp" if self.ici["tensor"] > 1 else "fsdp"
+        return f"{report.mesh_text(self.ici)}, rules {self.rules}, microbatches {self.microbatches}{remat}: {estimate}"
 
     def partitioner(self, slices: int, devices: list[Any]) -> partitioning.Partitioner:
         """Makes the partitioner of this configuration, with data parallelism across slices.
@@ -113,15 +113,11 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
         with device.bound():
             row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
-            for microbatches in MICROBATCHES:
-                batch_shards = ici["data"] * ici["fsdp"] * topology.slices
-                if rows % (batch_shards * microbatches) == 0:
-                    estimate = _Estimate(program, leaves, row_cost, ici, microbatches, topology)
-                    found.append(
-                        Candidate(
-                            microbatches, remat, ici, estimate.bytes, max(estimate.seconds), sum(estimate.seconds)
-                        )
-                    )
+            shards = ici["data"] * ici["fsdp"] * topology.slices
+            numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
+            for rules, number in itertools.product(rule_sets(ici), numbers):
+                one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules)
+                found.append(Candidate(number, remat, ici, rules, one.bytes, max(one.seconds), sum(one.seconds)))
     fitting = [one for one in found if one.bytes <= MAX_HBM_FRACTION * topology.chip.hbm_bytes]
     return sorted(fitting, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
 
@@ -184,18 +180,25 @@ def meshes(topology: Topology, leaves: list[_Leaf]) -> Iterator[dict[str, int]]:
                 yield {"data": devices // (tensor * fsdp), "fsdp": fsdp, "sequence": 1, "tensor": tensor}
 
 
+def rule_sets(ici: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the names of the rule sets that are searched for a mesh."""
+    return ("fsdp_tp", RESIDUAL_RULES) if ici["tensor"] > 1 else ("fsdp",)
+
+
 class _Estimate:
     """Estimated memory in bytes and times in seconds of a configuration.
 
     The times are those of compute, memory traffic, communication within slices and communication across slices.
     """
 
-    def __init__(self, program, leaves, row_cost, ici, microbatches, topology):
+    def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules="fsdp"):
         self._leaves, self._ici, self._microbatches, self._topology = leaves, ici, microbatches, topology
         chip, shapes = topology.chip, list(program.batch_shapes.values())
         self._rows = shapes[0][0] / (ici["data"] * ici["fsdp"] * topology.slices)
         self._length = sum(math.prod(shape[1:]) for shape in shapes) / len(shapes)
-        residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes)
+        # Arrays with a last dimension `embed` have all positions on each device of `tensor`, or a shard of them.
+        whole = row_cost.unsplit_residual_bytes / (ici["tensor"] if rules == RESIDUAL_RULES else 1)
+        residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + whole)
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
         gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_trained)
         held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
@@ -229,7 +232,10 @@ class _Estimate:
                 within += 2 * shard * _ring_fraction(ici["data"])
                 across += 2 * shard * _ring_fraction(slices)
             inner = axes[1:] if axes[:1] == [parameters.LAYERS] else axes
-            if inner and inner[0] in ("heads", "mlp"):  # its products are all-reduced over tensor in each pass
+            if inner and inner[0] in (
+                "heads",
+                "mlp",
+            ):  # its products are all-reduced, or scattered and gathered, in each pass
                 layers = leaf.dims[0][1] if axes[:1] == [parameters.LAYERS] else 1
                 width = dict(leaf.dims).get("embed", 1)
                 sums = layers * self._rows / self._microbatches * self._length * width * COLLECTIVE_ELEMENT_BYTES

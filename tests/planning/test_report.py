@@ -87,11 +87,10 @@ def test_expected_time_is_at_least_the_bound():
     assert dataclasses.replace(PLAN, compiled=fast).expected_seconds == PLAN.bound.seconds == 2.0
 
 
-def test_speed_cost_and_mfu_at_the_bound():
-    assert PLAN.tokens_per_second == 500
-    assert PLAN.mfu_at_bound == 0.5
-    assert PLAN.run_seconds == 7200
-    assert PLAN.cost == pytest.approx(8 * 2 * 1.5)
+def test_speed_at_the_bound_and_expected_time_and_cost_of_the_run():
+    assert (PLAN.tokens_per_second, PLAN.mfu_at_bound) == (500, 0.5)
+    assert PLAN.run_seconds == 3600 * 4.0
+    assert PLAN.cost == pytest.approx(8 * 4 * 1.5)
 
 
 def test_json_has_documented_keys():
@@ -119,19 +118,27 @@ def test_text_contains_the_numbers():
         "2,000.00 ms, bound by compute",
         "    250.00 ms  48 x fusion, backward layers/norms.py:92 reduce_sum, f32[8]",
         "50.0 %",
-        "24.00 (16.00 chip-hours at 1.5)",
+        "48.00 (32.00 chip-hours at 1.5)",
+        "tokens/s                          250, 31 per chip",
     ):
         assert part in text, text
 
 
+def test_ranking_contains_bound_expected_time_and_flags():
+    rows = report.ranking([PLAN, dataclasses.replace(PLAN, microbatches=4)]).splitlines()
+    assert rows[0].split() == ["mesh", "rules", "microbatches", "remat", "peak", "bound", "expected", "MFU"]
+    assert rows[1].split() == "fsdp 8 fsdp 2 full 3.00 GiB 2,000.00 ms 4,000.00 ms 25.0 %".split()
+    assert "--gin.MICROBATCHES=4 --gin.PARTITIONING=fsdp" in rows[-1]
+
+
 def test_small_costs_keep_digits_and_unknown_length_has_no_cost():
-    assert "cost                              0.0067 (0.0044 chip-hours at 1.5)" in report.text(
+    assert "cost                              0.013 (0.0089 chip-hours at 1.5)" in report.text(
         dataclasses.replace(PLAN, total_steps=1)
     )
     unknown = dataclasses.replace(PLAN, total_steps=None)
     assert "give --gin.TRAIN_STEPS=…" in report.text(unknown) and "cost " not in report.text(unknown)
     found = report.as_json(unknown)
-    assert found["total_tokens"] is found["run_seconds_bound"] is found["cost_bound"] is None
+    assert found["total_tokens"] is found["expected_run_seconds"] is found["expected_cost"] is None
 
 
 def test_step_that_does_not_fit_is_reported_with_remedies():

@@ -84,7 +84,17 @@ def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
         assert one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == 8
         assert 64 % (one.ici["data"] * one.ici["fsdp"] * one.microbatches) == 0
         assert 4 % one.ici["tensor"] == 0, "four heads are not divisible by eight"
-        assert one.rules == ("fsdp_tp" if one.ici["tensor"] > 1 else "fsdp")
+        assert one.rules in (("fsdp_tp", "fsdp_tp_residual") if one.ici["tensor"] > 1 else ("fsdp",))
+
+
+def test_split_residual_stream_needs_less_memory(planned):
+    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+    sharded = [
+        one for one in found if (one.remat, one.microbatches, one.ici["tensor"], one.ici["fsdp"]) == ("none", 1, 2, 4)
+    ]
+    by_rules = {one.rules: one for one in sharded}
+    assert set(by_rules) == {"fsdp_tp", "fsdp_tp_residual"}
+    assert by_rules["fsdp_tp_residual"].bytes < by_rules["fsdp_tp"].bytes
 
 
 def test_estimates_by_shards_and_microbatches(planned):
@@ -112,8 +122,10 @@ def test_sent_bytes_of_a_fully_sharded_model(topology, times):
 
 def test_candidate_replaces_only_its_settings(planned):
     mesh = {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
-    candidate = search.Candidate(2, "full", mesh, 3 * 2**29, 0.25, 0.5)
-    assert str(candidate) == "data 4 x fsdp 2, microbatches 2, remat full: about 1.5 GiB and at least 250.0 ms"
+    candidate = search.Candidate(2, "full", mesh, "fsdp", 3 * 2**29, 0.25, 0.5)
+    assert (
+        str(candidate) == "data 4 x fsdp 2, rules fsdp, microbatches 2, remat full: about 1.5 GiB and at least 250.0 ms"
+    )
     arguments = {"model": CONFIG, "seed": 3, "microbatches": 1, "partitioner": None}
     changed = candidate.arguments(arguments, 1, jax.devices())
     assert changed["model"] == dataclasses.replace(CONFIG, remat="full")
