@@ -46,9 +46,10 @@ def make_mesh(
     ici_sizes = _resolve_sizes("ici", ici, len(devices) // slices if len(devices) % slices == 0 else 0)
     if math.prod(ici_sizes) * slices != len(devices):
         known = math.prod(size for size in (*ici.values(), *dcn.values()) if size != -1)
+        on_cpu = devices[0].platform == "cpu"
         raise DeviceMismatchError(
-            f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: "
-            f"the sizes multiply to {known}. Change the mesh, or run with N fake CPU devices by --cpu_devices=N."
+            f"a mesh of ici={ici} and dcn={dcn} does not fit {len(devices)} {devices[0].platform} devices: the sizes "
+            f"multiply to {known}. Change the mesh{', or give --cpu_devices=N for N fake devices' * on_cpu}."
         )
     if slices > 1 and slices != count_slices(devices):
         raise DeviceMismatchError(

@@ -37,8 +37,8 @@ def plan(
       num_slices: Number of slices.
       price: Price of a chip per hour, in any currency.
       json_path: A file to write the plan to, as JSON.
-      search_for: Number of combinations of microbatches, remat and mesh to compile, most promising first. 0 plans the
-        run as configured.
+      search_for: Number of combinations of microbatches, remat, mesh and rules to compile, most promising first. 0
+        plans the run as configured.
       placeholders: Macros without a value of the user. Without `TRAIN_STEPS`, total time and cost are not reported.
 
     Returns:

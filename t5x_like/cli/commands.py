@@ -342,7 +342,7 @@ COMMANDS = {
             "num_slices": ("NUM_SLICES", "number of slices (default: 1)"),
             "price": ("PRICE", "price of a chip per hour"),
             "json": ("JSON_PATH", "a file to write the plan to, as JSON"),
-            "search": ("SEARCH", "search microbatches, remat and mesh, and compile the best 4, or this many"),
+            "search": ("SEARCH", "search microbatches, remat, mesh and rules, and compile the best 4, or this many"),
         },
         flag_defaults={"search": "4"},
         settings=_BATCH

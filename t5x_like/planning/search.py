@@ -94,7 +94,7 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
     """Lists the configurations that divide evenly and fit by the estimate.
 
     Args:
-      program: the program as the user configured it. The search replaces its microbatches, remat and mesh.
+      program: the program as the user configured it. The search replaces its microbatches, remat, mesh and rules.
       objective: the objective of the run.
       topology: the slices.
 
