@@ -1,10 +1,11 @@
-"""`t5x_like plan`: compiles the step of a run for a TPU slice, and reports memory and the best possible speed."""
+"""`t5x_like plan`: compiles the step of a run for a TPU slice, and reports memory and speed."""
 
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
 from absl import logging
 
 from t5x_like import config, distill, optimizers, parameters, partitioning, paths
@@ -50,7 +51,9 @@ def plan(
         negative.
     """
     if search_for < 0:
-        raise UserError(f"--search={search_for}: must be a positive integer, the number of combinations to compile")
+        raise UserError(
+            f"--search={search_for}: must not be negative. Give the number of combinations to compile, or 0."
+        )
     if price is not None and price < 0:
         raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour.")
     # ---- the slice and the arguments of the loop ---------------------------------------------------------------------
@@ -116,27 +119,28 @@ def _searched(
     arguments, make_program, slice_: Topology, devices: list[Any], number: int, steps, price
 ) -> list[report.Plan]:
     """Compiles the most promising candidates, and returns the plans that fit, fastest first."""
-    # The search varies mesh and microbatches. Shapes come from one device and one microbatch, which divide every size.
+    # The search varies mesh, rules and microbatches. Shapes come from one device and one microbatch, which divide every
+    # size.
     single_device = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
     program = make_program(**config.filter_kwargs(make_program, single_device))
     found = search.candidates(program, arguments["objective"], slice_)
     logging.info("%d combinations are estimated to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
-    plans = []
+    plans, compiled = [], 0
     for candidate in found:
-        if len(plans) == number:
+        if compiled == number:
             break
         try:
             changed = candidate.arguments(arguments, slice_.slices, devices)
             gathering.check(changed.get("gather_parameters", "per_use"), changed["partitioner"])
-        except UserError as error:
+            logging.info("compiling %s", candidate)
+            compiled += 1
+            plans.append(_compiled(changed, make_program, slice_, steps, price))
+        except (UserError, jax.errors.JaxRuntimeError) as error:
             logging.warning("skipping %s: %s", candidate, error)
-            continue
-        logging.info("compiling %s", candidate)
-        plans.append(_compiled(changed, make_program, slice_, steps, price))
     fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
         raise topologies.PlanError(
-            f"no combination fits {slice_} ({len(found)} were estimated to fit, {len(plans)} were compiled). "
+            f"no combination fits {slice_} ({len(found)} were estimated to fit, {compiled} were tried). "
             "Give a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
         )
     return sorted(fitting, key=lambda plan: plan.expected_seconds)

@@ -119,8 +119,8 @@ def _by_blocks(q, k, v, *, mask: Mask, bias: Bias, scale: float) -> Array:
 def _has_blocks(q: Array, k: Array, mask: Mask) -> bool:
     """Returns whether a causal mask hides products that `_by_blocks` leaves out.
 
-    Only on CPU: on other devices such an attention has a fused kernel. Not with a mask of padding, with which a query
-    may see no key: it averages all values then, also those after its block.
+    Only on CPU, where it was measured; on other devices most such attentions have a fused kernel. Not with a mask of
+    padding, with which a query may see no key: it averages all values then, also those after its block.
     """
     return (
         mask.causal

@@ -1,4 +1,4 @@
-"""Products of activations with a kernel: `lax.dot_general`, with faster gradients on CPU and of heads."""
+"""Products of activations with a kernel: `lax.dot_general`, with matrices instead of heads, and faster on CPU."""
 
 import functools
 import math
@@ -74,6 +74,7 @@ def project(
     matrix. The gradient of the bias is a product with ones, because a sum over positions reads its operand at a lower
     rate. This is done on TPUs, on GPUs and on several devices of any platform. On a single CPU, without a bound
     partitioner, and where a mesh shards the second of several inputs or outputs, the product is that of `contract`.
+    With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
       x: activations `[*batch, *inputs]`.
@@ -94,7 +95,7 @@ def project(
 
 
 def _matrix_sharding(kernel: Array, num_inputs: int, axes: Sequence[str]) -> NamedSharding | None:
-    """Returns the sharding of a gradient as a matrix, or None where gradients are not computed as matrices."""
+    """Returns the sharding of a kernel as a matrix, or None where `project` uses `contract`."""
     partitioner = partitioning.bound_partitioner()
     if partitioner is None or (partitioner.mesh.size == 1 and partitioner.platform == "cpu"):
         return None

@@ -125,8 +125,9 @@ def collective(
     slices = max(mesh.num_slices_of(group) for group in groups)
     whole = operand_bytes * size if kind == "all-gather" else operand_bytes
     whole *= 2.0 if kind == "all-reduce" else 1.0
-    inside = size // slices
-    return Collective(kind, mesh.axis_of(groups), whole * (inside - 1) / inside, whole / inside * (slices - 1) / slices)
+    per_slice = size // slices
+    within_slice, across_slices = (per_slice - 1) / per_slice, (slices - 1) / slices / per_slice
+    return Collective(kind, mesh.axis_of(groups), whole * within_slice, whole * across_slices)
 
 
 _TRANSFER_TYPE = re.compile(r'_xla_megascale_transfer_type="(?P<kind>[A-Z_]+)"')
@@ -202,7 +203,10 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
             return ids.ravel()[np.asarray(groups)].tolist()
         return np.asarray(_sizes(match["listed"]))[np.asarray(groups)].tolist() if match["listed"] else groups
     if match := re.search(r"replica_groups=(?!\{\})\S.{0,100}", attributes):
-        raise ValueError(f"unknown notation of the devices of a collective: {match[0]}. Please report it")
+        raise ValueError(
+            f"the devices of a collective are in a notation that this version cannot read: {match[0]}. Use the version "
+            "of libtpu in constraints.txt."
+        )
     return [list(range(num_devices))]
 
 

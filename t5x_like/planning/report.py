@@ -67,9 +67,14 @@ class Plan:
         return self.model_flops / (self.expected_seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
-    def tokens_per_second(self) -> float | None:
+    def tokens_per_second_at_bound(self) -> float | None:
         """Tokens per second of all devices at the bound; None if the step does not fit."""
         return self.tokens / self.bound.seconds if self.bound else None
+
+    @property
+    def tokens_per_second_expected(self) -> float | None:
+        """Tokens per second of all devices at the expected time; None if the step does not fit."""
+        return self.tokens / self.expected_seconds if self.bound else None
 
     @property
     def mfu_at_bound(self) -> float | None:
@@ -109,11 +114,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "remat": plan.remat,
         "parameters": plan.parameters,
         "teacher_parameters": plan.teacher_parameters,
-        "parameter_bytes_per_chip": memory.parameters,
-        "optimizer_bytes_per_chip": memory.optimizer,
-        "batch_bytes_per_chip": memory.batch,
-        "temporary_bytes_per_chip": memory.temporaries,
-        "hbm_bytes_per_chip": memory.peak,
+        "parameter_bytes_per_device": memory.parameters,
+        "optimizer_bytes_per_device": memory.optimizer,
+        "batch_bytes_per_device": memory.batch,
+        "temporary_bytes_per_device": memory.temporaries,
+        "hbm_bytes_per_device": memory.peak,
         "hbm_capacity_bytes": plan.topology.chip.hbm_bytes,
         "fits": plan.compiled.fits,
         "model_flops": plan.model_flops,
@@ -133,7 +138,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "expected_largest": _largest(expected) if expected else None,
         "mfu_expected": plan.mfu_expected,
         "tokens_per_step": plan.tokens,
-        "tokens_per_second": plan.tokens_per_second,
+        "tokens_per_second_at_bound": plan.tokens_per_second_at_bound,
+        "tokens_per_second_expected": plan.tokens_per_second_expected,
         "mfu_at_bound": plan.mfu_at_bound,
         "total_steps": plan.total_steps,
         "total_tokens": plan.tokens * plan.total_steps if plan.total_steps else None,
@@ -239,11 +245,11 @@ def _speed_lines(plan: Plan) -> list[str]:
     lines = [
         "upper bound on speed (roofline: all resources at peak rate, fully overlapped)",
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.resource} (ms: {parts})"),
-        _row("tokens/s", _tokens_per_second(plan, limit.seconds)),
+        _row("tokens/s", _rate(plan, plan.tokens_per_second_at_bound)),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
         "expected speed (the compiler's schedule and cycle estimates, and communication)",
         _row("step", f"{1e3 * plan.expected_seconds:,.2f} ms{_expected_parts(plan)}"),
-        _row("tokens/s", _tokens_per_second(plan, plan.expected_seconds)),
+        _row("tokens/s", _rate(plan, plan.tokens_per_second_expected)),
         _row("MFU expected", f"{100 * plan.mfu_expected:.1f} %"),
         "largest parts of it (executions, operation, source, result)",
         *_largest_lines(plan.compiled.expected),
@@ -259,8 +265,8 @@ def _speed_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _tokens_per_second(plan: Plan, seconds: float) -> str:
-    return f"{plan.tokens / seconds:,.0f}, {plan.tokens / seconds / plan.topology.chips:,.0f} per chip"
+def _rate(plan: Plan, tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.0f}, {tokens_per_second / plan.topology.chips:,.0f} per chip"
 
 
 def _expected_parts(plan: Plan) -> str:

@@ -3,11 +3,11 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from t5x_like import parameters, partitioning
-from t5x_like.axis_rules import KV_HEADS
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, KV_HEADS
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.objectives.base import Objective
 from t5x_like.planning import report, tracing
@@ -103,6 +103,7 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
     """
     leaves = _leaves(program)
     rows = next(iter(program.batch_shapes.values()))[0]
+    lengths = [shape[1] for name, shape in program.batch_shapes.items() if name.endswith(INPUT_TOKENS_SUFFIX)]
     # A row is traced for one of the devices, with their kernels. The mesh would not divide it.
     mesh = program.partitioner.mesh
     device = partitioning.Partitioner(devices=[mesh.devices.flat[0]], attention=program.partitioner.attention)
@@ -115,7 +116,7 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
         for ici in meshes(topology, leaves):
             shards = ici["data"] * ici["fsdp"] * topology.slices
             numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
-            for rules, number in itertools.product(rule_sets(ici), numbers):
+            for rules, number in itertools.product(rule_sets(ici, lengths), numbers):
                 one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules)
                 found.append(Candidate(number, remat, ici, rules, one.bytes, max(one.seconds), sum(one.seconds)))
     fitting = [one for one in found if one.bytes <= MAX_HBM_FRACTION * topology.chip.hbm_bytes]
@@ -180,9 +181,17 @@ def meshes(topology: Topology, leaves: list[_Leaf]) -> Iterator[dict[str, int]]:
                 yield {"data": devices // (tensor * fsdp), "fsdp": fsdp, "sequence": 1, "tensor": tensor}
 
 
-def rule_sets(ici: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the names of the rule sets that are searched for a mesh."""
-    return ("fsdp_tp", RESIDUAL_RULES) if ici["tensor"] > 1 else ("fsdp",)
+def rule_sets(ici: Mapping[str, int], lengths: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of the rule sets that are searched for a mesh.
+
+    Args:
+      ici: mesh axis -> size within the slice.
+      lengths: lengths of the rows that the model reads. The residual stream of other lengths is not split.
+    """
+    tensor = ici["tensor"]
+    if tensor == 1:
+        return ("fsdp",)
+    return ("fsdp_tp",) if any(length % tensor for length in lengths) else ("fsdp_tp", RESIDUAL_RULES)
 
 
 class _Estimate:
@@ -197,8 +206,8 @@ class _Estimate:
         self._rows = shapes[0][0] / (ici["data"] * ici["fsdp"] * topology.slices)
         self._length = sum(math.prod(shape[1:]) for shape in shapes) / len(shapes)
         # Arrays with a last dimension `embed` have all positions on each device of `tensor`, or a shard of them.
-        whole = row_cost.unsplit_residual_bytes / (ici["tensor"] if rules == RESIDUAL_RULES else 1)
-        residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + whole)
+        shards = ici["tensor"] if rules == RESIDUAL_RULES else 1
+        residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
         gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_trained)
         held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
@@ -232,10 +241,8 @@ class _Estimate:
                 within += 2 * shard * _ring_fraction(ici["data"])
                 across += 2 * shard * _ring_fraction(slices)
             inner = axes[1:] if axes[:1] == [parameters.LAYERS] else axes
-            if inner and inner[0] in (
-                "heads",
-                "mlp",
-            ):  # its products are all-reduced, or scattered and gathered, in each pass
+            # The products of these kernels are all-reduced, or scattered and gathered, over `tensor` in each pass.
+            if inner and inner[0] in ("heads", "mlp"):
                 layers = leaf.dims[0][1] if axes[:1] == [parameters.LAYERS] else 1
                 width = dict(leaf.dims).get("embed", 1)
                 sums = layers * self._rows / self._microbatches * self._length * width * COLLECTIVE_ELEMENT_BYTES

@@ -20,7 +20,7 @@ class RowCost:
       flops: FLOPs of matrix products in the forward and backward pass, including recomputation.
       residual_bytes: bytes saved for the backward pass, in arrays that tensor parallelism shards.
       unsplit_residual_bytes: bytes saved for the backward pass, in arrays with a last dimension `embed`, which tensor
-        parallelism does not shard.
+        parallelism does not shard unless its rules split the residual stream.
     """
 
     flops: float

@@ -37,7 +37,7 @@ def test_empty_replica_groups_mean_all_devices():
 
 
 def test_unknown_notation_of_replica_groups():
-    with pytest.raises(ValueError, match=r"unknown notation .*ring\[8\]"):
+    with pytest.raises(ValueError, match=r"cannot read: .*ring\[8\]"):
         replica_groups(", channel_id=1, replica_groups=ring[8], dimensions={0}", 8)
 
 

@@ -107,6 +107,13 @@ def test_estimates_by_shards_and_microbatches(planned):
     assert two.serial_seconds > one.serial_seconds
 
 
+def test_residual_stream_is_split_only_where_tensor_divides_the_lengths():
+    mesh = {"data": 1, "fsdp": 2, "sequence": 1, "tensor": 4}
+    assert search.rule_sets(mesh, [512, 128]) == ("fsdp_tp", "fsdp_tp_residual")
+    assert search.rule_sets(mesh, [512, 114]) == ("fsdp_tp",)
+    assert search.rule_sets({**mesh, "tensor": 1}, [512]) == ("fsdp",)
+
+
 @pytest.mark.parametrize(("topology", "times"), [("v6e:2x4", 2 + 1), ("v6e:8x8", 2 + 2), ("v4:4x4x4", 2 + 2)])
 def test_sent_bytes_of_a_fully_sharded_model(topology, times):
     """Two gathers and a reduction, which from 64 devices on is an all-reduce."""
