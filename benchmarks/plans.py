@@ -158,14 +158,15 @@ MEASURED = ("expected tokens/s per chip", "measured by MaxText", "ratio")
 def table(plans: list[tuple[Model, dict]]) -> str:
     """Returns the plans as a Markdown table."""
     header = HEADER + MEASURED * any(model.measured for model, _ in plans)
-    return "\n".join([_row(header), _row(["---"] * len(header)), *(_row(_cells(*plan)) for plan in plans)])
+    rows = [(*cells, *[""] * (len(header) - len(cells))) for cells in (_cells(*plan) for plan in plans)]
+    return "\n".join(map(_row, [header, ["---"] * len(header), *rows]))
 
 
 def _cells(model, plan):
     memory = f"{plan['hbm_bytes_per_device'] / 2**30:.1f} / {plan['hbm_capacity_bytes'] / 2**30:.1f}"
     known = (model.name, f"{model.rows:,}", plan["topology"], plan["microbatches"])
     if not plan["fits"]:
-        return (*known, f"{memory}: does not fit", *[""] * (len(HEADER) - len(known) - 1))
+        return (*known, f"{memory}: does not fit")
     sent = sum(count for axes in plan["collective_bytes"].values() for count in axes.values())
     return (
         *(*known, memory, f"{plan['executed_flops'] / plan['model_flops']:.3f}", f"{sent / 1e9:.2f} GB"),

@@ -46,9 +46,9 @@ def plan(
       The `Plan`; after a search, the fastest plan that fits.
 
     Raises:
-      PlanError: The TPU compiler is not installed, or no combination of the search fits.
-      UserError: The batch or a parameter is not divisible by the mesh, the slice does not exist, or a number is
-        negative.
+      PlanError: The TPU compiler is not installed.
+      UserError: No combination of the search fits, the batch or a parameter is not divisible by the mesh, the slice
+        does not exist, or a number is negative.
     """
     if search_for < 0:
         raise UserError(
@@ -139,7 +139,7 @@ def _searched(
             logging.warning("skipping %s: %s", candidate, error)
     fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
-        raise topologies.PlanError(
+        raise UserError(
             f"no combination fits {slice_} ({len(found)} were estimated to fit, {compiled} were tried). "
             "Give a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
         )

@@ -299,5 +299,5 @@ def _fits(bias: RelativeBias | Array, q_shape: tuple[int, ...], k_shape: tuple[i
     batch, q_len, heads, _ = q_shape
     if isinstance(bias, RelativeBias):
         return bias.values.shape == (heads, q_len + k_shape[1] - 1)
-    target = (batch, heads, q_len, k_shape[1])
-    return bias.ndim == 4 and all(size in (1, full) for size, full in zip(bias.shape, target, strict=True))
+    sizes = ((1, batch), (heads,), (1, q_len), (1, k_shape[1]))
+    return bias.ndim == 4 and all(size in allowed for size, allowed in zip(bias.shape, sizes, strict=True))

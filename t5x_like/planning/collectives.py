@@ -159,8 +159,16 @@ def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh:
 
 
 def _source_target_pairs(attributes: str) -> list[list[int]]:
-    match = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
-    return [[int(a), int(b)] for a, b in re.findall(r"(\d+),(\d+)", match[1])] if match else []
+    if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
+        return [[int(a), int(b)] for a, b in re.findall(r"(\d+),(\d+)", match[1])]
+    raise _unreadable(re.search(r"source_target_pairs=.{0,100}|$", attributes)[0])
+
+
+def _unreadable(text: str) -> ValueError:
+    return ValueError(
+        f"the devices of a collective are in a notation that this version cannot read: {text}. Use the version of "
+        "libtpu in constraints.txt."
+    )
 
 
 _MESH_GROUPS = re.compile(
@@ -203,10 +211,7 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
             return ids.ravel()[np.asarray(groups)].tolist()
         return np.asarray(_sizes(match["listed"]))[np.asarray(groups)].tolist() if match["listed"] else groups
     if match := re.search(r"replica_groups=(?!\{\})\S.{0,100}", attributes):
-        raise ValueError(
-            f"the devices of a collective are in a notation that this version cannot read: {match[0]}. Use the version "
-            "of libtpu in constraints.txt."
-        )
+        raise _unreadable(match[0])
     return [list(range(num_devices))]
 
 

@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def mfu_expected(self) -> float | None:
-        """Model FLOPs utilization at the expected time, between 0 and 1; None if the step does not fit."""
+        """Model FLOPs utilization at the expected time; None if the step does not fit."""
         return self.model_flops / (self.expected_seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def mfu_at_bound(self) -> float | None:
-        """Model FLOPs utilization at the bound, between 0 and 1; None if the step does not fit."""
+        """Model FLOPs utilization at the bound; None if the step does not fit."""
         return self.model_flops / (self.bound.seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property

@@ -102,6 +102,8 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
       Configurations, the fastest first.
     """
     leaves = _leaves(program)
+    # The width of the model, not of its teachers: their forward passes save nothing.
+    embed = max((size for leaf in leaves if leaf.passes == 2 for axis, size in leaf.dims if axis == "embed"), default=0)
     rows = next(iter(program.batch_shapes.values()))[0]
     lengths = [shape[1] for name, shape in program.batch_shapes.items() if name.endswith(INPUT_TOKENS_SUFFIX)]
     # A row is traced for one of the devices, with their kernels. The mesh would not divide it.
@@ -110,7 +112,6 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
     found = []
     for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
         config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
-        embed = max((size for leaf in leaves for axis, size in leaf.dims if axis == "embed"), default=0)
         with device.bound():
             row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
@@ -209,13 +210,14 @@ class _Estimate:
         shards = ici["tensor"] if rules == RESIDUAL_RULES else 1
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
+        read = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves if leaf.passes)  # by each microbatch
         gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_trained)
         held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
         self.bytes = static + held + residuals / microbatches + SLACK_BYTES
         within, across = self._sent()
         self.seconds = (
             row_cost.flops * self._rows / ici["tensor"] / chip.peak_flops,
-            (2 * residuals + 2 * static * microbatches) / chip.hbm_bandwidth,
+            2 * (residuals + static + read * (microbatches - 1)) / chip.hbm_bandwidth,
             within / topology.ici_bandwidth,
             across / chip.dcn_bandwidth,
         )

@@ -45,7 +45,9 @@ class Sources:
             return "?"
         name, frame = match.groups()
         direction = "backward" if "transpose(" in name else "forward" if "jvp(" in name else ""
-        line = self._lines.setdefault(frame, self._line(frame)) if frame else ""
+        if frame and frame not in self._lines:
+            self._lines[frame] = self._line(frame)
+        line = self._lines.get(frame, "")
         return " ".join(part for part in (direction, line, name.rpartition("/")[2]) if part)
 
     def _line(self, frame: str) -> str:

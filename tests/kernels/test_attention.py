@@ -154,12 +154,13 @@ SEGMENTS = jnp.repeat(jnp.array([[1, 2, 0]]), 100, axis=1).repeat(2, axis=0)
     ("length", "mask", "bias"),
     [
         (129, Mask(causal=True), None),
+        (257, Mask(causal=True), None),
         (300, Mask(causal=True, query_segments=SEGMENTS, key_segments=SEGMENTS), None),
         (1100, Mask(causal=True, window=70), None),
         (200, Mask(causal=True), RelativeBias(jnp.sin(jnp.arange(4.0)[:, None] * jnp.arange(399)))),
         (200, Mask(causal=True), jnp.cos(jnp.arange(200.0))[None, None, None].repeat(4, axis=1)),
     ],
-    ids=["short last block", "segments", "larger blocks", "relative bias", "dense bias"],
+    ids=["two blocks", "short last block", "segments", "larger blocks", "relative bias", "dense bias"],
 )
 def test_causal_attention_on_cpu_equals_reference_without_hidden_blocks(length, mask, bias):
     rng = np.random.default_rng(0)
@@ -207,6 +208,8 @@ def test_inconsistent_shapes_raise():
         attention(q, k[:, :, :3], v[:, :, :3], mask=Mask())
     with pytest.raises(ValueError, match=r"bias \(1, 4, 3, 4\) does not broadcast"):
         attention(q, k, v, mask=Mask(), bias=bias[..., :-1])
+    with pytest.raises(ValueError, match="does not broadcast"):
+        attention(q, k, v, mask=Mask(), bias=bias[:, :1])
     with pytest.raises(ValueError, match=r"bias \(4, 6\) does not broadcast"):
         attention(q, k, v, mask=Mask(), bias=RelativeBias(jnp.zeros((HEADS, QUERIES + KEYS - 2))))
 

@@ -41,6 +41,11 @@ def test_unknown_notation_of_replica_groups():
         replica_groups(", channel_id=1, replica_groups=ring[8], dimensions={0}", 8)
 
 
+def test_unknown_notation_of_pairs():
+    with pytest.raises(ValueError, match=r"cannot read: .*ring\[8\]"):
+        sent("collective-permute", "source_target_pairs=ring[8]")
+
+
 @pytest.mark.parametrize(
     ("groups", "axis"),
     [

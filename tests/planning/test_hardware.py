@@ -18,7 +18,7 @@ from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.planning.chips import CHIPS
 
-SHARED = "tpu"  # options that the files of several generations include
+SHARED = "tpu"  # options that the file of TPU7x includes
 ALL_FILES = sorted((Path(config.SHIPPED_ROOT) / "hardware").glob("*.gin"))
 GPU = Path(config.SHIPPED_ROOT) / "hardware/gpu.gin"
 FILES = [file for file in ALL_FILES if file.stem != SHARED and file != GPU]

@@ -67,6 +67,15 @@ def test_rows_are_traced_for_the_planned_devices(planned, monkeypatch):
     assert {mesh.devices.flat[0] for mesh in bound} == {planned.partitioner.mesh.devices.flat[0]}
 
 
+def test_width_of_a_row_is_not_that_of_a_teacher(planned, monkeypatch):
+    teacher = search._Leaf((("embed", 4 * CONFIG.embed_dim), ("mlp", 128)), 1.0, is_trained=False, passes=1)
+    leaves, widths = search._leaves(planned), []
+    monkeypatch.setattr(search, "_leaves", lambda program: [*leaves, teacher])
+    monkeypatch.setattr(tracing, "row_cost", lambda *given: widths.append(given[-1]) or COST)
+    search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+    assert set(widths) == {CONFIG.embed_dim}
+
+
 def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
     none, dots, full = (row_cost(planned, remat) for remat in ("none", "dots", "full"))
     model = planned.config.train_flops({name: (1, *shape[1:]) for name, shape in planned.batch_shapes.items()})
