@@ -161,13 +161,13 @@ def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh:
 def _source_target_pairs(attributes: str) -> list[list[int]]:
     if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
         return [[int(a), int(b)] for a, b in re.findall(r"(\d+),(\d+)", match[1])]
-    raise _unreadable(re.search(r"source_target_pairs=.{0,100}|$", attributes)[0])
+    raise _unreadable("source_target_pairs=", attributes)
 
 
-def _unreadable(text: str) -> ValueError:
+def _unreadable(name: str, attributes: str) -> ValueError:
     return ValueError(
-        f"the devices of a collective are in a notation that this version cannot read: {text}. Use the version of "
-        "libtpu in constraints.txt."
+        "the devices of a collective are in a notation that this version cannot read: "
+        f"{name}{attributes.partition(name)[2][:100]}. Use the version of libtpu in constraints.txt."
     )
 
 
@@ -182,8 +182,8 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
     """Parses the groups of devices of a collective.
 
     HLO has several notations: `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,2]<=[2,2]T(1,0)` and `mesh['a'=2,'b'=2] {'b'}`, or
-    `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}` for a mesh with another order of devices. A missing attribute
-    stands for one group of all devices.
+    `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}` for a mesh with another order of devices. If the attribute is
+    missing or empty, all devices are one group.
 
     Args:
       attributes: attributes of the instruction.
@@ -203,15 +203,15 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
         return ids.reshape(rows, columns).tolist()
     if match := _MESH_GROUPS.search(attributes):
         names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", match["mesh"]), strict=True)
-        groups = _groups_along(
-            names, tuple(int(size) for size in sizes), re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match["axes"])
-        )
-        if match["order"]:
-            ids = _transposed(_sizes(match["order"]), _sizes(match["permutation"]) if match["permutation"] else None)
-            return ids.ravel()[np.asarray(groups)].tolist()
-        return np.asarray(_sizes(match["listed"]))[np.asarray(groups)].tolist() if match["listed"] else groups
-    if match := re.search(r"replica_groups=(?!\{\})\S.{0,100}", attributes):
-        raise _unreadable(match[0])
+        sizes = tuple(map(int, sizes))
+        if match["listed"]:
+            ids = np.asarray(_sizes(match["listed"]))
+        else:
+            order = _sizes(match["order"]) if match["order"] else sizes
+            ids = _transposed(order, _sizes(match["permutation"]) if match["permutation"] else None)
+        return _groups_along(names, sizes, re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", match["axes"]), ids)
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        raise _unreadable("replica_groups=", attributes)
     return [list(range(num_devices))]
 
 
@@ -225,9 +225,9 @@ def _transposed(shape: tuple[int, ...], permutation: tuple[int, ...] | None) -> 
 
 
 def _groups_along(
-    names: Sequence[str], sizes: tuple[int, ...], axes: Sequence[tuple[str, str, str]]
+    names: Sequence[str], sizes: tuple[int, ...], axes: Sequence[tuple[str, str, str]], ids: np.ndarray
 ) -> list[list[int]]:
-    """Returns the groups along some axes of a mesh.
+    """Returns the groups along some axes of a mesh with the given devices, in row-major order.
 
     An axis may be a sub-axis `'a':(m)k` of size k, where m is the product of the sizes of the sub-axes before it.
     """
@@ -244,6 +244,5 @@ def _groups_along(
         split_sizes += [before, sub_size, size // (before * sub_size)]
         grouped += [False, True, False]
     order = [i for i, inside in enumerate(grouped) if not inside] + [i for i, inside in enumerate(grouped) if inside]
-    ids = np.arange(math.prod(split_sizes)).reshape(split_sizes).transpose(order)
     group = math.prod(size for size, inside in zip(split_sizes, grouped, strict=True) if inside)
-    return ids.reshape(-1, group).tolist()
+    return ids.reshape(split_sizes).transpose(order).reshape(-1, group).tolist()

@@ -201,7 +201,7 @@ class _Estimate:
     The times are those of compute, memory traffic, communication within slices and communication across slices.
     """
 
-    def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules="fsdp"):
+    def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules):
         self._leaves, self._ici, self._microbatches, self._topology = leaves, ici, microbatches, topology
         chip, shapes = topology.chip, list(program.batch_shapes.values())
         self._rows = shapes[0][0] / (ici["data"] * ici["fsdp"] * topology.slices)

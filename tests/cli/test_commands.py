@@ -120,7 +120,6 @@ def test_header_of_every_model_shows_its_command():
 
 # These files are only included by other files.
 PARTS = (
-    "hardware/tpu.gin",
     "runs/study/study.gin",
     "runs/study/training_small.gin",
     "runs/study/books_causal_lm_model.gin",

@@ -18,10 +18,9 @@ from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.planning.chips import CHIPS
 
-SHARED = "tpu"  # options that the file of TPU7x includes
 ALL_FILES = sorted((Path(config.SHIPPED_ROOT) / "hardware").glob("*.gin"))
 GPU = Path(config.SHIPPED_ROOT) / "hardware/gpu.gin"
-FILES = [file for file in ALL_FILES if file.stem != SHARED and file != GPU]
+FILES = [file for file in ALL_FILES if file != GPU]
 SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip in CHIPS.values()}
 
 
@@ -40,14 +39,12 @@ def test_all_generations_have_a_file():
     assert {file.stem for file in FILES} == set(CHIPS)
 
 
-@pytest.mark.parametrize("file", [*FILES, GPU], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", ALL_FILES, ids=lambda file: file.stem)
 def test_training_run_receives_the_options(file):
     assert all(name.startswith("xla_") for name in options(file))
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in ALL_FILES if f"hardware/{SHARED}.gin" not in file.read_text()], ids=lambda file: file.stem
-)
+@pytest.mark.parametrize("file", ALL_FILES, ids=lambda file: file.stem)
 def test_options_have_a_reason(file):
     lines = file.read_text().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("    'xla_")]

@@ -47,14 +47,8 @@ TOO_LARGE = dataclasses.replace(
 )
 KEYS = (
     *("parameters", "hbm_bytes_per_device", "hbm_capacity_bytes", "fits", "model_flops", "executed_flops"),
-    *(
-        "collective_bytes",
-        "step_seconds_bound",
-        "bound_by",
-        "tokens_per_second_at_bound",
-        "mfu_at_bound",
-        "compile_seconds",
-    ),
+    *("collective_bytes", "step_seconds_bound", "bound_by", "tokens_per_second_at_bound", "mfu_at_bound"),
+    *("compile_seconds", "tokens_per_second_expected", "expected_run_seconds", "expected_cost"),
     *("expected_step_seconds", "expected_parts", "mfu_expected", "collective_counts", "synchronous_collective_bytes"),
     *("kernels_without_cost", "teacher_parameters", "expected_largest"),
 )

@@ -131,7 +131,7 @@ def test_sent_bytes_of_a_fully_sharded_model(topology, times):
     kernel = search._Leaf((("embed", 64), ("mlp", 128)), 4.0 * 64 * 128, is_trained=True, passes=2)
     program = types.SimpleNamespace(batch_shapes={"targets": (devices, 16)})
     ici = {"data": 1, "fsdp": devices, "sequence": 1, "tensor": 1}
-    estimate = search._Estimate(program, [kernel], COST, ici, 1, slice_)
+    estimate = search._Estimate(program, [kernel], COST, ici, 1, slice_, rules="fsdp")
     sent = estimate.seconds[2] * slice_.ici_bandwidth
     assert sent == pytest.approx(times * search.COLLECTIVE_ELEMENT_BYTES * 64 * 128 * (devices - 1) / devices)
 
