@@ -1,5 +1,6 @@
 """Finds gin files: given paths, includes, and shipped files that set a macro."""
 
+import difflib
 import pathlib
 import re
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
             directory = paths.local(root)
             known |= {str(file.relative_to(directory)) for file in directory.rglob("*.gin")}
     same_name = sorted(name for name in known if name.rpartition("/")[2] == path.rpartition("/")[2])
-    return f"; did you mean {same_name[0]}?" if same_name else nearest(path, known)
+    if not same_name:
+        return nearest(path, known)
+    return f"; did you mean {max(same_name, key=lambda name: difflib.SequenceMatcher(None, path, name).ratio())}?"
 
 
 def shipped_setters(macro: str) -> str:

@@ -22,6 +22,8 @@ def test_missing_file_error_names_directories_and_nearest_file(toy):
         "did you mean models/base.gin?"
     )
     assert "did you mean runs/pretrain.gin?" in toy.error_of(files=["runs/pretrian.gin"])
+    toy.write("a/base.gin", "", shipped=True, imports=False)
+    assert "did you mean models/base.gin?" in toy.error_of(files=["modles/base.gin"])
     assert toy.error_of(files=["/no/such.gin"]) == "gin file /no/such.gin not found"
 
 
