@@ -45,7 +45,7 @@ def _distillation(name, *, student, losses, teacher, rows, slices, flags=()):
 
 def _llama(name, file, length, rows, topology, measured=None):
     files = (f"models/{file}.gin", "runs/llama.gin")
-    flags = (f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", "--gin.llama.LlamaConfig.remat='full'")
+    flags = (f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", "--gin.llama.LlamaConfig.remat='attention'")
     known = {topology: measured} if measured else {}
     return Model(f"{name}, {length:,}", files, rows, ((topology, 1),), flags, known)
 

@@ -33,16 +33,22 @@ def _is_cudnn_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == FORWARD_PRIMITIVE
 
 
+_fused_attention_saveable = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.save_only_these_names(FUSED_OUTPUT, FUSED_LOG_SUM_EXP), _is_cudnn_attention
+)
 # Policy -> the activations of a layer that are saved for the backward pass, which recomputes the others.
 REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # all activations are saved
     # Products with parameters and the results of fused attention are saved.
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.save_only_these_names(PRODUCT, FUSED_OUTPUT, FUSED_LOG_SUM_EXP),
+        _fused_attention_saveable,
         jax.checkpoint_policies.save_from_both_policies(
-            _is_cudnn_attention, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            jax.checkpoint_policies.save_only_these_names(PRODUCT),
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         ),
     ),
+    # The layer's input and the results of fused attention are saved. Without a fused kernel, it is the same as "full".
+    "attention": _fused_attention_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,  # only the layer's input is saved
 }
 

@@ -179,7 +179,8 @@ class BaseConfig:
     # Special token ids of imported weights. They are written again on export and not used otherwise.
     special_tokens: SpecialTokens | None = None
     # What the backward pass recomputes, a key of `layers.stacks.REMAT_POLICIES`: 'none' (keep everything), 'dots' (keep
-    # the results of projections) or 'full' (recompute whole layers).
+    # the results of projections and of fused attention), 'attention' (keep those of fused attention) or 'full'
+    # (recompute whole layers).
     remat: str = "none"
     # Dtype of activations: 'bfloat16' or 'float32'. None: `for_platform` sets it, and without it float32 is used.
     # Parameters are always float32.

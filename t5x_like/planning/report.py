@@ -185,12 +185,12 @@ def text(plan: Plan) -> str:
 def ranking(plans: Sequence[Plan]) -> str:
     """Returns the plans of a search as a table, in the given order."""
     header = (
-        f"{'mesh':<34}{'rules':<18}{'microbatches':>13}{'remat':>7}{'peak':>12}{'bound':>13}{'expected':>13}{'MFU':>8}"
+        f"{'mesh':<34}{'rules':<18}{'microbatches':>13}{'remat':>11}{'peak':>12}{'bound':>13}{'expected':>13}{'MFU':>8}"
     )
     lines = [header]
     for plan in plans:
         lines.append(
-            f"{mesh_text(plan.mesh):<34}{plan.rules:<18}{plan.microbatches:>13}{plan.remat or '-':>7}"
+            f"{mesh_text(plan.mesh):<34}{plan.rules:<18}{plan.microbatches:>13}{plan.remat or '-':>11}"
             f"{_gib(plan.compiled.memory.peak):>12}{1e3 * plan.bound.seconds:>10,.2f} ms"
             f"{1e3 * plan.expected_seconds:>10,.2f} ms{100 * plan.mfu_expected:>6.1f} %"
         )

@@ -259,7 +259,7 @@ def test_lowered_calls_read_grouped_keys_without_copies(cudnn):
         assert operands.count(f"tensor<{ROWS}x{LENGTH}x2x{DIM}xbf16>") == 2
 
 
-@pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("full", 2)])
+@pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("attention", 1), ("full", 2)])
 def test_rematerialization_that_saves_products_does_not_repeat_the_forward_pass(remat, forward_passes, cudnn):
     q, k, v, _ = arrays(dtype="bfloat16")
     loss = lambda q: jnp.sum(jnp.sin(cudnn_attention.attention(q, k, v, mask=packed())))  # noqa: E731

@@ -88,7 +88,7 @@ def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
 def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
     found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
     assert found == sorted(found, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
-    assert {one.remat for one in found} == {"none", "dots", "full"}
+    assert {one.remat for one in found} == {"none", "dots", "attention", "full"}
     for one in found:
         assert one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == 8
         assert 64 % (one.ici["data"] * one.ici["fsdp"] * one.microbatches) == 0

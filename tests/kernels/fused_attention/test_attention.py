@@ -213,7 +213,7 @@ def test_sharded_rows_and_heads_give_the_same_results(sequence):
         assert_equal(case.fused(**options), expected)
 
 
-@pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("full", 2)])
+@pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("attention", 1), ("full", 2)])
 def test_rematerialization_that_saves_products_does_not_repeat_the_forward_pass(remat, forward_passes):
     case = Case(128, 128)
     q, k, v, *_ = case.arrays()
