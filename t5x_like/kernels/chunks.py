@@ -21,11 +21,12 @@ from t5x_like.kernels import row_sums
 # Bytes of float32 logits that a device holds at a time. Chunks of this size keep the matrix units busy. The backward
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
-# Positions of a chunk on a device where each chunk gathers a sharded unembedding: on a mesh with axes other than
-# those of `batch`, and in functions with a result per position, such as `top_k`. Its products, of 2 FLOP per position
-# and element, then take as long as sending the 2 bytes of each element: the peak of a chip divided by the bandwidth of
-# its links, 985 on a v5e and 765 on a v5p (`planning.chips`). Chunks of fewer positions would wait for the gather.
-MIN_SHARDED_POSITIONS = 1024
+# Smallest number of positions of a chunk on a device, for large vocabularies. A chunk adds to the float32 gradient of
+# the unembedding, 8 bytes per element to read and write, and on a mesh with axes other than those of `batch`, it gathers
+# 2 bytes per element. A product has 2 FLOP per element and position. With four times the peak of a chip divided by the
+# bandwidth of its memory, 664 on a v5p and 962 on a v5e (`planning.chips`), it takes as long as the addition, and with
+# the peak divided by the bandwidth of the links, 765 and 985, as long as the gather. On a v6e, it is twice as many.
+MIN_POSITIONS = 1024
 
 Scalar = Float[Array, ""]
 Logits = Float[Array, "batch chunk vocab"]
@@ -81,8 +82,7 @@ def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: in
     Returns:
       The tree of sums. Only the sum that `loss.trained` picks has a gradient.
     """
-    is_gathered_once = row_sums.single_device_partitioner() is not None
-    chunks = Chunks.of([network, *loss.teachers], budget_bytes, is_gathered_once=is_gathered_once)
+    chunks = Chunks.of([network, *loss.teachers], budget_bytes)
     if chunks.number > 1:
         return _sum_with_gradient(network, loss, chunks)
     sums = _compare(loss, network.logits(network.hidden), [each.hidden for each in loss.teachers], loss.arrays)
@@ -215,14 +215,13 @@ class Chunks:
     length: int
 
     @classmethod
-    def of(cls, readouts: Sequence[Readout], budget_bytes: int | None, *, is_gathered_once: bool = False) -> "Chunks":
+    def of(cls, readouts: Sequence[Readout], budget_bytes: int | None) -> "Chunks":
         """Returns the fewest chunks in which the logits of all networks fit into the budget of a device.
 
         Args:
           readouts: the networks.
-          budget_bytes: bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of
-            `MIN_SHARDED_POSITIONS` if they are more and each chunk gathers sharded parameters.
-          is_gathered_once: whether all chunks use parameters that are gathered once.
+          budget_bytes: bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of `MIN_POSITIONS`
+            if they are more.
         """
         batch, length = readouts[0].hidden.shape[:2]
         shards = partitioning.axis_size("length", length)
@@ -231,8 +230,7 @@ class Chunks:
         rows = batch / partitioning.batch_shards()
         bytes_per_position = 4 * vocab * rows / partitioning.axis_size("vocab")
         if budget_bytes is None:
-            positions = MIN_SHARDED_POSITIONS if partitioning.axis_size("embed") > 1 and not is_gathered_once else 0
-            budget_bytes = max(LOGITS_BUDGET_BYTES, positions * bytes_per_position / rows)
+            budget_bytes = max(LOGITS_BUDGET_BYTES, MIN_POSITIONS * bytes_per_position / rows)
         number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
         return cls(number, -(-local_length // number), shards, length)
 

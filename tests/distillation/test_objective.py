@@ -262,6 +262,7 @@ def test_gradient_of_one_pass_equals_that_of_separate_losses(monkeypatch):
 
     (value, terms), gradient = jax.jit(jax.value_and_grad(separate, has_aux=True))(student())
     monkeypatch.setattr(chunks, "LOGITS_BUDGET_BYTES", 1)  # one position per chunk
+    monkeypatch.setattr(chunks, "MIN_POSITIONS", 1)
     (found, found_terms), found_gradient = jax.jit(jax.value_and_grad(one_pass, has_aux=True))(student())
     np.testing.assert_allclose(found, value, rtol=1e-6)
     assert_close(found_terms.sums, terms.sums)

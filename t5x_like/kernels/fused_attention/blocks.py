@@ -37,7 +37,7 @@ SIZES = {
     "TPU v6 lite": Sizes(512, 512, 64 * MIB),
 }
 # Share of the memory for the gradients of the queries, which the backward pass holds for many blocks.
-_GRADIENTS_SHARE = 3
+_GRADIENTS_SHARE = 2
 
 
 def sizes(mesh: Mesh | None) -> Sizes:

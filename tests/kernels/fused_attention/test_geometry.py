@@ -57,7 +57,7 @@ def test_chunks_of_queries_fit_into_the_memory_of_the_core():
     for sizes in (*blocks.SIZES.values(), blocks.DEFAULT):
         chunks = blocks.q_chunks(long, 2, sizes)
         assert long.q_blocks % chunks == 0
-        assert long.padded_q // chunks * 4 * 128 * 8 <= sizes.vmem_bytes / 3
+        assert long.padded_q // chunks * 4 * 128 * 8 <= sizes.vmem_bytes / 2
     assert blocks.q_chunks(GEOMETRY, 2, blocks.DEFAULT) == 1
 
 
