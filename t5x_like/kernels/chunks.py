@@ -22,10 +22,11 @@ from t5x_like.kernels import row_sums
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
 # Smallest number of positions of a chunk on a device, for large vocabularies. A chunk adds to the float32 gradient of
-# the unembedding, 8 bytes per element to read and write, and on a mesh with axes other than those of `batch`, it gathers
-# 2 bytes per element. A product has 2 FLOP per element and position. With four times the peak of a chip divided by the
-# bandwidth of its memory, 664 on a v5p and 962 on a v5e (`planning.chips`), it takes as long as the addition, and with
-# the peak divided by the bandwidth of the links, 765 and 985, as long as the gather. On a v6e, it is twice as many.
+# the unembedding, which reads and writes 8 bytes per element. On a mesh with axes other than those of `batch`, it also
+# gathers 2 bytes per element. A product has 2 FLOP per element and position. It takes as long as the addition if the
+# positions are four times the peak of a chip divided by the bandwidth of its memory (664 on a v5p, 962 on a v5e, by
+# `planning.chips`), and as long as the gather if they are the peak divided by the bandwidth of its links (765, 985).
+# On a v6e, both numbers are above 2,200, but chunks of this size would need twice the memory.
 MIN_POSITIONS = 1024
 
 Scalar = Float[Array, ""]

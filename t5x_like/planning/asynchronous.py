@@ -9,6 +9,8 @@ from t5x_like.planning.hlo import Computation, Instruction, Module
 
 _START = '"AsyncCollectiveStart"'
 _DONE = '"AsyncCollectiveDone"'
+# They run a computation beside the core: `call-start` on a SparseCore.
+CALL_STARTS = ("async-start", "call-start")
 # Instructions between a start and its end that occupy the core.
 _BUSY = frozenset(
     ("fusion", "while", "call", "conditional", "convolution", "dot", "custom-call", "copy", "sort", "scatter", "gather")
@@ -32,8 +34,9 @@ class Role:
 class Asynchronous:
     """Roles of the instructions of a program.
 
-    A transfer is a pair such as `copy-start` and `copy-done`, or a fused collective of the TPU compiler, which consists
-    of a fusion that starts it, pieces in other fusions, and a fusion that completes it, all with the same channel.
+    A transfer is a pair such as `copy-start` and `copy-done`, a collective in a computation that `call-start` runs on a
+    SparseCore, or a fused collective of the TPU compiler, which consists of a fusion that starts it, pieces in other
+    fusions, and a fusion that completes it, all with the same channel.
 
     Args:
       module: the program.
@@ -43,7 +46,11 @@ class Asynchronous:
         self._module = module
         self._fused: dict[str, Role] = {}  # name of a fused computation -> its role
         self._start_of_channel: dict[str, str] = {}  # channel -> computation that starts it
+        self._start_of_computation: dict[str, str] = {}  # computation that runs beside the core -> its start
         for computation in module.computations.values():
+            for instruction in computation.instructions:
+                if instruction.opcode in CALL_STARTS and (name := called(instruction)):
+                    self._start_of_computation[name] = instruction.name
             calls = [one.attributes for one in computation.instructions if one.opcode == "custom-call"]
             starts = any(_START in one for one in calls)
             if not starts and not any(_DONE in one for one in calls):
@@ -80,7 +87,7 @@ class Asynchronous:
         """Returns whether other instructions run between start and end of a collective."""
         if computation.name in self._fused:
             return self._fused[computation.name].key in self._overlapped
-        return collective.name in self._overlapped
+        return self._start_of_computation.get(computation.name, collective.name) in self._overlapped
 
     def _overlapped_in(self, computation: Computation) -> list[str]:
         open_keys: dict[str, bool] = {}  # started transfers -> whether the core has been occupied since

@@ -7,10 +7,11 @@ from t5x_like.planning.hlo import Computation, Instruction
 
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-# Targets by which the compiler marks arrays, checks indices, and starts and completes communication. They do no work.
+# Targets by which the compiler marks arrays, checks indices, and prepares, starts and completes communication. They do
+# no work.
 _MARKERS = (
     *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart"),
-    *("ConcatBitcast", "SliceId", "ZeroCrop"),
+    *("ConcatBitcast", "PrepareAsyncCallDone", "PrepareAsyncCallStart", "SliceId", "ZeroCrop"),
 )
 # Cycles of a core for a transcendental function of a kernel, with the elementwise work around it: what the compiler's
 # static schedules of fused attention (`--xla_jf_dump_llo_text`, schedule-analysis_final_bundles) take beyond the matrix

@@ -1,13 +1,14 @@
 """Bytes that the instructions of a compiled program read from and write to HBM."""
 
+from t5x_like.planning.asynchronous import CALL_STARTS
 from t5x_like.planning.collectives import KINDS
 from t5x_like.planning.hlo import Array, Computation, Instruction, Module
 
 # These move no data. They name, group or reinterpret existing arrays, or complete an asynchronous instruction.
 _NO_TRAFFIC = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all")
-    + ("partition-id", "replica-id", "iota", "custom-call", "opt-barrier", "async-start", "async-done", "async-update")
-    + ("copy-done", "slice-done", "send-done", "recv-done", *(f"{kind}-done" for kind in KINDS))
+    + ("partition-id", "replica-id", "iota", "custom-call", "opt-barrier", *CALL_STARTS, "async-done", "async-update")
+    + ("call-done", "copy-done", "slice-done", "send-done", "recv-done", *(f"{kind}-done" for kind in KINDS))
 )
 # These read only the part of their operand that they return.
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")

@@ -151,7 +151,7 @@ class Walk:
             if times is None:
                 total.unknown_loops.add(instruction.name)
             yield named[instruction.called("body")], 1 if times is None else times, False
-        elif instruction.opcode in ("fusion", "call", "async-start"):
+        elif instruction.opcode in ("fusion", "call", *asynchronous.CALL_STARTS):
             name = asynchronous.called(instruction)
             if name in named:
                 yield named[name], 1, instruction.opcode == "fusion"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from t5x_like.planning import hlo, schedule, topologies
+from t5x_like.planning import hlo, schedule, topologies, walk
 from t5x_like.planning.collectives import DeviceMesh
 
 V5E = topologies.parse("v5e:1x4")
@@ -24,13 +24,16 @@ def fusion(name, operand, milliseconds):
     return f"  %{name} = f32[8]{{0:S(1)}} fusion(%{operand}), kind=kLoop, calls=%inner, {cycles}\n"
 
 
-def expected(body, before=INNER, topology=V5E):
-    text = before + (
-        "ENTRY %main (x: f32[8], shard: bf16[25000000]) -> f32[8] {\n"
+def program(body, before=INNER):
+    return hlo.parse(
+        before + "ENTRY %main (x: f32[8], shard: bf16[25000000]) -> f32[8] {\n"
         "  %x = f32[8]{0:S(1)} parameter(0)\n"
         "  %shard = bf16[25000000]{0} parameter(1)\n" + body + "}\n"
     )
-    return schedule.expected(hlo.parse(text), MESH, topology)
+
+
+def expected(body, before=INNER, topology=V5E):
+    return schedule.expected(program(body, before), MESH, topology)
 
 
 def milliseconds(found):
@@ -91,6 +94,27 @@ def test_core_waits_for_the_rest_of_an_asynchronous_collective():
 
     assert milliseconds(expected(body(1))) == [3, 1, 0, 2]
     assert milliseconds(expected(body(5))) == [5, 5, 0, 0]
+
+
+@pytest.mark.parametrize(("between", "waits"), [(1, 2), (5, 0)])
+def test_collective_on_a_sparse_core_runs_beside_the_core(between, waits):
+    gather = (
+        "%on_sparse_core (a: bf16[25000000], t: token[]) -> bf16[100000000] {\n"
+        "  %t = token[] parameter(1)\n  %a = bf16[25000000]{0} parameter(0)\n"
+        f'  ROOT %g = bf16[100000000]{{0}} all-gather(%a), {GATHER}\n}}, execution_thread="sparsecore"\n'
+    )
+    body = (
+        '  %u = s32[]{:S(2)} custom-call(), custom_call_target="PrepareAsyncCallStart"\n'
+        '  %v = token[] custom-call(%u), custom_call_target="PrepareAsyncCallDone"\n'
+        "  %s = ((bf16[25000000]{0}, token[]), bf16[100000000]{0}) call-start(%shard, %v), "
+        'async_execution_thread="sparsecore", to_apply=%on_sparse_core\n'
+        + fusion("f", "x", between)
+        + "  %d = bf16[100000000]{0} call-done(%s)\n"
+    )
+    assert milliseconds(expected(body, INNER + gather)) == [max(3, between), between, 0, waits]
+    work = walk.work(program(body, INNER + gather), MESH)
+    assert work.collectives == {("all-gather", "fsdp"): walk.Sent(150e6, 0.0, 0.0, 1)}
+    assert work.hbm_bytes == 50e6 + 200e6 and not work.unknown_kernels
 
 
 def test_collectives_on_the_same_links_follow_one_another():
