@@ -77,9 +77,12 @@ def test_compiler_accepts_the_options(file):
 
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "compiled_steps.txt"
-# Generations whose options for collectives have been planned, with slices that compile in seconds.
-COMPILED = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-MESHES = [(name, {"fsdp": 4}) for name in COMPILED] + [("v5e", {"data": 2, "fsdp": 2})]
+# Slices that compile in seconds. A chip of TPU7x is two devices.
+COMPILED = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+MESHES = [
+    *((name, {"fsdp": 4 * CHIPS[name].devices_per_chip}) for name in COMPILED),
+    ("v5e", {"data": 2, "fsdp": 2}),
+]
 # Attention of so few queries is computed by XLA.
 MODEL = LlamaConfig(
     vocab_size=512,
