@@ -70,10 +70,12 @@ def project(
 
     On TPUs, an array whose last dimension is a head of 64 fills half of the lanes. A product that returns one, the
     gradient of a kernel, takes up to twice as long, and a gathered kernel is copied before its product. Both passes
-    therefore join heads and their features to one dimension. On several devices the gradient is also reduced as a
-    matrix. The gradient of the bias is a product with ones, because a sum over positions reads its operand at a lower
-    rate. This is done on TPUs, on GPUs and on several devices of any platform. On a single CPU, without a bound
-    partitioner, and where a mesh shards the second of several inputs or outputs, the product is that of `contract`.
+    therefore join heads and their features to one dimension. The forward pass with a bias does not, because XLA then
+    copies the result instead of adding the bias and saving the sum in one fusion with the product. On several devices
+    the gradient is also reduced as a matrix. The gradient of the bias is a product with ones, because a sum over
+    positions reads its operand at a lower rate. This is done on TPUs, on GPUs and on several devices of any platform.
+    On a single CPU, without a bound partitioner, and where a mesh shards the second of several inputs or outputs, the
+    product is that of `contract`.
     With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
@@ -114,10 +116,11 @@ def _plain_product(x: Array, kernel: Array, num_inputs: int, result_dtype: DType
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _projection(x: Array, kernel: Array, bias: Array | None, num_inputs: int, sharding: NamedSharding) -> Array:
+    if bias is not None:
+        return _plain_product(x, kernel, num_inputs, None) + bias
     batch = x.shape[: x.ndim - num_inputs]
     flat_x = x.reshape(*batch, -1)
     y = lax.dot_general(flat_x, kernel.reshape(flat_x.shape[-1], -1), (((len(batch),), (0,)), ((), ())))
-    y = y if bias is None else y + bias.reshape(-1)
     return y.reshape(*batch, *kernel.shape[num_inputs:])
 
 
