@@ -88,7 +88,7 @@ def test_parameter_names_and_axes():
         ({"activations": ("swish",)}, r"unknown: \['swish'\]. Give one or more of \[.*'linear', 'relu'.*\]"),
         ({"activations": ()}, r"activations=\(\): empty. Give one or more of"),
         ({"dropout_rate": 1.0}, r"T5Config.dropout_rate=1.0: must be in \[0, 1\)"),
-        ({"remat": "some"}, r"T5Config.remat='some': must be one of \['dots', 'full', 'none'\]"),
+        ({"remat": "some"}, r"T5Config.remat='some': must be one of \['attention', 'dots', 'full', 'none'\]"),
         ({"dtype": "float16"}, r"T5Config.dtype='float16': must be 'float32', 'bfloat16' or None"),
         ({"relpos_buckets": 3}, r"relpos_buckets=3: too few buckets. Give at least 4"),
         ({"relpos_max_distance": 16, "relpos_buckets": 32}, r"relpos_max_distance=16: must be larger than 16"),
