@@ -101,9 +101,12 @@ def _timed(compute: Callable[[], Answer]) -> tuple[Answer, float]:
 
     started = time.monotonic()
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.05)
+    with stop_signals.recorded_interrupts() as interrupts:
+        thread.start()
+        while thread.is_alive() and not interrupts:
+            thread.join(0.05)
+    if interrupts:
+        raise KeyboardInterrupt
     if failures:
         raise failures[0]
     return found[0], time.monotonic() - started

@@ -165,6 +165,24 @@ def released() -> Iterator[None]:
         active.install()
 
 
+@contextlib.contextmanager
+def recorded_interrupts() -> Iterator[list[int]]:
+    """Appends the number of each Ctrl-C to a list while the context is active, and raises no `KeyboardInterrupt`.
+
+    For code that starts and joins threads: an exception there can leave the locks of `threading` in a wrong state.
+    Outside the main thread, where no handler can be installed, the list stays empty.
+    """
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    previous = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def _is_importing(frame: types.FrameType | None) -> bool:
     """Returns whether `frame` or one of its callers executes an import."""
     while frame is not None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -104,3 +105,25 @@ def test_forked_child_restores_previous_handlers():
 def test_nested_watched_contexts_share_signals():
     with stop_signals.watched() as outer, stop_signals.watched() as inner:
         assert inner is outer
+
+
+def test_recorded_interrupts_raise_nothing_until_the_end():
+    previous = signal.getsignal(signal.SIGINT)
+    with stop_signals.recorded_interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts == [signal.SIGINT] * 2
+    assert signal.getsignal(signal.SIGINT) is previous
+
+
+def test_recorded_interrupts_outside_the_main_thread_are_none():
+    found = []
+
+    def run():
+        with stop_signals.recorded_interrupts() as interrupts:
+            found.append(interrupts)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [[]]
