@@ -266,12 +266,15 @@ class Script:
     path: str
     measure_here: Callable[..., dict[str, Any]]
 
-    def measure(self, library: str, sizes: Sizes, **request: Any) -> dict[str, Any] | None:
+    def measure(
+        self, library: str, sizes: Sizes, *, python: str = sys.executable, **request: Any
+    ) -> dict[str, Any] | None:
         """Calls `measure_here` in a new process. Its logs and errors are on the standard error.
 
         Args:
           library: Name of the library.
           sizes: Sizes of the model.
+          python: The Python that runs the process.
           **request: Further arguments of `measure_here`, in JSON types.
 
         Returns:
@@ -280,7 +283,7 @@ class Script:
         asked = {"library": library, "sizes": dataclasses.asdict(sizes), **request}
         try:
             done = subprocess.run(
-                [sys.executable, self.path, "--worker", json.dumps(asked)], stdout=subprocess.PIPE, text=True,
+                [python, self.path, "--worker", json.dumps(asked)], stdout=subprocess.PIPE, text=True,
                 env=os.environ | {"USE_TF": "0"}, timeout=SECONDS_OF_A_MEASUREMENT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

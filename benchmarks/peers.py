@@ -2,11 +2,13 @@
 
 python benchmarks/peers.py
 python benchmarks/peers.py --write docs/performance.md
+python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
 
 The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and an encoder like
 BERT. Each library runs alone, in a new process with the memory of the machine to itself. The libraries take turns for
 several rounds, so that slow phases of the machine affect all of them. Compilation and warm-up are not part of the
-time; compiled programs are kept between the rounds. The floor is the time of the model's FLOPs at the rate of the
+time; compiled programs are kept between the rounds. Levanter is compared where an environment of its own has it
+(`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs at the rate of the
 step's matrix products, each measured alone by both libraries in every round; the shortest time counts.
 
 Random tokens fill all rows. BERT predicts 77 of 512 tokens; transformers computes the logits of all of them.
@@ -28,7 +30,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import levanter_step
 import peer_steps
+from levanter_step import LEVANTER, make_levanter
 from peer_steps import COMPILED, EAGER, OURS, Script, Sizes, Step, make_ours, make_theirs
 
 LIBRARIES = (OURS, EAGER, COMPILED)
@@ -42,6 +46,7 @@ MAKERS: dict[str, Callable[[Sizes], Step]] = {
     OURS: lambda sizes: make_ours(sizes, attention="auto"),
     EAGER: lambda sizes: make_theirs(sizes, compiled=False, bfloat16=False),
     COMPILED: lambda sizes: make_theirs(sizes, compiled=True, bfloat16=False),
+    LEVANTER: make_levanter,
 }
 WARMUP_STEPS = 3
 # The floor: products are measured from the largest share of the FLOPs to the smallest until they have this share of
@@ -127,13 +132,22 @@ def floor_seconds(described: Mapping[str, Any], measured: Iterable[list[float]])
     return described["flops"] * seconds / sum(map(flops, products))
 
 
-def compare(model: str, sizes: Sizes, rounds: int, steps: int) -> str:
-    """Returns a line of the table. A peer that fails, such as without a C++ compiler, has no time."""
-    found: dict[str, list[dict[str, Any]]] = {library: [] for library in LIBRARIES}
+def compare(model: str, sizes: Sizes, rounds: int, steps: int, pythons: Mapping[str, str]) -> str:
+    """Returns a line of the table. A peer that fails, such as without a C++ compiler, has no time.
+
+    Args:
+      model: Key of the model.
+      sizes: Its sizes.
+      rounds: Number of processes of each library.
+      steps: Number of measured steps of each process.
+      pythons: Library -> the Python that runs it, in the order of the columns.
+    """
+    compared = [name for name in pythons if name != LEVANTER or sizes.family in levanter_step.FAMILIES]
+    found: dict[str, list[dict[str, Any]]] = {library: [] for library in compared}
     products = None
     for number in range(rounds):
         for library in list(found):
-            measured = SCRIPT.measure(library, sizes, steps=steps, products=products)
+            measured = SCRIPT.measure(library, sizes, python=pythons[library], steps=steps, products=products)
             if measured is None:
                 if library == OURS:
                     raise SystemExit(f"{library} has failed; its error is above.")
@@ -143,15 +157,16 @@ def compare(model: str, sizes: Sizes, rounds: int, steps: int) -> str:
             found[library].append(measured)
             shown = ", ".join(f"{each:.2f}" for each in measured["seconds"])
             print(f"{model}, round {number + 1} of {rounds}, {library}: {shown} s", file=sys.stderr, flush=True)
-    return table_row(model, found)
+    return table_row(model, found, list(pythons))
 
 
-def table_row(model: str, found: Mapping[str, list[dict[str, Any]]]) -> str:
+def table_row(model: str, found: Mapping[str, list[dict[str, Any]]], libraries: Iterable[str]) -> str:
     """Returns a line of the table.
 
     Args:
       model: Key of the model.
       found: Library -> results of `measure_here` in each round.
+      libraries: The libraries of the columns.
 
     Returns:
       Median times, the ratio to the best peer, the floor, and the ratio to it.
@@ -162,7 +177,7 @@ def table_row(model: str, found: Mapping[str, list[dict[str, Any]]]) -> str:
     }
     floor = floor_seconds(found[OURS][0], [each["product_seconds"] for results in found.values() for each in results])
     best = min((median for library, median in medians.items() if library != OURS), default=None)
-    cells = [f"{medians[library]:.2f}" if library in medians else "–" for library in LIBRARIES]
+    cells = [f"{medians[library]:.2f}" if library in medians else "–" for library in libraries]
     cells += [f"{best / medians[OURS]:.2f}" if best else "–", f"{floor:.2f}", f"{medians[OURS] / floor:.2f}"]
     return f"| {' | '.join([NAMES[model], *cells])} |"
 
@@ -208,18 +223,23 @@ def main() -> None:
     parser.add_argument("--sizes", choices=("full", "tiny"), default="full")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each library")
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each process")
+    parser.add_argument("--levanter", metavar="PYTHON", help="the Python of an environment with Levanter")
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="a Markdown page to put the table into")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return SCRIPT.answer(arguments.worker)
+    pythons, versions = dict.fromkeys(LIBRARIES, sys.executable), peer_steps.versions()
+    if arguments.levanter:
+        pythons[LEVANTER] = arguments.levanter
+        versions += f", {levanter_step.versions(arguments.levanter)}"
     lines = []
     with compilation_caches():
         for model in arguments.models:
             sizes = MODELS[model] if arguments.sizes == "full" else MODELS[model].tiny()
-            lines.append(compare(model, sizes, arguments.rounds, arguments.steps))
-    columns = ["model", *(f"{library}, s" for library in LIBRARIES), "best peer / t5x_like", "floor, s", "step / floor"]
-    about = f"{machine()}; {peer_steps.versions()}."
+            lines.append(compare(model, sizes, arguments.rounds, arguments.steps, pythons))
+    columns = ["model", *(f"{library}, s" for library in pythons), "best peer / t5x_like", "floor, s", "step / floor"]
+    about = f"{machine()}; {versions}."
     about += f" Medians of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
     text = f"{textwrap.fill(about, 110)}\n\n{peer_steps.table(columns, lines)}"
     print(text)

@@ -1,5 +1,8 @@
 """The comparison with other libraries: its floor, its lines, and the tables that it writes to a page."""
 
+import types
+
+import levanter_step
 import peers
 import pytest
 
@@ -23,9 +26,31 @@ def test_line_has_medians_over_all_rounds_and_no_time_for_failures():
         return {"flops": 1024.0, "products": [[1, 8, 8, 8, 1]], "product_seconds": [0.5], "seconds": list(seconds)}
 
     found = {OURS: [result(1.0, 3.0), result(1.0, 1.0)], EAGER: [result(2.0, 2.0), result(4.0, 3.0)]}
-    assert peers.table_row("t5", found) == "| T5 1.1 small | 1.00 | 2.50 | – | 2.50 | 0.50 | 2.00 |"
+    assert peers.table_row("t5", found, peers.LIBRARIES) == "| T5 1.1 small | 1.00 | 2.50 | – | 2.50 | 0.50 | 2.00 |"
     found[COMPILED] = [result(0.5, 0.5), result(0.7, 0.5)]
-    assert peers.table_row("t5", found) == "| T5 1.1 small | 1.00 | 2.50 | 0.50 | 0.50 | 0.50 | 2.00 |"
+    assert peers.table_row("t5", found, peers.LIBRARIES) == "| T5 1.1 small | 1.00 | 2.50 | 0.50 | 0.50 | 0.50 | 2.00 |"
+
+
+def test_line_of_a_model_that_a_peer_lacks_has_no_time_for_it(monkeypatch):
+    asked = []
+
+    def measure(library, sizes, *, python, steps, products):
+        asked.append((library, python))
+        measured = {"flops": 1024.0, "products": [[1, 8, 8, 8, 1]], "product_seconds": [0.5]}
+        return measured | {"seconds": [0.5 if library == peers.LEVANTER else 1.0]}
+
+    monkeypatch.setattr(peers, "SCRIPT", types.SimpleNamespace(measure=measure))
+    pythons = {OURS: "python", peers.LEVANTER: "levanter/python"}
+    line = peers.compare("t5", peers.MODELS["t5"], 1, 1, pythons)
+    assert (line, asked) == ("| T5 1.1 small | 1.00 | – | – | 0.50 | 2.00 |", [(OURS, "python")])
+    line = peers.compare("gpt", peers.MODELS["gpt"], 1, 1, pythons)
+    assert line == "| like GPT-2 | 1.00 | 0.50 | 0.50 | 0.50 | 2.00 |"
+    assert asked[1:] == [(OURS, "python"), (peers.LEVANTER, "levanter/python")]
+
+
+def test_python_without_levanter_is_named():
+    with pytest.raises(SystemExit, match="Give the Python of an environment with Levanter"):
+        levanter_step.versions("/nonexistent/python")
 
 
 def test_this_library_counts_and_measures_its_products():
