@@ -57,7 +57,7 @@ TABLES = {
             "BERT large",
             ("models/bert/large.gin", "runs/bert.gin"),
             256,
-            (("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
+            (("v4:2x2x4", 1), ("v5e:4x4", 1), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x2", 1)),
             ("--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 77}",),
         ),
         Model(
@@ -67,10 +67,11 @@ TABLES = {
             (("v4:4x4x4", 1), ("v5e:8x8", 2), ("v5p:4x4x4", 1), ("v6e:8x8", 1)),
         ),
         _t5("base", 128, ("v4:2x2x2", 1), ("v5e:2x4", 1), ("v5p:2x2x2", 1), ("v6e:2x4", 1), ("tpu7x:2x2x1", 1)),
-        _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
+        _t5("large", 256, ("v4:2x2x4", 1), ("v5e:4x4", 1), ("v5p:2x2x4", 1), ("v6e:4x4", 1)),
         _t5("xl", 1024, ("v4:4x4x4", 1), ("v5e:8x8", 1), ("v5p:2x4x4", 1), ("v6e:4x8", 1)),
         _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 2)),
         _llama("Llama 3.1 8B", "llama3_1/8b", 4096, 128, "v5p:4x4x4"),
+        _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 256, "v5e:16x16"),
     ),
     "Distillation and MobileBERT": (
         Model(

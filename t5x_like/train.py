@@ -100,7 +100,8 @@ def train(
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       repeat_period: Steps between two steps that are computed twice, to detect hardware that computes wrongly. They
         need memory for two states. None disables the check.
-      compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`.
+      compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`. With None, XLA's
+        defaults, and the log names the file for the devices.
       on_finish: Called with `params`, `objective`, `partitioner`, `data` and `model_dir` when training has finished.
       run_config: The resolved gin configuration. It is stored in `model_dir` and compared when the run resumes.
 

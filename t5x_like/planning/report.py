@@ -1,6 +1,8 @@
 """The result of planning, as JSON and as text."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,6 +109,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     expected = plan.compiled.expected
     return {
         "topology": str(plan.topology),
+        "versions": versions(),
         "chips": plan.topology.chips,
         "mesh": plan.mesh,
         "rules": plan.rules,
@@ -292,7 +295,17 @@ def _largest_lines(expected: Expected) -> list[str]:
 
 
 def _compiled_in(plan: Plan) -> str:
-    return f"compiled in {plan.compiled.seconds:.0f} s; no step was run"
+    by = " with ".join(f"{name} {version}" for name, version in versions().items())
+    return f"compiled in {plan.compiled.seconds:.0f} s by {by}; no step was run"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the compiler and of JAX, which determine the compiled program."""
+    found = {}
+    for name in ("libtpu", "jax"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _number(value: float) -> str:

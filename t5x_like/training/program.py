@@ -14,6 +14,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
+from t5x_like.runtime import hardware_files
 from t5x_like.training import gathering, step
 
 
@@ -126,7 +127,8 @@ def make_program(
       loss_normalizing_factor: What the summed loss is divided by.
       gather_parameters: When parameters are gathered and gradients reduced; see `gathering`.
       seed: Seed of initialization and dropout.
-      compiler_options: XLA options for the training step.
+      compiler_options: XLA options for the training step. With None, the gin file that has those of the devices is
+        logged.
       teachers: Name -> network that the objective reads at `params["teachers"][name]`.
 
     Returns:
@@ -137,6 +139,8 @@ def make_program(
     """
     partitioner = partitioner or partitioning.Partitioner()
     teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
+    if compiler_options is None:
+        hardware_files.suggest(partitioner.mesh)
     config = for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     gathering.check(gather_parameters, partitioner)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 
+import jax
 import pytest
 
 from t5x_like.planning import report, roofline, topologies
@@ -96,6 +97,7 @@ def test_speed_at_the_bound_and_expected_time_and_cost_of_the_run():
 
 def test_json_has_documented_keys():
     found = json.loads(json.dumps(report.as_json(PLAN)))
+    assert found["versions"]["jax"] == jax.__version__
     assert set(KEYS) <= set(found)
     assert found["collective_bytes"] == {"all-gather": {"fsdp": 150e9}}
     assert found["synchronous_collective_bytes"] == {"all-gather": {"fsdp": 50e9}}

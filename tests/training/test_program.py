@@ -10,6 +10,7 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import hardware_files
 from t5x_like.training.program import make_program
 
 SIZES = dict(vocab_size=32, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4)
@@ -53,6 +54,20 @@ def test_model_accepts_objectives_of_its_architecture(model, objective):
 def test_objective_of_another_architecture_raises(model, objective, message):
     with pytest.raises(ValueError, match=message):
         program(model, objective)
+
+
+def test_only_a_run_without_xla_options_is_told_of_a_file(monkeypatch):
+    told = []
+    monkeypatch.setattr(hardware_files, "suggest", told.append)
+    for options in (None, {}, {"xla_cpu_enable_fast_math": False}):
+        make_program(
+            model=GPT,
+            objective=CausalLM(),
+            optimizer=optimizers.adamw(learning_rate=1e-3),
+            data=ShapesOnly(),
+            compiler_options=options,
+        )
+    assert [mesh.size for mesh in told] == [8]
 
 
 def test_indivisible_parameter_raises_with_its_name_in_model_info():

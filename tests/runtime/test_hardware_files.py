@@ -1,0 +1,46 @@
+"""The gin file that a run without XLA options is told about."""
+
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from t5x_like import config
+from t5x_like.runtime import hardware_files
+
+pytestmark = pytest.mark.notf
+
+
+def mesh(platform, kind, size=4):
+    devices = [types.SimpleNamespace(platform=platform, device_kind=kind)] * size
+    return types.SimpleNamespace(devices=np.array(devices), size=size)
+
+
+@pytest.mark.parametrize(
+    ("found", "file"),
+    [
+        (mesh("tpu", "TPU v4"), "hardware/v4.gin"),
+        (mesh("tpu", "TPU v5 lite"), "hardware/v5e.gin"),
+        (mesh("tpu", "TPU v5"), "hardware/v5p.gin"),
+        (mesh("tpu", "TPU v6 lite", 1), "hardware/v6e.gin"),
+        (mesh("tpu", "TPU7x"), "hardware/tpu7x.gin"),
+        (mesh("tpu", "TPU v3"), None),
+        (mesh("gpu", "NVIDIA H100 80GB HBM3"), "hardware/gpu.gin"),
+        (mesh("gpu", "NVIDIA H100 80GB HBM3", 1), None),
+        (mesh("cpu", "cpu"), None),
+    ],
+    ids=lambda value: value or "none" if isinstance(value, str | None) else value.devices.flat[0].device_kind,
+)
+def test_file_of_a_mesh(found, file):
+    assert hardware_files.file_name(found) == file
+    assert file is None or (Path(config.SHIPPED_ROOT) / file).is_file()
+
+
+def test_file_is_logged_once(caplog):
+    for _ in range(2):
+        hardware_files.suggest(mesh("tpu", "TPU v5 lite"))
+        hardware_files.suggest(mesh("cpu", "cpu"))
+    assert [record.getMessage().partition(" after")[0] for record in caplog.records] == [
+        "no XLA options: give --gin_file=hardware/v5e.gin"
+    ]
