@@ -7,6 +7,7 @@ name -> `Family`, and `PARAMETERS`, model file -> published number of parameters
 import dataclasses
 import functools
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,11 @@ def assert_trees_close(actual: Any, expected: Any) -> None:
     Kernel and bias of a key count as one tensor. Softmax does not depend on the bias, so its gradient is the rounding
     error of a sum of zero, whose terms are as large as those of the kernel's gradient.
     """
-    assert_close(*(_with_biases_of_keys(parameters.stack(parameters.named_leaves(tree))) for tree in (actual, expected)))
+    stacked = [parameters.stack(parameters.named_leaves(tree)) for tree in (actual, expected)]
+    assert_close(*(_with_biases_of_keys(tensors) for tensors in stacked))
 
 
-def _with_biases_of_keys(tensors: dict[str, Any]) -> dict[str, Any]:
+def _with_biases_of_keys(tensors: Mapping[str, Any]) -> dict[str, Any]:
     joined = dict(tensors)
     for name in tensors:
         if name.endswith("key/bias"):
