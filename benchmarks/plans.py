@@ -1,6 +1,7 @@
 """Plans training runs and distillations on slices of five TPU generations, and prints their tables.
 
 python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
+python benchmarks/plans.py DIRECTORY --only='BERT large.*v5p'
 python benchmarks/plans.py DIRECTORY --table    # prints the tables of existing files only
 """
 
@@ -8,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -108,11 +110,11 @@ TABLES = {
             flags=("--gin.llama.LlamaConfig.remat='full'",),
         ),
     ),
-    # Measured by MaxText: docs/reference/models/tiering.md of AI-Hypercomputer/maxtext. Rows per chip are those of its
-    # benchmarks/maxtext_trillium_model_configs.py; those of v5p are not published.
+    # Measured by MaxText: docs/reference/models/tiering.md of AI-Hypercomputer/maxtext. Rows per chip are those of the
+    # configurations that it links, and of the recipe of Llama 3.1 8B (per_device_batch_size).
     "Llama beside MaxText's measurements": (
-        _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 3 * 256, "v6e:16x16", 7207),
-        _llama("Llama 3.1 70B", "llama3_1/70b", 8192, 2 * 256, "v6e:16x16", 960),
+        _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 4 * 256, "v6e:16x16", 7207),
+        _llama("Llama 3.1 70B", "llama3_1/70b", 8192, 5 * 256, "v6e:16x16", 960),
         _llama("Llama 2 70B", "llama2/70b", 4096, 4 * 256, "v6e:16x16", 900),
         _llama("Llama 2 70B", "llama2/70b", 4096, 4 * 512, "v5p:8x8x8", 692),
     ),
@@ -123,6 +125,7 @@ def main() -> None:
     """Plans all models and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=pathlib.Path, help="directory of the plans")
+    parser.add_argument("--only", metavar="REGEX", default="", help="plan the rows whose 'MODEL SLICE' matches")
     parser.add_argument("--table", action="store_true", help="print the tables of existing plans only")
     arguments = parser.parse_args()
     arguments.directory.mkdir(exist_ok=True)
@@ -131,7 +134,8 @@ def main() -> None:
         for model in models:
             for topology, microbatches in model.slices:
                 file = arguments.directory / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
-                if not file.exists() and not arguments.table:
+                wanted = not arguments.table and re.search(arguments.only, f"{model.name} {topology}")
+                if wanted and not file.exists():
                     subprocess.run(command(model, topology, microbatches, file), check=False)
                 if file.exists():
                     plans.append((model, json.loads(file.read_text())))

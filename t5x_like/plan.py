@@ -93,16 +93,20 @@ def _compiled(
     counted = features.segment_features or tuple(shapes)[:1]
     state, frozen = program.shapes
     mesh = program.partitioner.mesh
-    if (mesh.size, program.partitioner.platform) != (slice_.num_devices, "tpu"):
+    kinds = sorted({device.device_kind for device in mesh.devices.flat})
+    slices = len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
+    if (mesh.size, slices) != (slice_.num_devices, slice_.slices) or not set(kinds) <= set(slice_.chip.device_kinds):
         raise UserError(
-            f"the mesh has {mesh.size} {program.partitioner.platform} devices, and {slice_} has "
-            f"{slice_.num_devices}. Give the Partitioner devices=topologies.devices(…) of this topology."
+            f"--topology={slice_}: the mesh has {mesh.size} devices {', '.join(kinds)} in {slices} slice(s), and the "
+            f"topology has {slice_.num_devices} devices {slice_.chip.device_kinds[0]} in {slice_.slices}. Create the "
+            "Partitioner with devices=topologies.devices(…) of this topology."
         )
     return report.Plan(
         topology=slice_,
         mesh={axis: int(size) for axis, size in mesh.shape.items()},
         rules=program.partitioner.rules_name,
         microbatches=arguments.get("microbatches", 1),
+        model=type(program.config).__name__,
         remat=getattr(program.config, "remat", None),
         parameters=parameters.count(optimizers.merge(state.params, frozen.params)),
         model_flops=program.flops / mesh.size,
@@ -123,9 +127,9 @@ def _searched(
     # size.
     single_device = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
     program = make_program(**config.filter_kwargs(make_program, single_device))
-    found = search.candidates(program, arguments["objective"], slice_)
+    found = search.candidates(program, arguments["objective"], slice_, arguments.get("gather_parameters", "per_use"))
     logging.info("%d combinations are estimated to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
-    plans, compiled = [], 0
+    plans, compiled, failed = [], 0, None
     for candidate in found:
         if compiled == number:
             break
@@ -137,10 +141,15 @@ def _searched(
             plans.append(_compiled(changed, make_program, slice_, steps, price))
         except (UserError, jax.errors.JaxRuntimeError) as error:
             logging.warning("skipping %s: %s", candidate, error)
+            failed = error
     fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
+        too_large = f"{len(plans)} need more memory" if plans else "none compiled"
         raise UserError(
-            f"no combination fits {slice_} ({len(found)} were estimated to fit, {compiled} were tried). "
-            "Give a larger slice, a smaller BATCH_SIZE, or compile more with --search=N"
+            f"--search: no combination fits {slice_}: {len(found)} were estimated to fit, {compiled} were tried, "
+            f"{too_large}. "
+            + (f"The last error: {failed} " if failed else "")
+            + "Give a larger slice or a smaller BATCH_SIZE"
+            + (f", or try more with --search={len(found)}." if len(found) > number else ".")
         )
     return sorted(fitting, key=lambda plan: plan.expected_seconds)

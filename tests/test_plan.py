@@ -104,7 +104,7 @@ def test_search_compiles_the_best_candidates_and_prints_the_settings(tmp_path, c
     assert best.expected_seconds == min(one["expected_step_seconds"] for one in searched)
     printed = capsys.readouterr().out
     assert f"--gin.MICROBATCHES={best.microbatches} --gin.PARTITIONING={best.rules}" in printed
-    assert f"remat='{best.remat}'" in printed and printed.count("--gin.MICROBATCHES=") == 2
+    assert f""".remat="'{best.remat}'"\n""" in printed and printed.count("--gin.MICROBATCHES=") == 2
 
 
 def test_search_skips_invalid_candidates(monkeypatch):
@@ -174,7 +174,9 @@ def test_indivisible_batch_raises():
 
 
 def test_mesh_of_other_devices_raises():
-    with pytest.raises(ValueError, match="mesh has 8 cpu devices, and v5e:4x4 has 16. Give the Partitioner"):
+    with pytest.raises(
+        ValueError, match="the mesh has 8 devices cpu in 1 slice.s., and the topology has 16 devices TPU v5"
+    ):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
 
 

@@ -335,7 +335,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "t5x_like.plan.plan",
-        "compute whether a run fits a TPU slice, and its expected speed; needs no TPU",
+        "estimate whether a run fits a TPU slice, and its speed; needs no TPU",
         "runs/quickstart.gin",
         flags={
             "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),

@@ -45,9 +45,8 @@ def _convolution_flops(left: Array, right: Array, instruction: Instruction) -> f
         raise ValueError(f"convolution {instruction.name} has no dim_labels")
     left_labels, right_labels, out_labels = labels.groups()
     out = instruction.arrays[0]
-    total = 2.0 * out.dims[out_labels.index("b")] * out.dims[out_labels.index("f")]
+    total = 2.0 * out.dims[out_labels.index("b")] * out.dims[out_labels.index("f")]  # b is divided by batch_group_count
     total *= right.dims[right_labels.index("i")]  # already divided by feature_group_count
-    total /= int(instruction.attribute("batch_group_count") or 1)
     window = _window(instruction)
     for label in sorted(set(left_labels) - {"b", "f"}):
         position = int(label)

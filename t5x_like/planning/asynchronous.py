@@ -9,7 +9,7 @@ from t5x_like.planning.hlo import Computation, Instruction, Module
 
 _START = '"AsyncCollectiveStart"'
 _DONE = '"AsyncCollectiveDone"'
-# They run a computation beside the core: `call-start` on a SparseCore.
+# They run a computation in parallel with the core: `call-start` on a SparseCore.
 CALL_STARTS = ("async-start", "call-start")
 # Instructions between a start and its end that occupy the core.
 _BUSY = frozenset(
@@ -35,7 +35,7 @@ class Asynchronous:
     """Roles of the instructions of a program.
 
     A transfer is a pair such as `copy-start` and `copy-done`, a collective in a computation that `call-start` runs on a
-    SparseCore, or a fused collective of the TPU compiler, which consists of a fusion that starts it, pieces in other
+    SparseCore, or a fused collective of the TPU compiler, which consists of a fusion that starts it, parts in other
     fusions, and a fusion that completes it, all with the same channel.
 
     Args:
@@ -46,7 +46,7 @@ class Asynchronous:
         self._module = module
         self._fused: dict[str, Role] = {}  # name of a fused computation -> its role
         self._start_of_channel: dict[str, str] = {}  # channel -> computation that starts it
-        self._start_of_computation: dict[str, str] = {}  # computation that runs beside the core -> its start
+        self._start_of_computation: dict[str, str] = {}  # computation that runs in parallel with the core -> its start
         for computation in module.computations.values():
             for instruction in computation.instructions:
                 if instruction.opcode in CALL_STARTS and (name := called(instruction)):

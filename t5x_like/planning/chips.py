@@ -26,6 +26,7 @@ class Chip:
 
     Attributes:
       name: name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
+      device_kinds: `device_kind` of its JAX devices; versions of libtpu have different names.
       peak_flops: dense bfloat16 peak in FLOP/s.
       hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
       hbm_bandwidth: memory bandwidth in bytes/s.
@@ -43,6 +44,7 @@ class Chip:
     """
 
     name: str
+    device_kinds: tuple[str, ...]
     peak_flops: float
     hbm_bytes: int
     hbm_bandwidth: float
@@ -59,11 +61,13 @@ class Chip:
     def ici_bandwidth(self, sides: tuple[int, ...]) -> float:
         """Returns the bandwidth in bytes/s at which a device can send within a slice, over all its links.
 
+        A single chip counts as one link: its devices communicate within the chip, or there is only one.
+
         Args:
           sides: sides of the slice in chips.
         """
         links = sum(2 if ring else 1 for side, ring in zip(sides, self.closed(sides), strict=True) if side > 1)
-        return links * self.link_bandwidth
+        return max(1, links) * self.link_bandwidth
 
     def closed(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
         """Returns for each side whether it is a ring.
@@ -82,6 +86,7 @@ CHIPS = {
     for chip in (
         Chip(
             name="v4",
+            device_kinds=("TPU v4",),
             peak_flops=PEAK_FLOPS["TPU v4"],
             hbm_bytes=int(30.75 * GIB),
             hbm_bandwidth=1228e9,
@@ -95,6 +100,7 @@ CHIPS = {
         ),
         Chip(
             name="v5e",
+            device_kinds=("TPU v5 lite", "TPU v5e"),
             peak_flops=PEAK_FLOPS["TPU v5e"],
             hbm_bytes=int(15.75 * GIB),
             hbm_bandwidth=819e9,
@@ -106,6 +112,7 @@ CHIPS = {
         ),
         Chip(
             name="v5p",
+            device_kinds=("TPU v5", "TPU v5p"),
             peak_flops=PEAK_FLOPS["TPU v5p"],
             hbm_bytes=int(95.73 * GIB),
             hbm_bandwidth=2765e9,
@@ -118,6 +125,7 @@ CHIPS = {
         ),
         Chip(
             name="v6e",
+            device_kinds=("TPU v6 lite", "TPU v6e"),
             peak_flops=PEAK_FLOPS["TPU v6e"],
             hbm_bytes=int(31.24 * GIB),
             hbm_bandwidth=1640e9,
@@ -130,6 +138,7 @@ CHIPS = {
         ),
         Chip(
             name="tpu7x",
+            device_kinds=("TPU7x",),
             peak_flops=PEAK_FLOPS["TPU7x"],
             hbm_bytes=int(94.74 * GIB),
             hbm_bandwidth=7380e9 / 2,

@@ -9,7 +9,10 @@ import numpy as np
 
 from t5x_like.planning.hlo import Instruction
 
-KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+KINDS = (
+    *("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
+)
 UNKNOWN_AXIS = "unknown"
 
 
@@ -59,7 +62,7 @@ class DeviceMesh:
         """Returns the devices with coordinates that differ from device 0 along the given axes only, in its slice.
 
         Args:
-          axis: axes as `axis_of` returns them. An unknown axis stands for all axes.
+          axis: axes as `axis_of` returns them. An unknown axis means all axes.
         """
         names = axis.split("+") if axis != UNKNOWN_AXIS else list(self.axes)
         ids = np.arange(len(self.slices)).reshape(tuple(self.axes.values()))
@@ -88,6 +91,17 @@ class Collective:
     dcn_bytes: float = 0.0
 
 
+def is_reduce_scatter(computation: str) -> bool:
+    """Returns whether an all-reduce in a computation is a reduce-scatter.
+
+    The TPU compiler writes a reduce-scatter as an all-reduce and a slice in a computation `all-reduce-scatter…`.
+
+    Args:
+      computation: name of the computation.
+    """
+    return computation.startswith("all-reduce-scatter")
+
+
 def collective(
     instruction: Instruction, operand_bytes: float, mesh: DeviceMesh, *, within: str = ""
 ) -> Collective | None:
@@ -96,14 +110,14 @@ def collective(
     In a ring of n devices, a device sends (n - 1) / n of the whole array in an all-gather, reduce-scatter or
     all-to-all. It sends twice as much in an all-reduce, which is a reduce-scatter followed by an all-gather. If the n
     devices belong to s slices, the model is a ring within each slice, and a ring across slices for the shard of a
-    device. In a permutation, a device sends its operand.
+    device; in an all-to-all, (s - 1) / s of the operand is for devices of other slices. In a permutation or a
+    broadcast, a device sends its operand. A ragged all-to-all counts as one that sends its whole operand.
 
     Args:
       instruction: any instruction.
       operand_bytes: bytes of the operands.
       mesh: the devices of the program.
-      within: name of the enclosing computation. The TPU compiler writes a reduce-scatter as an all-reduce and a slice
-        in a computation named `all-reduce-scatter…`.
+      within: name of the enclosing computation; see `is_reduce_scatter`.
 
     Returns:
       The collective; None for other instructions.
@@ -111,7 +125,7 @@ def collective(
     kind = next((kind for kind in KINDS if instruction.opcode in (kind, f"{kind}-start")), None)
     if kind is None:
         return None
-    if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
+    if kind == "all-reduce" and is_reduce_scatter(within):
         kind = "reduce-scatter"
     if kind == "collective-permute":
         pairs = [pair for pair in _source_target_pairs(instruction.attributes) if pair[0] != pair[1]]
@@ -123,9 +137,15 @@ def collective(
     groups = replica_groups(instruction.attributes, len(mesh.slices))
     size = max(len(group) for group in groups)
     slices = max(mesh.num_slices_of(group) for group in groups)
+    per_slice = size // slices
+    if kind in ("all-to-all", "ragged-all-to-all"):
+        inside, across = operand_bytes * (per_slice - 1) / size, operand_bytes * (slices - 1) / slices
+        return Collective(kind, mesh.axis_of(groups), inside, across)
+    if kind == "collective-broadcast":
+        inside, across = (operand_bytes, 0.0) if slices == 1 else (0.0, operand_bytes)
+        return Collective(kind, mesh.axis_of(groups), inside * (size > 1), across)
     whole = operand_bytes * size if kind == "all-gather" else operand_bytes
     whole *= 2.0 if kind == "all-reduce" else 1.0
-    per_slice = size // slices
     within_slice, across_slices = (per_slice - 1) / per_slice, (slices - 1) / slices / per_slice
     return Collective(kind, mesh.axis_of(groups), whole * within_slice, whole * across_slices)
 

@@ -44,8 +44,8 @@ class CompiledStep:
     Attributes:
       memory: memory per device.
       fits: whether the step fits in the memory of the devices.
-      work: work of a device; None if the step does not fit, because the compiler then returns no program.
-      expected: expected time of the step; None if it does not fit.
+      work: work of a device; None if the compiler returns no program, because the step does not fit.
+      expected: expected time of the step; None without a program.
       devices: the devices of the program.
       seconds: time of lowering and compilation on this host, in seconds.
     """
@@ -73,9 +73,8 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
     """
     started = time.monotonic()
     state, frozen, batch = program.abstract_arguments()
-    weights = _bytes_per_device((optimizers.merge(state.params, frozen.params), frozen.teachers))
-    others = _bytes_per_device(state.replace(params=()))
-    rows = _bytes_per_device(batch)
+    parameters_and_teachers = (optimizers.merge(state.params, frozen.params), frozen.teachers)
+    arguments = [_bytes_per_device(tree) for tree in (parameters_and_teachers, state.replace(params=()), batch)]
     devices = _mesh(program)
     try:
         with _without_compilation_cache():
@@ -84,10 +83,10 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
         peak = required_memory(str(error))
         if peak is None:
             raise
-        memory = Memory(weights, others, rows, max(0.0, peak - weights - others - rows), peak)
+        memory = Memory(*arguments, max(0.0, peak - sum(arguments)), peak)
         return CompiledStep(memory, False, None, None, devices, time.monotonic() - started)
     peak = peak_memory(compiled.memory_analysis())
-    memory = Memory(weights, others, rows, peak - weights - others - rows, peak)
+    memory = Memory(*arguments, peak - sum(arguments), peak)
     module = hlo.parse(compiled.as_text())
     return CompiledStep(
         memory=memory,
@@ -122,6 +121,7 @@ def required_memory(message: str) -> float | None:
     """
     if not re.search(r"out of memory (?:on|in memory space) hbm", message, re.IGNORECASE):
         return None
+    # "Memory required for HLO temporaries" includes the arguments of the program.
     match = re.search(r"(?:Used|\()\s*([\d.]+)([KMGT]?)\)?(?: of| exceeds)", message)
     return float(match[1]) * _SUFFIXES[match[2]] if match else None
 

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 
 from t5x_like.planning.sources import Sources
 
-# Bytes per element. Types that are not listed, such as tokens and opaque types, take no memory.
+# Bytes per element.
 _ELEMENT_BYTES = {
-    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3b11fnuz", "f8e8m0fnu"), 1),
+    **dict.fromkeys(("token", "opaque"), 0),
+    **dict.fromkeys(("s1", "u1"), 0.125),
+    **dict.fromkeys(("s2", "u2"), 0.25),
     **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 0.5),
+    **dict.fromkeys(("pred", "s8", "u8", "f8e3m4", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b11fnuz"), 1),
+    **dict.fromkeys(("f8e5m2", "f8e5m2fnuz", "f8e8m0fnu"), 1),
     **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
     **dict.fromkeys(("s32", "u32", "f32"), 4),
     **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+    "c128": 16,
 }
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+[0-9a-z]*)\[(?P<dims>[0-9,<= ]*)\](?:\{(?P<layout>[^}]*)\})?")
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
@@ -45,8 +50,16 @@ class Array:
 
     @property
     def bytes(self) -> float:
-        """Size in bytes."""
-        return self.size * _ELEMENT_BYTES.get(self.dtype, 0)
+        """Size in bytes.
+
+        Raises:
+          ValueError: the dtype is unknown.
+        """
+        if self.dtype not in _ELEMENT_BYTES:
+            raise ValueError(
+                f"the dtype {self.dtype} of a compiled program: unknown. Use the libtpu of constraints.txt."
+            )
+        return self.size * _ELEMENT_BYTES[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True)

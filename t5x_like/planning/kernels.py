@@ -95,9 +95,9 @@ def target(instruction: Instruction) -> str:
 def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -> float:
     """Estimates the part of the matrix units that the products of a kernel use.
 
-    The products of attention contract the last dimension of an operand, or return it. It is the size of a head, or in
-    `kernels/fused_attention` the number of positions. If it is not a multiple of the size of a matrix unit, a part of
-    the last unit is idle.
+    It assumes a kernel of attention. Its products contract the last dimension of an operand, or return it. It is the
+    size of a head, or in `kernels/fused_attention` the number of positions. If it is not a multiple of the size of a
+    matrix unit, a part of the last unit is idle.
 
     Args:
       computation: the computation of the kernel.
@@ -111,6 +111,6 @@ def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -
         array.dims[-1]
         for arrays in computation.operand_arrays(instruction)
         for array in arrays
-        if array.dtype in _MATRIX_TYPES and len(array.dims) > 1
+        if array.dtype in _MATRIX_TYPES and len(array.dims) > 1 and array.dims[-1] > 1  # not a number per row
     ]
     return min((size / (-(-size // matrix_unit) * matrix_unit) for size in sizes), default=1.0)

@@ -26,7 +26,8 @@ def axis_links(axis: str, mesh: DeviceMesh, topology: Topology) -> AxisLinks:
 
     Devices along an axis that spans one side of the torus send over the two links of that side, or over one link if
     the side is open or the axis spans only a part of it. Without coordinates, and for an axis within a chip, all links
-    count.
+    count. Groups of devices that are not neighbors share links, and a permutation to one neighbor uses one of them;
+    both count as if a group had all links of its dimensions, so their times are too short.
 
     Args:
       axis: mesh axes as in `DeviceMesh.axis_of`.
@@ -37,10 +38,13 @@ def axis_links(axis: str, mesh: DeviceMesh, topology: Topology) -> AxisLinks:
     group = mesh.group_of(axis)
     extents = [1 + max(at) - min(at) for at in zip(*(mesh.coordinates[device] for device in group), strict=True)]
     extents = extents[: len(sides)] or list(sides)
-    if max(extents) == 1:
+    within_chip = max(extents) == 1
+    if within_chip:
         extents = list(sides)
     closed = [ring and extent == side for ring, extent, side in zip(chip.closed(sides), extents, sides, strict=True)]
-    dimensions = tuple(dim for dim, extent in enumerate(extents) if extent > 1)
+    dimensions = tuple(dim for dim, extent in enumerate(extents) if extent > 1) or (0,)  # (0,) for a single chip
     links = sum(2 if closed[dim] else 1 for dim in dimensions)
+    if within_chip:
+        return AxisLinks(dimensions, max(1, links) * chip.link_bandwidth, hops=1)
     hops = sum(extents[dim] // 2 if closed[dim] else extents[dim] - 1 for dim in dimensions)
     return AxisLinks(dimensions, max(1, links) * chip.link_bandwidth, hops)

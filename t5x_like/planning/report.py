@@ -27,6 +27,7 @@ class Plan:
       mesh: mesh axis -> size.
       rules: name of the rule set.
       microbatches: number of microbatches per batch.
+      model: class of the model's configuration, such as `T5Config`.
       remat: the model's rematerialization policy; None if its configuration has none.
       parameters: number of parameters of the model.
       model_flops: FLOPs of the model per step and device, without recomputation, and of the forward passes of teachers.
@@ -42,6 +43,7 @@ class Plan:
     mesh: dict[str, int]
     rules: str
     microbatches: int
+    model: str
     remat: str | None
     parameters: int
     model_flops: float
@@ -54,33 +56,33 @@ class Plan:
 
     @property
     def bound(self) -> Bound | None:
-        """Roofline of the step; None if the step does not fit."""
+        """Roofline of the step; None without a program."""
         work = self.compiled.work
         return bound(work, self.topology, self.compiled.devices) if work else None
 
     @property
     def expected_seconds(self) -> float | None:
-        """Expected time of a step, at least that of the bound; None if the step does not fit."""
+        """Expected time of a step, at least that of the bound; None without a program."""
         return max(self.compiled.expected.seconds, self.bound.seconds) if self.bound else None
 
     @property
     def mfu_expected(self) -> float | None:
-        """Model FLOPs utilization at the expected time; None if the step does not fit."""
+        """Model FLOPs utilization at the expected time; None without a program."""
         return self.model_flops / (self.expected_seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
     def tokens_per_second_at_bound(self) -> float | None:
-        """Tokens per second of all devices at the bound; None if the step does not fit."""
+        """Tokens per second of all devices at the bound; None without a program."""
         return self.tokens / self.bound.seconds if self.bound else None
 
     @property
     def tokens_per_second_expected(self) -> float | None:
-        """Tokens per second of all devices at the expected time; None if the step does not fit."""
+        """Tokens per second of all devices at the expected time; None without a program."""
         return self.tokens / self.expected_seconds if self.bound else None
 
     @property
     def mfu_at_bound(self) -> float | None:
-        """Model FLOPs utilization at the bound; None if the step does not fit."""
+        """Model FLOPs utilization at the bound; None without a program."""
         return self.model_flops / (self.bound.seconds * self.topology.chip.peak_flops) if self.bound else None
 
     @property
@@ -99,8 +101,10 @@ class Plan:
 def as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan as JSON values in bytes, FLOPs and seconds.
 
-    Values are per device and step unless their key says otherwise. A device is a chip, except for tpu7x, where it is
-    half a chip. Values that are unknown, such as the speed of a step that does not fit, are None.
+    Values are per device and step, except those of the whole model and run: `parameters`, `teacher_parameters`,
+    `tokens_per_step`, `tokens_per_second_…`, `total_…`, `expected_run_seconds` and `expected_cost`. A device is a chip,
+    except for tpu7x, where it is half a chip. Values that are unknown, such as the speed of a step that does not fit,
+    are None. `expected_step_seconds` is at least the bound; `expected_parts` is before this maximum.
 
     Args:
       plan: the plan.
@@ -114,6 +118,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh,
         "rules": plan.rules,
         "microbatches": plan.microbatches,
+        "model": plan.model,
         "remat": plan.remat,
         "parameters": plan.parameters,
         "teacher_parameters": plan.teacher_parameters,
@@ -174,13 +179,14 @@ def text(plan: Plan) -> str:
             f"{_gib(memory.peak)} of {_gib(chip.hbm_bytes)}: " + ("fits" if plan.compiled.fits else "DOES NOT FIT"),
         ),
     ]
-    if plan.compiled.work is None:
+    if not plan.compiled.fits:
         lines += [
             "",
-            "The compiler returns no program for a step that does not fit, so its speed is unknown. To reduce memory, "
-            "increase MICROBATCHES, set remat='full' in the model's configuration, or use more chips along `fsdp` or "
-            "`tensor`. `--search` tries these settings.",
+            "To reduce memory, increase MICROBATCHES, set remat='full' in the model's configuration, or use more chips "
+            "along `fsdp` or `tensor`. `--search` tries these settings.",
         ]
+    if plan.compiled.work is None:
+        lines += ["The compiler returned no program, so its speed is unknown."]
         return "\n".join([*lines, "", _compiled_in(plan)])
     return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
 
@@ -209,7 +215,9 @@ def settings(plan: Plan) -> str:
     flags = [f"--gin.MICROBATCHES={plan.microbatches}", f"--gin.PARTITIONING={plan.rules}", f'--gin.ICI="{{{ici}}}"']
     if plan.topology.slices > 1:
         flags.append(f"--gin.DCN=\"{{'data':{plan.topology.slices}}}\"")
-    return " ".join(flags) + (f", and the model's remat='{plan.remat}'" if plan.remat else "")
+    if plan.remat:
+        flags.append(f"--gin.{plan.model}.remat=\"'{plan.remat}'\"")  # without quotes, `none` could mean None
+    return " ".join(flags)
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

@@ -22,7 +22,7 @@ class Expected:
     """Expected time of one execution of a program on one device, in seconds.
 
     Attributes:
-      seconds: all of it.
+      seconds: total expected time.
       core: instructions, by the cycles that the compiler estimates.
       without_cycles: the part of `core` of instructions without such an estimate: their FLOPs at the peak or their
         bytes at the bandwidth of HBM, whichever takes longer.
@@ -61,8 +61,9 @@ def expected(module: hlo.Module, mesh: collectives.DeviceMesh, topology: Topolog
     """Computes the expected time of a scheduled program.
 
     Instructions run one after another, each for the cycles that the compiler estimates. Asynchronous copies and
-    collectives run beside them: transfers that use the same links, or HBM, follow one another, and the core waits at
-    the end of a transfer until it is complete. Loops repeat their body, and of a conditional the slowest branch runs.
+    collectives run in parallel with the core: transfers that use the same links, or HBM, run one after another, and the
+    core waits at the end of a transfer until it is complete. A transfer that starts in an iteration of a loop completes
+    in it. Loops repeat their body, and of a conditional the slowest branch runs.
 
     Args:
       module: the optimized, scheduled program.
@@ -137,7 +138,7 @@ class _Schedule:
         return None
 
     def _transfer(self, work: Work, role, instruction) -> tuple[list[str], float]:
-        """Returns the links or memories that an instruction uses beside the core, and for how many seconds."""
+        """Returns the links or memories that an instruction uses beyond the core, and for how many seconds."""
         resources, seconds = [], 0.0
         for (_, axis), sent in work.collectives.items():
             if axis not in self._links:

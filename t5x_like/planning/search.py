@@ -90,13 +90,16 @@ class Candidate:
         return {**arguments, "model": model, "microbatches": self.microbatches, "partitioner": partitioner}
 
 
-def candidates(program: Program, objective: Objective, topology: Topology) -> list[Candidate]:
+def candidates(
+    program: Program, objective: Objective, topology: Topology, gather_parameters: str = "per_use"
+) -> list[Candidate]:
     """Lists the configurations that divide evenly and fit by the estimate.
 
     Args:
       program: the program as the user configured it. The search replaces its microbatches, remat, mesh and rules.
       objective: the objective of the run.
       topology: the slices.
+      gather_parameters: as in `train`. `per_step` needs meshes of data x fsdp, and memory for all parameters.
 
     Returns:
       Configurations, the fastest first.
@@ -109,16 +112,19 @@ def candidates(program: Program, objective: Objective, topology: Topology) -> li
     # A row is traced for one of the devices, with their kernels. The mesh would not divide it.
     mesh = program.partitioner.mesh
     device = partitioning.Partitioner(devices=[mesh.devices.flat[0]], attention=program.partitioner.attention)
+    per_step = gather_parameters == "per_step"
     found = []
     for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
         config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
         with device.bound():
             row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
+            if per_step and ici["tensor"] > 1:
+                continue
             shards = ici["data"] * ici["fsdp"] * topology.slices
             numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
             for rules, number in itertools.product(rule_sets(ici, lengths), numbers):
-                one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules)
+                one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules, per_step=per_step)
                 found.append(Candidate(number, remat, ici, rules, one.bytes, max(one.seconds), sum(one.seconds)))
     fitting = [one for one in found if one.bytes <= MAX_HBM_FRACTION * topology.chip.hbm_bytes]
     return sorted(fitting, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
@@ -201,19 +207,25 @@ class _Estimate:
     The times are those of compute, memory traffic, communication within slices and communication across slices.
     """
 
-    def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules):
+    def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules, per_step):
         self._leaves, self._ici, self._microbatches, self._topology = leaves, ici, microbatches, topology
+        self._per_step = per_step
         chip, shapes = topology.chip, list(program.batch_shapes.values())
         self._rows = shapes[0][0] / (ici["data"] * ici["fsdp"] * topology.slices)
         self._length = sum(math.prod(shape[1:]) for shape in shapes) / len(shapes)
         # Arrays with a last dimension `embed` have all positions on each device of `tensor`, or a shard of them.
         shards = ici["tensor"] if rules == RESIDUAL_RULES else 1
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
+        # What a microbatch reads: the shards, or all parameters that were gathered once.
+        held_by = {**ici, "fsdp": 1} if per_step else ici
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
-        read = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves if leaf.passes)  # by each microbatch
-        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in leaves if leaf.is_trained)
-        held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
-        self.bytes = static + held + residuals / microbatches + SLACK_BYTES
+        read = sum(leaf.bytes / leaf.num_shards(held_by) for leaf in leaves if leaf.passes)  # by each microbatch
+        trained = [leaf for leaf in leaves if leaf.is_trained]
+        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(held_by) for leaf in trained)
+        # The accumulated sum and the gradients of a microbatch; with `per_step`, only the sum.
+        held = gradients * (2 if microbatches > 1 and not per_step else 1)
+        gathered = per_step * sum(COLLECTIVE_ELEMENT_BYTES * leaf.size for leaf in leaves if leaf.passes)
+        self.bytes = static + held + gathered + residuals / microbatches + SLACK_BYTES
         within, across = self._sent()
         self.seconds = (
             row_cost.flops * self._rows / ici["tensor"] / chip.peak_flops,
@@ -236,7 +248,9 @@ class _Estimate:
             shard = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici)
             # A sharded kernel is gathered in each pass and its gradient reduced to shards. Otherwise its gradient is
             # all-reduced.
-            sharded = leaf.passes + leaf.is_trained * reduction
+            # With `per_step`, all of it happens once per step.
+            gathers = 1 if self._per_step else leaf.passes
+            sharded = gathers + leaf.is_trained * reduction
             times = sharded if "embed" in axes else 2 * leaf.is_trained
             within += times * sent * _ring_fraction(ici["fsdp"])
             if leaf.is_trained:
@@ -249,7 +263,8 @@ class _Estimate:
                 width = dict(leaf.dims).get("embed", 1)
                 sums = layers * self._rows / self._microbatches * self._length * width * COLLECTIVE_ELEMENT_BYTES
                 within += leaf.passes * 2 * sums * _ring_fraction(ici["tensor"])
-        return within * self._microbatches, across * self._microbatches
+        times = 1 if self._per_step else self._microbatches
+        return within * times, across * times
 
 
 def _ring_fraction(devices: int) -> float:

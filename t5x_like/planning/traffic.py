@@ -1,18 +1,19 @@
 """Bytes that the instructions of a compiled program read from and write to HBM."""
 
 from t5x_like.planning.asynchronous import CALL_STARTS
-from t5x_like.planning.collectives import KINDS
+from t5x_like.planning.collectives import KINDS, is_reduce_scatter
 from t5x_like.planning.hlo import Array, Computation, Instruction, Module
 
 # These move no data. They name, group or reinterpret existing arrays, or complete an asynchronous instruction.
 _NO_TRAFFIC = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all")
-    + ("partition-id", "replica-id", "iota", "custom-call", "opt-barrier", *CALL_STARTS, "async-done", "async-update")
+    + ("partition-id", "replica-id", "custom-call", "opt-barrier", *CALL_STARTS, "async-done", "async-update")
     + ("call-done", "copy-done", "slice-done", "send-done", "recv-done", *(f"{kind}-done" for kind in KINDS))
 )
 # These read only the part of their operand that they return.
 _SLICES = ("slice", "dynamic-slice", "gather", "slice-start")
-# Within a fusion, these pass on arrays of an asynchronous collective.
+# Within a fusion, these pass on arrays of an asynchronous collective. The collective of a synchronous fusion
+# (`all-reduce-scatter…`) reads its operand.
 _PASS_THROUGH = (*KINDS, "tuple", "custom-call")
 # Attribute of a fusion within a fusion whose only result is its first operand.
 _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
@@ -93,7 +94,7 @@ def _bytes_read(module: Module, computation: Computation, value: Instruction) ->
             total += user.arrays[0].bytes
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue  # written in place
-        elif user.opcode in _PASS_THROUGH:
+        elif user.opcode in _PASS_THROUGH and not is_reduce_scatter(computation.name):
             continue
         elif user.opcode == "fusion":
             inner = module.computations[user.called("calls")]

@@ -69,11 +69,6 @@ class Work:
         """Bytes that the device sends to other slices."""
         return sum(sent.dcn_bytes for sent in self.collectives.values())
 
-    @property
-    def synchronous_bytes(self) -> float:
-        """Bytes that the device sends while its core waits."""
-        return sum(sent.synchronous_bytes for sent in self.collectives.values())
-
     def by_kind(self, attribute: str = "bytes") -> dict[str, dict[str, float]]:
         """Returns an attribute of `Sent` as kind -> mesh axis -> value."""
         nested: dict[str, dict[str, float]] = {}

@@ -6,14 +6,12 @@ from jax.sharding import Mesh
 # Device kind -> gin file.
 _TPUS = {
     "TPU v4": "v4.gin",
-    "TPU v5 lite": "v5e.gin",
-    "TPU v5e": "v5e.gin",
-    "TPU v5": "v5p.gin",
-    "TPU v5p": "v5p.gin",
-    "TPU v6 lite": "v6e.gin",
-    "TPU v6e": "v6e.gin",
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), "v5e.gin"),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), "v5p.gin"),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), "v6e.gin"),
     "TPU7x": "tpu7x.gin",
 }
+_suggested: set[str] = set()
 
 
 def file_name(mesh: Mesh) -> str | None:
@@ -29,12 +27,13 @@ def file_name(mesh: Mesh) -> str | None:
 
 
 def suggest(mesh: Mesh) -> None:
-    """Logs the file once, for a run without XLA options. Nothing is logged if there is no file."""
-    if file := file_name(mesh):
-        logging.log_first_n(
-            logging.WARNING,
-            "no XLA options: give --gin_file=%s after the files of the run, so that collectives overlap with "
-            "computation; or train.train.compiler_options = {} for the defaults of XLA",
-            1,
-            file,
-        )
+    """Logs the file, once per file, for a run without XLA options. Nothing is logged if there is no file."""
+    file = file_name(mesh)
+    if file is None or file in _suggested:
+        return
+    _suggested.add(file)
+    logging.warning(
+        "no XLA options: give --gin_file=%s after the files of the run, so that collectives overlap with computation; "
+        "or train.train.compiler_options = {} for the defaults of XLA",
+        file,
+    )

@@ -48,6 +48,13 @@ def test_flops_of_dot():
             "f32[8,30] convolution(%a, %b), dim_labels=bf_io->bf, feature_group_count=3",
             2 * 8 * 30 * 4,
         ),
+        # Grouped batches: each group of two rows multiplies 15 of the output features.
+        (
+            "f32[4,12]",
+            "f32[12,30]",
+            "f32[2,30] convolution(%a, %b), dim_labels=bf_io->bf, batch_group_count=2",
+            2 * 2 * 30 * 12,
+        ),
     ],
 )
 def test_flops_of_convolution(left, right, product, expected):

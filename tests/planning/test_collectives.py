@@ -79,6 +79,8 @@ PAIRS_ALONG_FSDP = "replica_groups={{0,2},{1,3},{4,6},{5,7}}"
         ("reduce-scatter", PAIRS_ALONG_FSDP, ("reduce-scatter", "fsdp", 500, 0)),
         ("all-reduce", PAIRS_ALONG_FSDP, ("all-reduce", "fsdp", 1000, 0)),
         ("all-to-all", PAIRS_ALONG_FSDP, ("all-to-all", "fsdp", 500, 0)),
+        ("ragged-all-to-all", PAIRS_ALONG_FSDP, ("ragged-all-to-all", "fsdp", 500, 0)),
+        ("collective-broadcast", PAIRS_ALONG_FSDP, ("collective-broadcast", "fsdp", 1000, 0)),
         ("collective-permute-start", "source_target_pairs={{0,1},{1,0}}", ("collective-permute", "tensor", 1000, 0)),
         ("collective-permute", "source_target_pairs={{0,0},{1,1}}", ("collective-permute", "none", 0, 0)),
     ],
@@ -96,6 +98,8 @@ def test_bytes_sent_across_slices():
     # An all-reduce over both slices sends 2 · 3/4 within a slice, and 2 · 1/2 of a quarter across slices.
     assert sent("all-reduce", "replica_groups=[1,8]<=[8]", mesh) == ("all-reduce", "data+fsdp", 1500, 250)
     assert sent("all-reduce", "replica_groups=[4,2]<=[2,4]T(1,0)", mesh) == ("all-reduce", "data", 0, 1000)
+    # In an all-to-all of 8 devices, 3/8 of the operand is for devices of the same slice, and 4/8 for the other slice.
+    assert sent("all-to-all", "replica_groups=[1,8]<=[8]", mesh) == ("all-to-all", "data+fsdp", 375, 500)
     assert sent("collective-permute", "source_target_pairs={{0,4}}", mesh) == ("collective-permute", "data", 0, 1000)
 
 

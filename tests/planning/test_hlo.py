@@ -103,3 +103,9 @@ def test_instruction_over_several_lines():
     assert [one.name for one in module.entry.instructions] == ["x", "kernel.1", "out"]
     assert '"custom_call_config"' in module.entry.by_name["kernel.1"].attributes
     assert module.entry.root.operands == ("kernel.1", "x")
+
+
+def test_unknown_dtype_raises():
+    assert hlo.Array("f8e4m3", (3, 4)).bytes == 12 and hlo.Array("token", ()).bytes == 0
+    with pytest.raises(ValueError, match="the dtype f2x of a compiled program: unknown"):
+        hlo.Array("f2x", (3,)).bytes  # noqa: B018

@@ -60,6 +60,12 @@ def test_small_heads_fill_a_part_of_the_matrix_unit(unit, fill):
     assert kernels.fill(*only(module()), unit) == fill
 
 
+def test_number_per_row_does_not_count_as_a_matrix():
+    text = CALL.replace("TARGET", "tpu_custom_call").replace("ESTIMATE", ESTIMATE)
+    text = text.replace("k: bf16[2,10,64]", "k: bf16[2,10,1]").replace("%k = bf16[2,10,64]", "%k = bf16[2,10,1]")
+    assert kernels.fill(*only(hlo.parse(textwrap.dedent(text))), 64) == 1.0
+
+
 @pytest.mark.parametrize(("positions", "fill"), [(256, 1.0), (384, 0.75), (512, 1.0)])
 def test_positions_of_the_fused_attention_are_padded_to_matrix_units(positions, fill):
     """The last dimension of its operands is positions, so that heads of 64 do not count as padding.

@@ -4,7 +4,7 @@ import pytest
 
 from t5x_like.planning import topologies
 from t5x_like.planning.collectives import DeviceMesh
-from t5x_like.planning.links import axis_links
+from t5x_like.planning.links import AxisLinks, axis_links
 
 # A mesh over v5p:4x4x4, whose sides are rings: `data` is the first side, `fsdp` the others.
 RINGS = DeviceMesh(
@@ -48,3 +48,17 @@ def test_unknown_coordinates_use_all_links():
     mesh = DeviceMesh({"fsdp": 8}, (0,) * 8)
     slice_ = topologies.parse("v5e:2x4")
     assert axis_links("fsdp", mesh, slice_).bandwidth == slice_.ici_bandwidth
+
+
+def test_axis_within_a_chip_takes_one_hop():
+    mesh = DeviceMesh({"fsdp": 8, "tensor": 2}, (0,) * 16, tuple((x, y, 0) for x in range(4) for y in range(2)) * 2)
+    mesh = DeviceMesh(mesh.axes, mesh.slices, tuple(sorted(mesh.coordinates)))
+    slice_ = topologies.parse("tpu7x:4x2x1")
+    assert axis_links("tensor", mesh, slice_).hops == 1
+    assert axis_links("fsdp", mesh, slice_).hops == 3 + 1
+
+
+def test_single_chip_has_one_link():
+    mesh = DeviceMesh({"fsdp": 2}, (0,) * 2, ((0, 0, 0),) * 2)
+    slice_ = topologies.parse("tpu7x:1x1x1")
+    assert axis_links("fsdp", mesh, slice_) == AxisLinks((0,), slice_.chip.link_bandwidth, 1)

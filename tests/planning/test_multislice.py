@@ -12,7 +12,6 @@ from t5x_like.errors import UserError
 from t5x_like.mesh import make_mesh
 from t5x_like.planning import search, topologies
 
-KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
 TOPOLOGIES = (
     *("v4:2x2x1", "v4:2x2x4", "v4:4x4x8", "v5e:1x1", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:16x16", "v6e:4x4"),
     *("v6e:8x16", "v5p:2x2x2", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x12", "tpu7x:2x2x1", "tpu7x:2x2x4", "tpu7x:4x4x4"),
@@ -40,7 +39,7 @@ def fake_devices(topology: topologies.Topology) -> list[FakeDevice]:
         range(topology.slices), *(range(side) for side in reversed(sides)), range(topology.chip.devices_per_chip)
     )
     return [
-        FakeDevice(number, KINDS[topology.chip.name], (x, y, z), core, slice_)
+        FakeDevice(number, topology.chip.device_kinds[0], (x, y, z), core, slice_)
         for number, (slice_, z, y, x, core) in enumerate(coordinates)
     ]
 

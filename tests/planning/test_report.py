@@ -33,6 +33,7 @@ PLAN = report.Plan(
     mesh={"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1},
     rules="fsdp",
     microbatches=2,
+    model="T5Config",
     remat="full",
     parameters=1_000_000,
     model_flops=197e12,
@@ -131,7 +132,8 @@ def test_ranking_contains_bound_expected_time_and_flags():
     rows = report.ranking([PLAN, dataclasses.replace(PLAN, microbatches=4)]).splitlines()
     assert rows[0].split() == ["mesh", "rules", "microbatches", "remat", "peak", "bound", "expected", "MFU"]
     assert rows[1].split() == "fsdp 8 fsdp 2 full 3.00 GiB 2,000.00 ms 4,000.00 ms 25.0 %".split()
-    assert "--gin.MICROBATCHES=4 --gin.PARTITIONING=fsdp" in rows[-1]
+    assert rows[-1].split()[:2] == ["--gin.MICROBATCHES=4", "--gin.PARTITIONING=fsdp"]
+    assert rows[-1].endswith(""" --gin.T5Config.remat="'full'\"""")
 
 
 def test_small_costs_keep_digits_and_unknown_length_has_no_cost():

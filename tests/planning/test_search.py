@@ -106,6 +106,23 @@ def test_split_residual_stream_needs_less_memory(planned):
     assert by_rules["fsdp_tp_residual"].bytes < by_rules["fsdp_tp"].bytes
 
 
+@pytest.mark.parametrize(("topology", "devices"), [("v5e:1x1", 1), ("tpu7x:1x1x1", 2)])
+def test_single_chip_has_candidates(planned, topology, devices):
+    found = search.candidates(planned, OBJECTIVE, topologies.parse(topology))
+    assert found and all(one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == devices for one in found)
+
+
+def test_gathered_parameters_need_memory_and_no_tensor_parallelism(planned):
+    slice_ = topologies.parse("v5e:2x4")
+    per_use, per_step = (search.candidates(planned, OBJECTIVE, slice_, which) for which in ("per_use", "per_step"))
+    assert {one.ici["tensor"] for one in per_use} == {1, 2, 4} and {one.ici["tensor"] for one in per_step} == {1}
+    sharded = [
+        next(c for c in found if (c.remat, c.microbatches, c.ici["fsdp"], c.ici["tensor"]) == ("none", 4, 8, 1))
+        for found in (per_use, per_step)
+    ]
+    assert sharded[0].bytes < sharded[1].bytes
+
+
 def test_estimates_by_shards_and_microbatches(planned):
     found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
     one, two, sharded = (
@@ -125,15 +142,16 @@ def test_residual_stream_is_split_only_where_tensor_divides_the_lengths():
 
 @pytest.mark.parametrize(("topology", "times"), [("v6e:2x4", 2 + 1), ("v6e:8x8", 2 + 2), ("v4:4x4x4", 2 + 2)])
 def test_sent_bytes_of_a_fully_sharded_model(topology, times):
-    """Two gathers and a reduction, which from 64 devices on is an all-reduce."""
+    """Two gathers and a reduction, which from 64 devices on is an all-reduce; with `per_step` one gather per step."""
     slice_ = topologies.parse(topology)
     devices = slice_.num_devices
     kernel = search._Leaf((("embed", 64), ("mlp", 128)), 4.0 * 64 * 128, is_trained=True, passes=2)
     program = types.SimpleNamespace(batch_shapes={"targets": (devices, 16)})
     ici = {"data": 1, "fsdp": devices, "sequence": 1, "tensor": 1}
-    estimate = search._Estimate(program, [kernel], COST, ici, 1, slice_, rules="fsdp")
-    sent = estimate.seconds[2] * slice_.ici_bandwidth
-    assert sent == pytest.approx(times * search.COLLECTIVE_ELEMENT_BYTES * 64 * 128 * (devices - 1) / devices)
+    one = search.COLLECTIVE_ELEMENT_BYTES * 64 * 128 * (devices - 1) / devices
+    for microbatches, per_step, expected in ((1, False, times), (4, False, 4 * times), (4, True, times - 1)):
+        estimate = search._Estimate(program, [kernel], COST, ici, microbatches, slice_, rules="fsdp", per_step=per_step)
+        assert estimate.seconds[2] * slice_.ici_bandwidth == pytest.approx(expected * one)
 
 
 def test_candidate_replaces_only_its_settings(planned):

@@ -194,3 +194,25 @@ def test_fusion_with_another_tiling_of_an_array_in_place_reads_and_writes_only_s
         """)
         == 10 + 10
     )
+
+
+def test_reduce_scatter_in_a_fusion_reads_its_operand():
+    """The TPU compiler writes a synchronous reduce-scatter as a fusion of an all-reduce and a slice."""
+    program = """\
+        %all-reduce-scatter.1 (p: f32[100]) -> f32[25] {
+          %p = f32[100]{0} parameter(0)
+          %r = f32[100]{0} all-reduce(%p), replica_groups={{0,1,2,3}}, to_apply=%sum
+          %o = s32[] constant(0)
+          ROOT %s = f32[25]{0} dynamic-slice(%r, %o), dynamic_slice_sizes={25}
+        }
+
+        ENTRY %main (a: f32[100]) -> f32[25] {
+          %a = f32[100]{0} parameter(0)
+          ROOT %f = f32[25]{0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1
+        }
+        """
+    assert traffic_bytes(program) == 4 * (100 + 25)
+
+
+def test_iota_writes_its_result():
+    assert traffic_bytes("ENTRY %main () -> s32[8] {\n  ROOT %i = s32[8] iota(), iota_dimension=0\n}\n") == 32

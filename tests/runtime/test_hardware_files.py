@@ -1,4 +1,4 @@
-"""The gin file that a run without XLA options is told about."""
+"""The gin file that is suggested to a run without XLA options."""
 
 import types
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like import config
+from t5x_like.planning.chips import CHIPS
 from t5x_like.runtime import hardware_files
 
 pytestmark = pytest.mark.notf
@@ -37,10 +38,18 @@ def test_file_of_a_mesh(found, file):
     assert file is None or (Path(config.SHIPPED_ROOT) / file).is_file()
 
 
-def test_file_is_logged_once(caplog):
+def test_file_is_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(hardware_files, "_suggested", set())
     for _ in range(2):
         hardware_files.suggest(mesh("tpu", "TPU v5 lite"))
         hardware_files.suggest(mesh("cpu", "cpu"))
+        hardware_files.suggest(mesh("tpu", "TPU v4"))
     assert [record.getMessage().partition(" after")[0] for record in caplog.records] == [
-        "no XLA options: give --gin_file=hardware/v5e.gin"
+        "no XLA options: give --gin_file=hardware/v5e.gin",
+        "no XLA options: give --gin_file=hardware/v4.gin",
     ]
+
+
+def test_all_device_kinds_of_planned_chips_have_a_file():
+    kinds = {kind: f"{chip.name}.gin" for chip in CHIPS.values() for kind in chip.device_kinds}
+    assert kinds == hardware_files._TPUS
