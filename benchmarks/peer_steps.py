@@ -303,9 +303,9 @@ class Script:
         request = json.loads(worker)
         library, sizes = request.pop("library"), Sizes(**request.pop("sizes"))
         if library in (OURS, OURS_XLA):
-            from t5x_like.runtime import huge_pages
+            from t5x_like.runtime import malloc
 
-            huge_pages.restart_with_huge_pages()  # as the commands of t5x_like do
+            malloc.restart_with_tunables()  # as the commands of t5x_like do
         print(json.dumps(self.measure_here(library, sizes, **request)))
 
 

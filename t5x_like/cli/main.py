@@ -9,7 +9,7 @@ from t5x_like.cli import execute
 from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
 from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import background, huge_pages, protocol, stop_signals
+from t5x_like.runtime import background, malloc, protocol, stop_signals
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
 
@@ -18,8 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
-      argv: The command and its arguments. By default those of this process, which then may restart with huge pages,
-        and exits at once if a compilation still runs in the background.
+      argv: The command and its arguments. By default those of this process, which then may restart with glibc's settings
+        for large arrays, and exits at once if a compilation still runs in the background.
 
     Returns:
       An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
@@ -53,7 +53,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
         print(help_text(arguments.command), end="")
         return protocol.SUCCESS
     if may_restart:
-        huge_pages.restart_with_huge_pages()
+        malloc.restart_with_tunables()
     try:
         if arguments.max_restarts is not None:
             return _run_with_restarts(arguments, argv)
