@@ -18,8 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
-      argv: The command and its arguments. By default those of this process, which then may restart with glibc's settings
-        for large arrays, and exits at once if a compilation still runs in the background.
+      argv: The command and its arguments. By default those of this process, which then may restart to set up memory
+        allocation, and exits at once if a compilation still runs in the background.
 
     Returns:
       An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
