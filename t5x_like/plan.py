@@ -13,7 +13,6 @@ from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
-from t5x_like.training import gathering
 from t5x_like.training.program import Program
 
 
@@ -97,8 +96,8 @@ def _compiled(
     slices = len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
     if (mesh.size, slices) != (slice_.num_devices, slice_.slices) or not set(kinds) <= set(slice_.chip.device_kinds):
         raise UserError(
-            f"--topology={slice_}: the mesh has {mesh.size} devices {', '.join(kinds)} in {slices} slice(s), and the "
-            f"topology has {slice_.num_devices} devices {slice_.chip.device_kinds[0]} in {slice_.slices}. Create the "
+            f"topology {slice_}: the mesh has {mesh.size} devices ({', '.join(kinds)}, slices: {slices}), and the "
+            f"topology has {slice_.num_devices} ({slice_.chip.device_kinds[0]}, slices: {slice_.slices}). Create the "
             "Partitioner with devices=topologies.devices(…) of this topology."
         )
     return report.Plan(
@@ -129,27 +128,24 @@ def _searched(
     program = make_program(**config.filter_kwargs(make_program, single_device))
     found = search.candidates(program, arguments["objective"], slice_, arguments.get("gather_parameters", "per_use"))
     logging.info("%d combinations are estimated to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
-    plans, compiled, failed = [], 0, None
+    plans, compiled, last_error = [], 0, None
     for candidate in found:
         if compiled == number:
             break
         try:
             changed = candidate.arguments(arguments, slice_.slices, devices)
-            gathering.check(changed.get("gather_parameters", "per_use"), changed["partitioner"])
             logging.info("compiling %s", candidate)
             compiled += 1
             plans.append(_compiled(changed, make_program, slice_, steps, price))
         except (UserError, jax.errors.JaxRuntimeError) as error:
             logging.warning("skipping %s: %s", candidate, error)
-            failed = error
+            last_error = error
     fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
-        too_large = f"{len(plans)} need more memory" if plans else "none compiled"
+        error = f"\nThe last error: {last_error}" if last_error else ""
         raise UserError(
-            f"--search: no combination fits {slice_}: {len(found)} were estimated to fit, {compiled} were tried, "
-            f"{too_large}. "
-            + (f"The last error: {failed} " if failed else "")
-            + "Give a larger slice or a smaller BATCH_SIZE"
-            + (f", or try more with --search={len(found)}." if len(found) > number else ".")
+            f"--search={number}: no combination fits {slice_}. {len(found)} were estimated to fit, {compiled} were "
+            f"tried, and {len(plans)} of these compiled but need more memory. Give a larger slice or a smaller "
+            f"BATCH_SIZE{', or compile more combinations' if len(found) > number else ''}.{error}"
         )
     return sorted(fitting, key=lambda plan: plan.expected_seconds)

@@ -93,14 +93,14 @@ def loss_and_gradient(name: str, config: Any) -> tuple[jax.Array, Any]:
 def assert_trees_close(actual: Any, expected: Any) -> None:
     """Asserts that two trees of parameters or gradients, in either layout, agree up to rounding.
 
-    Kernel and bias of a key count as one tensor. Softmax does not depend on the bias, so its gradient is the rounding
-    error of a sum of zero, whose terms are as large as those of the kernel's gradient.
+    Kernel and bias of the keys are compared as one tensor. Softmax does not depend on a key bias, so its gradient is
+    the rounding error of a sum of zero, whose terms are as large as those of the kernel's gradient.
     """
     stacked = [parameters.stack(parameters.named_leaves(tree)) for tree in (actual, expected)]
-    assert_close(*(_with_biases_of_keys(tensors) for tensors in stacked))
+    assert_close(*(_join_key_biases(tensors) for tensors in stacked))
 
 
-def _with_biases_of_keys(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _join_key_biases(tensors: Mapping[str, Any]) -> dict[str, Any]:
     joined = dict(tensors)
     for name in tensors:
         if name.endswith("key/bias"):

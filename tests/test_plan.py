@@ -175,7 +175,7 @@ def test_indivisible_batch_raises():
 
 def test_mesh_of_other_devices_raises():
     with pytest.raises(
-        ValueError, match="the mesh has 8 devices cpu in 1 slice.s., and the topology has 16 devices TPU v5"
+        ValueError, match="the mesh has 8 devices .cpu, slices: 1., and the topology has 16 .TPU v5 lite, slices: 1."
     ):
         plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
 

@@ -335,7 +335,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "t5x_like.plan.plan",
-        "estimate whether a run fits a TPU slice, and its speed; needs no TPU",
+        "estimate memory and speed of a run on a TPU slice; needs no TPU",
         "runs/quickstart.gin",
         flags={
             "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),

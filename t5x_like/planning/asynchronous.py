@@ -35,7 +35,7 @@ class Asynchronous:
     """Roles of the instructions of a program.
 
     A transfer is a pair such as `copy-start` and `copy-done`, a collective in a computation that `call-start` runs on a
-    SparseCore, or a fused collective of the TPU compiler, which consists of a fusion that starts it, parts in other
+    SparseCore, or a fused collective of the TPU compiler, which consists of a fusion that starts it, pieces in other
     fusions, and a fusion that completes it, all with the same channel.
 
     Args:

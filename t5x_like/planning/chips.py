@@ -26,7 +26,7 @@ class Chip:
 
     Attributes:
       name: name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
-      device_kinds: `device_kind` of its JAX devices; versions of libtpu have different names.
+      device_kinds: `device_kind` of its JAX devices, which differs between libtpu versions.
       peak_flops: dense bfloat16 peak in FLOP/s.
       hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
       hbm_bandwidth: memory bandwidth in bytes/s.

@@ -9,9 +9,15 @@ import numpy as np
 
 from t5x_like.planning.hlo import Instruction
 
+RAGGED_ALL_TO_ALL = "ragged-all-to-all"
 KINDS = (
-    *("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all"),
-    *("collective-permute", "collective-broadcast"),
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    RAGGED_ALL_TO_ALL,
+    "collective-permute",
+    "collective-broadcast",
 )
 UNKNOWN_AXIS = "unknown"
 
@@ -111,7 +117,7 @@ def collective(
     all-to-all. It sends twice as much in an all-reduce, which is a reduce-scatter followed by an all-gather. If the n
     devices belong to s slices, the model is a ring within each slice, and a ring across slices for the shard of a
     device; in an all-to-all, (s - 1) / s of the operand is for devices of other slices. In a permutation or a
-    broadcast, a device sends its operand. A ragged all-to-all counts as one that sends its whole operand.
+    broadcast, a device sends its operand. A ragged all-to-all counts as an all-to-all of its input.
 
     Args:
       instruction: any instruction.
@@ -138,7 +144,7 @@ def collective(
     size = max(len(group) for group in groups)
     slices = max(mesh.num_slices_of(group) for group in groups)
     per_slice = size // slices
-    if kind in ("all-to-all", "ragged-all-to-all"):
+    if kind in ("all-to-all", RAGGED_ALL_TO_ALL):
         inside, across = operand_bytes * (per_slice - 1) / size, operand_bytes * (slices - 1) / slices
         return Collective(kind, mesh.axis_of(groups), inside, across)
     if kind == "collective-broadcast":
@@ -173,8 +179,9 @@ def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh:
     kind = match["kind"].lower().replace("_", "-")
     kind = kind if kind in KINDS else "collective-permute"
     slices = len(set(mesh.slices))
-    factor = {"all-reduce": 2.0 * (slices - 1) / slices, "all-gather": slices - 1.0, "collective-permute": 1.0}
-    sent = operand_bytes * factor.get(kind, (slices - 1) / slices)
+    factors = {"all-reduce": 2.0 * (slices - 1) / slices, "all-gather": slices - 1.0}
+    factors |= dict.fromkeys(("collective-permute", "collective-broadcast"), 1.0)
+    sent = operand_bytes * factors.get(kind, (slices - 1) / slices)
     return Collective(kind, mesh.slice_axes, 0.0, sent)
 
 

@@ -57,7 +57,7 @@ class Array:
         """
         if self.dtype not in _ELEMENT_BYTES:
             raise ValueError(
-                f"the dtype {self.dtype} of a compiled program: unknown. Use the libtpu of constraints.txt."
+                f"dtype {self.dtype} of a compiled program: unknown size. Install libtpu from constraints.txt."
             )
         return self.size * _ELEMENT_BYTES[self.dtype]
 

@@ -26,8 +26,8 @@ def axis_links(axis: str, mesh: DeviceMesh, topology: Topology) -> AxisLinks:
 
     Devices along an axis that spans one side of the torus send over the two links of that side, or over one link if
     the side is open or the axis spans only a part of it. Without coordinates, and for an axis within a chip, all links
-    count. Groups of devices that are not neighbors share links, and a permutation to one neighbor uses one of them;
-    both count as if a group had all links of its dimensions, so their times are too short.
+    count. Groups of devices that are not neighbors share links, and a permutation to one neighbor uses one of them.
+    Both cases are treated as if each group had all links of its dimensions, so the estimated times are too short.
 
     Args:
       axis: mesh axes as in `DeviceMesh.axis_of`.

@@ -186,7 +186,7 @@ def text(plan: Plan) -> str:
             "along `fsdp` or `tensor`. `--search` tries these settings.",
         ]
     if plan.compiled.work is None:
-        lines += ["The compiler returned no program, so its speed is unknown."]
+        lines += ["The compiler returned no program, so the speed of the step is unknown."]
         return "\n".join([*lines, "", _compiled_in(plan)])
     return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
 

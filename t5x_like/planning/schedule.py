@@ -62,8 +62,8 @@ def expected(module: hlo.Module, mesh: collectives.DeviceMesh, topology: Topolog
 
     Instructions run one after another, each for the cycles that the compiler estimates. Asynchronous copies and
     collectives run in parallel with the core: transfers that use the same links, or HBM, run one after another, and the
-    core waits at the end of a transfer until it is complete. A transfer that starts in an iteration of a loop completes
-    in it. Loops repeat their body, and of a conditional the slowest branch runs.
+    core waits at the end of a transfer until it is complete. A transfer is assumed to finish in the iteration of a
+    loop that starts it. Loops repeat their body, and of a conditional the slowest branch runs.
 
     Args:
       module: the optimized, scheduled program.
@@ -138,7 +138,7 @@ class _Schedule:
         return None
 
     def _transfer(self, work: Work, role, instruction) -> tuple[list[str], float]:
-        """Returns the links or memories that an instruction uses beyond the core, and for how many seconds."""
+        """Returns the links or memories that an instruction uses in addition to the core, and for how many seconds."""
         resources, seconds = [], 0.0
         for (_, axis), sent in work.collectives.items():
             if axis not in self._links:

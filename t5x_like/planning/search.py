@@ -21,8 +21,8 @@ TENSOR_SIZES = (1, 2, 4, 8)
 # Rules that split the positions of the residual stream over `tensor` between blocks.
 RESIDUAL_RULES = "fsdp_tp_residual"
 GRADIENT_ELEMENT_BYTES = 4  # gradients are float32
-COLLECTIVE_ELEMENT_BYTES = 2  # kernels are gathered, and their gradients reduced, in bfloat16
-# Memory of a step that the estimate does not count: the logits of a chunk and their gradient, the gathered kernels of a
+COLLECTIVE_ELEMENT_BYTES = 2  # weights are gathered, and their gradients reduced, in bfloat16
+# Memory of a step that the estimate does not count: the logits of a chunk and their gradient, the gathered weights of a
 # layer, and the program.
 SLACK_BYTES = 2 * GIB
 # Largest fraction of the memory that an estimate may use. Compiled steps needed up to 5 GiB more than estimated, for
@@ -30,7 +30,7 @@ SLACK_BYTES = 2 * GIB
 MAX_HBM_FRACTION = 0.9
 # From this number of devices, the compiler reduces gradients along an axis that spans the whole slice with an
 # all-reduce, which sends twice as many bytes as a reduce-scatter (planned on v4, v5e, v5p and v6e; not for 16 devices,
-# and not for an axis that spans part of a slice). Kernels count as gathered at any number of devices, which on v4, v5p
+# and not for an axis that spans part of a slice). Weights count as gathered at any number of devices, which on v4, v5p
 # and v6e needs the options of `hardware/CHIP.gin`. `hardware/tpu7x.gin` sets none for it.
 ALL_REDUCE_DEVICES = 64
 
@@ -216,15 +216,16 @@ class _Estimate:
         # Arrays with a last dimension `embed` have all positions on each device of `tensor`, or a shard of them.
         shards = ici["tensor"] if rules == RESIDUAL_RULES else 1
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
-        # What a microbatch reads: the shards, or all parameters that were gathered once.
-        held_by = {**ici, "fsdp": 1} if per_step else ici
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
-        read = sum(leaf.bytes / leaf.num_shards(held_by) for leaf in leaves if leaf.passes)  # by each microbatch
+        used = [leaf for leaf in leaves if leaf.passes]
+        gathered = sum(COLLECTIVE_ELEMENT_BYTES * leaf.size for leaf in used) if per_step else 0.0
+        read = gathered or sum(leaf.bytes / leaf.num_shards(ici) for leaf in used)  # by each microbatch
         trained = [leaf for leaf in leaves if leaf.is_trained]
-        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(held_by) for leaf in trained)
+        # With `per_step`, gradients are summed for all parameters, and parameters are gathered before the microbatches.
+        shards_of_gradients = {**ici, "fsdp": 1} if per_step else ici
+        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(shards_of_gradients) for leaf in trained)
         # The accumulated sum and the gradients of a microbatch; with `per_step`, only the sum.
         held = gradients * (2 if microbatches > 1 and not per_step else 1)
-        gathered = per_step * sum(COLLECTIVE_ELEMENT_BYTES * leaf.size for leaf in leaves if leaf.passes)
         self.bytes = static + held + gathered + residuals / microbatches + SLACK_BYTES
         within, across = self._sent()
         self.seconds = (
@@ -246,9 +247,8 @@ class _Estimate:
             axes = [axis for axis, _ in leaf.dims]
             sent = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards({**ici, "fsdp": 1})
             shard = COLLECTIVE_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici)
-            # A sharded kernel is gathered in each pass and its gradient reduced to shards. Otherwise its gradient is
-            # all-reduced.
-            # With `per_step`, all of it happens once per step.
+            # A sharded weight is gathered in each pass and its gradient reduced to shards; with `per_step`, both happen
+            # once per step. The gradient of a weight that is not sharded is all-reduced.
             gathers = 1 if self._per_step else leaf.passes
             sharded = gathers + leaf.is_trained * reduction
             times = sharded if "embed" in axes else 2 * leaf.is_trained
@@ -257,14 +257,14 @@ class _Estimate:
                 within += 2 * shard * _ring_fraction(ici["data"])
                 across += 2 * shard * _ring_fraction(slices)
             inner = axes[1:] if axes[:1] == [parameters.LAYERS] else axes
-            # The products of these kernels are all-reduced, or scattered and gathered, over `tensor` in each pass.
+            # The products with these weights are all-reduced, or scattered and gathered, over `tensor` in each pass.
             if inner and inner[0] in ("heads", "mlp"):
                 layers = leaf.dims[0][1] if axes[:1] == [parameters.LAYERS] else 1
                 width = dict(leaf.dims).get("embed", 1)
                 sums = layers * self._rows / self._microbatches * self._length * width * COLLECTIVE_ELEMENT_BYTES
                 within += leaf.passes * 2 * sums * _ring_fraction(ici["tensor"])
-        times = 1 if self._per_step else self._microbatches
-        return within * times, across * times
+        repeats = 1 if self._per_step else self._microbatches
+        return within * repeats, across * repeats
 
 
 def _ring_fraction(devices: int) -> float:

@@ -156,7 +156,10 @@ class Walk:
             return
         if self._asynchronous.is_piece(computation, instruction):
             return
-        read = sum(array.bytes for arrays in computation.operand_arrays(instruction) for array in arrays)
+        operands = computation.operand_arrays(instruction)
+        if instruction.opcode.removesuffix("-start") == collectives.RAGGED_ALL_TO_ALL:
+            operands = operands[:1]  # the others are the buffer of the result, offsets and sizes
+        read = sum(array.bytes for arrays in operands for array in arrays)
         found = collectives.collective(instruction, read, self._mesh, within=computation.name)
         found = found or collectives.inter_slice_collective(instruction, read, self._mesh)
         if found is not None and (sent := found.bytes + found.dcn_bytes):

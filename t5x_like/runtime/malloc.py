@@ -14,16 +14,16 @@ _ONE_HEAP = {
     "glibc.malloc.mmap_threshold": str(256 * 2**20),
     "glibc.malloc.trim_threshold": str(512 * 2**20),
 }
-# All threads wait for the lock of a single heap. Hosts of accelerators have more CPUs, and do not compute on them.
+# Measured with 2 CPUs. All threads share the lock of a heap, so larger hosts, such as TPU VMs, keep glibc's default.
 _MAX_CPUS_OF_ONE_HEAP = 8
 _MODE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FIRST_VERSION = (2, 35)  # of glibc with `hugetlb`
 
 
 def restart_with_tunables() -> None:
-    """Executes this program again, in the same process, with glibc's settings for large arrays.
+    """Restarts this process once, with `execv`, with glibc's settings for large arrays.
 
-    XLA on CPU reallocates temporary arrays in every step, gigabytes. The kernel clears their pages, and with pages of
+    XLA on CPU allocates gigabytes of temporary arrays in every step. The kernel clears their pages, and with pages of
     4 KiB the first access to each is a page fault: a million of them in a step of T5 1.1 small with 8 rows.
 
     The settings are huge pages, where the kernel offers them on request, and a heap that keeps memory, on hosts with at

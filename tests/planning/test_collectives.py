@@ -120,6 +120,8 @@ def test_send_to_host_is_a_collective_across_slices():
     assert (
         collectives.inter_slice_collective(hlo.parse(line.replace("OPCODE", "recv")).entry.root, 1000.0, mesh) is None
     )
+    line = line.replace("ALL_REDUCE", "COLLECTIVE_BROADCAST").replace("OPCODE", "send")
+    assert collectives.inter_slice_collective(hlo.parse(line).entry.root, 1000.0, mesh).dcn_bytes == 1000.0
 
 
 def test_other_instructions_are_not_collectives():

@@ -107,5 +107,5 @@ def test_instruction_over_several_lines():
 
 def test_unknown_dtype_raises():
     assert hlo.Array("f8e4m3", (3, 4)).bytes == 12 and hlo.Array("token", ()).bytes == 0
-    with pytest.raises(ValueError, match="the dtype f2x of a compiled program: unknown"):
+    with pytest.raises(ValueError, match="dtype f2x of a compiled program: unknown size"):
         hlo.Array("f2x", (3,)).bytes  # noqa: B018

@@ -51,8 +51,8 @@ def test_unknown_coordinates_use_all_links():
 
 
 def test_axis_within_a_chip_takes_one_hop():
-    mesh = DeviceMesh({"fsdp": 8, "tensor": 2}, (0,) * 16, tuple((x, y, 0) for x in range(4) for y in range(2)) * 2)
-    mesh = DeviceMesh(mesh.axes, mesh.slices, tuple(sorted(mesh.coordinates)))
+    coordinates = tuple((x, y, 0) for x in range(4) for y in range(2) for _core in range(2))
+    mesh = DeviceMesh({"fsdp": 8, "tensor": 2}, (0,) * 16, coordinates)
     slice_ = topologies.parse("tpu7x:4x2x1")
     assert axis_links("tensor", mesh, slice_).hops == 1
     assert axis_links("fsdp", mesh, slice_).hops == 3 + 1

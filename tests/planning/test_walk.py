@@ -214,5 +214,18 @@ def test_reduce_scatter_in_a_fusion_reads_its_operand():
     assert traffic_bytes(program) == 4 * (100 + 25)
 
 
+def test_ragged_all_to_all_sends_its_input_only():
+    program = """\
+        ENTRY %main (x: f32[100], y: f32[100], o: s64[4]) -> f32[100] {
+          %x = f32[100]{0} parameter(0)
+          %y = f32[100]{0} parameter(1)
+          %o = s64[4]{0} parameter(2)
+          ROOT %r = f32[100]{0} ragged-all-to-all(%x, %y, %o, %o, %o, %o), replica_groups={{0,1,2,3}}
+        }
+        """
+    found = walk.work(hlo.parse(textwrap.dedent(program)), MESH)
+    assert found.by_kind() == {"ragged-all-to-all": {"fsdp+tensor": 4 * 100 * 3 / 4}}
+
+
 def test_iota_writes_its_result():
     assert traffic_bytes("ENTRY %main () -> s32[8] {\n  ROOT %i = s32[8] iota(), iota_dimension=0\n}\n") == 32

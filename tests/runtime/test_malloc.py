@@ -46,7 +46,7 @@ def host(monkeypatch, tmp_path):
 def test_program_restarts_once(given):
     environment = os.environ | {malloc.VARIABLE: given}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    *starts, tunables = done.stdout.split()
+    *starts, tunables = done.stdout.splitlines()
     restarts = malloc._huge_pages_are_on_request() or malloc._num_cpus() <= malloc._MAX_CPUS_OF_ONE_HEAP
     assert starts == ["started"] * (1 + restarts)
     assert tunables.startswith(given) and (tunables != given) == restarts
