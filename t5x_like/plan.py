@@ -142,10 +142,10 @@ def _searched(
             last_error = error
     fitting = [plan for plan in plans if plan.compiled.fits]
     if not fitting:
+        tried = f"{compiled} of {len(found)} estimated to fit were tried, and {len(plans)} need more memory"
         error = f"\nThe last error: {last_error}" if last_error else ""
         raise UserError(
-            f"--search={number}: no combination fits {slice_}. {len(found)} were estimated to fit, {compiled} were "
-            f"tried, and {len(plans)} of these compiled but need more memory. Give a larger slice or a smaller "
-            f"BATCH_SIZE{', or compile more combinations' if len(found) > number else ''}.{error}"
+            f"--search={number}: no combination fits {slice_}: {tried if found else 'none was estimated to fit'}. "
+            f"Give a larger slice or a smaller BATCH_SIZE{', or try more' if len(found) > number else ''}.{error}"
         )
     return sorted(fitting, key=lambda plan: plan.expected_seconds)
