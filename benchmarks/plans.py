@@ -128,14 +128,20 @@ def main() -> None:
     parser.add_argument("--only", metavar="REGEX", default="", help="plan the rows whose 'MODEL SLICE' matches")
     parser.add_argument("--table", action="store_true", help="print the tables of existing plans only")
     arguments = parser.parse_args()
+    rows = [f"{model.name} {slice_}" for models in TABLES.values() for model in models for slice_, _ in model.slices]
+    try:
+        matching = {row for row in rows if re.search(arguments.only, row)}
+    except re.error as error:
+        parser.error(f"--only={arguments.only}: not a regular expression: {error}")
+    if not matching:
+        parser.error(f"--only={arguments.only}: matches none of {', '.join(rows)}")
     arguments.directory.mkdir(exist_ok=True)
     for title, models in TABLES.items():
         plans = []
         for model in models:
             for topology, microbatches in model.slices:
                 file = arguments.directory / f"{model.name}_{topology}.json".replace(" ", "_").replace(":", "_")
-                wanted = not arguments.table and re.search(arguments.only, f"{model.name} {topology}")
-                if wanted and not file.exists():
+                if f"{model.name} {topology}" in matching and not arguments.table and not file.exists():
                     subprocess.run(command(model, topology, microbatches, file), check=False)
                 if file.exists():
                     plans.append((model, json.loads(file.read_text())))
