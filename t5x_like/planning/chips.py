@@ -16,6 +16,7 @@ Sources:
 import dataclasses
 
 from t5x_like.metrics import PEAK_FLOPS
+from t5x_like.runtime.hardware_files import TPU_KINDS
 
 GIB = 2**30  # bytes
 
@@ -26,7 +27,6 @@ class Chip:
 
     Attributes:
       name: name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
-      device_kinds: `device_kind` of its JAX devices, which differs between libtpu versions.
       peak_flops: dense bfloat16 peak in FLOP/s.
       hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
       hbm_bandwidth: memory bandwidth in bytes/s.
@@ -44,7 +44,6 @@ class Chip:
     """
 
     name: str
-    device_kinds: tuple[str, ...]
     peak_flops: float
     hbm_bytes: int
     hbm_bandwidth: float
@@ -57,6 +56,11 @@ class Chip:
     devices_per_chip: int = 1
     cores: int = 1
     config_name: str | None = None
+
+    @property
+    def device_kinds(self) -> tuple[str, ...]:
+        """`device_kind` of its JAX devices, which differs between libtpu versions."""
+        return TPU_KINDS[self.name]
 
     def ici_bandwidth(self, sides: tuple[int, ...]) -> float:
         """Returns the bandwidth in bytes/s at which a device can send within a slice, over all its links.
@@ -86,7 +90,6 @@ CHIPS = {
     for chip in (
         Chip(
             name="v4",
-            device_kinds=("TPU v4",),
             peak_flops=PEAK_FLOPS["TPU v4"],
             hbm_bytes=int(30.75 * GIB),
             hbm_bandwidth=1228e9,
@@ -100,7 +103,6 @@ CHIPS = {
         ),
         Chip(
             name="v5e",
-            device_kinds=("TPU v5 lite", "TPU v5e"),
             peak_flops=PEAK_FLOPS["TPU v5e"],
             hbm_bytes=int(15.75 * GIB),
             hbm_bandwidth=819e9,
@@ -112,7 +114,6 @@ CHIPS = {
         ),
         Chip(
             name="v5p",
-            device_kinds=("TPU v5", "TPU v5p"),
             peak_flops=PEAK_FLOPS["TPU v5p"],
             hbm_bytes=int(95.73 * GIB),
             hbm_bandwidth=2765e9,
@@ -125,7 +126,6 @@ CHIPS = {
         ),
         Chip(
             name="v6e",
-            device_kinds=("TPU v6 lite", "TPU v6e"),
             peak_flops=PEAK_FLOPS["TPU v6e"],
             hbm_bytes=int(31.24 * GIB),
             hbm_bandwidth=1640e9,
@@ -138,7 +138,6 @@ CHIPS = {
         ),
         Chip(
             name="tpu7x",
-            device_kinds=("TPU7x",),
             peak_flops=PEAK_FLOPS["TPU7x"],
             hbm_bytes=int(94.74 * GIB),
             hbm_bandwidth=7380e9 / 2,

@@ -13,6 +13,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.planning import report, tracing
 from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
+from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
 
 # Searched numbers of microbatches and sizes of the mesh axis `tensor`.
@@ -91,7 +92,7 @@ class Candidate:
 
 
 def candidates(
-    program: Program, objective: Objective, topology: Topology, gather_parameters: str = "per_use"
+    program: Program, objective: Objective, topology: Topology, gather_parameters: Gathering = "per_use"
 ) -> list[Candidate]:
     """Lists the configurations that divide evenly and fit by the estimate.
 
@@ -120,7 +121,7 @@ def candidates(
             row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
         for ici in meshes(topology, leaves):
             if per_step and ici["tensor"] > 1:
-                continue
+                continue  # `gathering.check` refuses it
             shards = ici["data"] * ici["fsdp"] * topology.slices
             numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
             for rules, number in itertools.product(rule_sets(ici, lengths), numbers):
@@ -218,19 +219,19 @@ class _Estimate:
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
         static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
         used = [leaf for leaf in leaves if leaf.passes]
-        gathered = sum(COLLECTIVE_ELEMENT_BYTES * leaf.size for leaf in used) if per_step else 0.0
-        read = gathered or sum(leaf.bytes / leaf.num_shards(ici) for leaf in used)  # by each microbatch
         trained = [leaf for leaf in leaves if leaf.is_trained]
-        # With `per_step`, gradients are summed for all parameters, and parameters are gathered before the microbatches.
-        shards_of_gradients = {**ici, "fsdp": 1} if per_step else ici
-        gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(shards_of_gradients) for leaf in trained)
-        # The accumulated sum and the gradients of a microbatch; with `per_step`, only the sum.
-        held = gradients * (2 if microbatches > 1 and not per_step else 1)
-        self.bytes = static + held + gathered + residuals / microbatches + SLACK_BYTES
+        if per_step:  # a device holds all parameters in bfloat16, and the sum of all gradients
+            read = gathered = sum(COLLECTIVE_ELEMENT_BYTES * leaf.size for leaf in used)
+            held = gathered + sum(GRADIENT_ELEMENT_BYTES * leaf.size for leaf in trained)
+        else:
+            read = sum(leaf.bytes / leaf.num_shards(ici) for leaf in used)
+            gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in trained)
+            held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
+        self.bytes = static + held + residuals / microbatches + SLACK_BYTES
         within, across = self._sent()
         self.seconds = (
             row_cost.flops * self._rows / ici["tensor"] / chip.peak_flops,
-            2 * (residuals + static + read * (microbatches - 1)) / chip.hbm_bandwidth,
+            2 * (residuals + static + read * (microbatches - 1)) / chip.hbm_bandwidth,  # each microbatch reads `read`
             within / topology.ici_bandwidth,
             across / chip.dcn_bandwidth,
         )

@@ -1,17 +1,20 @@
 """Names the gin file of `hardware/` whose XLA options a run lacks."""
 
+import functools
+
 from absl import logging
 from jax.sharding import Mesh
 
-# Device kind -> gin file.
-_TPUS = {
-    "TPU v4": "v4.gin",
-    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), "v5e.gin"),
-    **dict.fromkeys(("TPU v5", "TPU v5p"), "v5p.gin"),
-    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), "v6e.gin"),
-    "TPU7x": "tpu7x.gin",
+# Generation -> `device_kind` of its JAX devices; versions of libtpu have different names.
+TPU_KINDS = {
+    "v4": ("TPU v4",),
+    "v5e": ("TPU v5 lite", "TPU v5e"),
+    "v5p": ("TPU v5", "TPU v5p"),
+    "v6e": ("TPU v6 lite", "TPU v6e"),
+    "tpu7x": ("TPU7x",),
 }
-_suggested: set[str] = set()
+# Device kind -> gin file.
+_TPUS = {kind: f"{generation}.gin" for generation, kinds in TPU_KINDS.items() for kind in kinds}
 
 
 def file_name(mesh: Mesh) -> str | None:
@@ -27,11 +30,17 @@ def file_name(mesh: Mesh) -> str | None:
 
 
 def suggest(mesh: Mesh) -> None:
-    """Logs the file, once per file, for a run without XLA options. Nothing is logged if there is no file."""
-    file = file_name(mesh)
-    if file is None or file in _suggested:
-        return
-    _suggested.add(file)
+    """Logs which file to give to a run without XLA options, once per file.
+
+    Args:
+      mesh: as for `file_name`. Nothing is logged if there is no file for it.
+    """
+    if file := file_name(mesh):
+        _log_once(file)
+
+
+@functools.cache
+def _log_once(file: str) -> None:
     logging.warning(
         "no XLA options: give --gin_file=%s after the files of the run, so that collectives overlap with computation; "
         "or train.train.compiler_options = {} for the defaults of XLA",

@@ -6,6 +6,7 @@ import platform
 import sys
 
 VARIABLE = "GLIBC_TUNABLES"
+_HUGE_PAGES = {"glibc.malloc.hugetlb": "1"}
 # Allocations of up to 256 MiB come from one heap, which keeps up to 512 MiB of free memory, so that the kernel does not
 # clear their pages again in each step. Larger ones, such as all temporaries of a program, are returned to the kernel.
 # By default, the limit is at most 32 MiB, and each thread has heaps of 64 MiB that are returned when they are empty.
@@ -31,11 +32,12 @@ def restart_with_tunables() -> None:
     of the settings already. `GLIBC_TUNABLES=glibc.malloc.hugetlb=0` therefore disables all of them.
     """
     given = os.environ.get(VARIABLE, "")
-    settings = {"glibc.malloc.hugetlb": "1"} if _huge_pages_are_on_request() else {}
+    if any(name in given for name in _HUGE_PAGES | _ONE_HEAP) or not _glibc_has_tunables():
+        return
+    settings = _HUGE_PAGES if _huge_pages_are_on_request() else {}
     if _num_cpus() <= _MAX_CPUS_OF_ONE_HEAP:
-        settings |= _ONE_HEAP
-    names = ("glibc.malloc.hugetlb", *_ONE_HEAP)
-    if not settings or any(name in given for name in names) or not _glibc_has_tunables():
+        settings = settings | _ONE_HEAP
+    if not settings:
         return
     os.environ[VARIABLE] = ":".join(filter(None, (given, *(f"{name}={value}" for name, value in settings.items()))))
     sys.stdout.flush()
@@ -57,6 +59,5 @@ def _glibc_has_tunables() -> bool:
 
 
 def _num_cpus() -> int:
-    """Returns the number of CPUs that this process may use."""
-    # macOS and Windows have no affinity, and no glibc either.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of CPUs that this process may use, on Linux."""
+    return len(os.sched_getaffinity(0))

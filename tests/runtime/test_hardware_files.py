@@ -38,8 +38,8 @@ def test_file_of_a_mesh(found, file):
     assert file is None or (Path(config.SHIPPED_ROOT) / file).is_file()
 
 
-def test_file_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(hardware_files, "_suggested", set())
+def test_file_is_logged_once(caplog):
+    hardware_files._log_once.cache_clear()
     for _ in range(2):
         hardware_files.suggest(mesh("tpu", "TPU v5 lite"))
         hardware_files.suggest(mesh("cpu", "cpu"))
