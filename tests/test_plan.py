@@ -90,6 +90,23 @@ def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
 
 @needs_compiler
 @pytest.mark.notf
+def test_plan_with_parameters_that_are_gathered_once_per_step():
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
+    per_use, per_step = (
+        plan.plan(
+            loop=loop(partitioner, microbatches=4, gather_parameters=gather_parameters),
+            make_program=program.make_program,
+            topology="v5e:2x2",
+        )
+        for gather_parameters in ("per_use", "per_step")
+    )
+    assert sum(per_step.compiled.work.by_kind("count")["all-gather"].values()) < sum(
+        per_use.compiled.work.by_kind("count")["all-gather"].values()
+    )
+
+
+@needs_compiler
+@pytest.mark.notf
 def test_search_compiles_the_best_candidates_and_prints_the_settings(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     best = plan.plan(

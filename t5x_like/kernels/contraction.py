@@ -134,11 +134,17 @@ def _projection_backward(num_inputs, sharding, residuals, dy):
     rows = tuple(range(len(batch)))
     flat_x, flat_dy = x.reshape(*batch, -1), dy.reshape(*batch, -1)
     # Only the backward pass constrains matrices: kernels may have other shards in a forward pass, as in decoding.
-    matrix = lax.with_sharding_constraint(kernel.reshape(flat_x.shape[-1], -1), sharding)
+    matrix = _constrain(kernel.reshape(flat_x.shape[-1], -1), sharding)
     dx = lax.dot_general(flat_dy, matrix, (((len(batch),), (1,)), ((), ()))).reshape(x.shape)
     dmatrix = lax.dot_general(flat_x, flat_dy, ((rows, rows), ((), ())))
-    dkernel = lax.with_sharding_constraint(dmatrix, sharding).reshape(kernel.shape)
+    dkernel = _constrain(dmatrix, sharding).reshape(kernel.shape)
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype), None if bias is None else _sum_rows(flat_dy, bias)
+
+
+def _constrain(matrix: Array, sharding: NamedSharding) -> Array:
+    # Where each device computes its own rows (`kernels/row_sums.py`), the mesh has a single device, and the program
+    # that it is part of has others.
+    return matrix if sharding.mesh.size == 1 else lax.with_sharding_constraint(matrix, sharding)
 
 
 def _sum_rows(x: Array, like: Array) -> Array:
