@@ -9,7 +9,7 @@ from t5x_like.cli import execute
 from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
 from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import background, malloc, protocol, stop_signals
+from t5x_like.runtime import background, malloc, protocol, standard_streams, stop_signals
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
 
@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       An exit code of `runtime.protocol`, or 128 + n for a command that signal n ended.
     """
+    if argv is None:
+        standard_streams.open_missing()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv), may_restart=argv is None)
     except Exception:

@@ -11,6 +11,7 @@ import t5x_like
 
 # SeqIO's evaluator warns about lengths and loggers, which this project's settings choose.
 _ADVICE = os.path.join("seqio", "evaluation.py")
+_PACKAGES = frozenset({"site-packages", "dist-packages"})  # names of the directories of installed packages
 
 
 class _Handler(logging.StreamHandler):
@@ -27,13 +28,16 @@ def handler(*, everything: bool = False) -> logging.Handler:
     """
     here = os.path.dirname(os.path.abspath(t5x_like.__file__))
     own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
-    others = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+    standard_library = sysconfig.get_path("stdlib") + os.sep
 
     def is_wanted(record: logging.LogRecord) -> bool:
         path = record.pathname
         if record.levelno == logging.WARNING and path.endswith(_ADVICE):
             return False
-        return record.levelno >= logging.WARNING or path.startswith(own) or not path.startswith(others)
+        if record.levelno >= logging.WARNING or path.startswith(own):
+            return True
+        # Packages may lie in several directories: of the environment, of the user, or of the system.
+        return not path.startswith(standard_library) and _PACKAGES.isdisjoint(path.split(os.sep))
 
     made = _Handler()
     made.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))

@@ -6,7 +6,9 @@ heartbeat for `STALE_SECONDS`. It waits for a change of the counter instead of c
 differ; only a lock whose last heartbeat is over an hour old is taken over without waiting.
 
 Creating the lock is atomic on local file systems and in stores that support it (Cloud Storage's generation
-preconditions, through fsspec). Taking over is not atomic: the new holder writes the lock, waits and reads it again.
+preconditions, through fsspec). A stale lock is replaced only by the process that has created lock.json.takeover, and
+only if the lock is still the one that was found stale, so that of several starts one succeeds, however long any of them
+is delayed. A start that dies in between leaves a lock.json.takeover, which is taken over in the same way.
 """
 
 import contextlib
@@ -29,8 +31,6 @@ HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 120.0
 # A lock whose heartbeat is older than this is stale, however much the clocks of the hosts differ.
 _ANCIENT_SECONDS = 3600.0
-# How long another process may take between reading a stale lock and writing its own.
-_SETTLE_SECONDS = 0.2
 _POLL_SECONDS = 1.0
 
 
@@ -118,8 +118,7 @@ class RunLock:
         """
         if self._enabled:
             mine = _Holder.current()
-            if not paths.create(self._path, _text(mine)):
-                self._take_over(mine)
+            self._acquire(self._path, mine)
             self._mine, self._confirmed = mine, time.monotonic()
             self._thread.start()
         return self
@@ -147,30 +146,55 @@ class RunLock:
                 f"{self._stale:.0f} s. It stops without further writes."
             )
 
-    def _take_over(self, mine: _Holder) -> None:
-        holder, is_logged = _read(self._path), False
+    def _acquire(self, path: str, mine: _Holder) -> None:
+        """Creates the lock file `path`, or replaces it if it is stale.
+
+        Raises:
+          RunInUse: the holder is alive, or another start was faster.
+        """
+        if paths.create(path, _text(mine)):
+            return
+        stale, why = self._wait_until_free(path)
+        takeover = f"{path}.takeover"
+        self._acquire(takeover, mine)
+        try:
+            now = _read_text(path)
+            if now == stale and now is not None:
+                logging.warning("taking over %s of %s: %s", path, _Holder.parse(now) or "an unknown process", why)
+                paths.write_despite_full_disk(path, _text(mine))
+            elif now is not None or not paths.create(path, _text(mine)):
+                raise self._in_use(_read(path))
+        finally:
+            if (holder := _read(takeover)) and holder.token == mine.token:
+                paths.remove(takeover)
+
+    def _wait_until_free(self, path: str) -> tuple[str | None, str]:
+        """Waits until a lock is stale or removed; at most `stale_seconds`.
+
+        Returns:
+          The text of the stale lock, None if it was removed; and the reason why it is free.
+
+        Raises:
+          RunInUse: the holder is alive.
+        """
+        text, is_logged = _read_text(path), False
         started = time.monotonic()
-        while not (why := self._why_free(holder, time.monotonic() - started)):
+        while text is not None:
+            holder = _Holder.parse(text)
+            if why := self._why_free(holder, time.monotonic() - started):
+                return text, why
             if not is_logged:
                 logging.info(
                     "%s is held by %s: waiting at most %.0f s for its next heartbeat",
-                    *(self._path, holder or "an unknown process", self._stale),
+                    *(path, holder or "an unknown process", self._stale),
                 )
                 is_logged = True
             time.sleep(_POLL_SECONDS)
-            now = _read(self._path)
-            if now is None and not paths.exists(self._path):
-                why = "its holder has just exited"
-                break
-            if now is not None and holder is not None and (now.token, now.beats) != (holder.token, holder.beats):
+            before, text = holder, _read_text(path)
+            now = _Holder.parse(text or "")
+            if now is not None and before is not None and (now.token, now.beats) != (before.token, before.beats):
                 raise self._in_use(now)
-            holder = now or holder
-        logging.warning("taking over %s of %s: %s", self._path, holder or "an unknown process", why)
-        paths.write_despite_full_disk(self._path, _text(mine))
-        time.sleep(_SETTLE_SECONDS)
-        now = _read(self._path)
-        if now is None or now.token != mine.token:
-            raise self._in_use(now)
+        return None, "its holder has just exited"
 
     def _why_free(self, holder: _Holder | None, watched: float) -> str | None:
         """Returns the reason why a lock can be taken over, or None.
@@ -241,8 +265,13 @@ class LockObserver:
 
 def _read(path: str) -> _Holder | None:
     """Returns the holder of a lock, or None if the lock does not exist or is being written."""
+    return _Holder.parse(_read_text(path) or "")
+
+
+def _read_text(path: str) -> str | None:
+    """Returns the text of a lock, or None if the lock does not exist."""
     try:
-        return _Holder.parse(paths.read_text(path))
+        return paths.read_text(path)
     except FileNotFoundError:
         return None
 

@@ -60,10 +60,12 @@ def test_lines_are_not_repeated_under_a_command():
         ("seqio/evaluation.py", logging.ERROR, True),
         ("seqio/utils.py", logging.WARNING, True),
         ("tensorflow/python/checkpoint/functional_saver.py", logging.INFO, False),
+        ("/usr/lib/python3/dist-packages/orbax/checkpoint/logger.py", logging.INFO, False),  # of the system
+        ("/home/someone/tasks/my_tasks.py", logging.INFO, True),
     ],
 )
 def test_lines_of_other_packages(path, level, shown):
-    path = os.path.join(sysconfig.get_path("purelib"), path)
+    path = os.path.join(sysconfig.get_path("purelib"), path)  # an absolute path stays as it is
     record = logging.LogRecord("absl", level, path, 1, "text", None, None)
     assert bool(console_log.handler().filter(record)) == shown
     assert console_log.handler(everything=True).filter(record)

@@ -24,7 +24,6 @@ def model_dir(request, tmp_path):
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(run_lock, "_SETTLE_SECONDS", 0.01)
     monkeypatch.setattr(run_lock, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.02)
 
@@ -106,6 +105,67 @@ def test_lock_released_during_the_wait_is_taken(model_dir):
     threading.Timer(0.1, lambda: paths.remove(lock_path(model_dir))).start()
     with RunLock(model_dir, stale_seconds=30):
         pass
+
+
+class _Delayed:
+    """Replaces `run_lock.paths`: calls a function before the access number `index` to a file."""
+
+    def __init__(self, index, function):
+        self.accesses, self._index, self._function = 0, index, function
+
+    def __getattr__(self, name):
+        function = getattr(paths, name)
+
+        def delayed(*arguments):
+            self.accesses += 1
+            if self.accesses == self._index + 1:
+                self._function()
+            return function(*arguments)
+
+        return delayed if name in ("create", "read_text", "write_despite_full_disk", "remove") else function
+
+
+def test_one_of_two_starts_takes_a_stale_lock_whichever_is_delayed(model_dir, monkeypatch):
+    """The first start is delayed before each of its accesses in turn, while the second one starts."""
+    ends = []
+    for index in range(20):
+        leave_lock(model_dir, process_start="1")
+        second = RunLock(model_dir)
+        started = []
+
+        def start(second=second, started=started):
+            try:
+                started.append(second.__enter__())
+            except RunInUse:
+                started.append(None)
+
+        delayed = _Delayed(index, start)
+        monkeypatch.setattr(run_lock, "paths", delayed)
+        monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 60.0)
+        first = RunLock(model_dir)
+        try:
+            first.__enter__()
+            holders = [first]
+        except RunInUse:
+            holders = []
+        monkeypatch.setattr(run_lock, "paths", paths)
+        holders += [lock for lock in started if lock]
+        assert len(holders) == 1, f"access {index}: {len(holders)} starts succeeded"
+        assert holder_of(model_dir).token == holders[0]._mine.token
+        holders[0].__exit__()
+        assert not paths.exists(lock_path(model_dir)) and not paths.exists(lock_path(model_dir) + ".takeover")
+        ends.append(holders[0] is first)
+        if not started:
+            break
+    assert len(ends) > 5 and any(ends) and not all(ends)
+
+
+def test_start_that_died_during_a_takeover_is_followed_by_another(model_dir):
+    holder = leave_lock(model_dir, process_start="1")
+    paths.write_atomic(lock_path(model_dir) + ".takeover", run_lock._text(holder))
+    with RunLock(model_dir):
+        assert holder_of(model_dir).process_start != "1"
+    assert not paths.exists(lock_path(model_dir) + ".takeover")
 
 
 def test_heartbeat_increments_the_counter(model_dir):
