@@ -91,10 +91,17 @@ class Label:
             return self.names.index(text)
         if re.fullmatch(r"-1|\d+", text) and int(text) < len(self.names):
             return int(text)
+        if text.isdigit():
+            raise ValueError(
+                f"{text!r:.80} is not the index of a label. The indices of the {len(self.names)} labels count from 0 "
+                f"to {len(self.names) - 1}. Give one of them, or names: {self._shown()}"
+            )
         near = difflib.get_close_matches(text, self.names, n=1)
-        shown = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{text!r:.80} is not a label.{hint} Give one of {shown}")
+        raise ValueError(f"{text!r:.80} is not a label.{hint} Give one of {self._shown()}")
+
+    def _shown(self) -> str:
+        return ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from data_tasks.vocabularies import SENTINELS
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 from t5x_like import paths
+from t5x_like.data.tokenizer_files import VocabularyNotSet
 from t5x_like.errors import UserError
 
 SENTENCEPIECE_SUFFIX = ".model"
@@ -59,7 +60,7 @@ class LateVocabulary(seqio.Vocabulary):
         """
         path = self.path
         if not path:
-            raise UserError(
+            raise VocabularyNotSet(
                 "VOCABULARY_PATH is not set: the task has no vocabulary of its own. Set it (or "
                 "TASK_ARGUMENTS={'vocabulary_path': …}) to a Hugging Face directory or a SentencePiece .model file."
             )

@@ -12,6 +12,8 @@ from t5x_like.cli.arguments import Arguments
 from t5x_like.cli.commands import COMMANDS, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
+from t5x_like.data import tokenizer_files
+from t5x_like.errors import UserError
 from t5x_like.runtime import protocol, run_files, stop_signals
 from t5x_like.training import weight_files
 
@@ -27,7 +29,24 @@ def run(arguments: Arguments) -> int:
 
     Returns:
       The exit code, see `runtime.protocol`.
+
+    Raises:
+      UserError: The command line, the configuration or the data is invalid.
     """
+    try:
+        return _run(arguments)
+    except tokenizer_files.VocabularyNotSet as error:
+        directory = given_macros(arguments).get("HF_PATH")
+        if not isinstance(directory, str):
+            raise
+        names = ", ".join(tokenizer_files.VOCABULARIES)
+        raise UserError(
+            f"HF_PATH={directory}: tokenizer files not found, and the task has no vocabulary of its own. Add the "
+            f"tokenizer of the model to the directory ({names}), or give --gin.VOCABULARY_PATH=…"
+        ) from error
+
+
+def _run(arguments: Arguments) -> int:
     command = COMMANDS[arguments.command]
     prepare(arguments)
     check_paths(command.paths, given_macros(arguments))

@@ -53,10 +53,8 @@ def _has_steps(directory: str) -> bool:
 def _check_checkpoint(setting: str, path: str) -> None:
     path = path.rstrip("/").removesuffix("/checkpoints/best")  # resolved when the run is read
     if not paths.exists(path):
-        raise UserError(
-            f"{setting}={path}: not found. Give a run directory, one of its checkpoints, a Hugging Face directory, or "
-            "a T5X checkpoint"
-        )
+        wanted = "a run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint"
+        raise weight_files.not_found(setting, path, wanted)
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
     is_run = is_step or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
     if not (is_run or weight_files.is_huggingface(path) or weight_files.find_t5x(path)):

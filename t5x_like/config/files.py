@@ -26,6 +26,7 @@ from t5x_like.config.values import (
     replace,
 )
 from t5x_like.data import tokenizer_files
+from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 
 # Origins of a setting. An unused setting is an error if it comes from the user; otherwise it is ignored.
@@ -139,7 +140,7 @@ class Reader:
         shown = f"gin_configs/{local.relative_to(search.SHIPPED_ROOT)}" if shipped else found
         origin = origin or (SHIPPED if shipped else USER)
         file = _File(self, shown, origin)
-        for statement in parse(paths.read_text(found), shown):
+        for statement in self._statements_of(found, shown, origin):
             if isinstance(statement, config_parser.IncludeStatement):
                 if origin == STORED:  # an include could show lines of any file in an error message
                     raise ConfigError(
@@ -157,6 +158,18 @@ class Reader:
                 file.read_binding(statement)
         self._symbols |= file.symbols
         self._open.pop()
+
+    @staticmethod
+    def _statements_of(path: str, shown: str, origin: str) -> list[Any]:
+        try:
+            return parse(paths.read_text(path), shown)
+        except UserError as error:
+            if origin != STORED:
+                raise
+            raise ConfigError(
+                f"{error}\n{shown} is the stored configuration of the run, and is damaged. Restore it from a copy; or "
+                "give the gin files of the run with --gin_file, and CHECKPOINT_PATH instead of MODEL_DIR"
+            ) from error
 
     def read_run(self, directory: str) -> None:
         """Reads the stored configuration of a run.

@@ -72,6 +72,18 @@ def shipped_setters(macro: str) -> str:
     return f": give a file that defines it first, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 
+def comment_of(where: str) -> str:
+    """Returns the comment at the end of the line of a shipped gin file, such as `gin_configs/runs/finetune.gin:25`.
+
+    Returns:
+      The comment; an empty string if the line has none, or is not in a shipped file.
+    """
+    if not (match := re.fullmatch(r"gin_configs/(.+\.gin):(\d+)", where)):
+        return ""
+    line = (SHIPPED_ROOT / match[1]).read_text("utf-8").splitlines()[int(match[2]) - 1]
+    return line.partition("  # ")[2].strip()
+
+
 def shipped_references(macro: str) -> dict[str, str]:
     """Returns shipped gin file -> reference, such as `@optimizers.adamw()`, for files that set the macro to one."""
     setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)

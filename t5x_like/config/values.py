@@ -151,6 +151,8 @@ def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
             message = f"write {right} instead of {token[1]}"
         else:
             message = f"strings need quotes in a gin file: '{token[1]}…'"
+    elif message.startswith("EOF in multi-line"):
+        message = "the file ends within a bracket or a string that is not closed"
     where = f"{file}:{line}" if line else file
     return ConfigError(f"{where}: {message}" + (f"\n    {source}" if source else ""))
 

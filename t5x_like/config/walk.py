@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import gin
 
 from t5x_like.config.files import Setting, Statements
-from t5x_like.config.search import shipped_setters
+from t5x_like.config.search import comment_of, shipped_setters
 from t5x_like.config.values import REQUIRED, Macro, Reference, nearest, references_in, replace
 
 Key = tuple[str, str, str]  # (scope, name of the callable, parameter)
@@ -119,7 +119,10 @@ class _Walk:
         self._reached.macros.setdefault(name, setting)
         if setting.value == REQUIRED:
             if not known:
-                self._problem(f"{name} is required ({where} uses it). Give --gin.{name}=…, or a gin file that sets it")
+                meaning = f": {comment}" if (comment := comment_of(setting.where)) else ""
+                self._problem(
+                    f"{name} is required ({where} uses it){meaning}. Give --gin.{name}=…, or a gin file that sets it"
+                )
             return
         self._expanding.append(name)
         self.value(setting, name)

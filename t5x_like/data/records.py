@@ -24,6 +24,8 @@ from t5x_like.errors import UserError
 GZIP_SUFFIX = ".gz"
 
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}"
+# The largest value that csv accepts on all platforms.
+_LARGEST_FIELD = 2**31 - 1
 
 
 class Record(NamedTuple):
@@ -134,6 +136,7 @@ def _tsv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of the first line and the columns of each row that is not empty."""
+    csv.field_size_limit(_LARGEST_FIELD)  # by default 131,072 characters, which documents exceed
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     first = 1
     try:
@@ -142,6 +145,11 @@ def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
                 yield first, values
             first = reader.line_num + 1
     except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise UserError(
+                f"{path}:{first}: a quote that opens in this row is not closed. Close it, and write a quote within "
+                "quoted text as two."
+            ) from error
         raise UserError(
             f"{path}:{first}: not a valid CSV row ({error}). Quote text that contains a comma, a quote or a line end, "
             "and write a quote within it as two."

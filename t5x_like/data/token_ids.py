@@ -69,6 +69,7 @@ def check_labels(batch: Mapping[str, np.ndarray], num_labels: Mapping[str, int],
         if labels.size and labels.max() >= number:
             row, _ = np.argwhere(labels >= number)[0].tolist()
             raise UserError(
-                f"{data}: label {labels[row].max()} (row {row} of a batch): the objective only has the labels "
-                f"0 … {number - 1}. Give all labels of the task as LABELS."
+                f"{data}: label index {labels[row].max()} (row {row} of a batch) is too large: the objective has "
+                f"{number} labels, with the indices 0 to {number - 1}. Give all labels of the task as LABELS, in the "
+                "order of their indices, or correct the indices of the task."
             )

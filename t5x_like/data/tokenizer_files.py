@@ -6,13 +6,17 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 
 # Files from which a tokenizer can be built without any other.
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 # The other files that `save_pretrained` of a tokenizer writes.
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-TOKENIZER = frozenset({*_VOCABULARIES, "merges.txt", *_SETTINGS})
+TOKENIZER = frozenset({*VOCABULARIES, "merges.txt", *_SETTINGS})
 # The files that describe the model. Without tokenizer_config.json, the type of the model is that of the tokenizer.
 MODEL = frozenset({"config.json", "generation_config.json"})
 SENTENCEPIECE = ".model"
+
+
+class VocabularyNotSet(UserError):
+    """A task needs a vocabulary, and VOCABULARY_PATH is not set."""
 
 
 def find(path: str) -> str | None:
@@ -27,7 +31,7 @@ def find(path: str) -> str | None:
     names = paths.listdir(path)
     if not names:
         return path if path.endswith(SENTENCEPIECE) and paths.is_file(path) else None
-    if not any(name in _VOCABULARIES or name.endswith(SENTENCEPIECE) for name in names):
+    if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in names):
         return None
     if any(name in names for name in ("tokenizer_config.json", "tokenizer.json", "config.json")):
         return path
@@ -52,7 +56,7 @@ def read(path: str, names: Collection[str] = TOKENIZER | MODEL) -> dict[str, byt
     found = find(path)
     if found is None and TOKENIZER & set(names):
         raise UserError(
-            f"{path}: tokenizer files not found. Give a Hugging Face directory with {', '.join(_VOCABULARIES)}, or a "
+            f"{path}: tokenizer files not found. Give a Hugging Face directory with {', '.join(VOCABULARIES)}, or a "
             f"SentencePiece {SENTENCEPIECE} file."
         )
     if found is not None and found.endswith(SENTENCEPIECE) and paths.is_file(found):

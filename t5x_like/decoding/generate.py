@@ -13,6 +13,7 @@ from t5x_like.decoding.parameters import for_decoding
 from t5x_like.decoding.sampling import keys_of_samples, sample
 from t5x_like.decoding.settings import Decoding
 from t5x_like.decoding.start import Start
+from t5x_like.errors import UserError
 
 
 def generate(
@@ -42,14 +43,15 @@ def generate(
       The generated texts, `decoding.samples` per row.
 
     Raises:
-      ValueError: `decoding` is not resolved, or sampling has no key.
+      UserError: a field of `decoding` is missing, or sampling has no key.
     """
-    if None in (decoding.max_length, decoding.eos_ids, decoding.bos_id):
-        raise ValueError(f"{decoding}: max_length, eos_ids or bos_id is None. Call Decoding.resolve first.")
+    if missing := [name for name in ("max_length", "eos_ids", "bos_id") if getattr(decoding, name) is None]:
+        values = ", ".join(f"{name}=…" for name in missing)
+        raise UserError(f"Decoding: missing {', '.join(missing)}. Give Decoding({values}), or call Decoding.resolve.")
     keys = None
     if decoding.temperature > 0:
         if key is None:
-            raise ValueError(f"temperature={decoding.temperature}: sampling needs a random key. Give `key`.")
+            raise UserError(f"temperature={decoding.temperature}: sampling needs a random key. Give `key`.")
         ids = jnp.arange(len(next(iter(batch.values())))) if example_ids is None else example_ids
         keys = keys_of_samples(key, ids, decoding.samples)
     model = for_decoding(model)

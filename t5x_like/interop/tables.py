@@ -318,8 +318,9 @@ class _Source:
         if stored is None or self._tensors.shapes[stored] != expected:
             problem = "is missing" if stored is None else f"has shape {self._tensors.shapes[stored]}"
             raise UserError(
-                f"{self._directory}: tensor {stored or name!r} {problem}; parameter {mapping.name} {shape} requires "
-                f"shape {expected}"
+                f"{self._directory}: tensor {stored or name!r} {problem}, but the {self._family.config_class.__name__} "
+                f"of config.json needs shape {expected} for {mapping.name}. Give the config.json that was saved with "
+                "these weights."
             )
         self._read.add(stored)
         return mapping.from_hf(self._tensors[stored].astype(np.float32), shape)

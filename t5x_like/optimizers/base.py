@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
 from t5x_like.optimizers.groups import ParameterGroup
-from t5x_like.optimizers.schedules import Schedule
+from t5x_like.optimizers.schedules import Schedule, check_learning_rate
 from t5x_like.parameters import Tree
 
 
@@ -35,8 +35,15 @@ class Optimizer:
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:
-    """Returns a schedule unchanged, and a number as a constant schedule."""
-    return learning_rate if callable(learning_rate) else lambda step: jnp.asarray(learning_rate, jnp.float32)
+    """Returns a schedule unchanged, and a number as a constant schedule.
+
+    Raises:
+      UserError: The number is negative or not finite.
+    """
+    if callable(learning_rate):
+        return learning_rate
+    check_learning_rate(learning_rate)
+    return lambda step: jnp.asarray(learning_rate, jnp.float32)
 
 
 def global_norm(tree: Tree) -> Float[Array, ""]:

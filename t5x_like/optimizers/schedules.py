@@ -6,6 +6,7 @@ BERT's released fine-tuning code.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
@@ -222,6 +223,7 @@ def factors(
       UserError: A factor is unknown, or `warmup_steps` is not a number of steps.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    check_learning_rate(base_learning_rate)
     known = {
         "constant": lambda s: base_learning_rate,
         "linear_warmup": lambda s: jnp.minimum(1.0, s / warmup_steps),
@@ -297,14 +299,27 @@ def in_steps(name: str, steps: int | float, total_steps: int | None) -> int:
     return int(steps)
 
 
+def check_learning_rate(value: float) -> None:
+    """Checks a learning rate.
+
+    Raises:
+      UserError: It is negative or not finite.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise UserError(f"LEARNING_RATE={value} is not a positive number. Give a positive number, or 0.")
+
+
 def _check(peak: float, floor: float):
+    check_learning_rate(peak)
     if not 0.0 <= floor <= peak:
-        raise UserError(f"floor={floor} must lie between 0 and the maximum learning rate {peak}")
+        raise UserError(f"floor={floor} is not between 0 and the learning rate {peak}. Give 0, or a smaller floor.")
 
 
 def _check_span(warmup_steps: int, total_steps: int):
+    if total_steps < 1:
+        raise UserError(f"TRAIN_STEPS={total_steps} is not positive. Give a positive integer.")
     if warmup_steps >= total_steps:
         raise UserError(
-            f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}. Set WARMUP_STEPS below "
-            "TRAIN_STEPS, or use a schedule without decay (constant, rsqrt)."
+            f"WARMUP_STEPS={warmup_steps} is not less than TRAIN_STEPS={total_steps}. Give fewer steps, such as 0.1 "
+            "for a tenth of the run, or use a schedule without decay (constant, rsqrt)."
         )

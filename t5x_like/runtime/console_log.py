@@ -12,6 +12,8 @@ import t5x_like
 # SeqIO's evaluator warns about lengths and loggers, which this project's settings choose.
 _ADVICE = os.path.join("seqio", "evaluation.py")
 _PACKAGES = frozenset({"site-packages", "dist-packages"})  # names of the directories of installed packages
+# The threads of Orbax log each error with its traceback, and Orbax raises it again in the thread that waits for them.
+_CHECKPOINTS = os.path.join("", "orbax", "checkpoint", "")
 
 
 class _Handler(logging.StreamHandler):
@@ -33,6 +35,8 @@ def handler(*, everything: bool = False) -> logging.Handler:
     def is_wanted(record: logging.LogRecord) -> bool:
         path = record.pathname
         if record.levelno == logging.WARNING and path.endswith(_ADVICE):
+            return False
+        if record.exc_info and _CHECKPOINTS in path:
             return False
         if record.levelno >= logging.WARNING or path.startswith(own):
             return True

@@ -1,9 +1,15 @@
-"""Names the gin file of `hardware/` whose XLA options a run lacks."""
+"""Names the gin file of `hardware/` whose XLA options a run lacks, and checks the options of a run."""
 
+import contextlib
 import functools
+import re
+from collections.abc import Collection, Iterator
 
+import jax
 from absl import logging
 from jax.sharding import Mesh
+
+from t5x_like.errors import UserError
 
 # Generation -> `device_kind` of its JAX devices; versions of libtpu have different names.
 TPU_KINDS = {
@@ -15,6 +21,8 @@ TPU_KINDS = {
 }
 # Device kind -> gin file.
 _TPUS = {kind: f"{generation}.gin" for generation, kinds in TPU_KINDS.items() for kind in kinds}
+# Beginnings of the names of options that only the compiler for TPUs has.
+_TPU_OPTIONS = ("xla_tpu_", "xla_jf_")
 
 
 def file_name(mesh: Mesh) -> str | None:
@@ -37,6 +45,44 @@ def suggest(mesh: Mesh) -> None:
     """
     if file := file_name(mesh):
         _log_once(file)
+
+
+def check(options: Collection[str], platform: str) -> None:
+    """Checks that XLA options are not those of TPUs on another platform.
+
+    Args:
+      options: their names.
+      platform: that of the mesh, such as `cpu`.
+
+    Raises:
+      UserError: an option is one for TPUs, and the platform is another.
+    """
+    for name in options:
+        if platform != "tpu" and name.startswith(_TPU_OPTIONS):
+            raise UserError(
+                f"compiler_options[{name!r}]: an XLA option for TPUs, but the devices of this run are {platform}. Omit "
+                "the --gin_file=hardware/… that sets it, or run on a TPU"
+            )
+
+
+@contextlib.contextmanager
+def explain_unknown_options(platform: str) -> Iterator[None]:
+    """Converts XLA's error about an unknown option.
+
+    Args:
+      platform: that of the mesh.
+
+    Raises:
+      UserError: instead of XLA's error.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not (match := re.search(r"No such compile option: '(\w+)'", str(error))):
+            raise
+        raise UserError(
+            f"compiler_options[{match[1]!r}]: XLA for {platform} has no such option. Correct its name, or remove it"
+        ) from error
 
 
 @functools.cache

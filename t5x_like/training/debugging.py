@@ -32,6 +32,10 @@ def log_first_batch(batch: Mapping[str, jax.Array], is_first: bool) -> None:
     """Logs a batch if it is the first one of the run and `jit` is disabled, as by `--debug`."""
     if is_first and jax.config.jax_disable_jit:
         logging.info("first batch:\n%s", describe_batch(batch))
+        logging.info(
+            "without compilation, each operation is dispatched by itself: the first step, which prepares all of them, "
+            "takes tens of seconds, and later steps take seconds"
+        )
 
 
 def describe_batch(batch: Mapping[str, jax.Array]) -> str:

@@ -96,7 +96,8 @@ class Program:
         yield
         lowered = traced.lower()
         yield
-        lowered.compile()
+        with hardware_files.explain_unknown_options(self.partitioner.platform):
+            lowered.compile()
 
 
 def make_program(
@@ -141,6 +142,7 @@ def make_program(
     teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
     if compiler_options is None:
         hardware_files.suggest(partitioner.mesh)
+    hardware_files.check(compiler_options or (), partitioner.platform)
     config = for_platform(model, partitioner.platform)
     batch_shapes = data.batch_shapes(objective.features)
     gathering.check(gather_parameters, partitioner)

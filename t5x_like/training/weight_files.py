@@ -4,9 +4,12 @@ import json
 import re
 
 from t5x_like import paths
+from t5x_like.errors import UserError
 
 # Formats of weights that are not supported. The first four are pickles, which can execute code when they are read.
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".index", ".npz", ".gguf")
+# The name of a model on the Hugging Face Hub, with or without its owner.
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def is_huggingface(path: str) -> bool:
@@ -42,6 +45,23 @@ def find_t5x(path: str) -> str | None:
             if paths.is_file(index := paths.join(directory, name)):
                 return index
     return None
+
+
+def not_found(setting: str, path: str, wanted: str) -> UserError:
+    """Returns the error for weights that do not exist. Their path may be the name of a model on the Hugging Face Hub.
+
+    Args:
+      setting: what the user set, such as `HF_PATH`.
+      path: its value.
+      wanted: what to give instead, after "Give ".
+    """
+    owner, _, _ = path.rpartition("/")
+    if not _HUB_NAME.fullmatch(path) or (owner and paths.exists(owner)):
+        return UserError(f"{setting}={path}: not found. Give {wanted}.")
+    return UserError(
+        f"{setting}={path}: not found. Give {wanted}. A model of the Hugging Face Hub must be downloaded "
+        f"first: `hf download {path} --local-dir {path}` (`pip install huggingface_hub` has this command)."
+    )
 
 
 def explain_missing(path: str) -> str:

@@ -255,7 +255,7 @@ def test_unsupported_variant_is_refused_by_its_key(directory, key):
 
 @pytest.mark.notf
 def test_missing_directory_raises(tmp_path):
-    with pytest.raises(UserError, match="HF_PATH=nowhere: directory not found"):
+    with pytest.raises(UserError, match="HF_PATH=nowhere: not found..* `hf download nowhere --local-dir nowhere`"):
         resolve("train", "--gin_file=runs/finetune.gin", "--gin.HF_PATH=nowhere", TASK)
 
 

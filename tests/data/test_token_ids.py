@@ -38,5 +38,5 @@ def test_label_beyond_those_of_the_objective_raises():
     assert spec.num_labels == {"label": 3} and specs.with_label(specs.DECODER_INPUTS).num_labels == {}
     batch = {"label": np.array([[-1], [2]])}
     token_ids.check_labels(batch, spec.num_labels, data="sst2")
-    with pytest.raises(ValueError, match=r"sst2: label 3 \(row 1 of a batch\): the objective only has .* 0 … 2"):
+    with pytest.raises(ValueError, match=r"sst2: label index 3 \(row 1 .* objective has 3 labels, .* 0 to 2"):
         token_ids.check_labels({"label": batch["label"] + 1}, spec.num_labels, data="sst2")

@@ -279,14 +279,14 @@ def test_missing_misshapen_and_unexpected_tensors_raise(name, directory, change)
     mapping, hf_name, shape = mapping_of_layer(name)
     tensors, needed = (
         tensors_of(directory),
-        f"parameter {mapping.name} {escaped(shape)} requires shape {escaped(mapping.hf_shape(shape))}",
+        f"config.json needs shape {escaped(mapping.hf_shape(shape))} for {mapping.name}. Give the config.json",
     )
     if change == "missing":
         del tensors[hf_name]
-        message = f"tensor '{hf_name}' is missing; {needed}"
+        message = f"tensor '{hf_name}' is missing, but the \\w+ of {needed}"
     elif change == "wrong shape":
         tensors[hf_name] = np.ones((3, 3), np.float32)
-        message = rf"tensor '{hf_name}' has shape \(3, 3\); {needed}"
+        message = rf"tensor '{hf_name}' has shape \(3, 3\), but the \w+ of {needed}"
     else:
         tensors["adapter.weight"] = np.ones(2, np.float32)
         message = r"unexpected tensors for this .*: 'adapter.weight' \(1 in total\)"

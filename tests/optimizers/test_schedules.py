@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from t5x_like import optimizers
 from t5x_like.errors import UserError
 from t5x_like.optimizers import schedules
 
@@ -118,9 +119,15 @@ def test_unknown_factor_raises_with_suggestion():
     [
         (
             lambda: schedules.cosine(1.0, total_steps=100, warmup_steps=100),
-            "warmup_steps=100.*total_steps=100.*TRAIN_STEPS",
+            "WARMUP_STEPS=100 is not less than TRAIN_STEPS=100",
         ),
-        (lambda: schedules.linear(1.0, total_steps=10, warmup_steps=10_000), "warmup_steps=10000.*total_steps=10"),
+        (lambda: schedules.linear(1.0, total_steps=10, warmup_steps=10_000), "WARMUP_STEPS=10000 .* TRAIN_STEPS=10"),
+        (lambda: schedules.linear(1.0, total_steps=-5), "TRAIN_STEPS=-5 is not positive. Give a positive integer"),
+        (lambda: schedules.cosine(1.0, total_steps=0, warmup_steps=0.1), "TRAIN_STEPS=0 is not positive"),
+        (lambda: schedules.linear(-0.1, total_steps=5), "LEARNING_RATE=-0.1 is not a positive number"),
+        (lambda: schedules.constant(float("nan")), "LEARNING_RATE=nan is not a positive number"),
+        (lambda: schedules.factors("constant", base_learning_rate=-1.0), "LEARNING_RATE=-1.0 is not a pos"),
+        (lambda: optimizers.adafactor(learning_rate=-0.001), "LEARNING_RATE=-0.001 is not a positive number"),
         (lambda: schedules.wsd(1.0, total_steps=10, warmup_steps=4, decay_steps=7), "decay_steps=7.*10 - 4 = 6"),
         (lambda: schedules.constant(0.1, floor=0.2), "floor=0.2"),
         (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps=-1 is negative"),

@@ -69,3 +69,12 @@ def test_lines_of_other_packages(path, level, shown):
     record = logging.LogRecord("absl", level, path, 1, "text", None, None)
     assert bool(console_log.handler().filter(record)) == shown
     assert console_log.handler(everything=True).filter(record)
+
+
+def test_errors_in_threads_of_orbax_are_not_shown_twice():
+    path = os.path.join(sysconfig.get_path("purelib"), "orbax/checkpoint/_src/futures/future.py")
+    error = OSError("No space left on device")
+    record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", None, (OSError, error, None))
+    assert not console_log.handler().filter(record) and console_log.handler(everything=True).filter(record)
+    record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", None, None)
+    assert console_log.handler().filter(record)

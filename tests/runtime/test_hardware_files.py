@@ -3,10 +3,12 @@
 import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from t5x_like import config
+from t5x_like.errors import UserError
 from t5x_like.planning.chips import CHIPS
 from t5x_like.runtime import hardware_files
 
@@ -16,6 +18,20 @@ pytestmark = pytest.mark.notf
 def mesh(platform, kind, size=4):
     devices = [types.SimpleNamespace(platform=platform, device_kind=kind)] * size
     return types.SimpleNamespace(devices=np.array(devices), size=size)
+
+
+def test_options_for_tpus_raise_on_other_devices():
+    hardware_files.check(["xla_tpu_scoped_vmem_limit_kib"], "tpu")
+    hardware_files.check(["xla_gpu_enable_latency_hiding_scheduler"], "cpu")
+    with pytest.raises(UserError, match=r"'xla_tpu_scoped.*an XLA option for TPUs, but .* are cpu. Omit"):
+        hardware_files.check(["xla_tpu_scoped_vmem_limit_kib"], "cpu")
+
+
+def test_unknown_option_raises():
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    with pytest.raises(UserError, match=r"compiler_options\['xla_no_such'\]: XLA for cpu has no such option"):
+        with hardware_files.explain_unknown_options("cpu"):
+            lowered.compile(compiler_options={"xla_no_such": 1})
 
 
 @pytest.mark.parametrize(

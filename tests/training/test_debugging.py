@@ -103,7 +103,7 @@ def test_first_batch_is_logged_only_without_jit(caplog):
         assert not caplog.messages
         with jax.disable_jit():
             debugging.log_first_batch(batch, is_first=True)
-    assert "tokens [2, 2] int32" in caplog.text
+    assert "tokens [2, 2] int32" in caplog.text and "the first step, which prepares all of them" in caplog.text
 
 
 def test_results_are_sharded_without_jit():

@@ -82,8 +82,10 @@ def _directory(path: str, settings: KnownSettings) -> str:
         copy = paths.join(model_dir, run_files.TOKENIZER)
         if paths.exists(paths.join(copy, "config.json")):
             return copy
-    found = "config.json not found" if paths.exists(path) else "directory not found"
-    raise UserError(f"HF_PATH={path}: {found}. Give a local or mounted directory as `save_pretrained` writes it.")
+    wanted = "a local or mounted directory as `save_pretrained` writes it"
+    if not paths.exists(path):
+        raise weight_files.not_found("HF_PATH", path, wanted)
+    raise UserError(f"HF_PATH={path}: config.json not found. Give {wanted}.")
 
 
 def _model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str, Any]]:

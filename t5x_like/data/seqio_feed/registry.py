@@ -64,9 +64,13 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
 
     names = [*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or sorted(names)[:20]
+        if near := difflib.get_close_matches(name, names, n=5, cutoff=0.4):
+            known = f"The nearest names are {', '.join(near)}."
+        else:
+            beginnings = dict.fromkeys(known.partition("_")[0] for known in sorted(names))
+            known = f"No registered name is similar; they begin with {', '.join(beginnings)}."
         raise UserError(
-            f"MIXTURE_OR_TASK_NAME={name!r} is not registered. The nearest names are {', '.join(near)}. For your own "
-            "task, set MIXTURE_OR_TASK_MODULE to the module that registers it."
+            f"MIXTURE_OR_TASK_NAME={name!r} is not registered. {known} For your own task, set MIXTURE_OR_TASK_MODULE "
+            "to the module that registers it."
         )
     return seqio.get_mixture_or_task(name)

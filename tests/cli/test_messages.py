@@ -1,0 +1,102 @@
+"""Messages about wrong input: they name the setting, its value, the problem and the next step."""
+
+import re
+
+import pytest
+import small_models
+
+from t5x_like import config
+from t5x_like.config import search
+from t5x_like.decoding.generate import generate
+from t5x_like.decoding.settings import Decoding
+from t5x_like.errors import UserError
+from t5x_like.training import weight_files
+
+FINETUNE = ["train", "--gin_file=runs/finetune.gin", "--gin.TRAIN_STEPS=2"]
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--gin.TRAIN_STEPS=-5"], "TRAIN_STEPS=-5 is not positive. Give a positive integer."),
+        (["train", "--gin.LEARNING_RATE=-0.1"], "LEARNING_RATE=-0.1 is not a positive number. Give a positive number"),
+        (
+            [*FINETUNE, "--gin_file=models/t5_1_1/small.gin", "--gin.MIXTURE_OR_TASK_NAME=a"],
+            "INITIAL_CHECKPOINT_PATH is required (gin_configs/runs/pretrain.gin:* uses it): the pretrained weights, "
+            "which HF_PATH sets too; None: random weights. Give --gin.INITIAL_CHECKPOINT_PATH=…",
+        ),
+        (
+            [*FINETUNE, "--gin.HF_PATH=google-t5/t5-small", "--gin.MIXTURE_OR_TASK_NAME=a"],
+            "HF_PATH=google-t5/t5-small: not found. * Hub must be downloaded first: "
+            "`hf download google-t5/t5-small --local-dir google-t5/t5-small`",
+        ),
+        (
+            ["convert", "--input=bert-base-uncased", "--output=out"],
+            "CHECKPOINT_PATH=bert-base-uncased: not found. Give a run directory, * `hf download bert-base-uncased",
+        ),
+        (
+            ["train", "--gin_file=runs/quickstart.gin", "--gin_file=hardware/v5e.gin"],
+            "compiler_options['xla_tpu_scoped_vmem_limit_kib']: an XLA option for TPUs, but the devices of this run "
+            "are cpu. Omit the --gin_file=hardware/…",
+        ),
+        (
+            ["inspect", "qqqqqqqq"],
+            "MIXTURE_OR_TASK_NAME='qqqqqqqq' is not registered. No registered name is similar; they begin with c4, * "
+            "For your own task, set MIXTURE_OR_TASK_MODULE",
+        ),
+    ],
+)
+def test_wrong_settings(directory, run_command, arguments, message):
+    code, output = run_command(arguments)
+    last = output.strip().splitlines()[-1]
+    pattern = re.escape(f"t5x_like {arguments[0]}: {message}").replace("\\*", ".*")
+    assert code == 2 and re.match(pattern, last), output
+    assert list(directory.iterdir()) == []
+
+
+def test_huggingface_directory_without_tokenizer(directory, run_command):
+    small_models.write_gpt2(directory / "gpt2")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        (directory / "gpt2" / name).unlink()
+    arguments = [*FINETUNE, "--gin.HF_PATH=gpt2", "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"]
+    code, output = run_command([*arguments, "--gin.BOS_ID=256", "--gin.MIXTURE_OR_TASK_NAME=glue_sst2_v002"])
+    assert code == 2 and "HF_PATH=gpt2: tokenizer files not found, and the task has no vocabulary of its own." in output
+
+
+@pytest.mark.parametrize("damage", ["BATCH_SIZE = (\n", "BATCH_SIZE = {'a'\n", "EVAL_STEPS = true\n"])
+def test_damaged_stored_configuration(directory, run_command, damage):
+    (directory / "run").mkdir()
+    (directory / "run/config.gin").write_text(f"TRAIN_STEPS = 3\n{damage}")
+    code, output = run_command(["eval", "--gin.MODEL_DIR=run"])
+    assert code == 2 and "run/config.gin:" in output, output
+    assert "run/config.gin is the stored configuration of the run, and is damaged. Restore it from a copy; or" in output
+
+
+@pytest.mark.notf
+def test_name_in_an_existing_directory_is_not_taken_for_one_of_the_hub(tmp_path):
+    error = weight_files.not_found("HF_PATH", f"{tmp_path}/model", "a directory")
+    assert str(error) == f"HF_PATH={tmp_path}/model: not found. Give a directory."
+
+
+@pytest.mark.notf
+def test_generation_names_the_missing_fields():
+    with pytest.raises(UserError, match=r"Decoding: missing max_length, bos_id. Give Decoding\(max_length=…, bos_id"):
+        generate(None, {}, Decoding(eos_ids=(1,)))
+
+
+@pytest.mark.notf
+def test_every_required_macro_of_shipped_files_has_a_comment():
+    bare = []
+    for file in sorted(config.SHIPPED_ROOT.rglob("*.gin")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            where = f"gin_configs/{file.relative_to(config.SHIPPED_ROOT)}:{number}"
+            if re.match(r"[A-Z_]+ = %gin.REQUIRED", line) and not search.comment_of(where):
+                bare.append(where)
+    assert bare == []
