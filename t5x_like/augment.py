@@ -36,6 +36,7 @@ def augment(
     input_path: str,
     output_path: str,
     columns: str | Sequence[str | int],
+    overwrite: bool = False,
     checkpoint: str | int = "latest",
     augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
     glove_path: str | None = None,
@@ -62,6 +63,7 @@ def augment(
       output_path: The file to write, with the same suffix. It appears when it is complete.
       columns: The columns of the texts: names, separated by commas or as a list. Numbers from 0 are the columns of a
         `.tsv` or `.csv` file without a header.
+      overwrite: Whether to replace an existing output file.
       checkpoint: Which checkpoint of a run to use: `latest`, `best` (by its evaluation), or a step.
       augmentation: How many copies are drawn, and how.
       glove_path: A text file of word vectors, whose nearest neighbors replace words of several pieces. None: these
@@ -74,11 +76,13 @@ def augment(
       `output_path`.
 
     Raises:
-      UserError: A setting or a row is invalid. Or the unfinished output of another command exists.
+      UserError: A setting or a row is invalid. Or the output file, or the unfinished output of
+        another command, exists.
       ProcessLost: Another process has exited.
     """
     # ---- Settings ---------------------------------------------------------------------------------------------------
     _check_paths(input_path, output_path)
+    paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
     partitioner = partitioner or partitioning.Partitioner()
     config = for_platform(model, partitioner.platform)
     columns = _columns(columns)
@@ -90,7 +94,7 @@ def augment(
     vectors = None if glove_path is None else WordVectors.read(glove_path)
     examples = _examples(texts, data, config, augmentation, vectors)
     predictor.check(examples)
-    (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
+    checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
 
     # ---- Output: the rows that an interrupted command has not written -----------------------------------------------
     table = input_path.removesuffix(GZIP_SUFFIX)

@@ -20,8 +20,8 @@ from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
 from t5x_like.training import checkpoint_choice, run_directory, run_lock, warm_start
-from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations
+from t5x_like.training.stored_checkpoints import StoredCheckpoints
 
 WATCH = "watch"
 # Values of CHECKPOINT for several checkpoints.
@@ -174,10 +174,7 @@ def _skip_if_deleted(path: str, checkpoint: str | int) -> Iterator[None]:
 
 def _fingerprint(path: str) -> str | None:
     step = checkpoint_choice.find_step(path)
-    if step is None:
-        return None
-    with contextlib.closing(Checkpoints(checkpoint_choice.locate(path)[0], read_only=True)) as reader:
-        return reader.fingerprint(step)
+    return None if step is None else StoredCheckpoints(checkpoint_choice.locate(path)[0]).fingerprint(step)
 
 
 def _result(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 from absl import logging
 
-from t5x_like import partitioning
+from t5x_like import partitioning, paths
 from t5x_like.data.records import Record
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.part_files import PartFiles
@@ -34,6 +34,7 @@ def infer(
     checkpoint_path: str,
     input_path: str | None = None,
     output_path: str | None = None,
+    overwrite: bool = False,
     interactive: bool = False,
     checkpoint: str | int = "latest",
     mode: Literal["predict", "score"] = "predict",
@@ -69,6 +70,7 @@ def infer(
       checkpoint_path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
       input_path: A `.txt`, `.jsonl`, `.csv` or `.tsv` file, local or in a bucket, or `-` for standard input.
       output_path: The file to write, or `-` for standard output. A file appears when it is complete.
+      overwrite: Whether to replace an existing output file.
       interactive: Whether to answer the prompts of a terminal, instead of reading and writing files.
       checkpoint: Which checkpoint of a run to use: `latest`, `best` (by its evaluation), or a step.
       mode: `predict`, or `score`: log-probability of the targets in nats, their number of tokens, and whether each is
@@ -92,12 +94,14 @@ def infer(
       `output_path`; None if interactive.
 
     Raises:
-      UserError: A setting or a record is invalid; the message has its line. Or the unfinished output of another command
-        exists.
+      UserError: A setting or a record is invalid; the message has its line. Or the output file, or the unfinished
+        output of another command, exists.
       ProcessLost: Another process has exited.
     """
     # ---- Settings ---------------------------------------------------------------------------------------------------
     _check(mode, input_path, output_path, interactive)
+    if output_path not in (None, STANDARD):
+        paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
     _check_scoring(mode, score_eos=score_eos, per_position=per_position)
     partitioner = partitioner or partitioning.Partitioner()
     config = for_platform(model, partitioner.platform)
@@ -106,13 +110,13 @@ def infer(
     predictor = predictor_for(config, objective, data, lengths, options)
     if interactive:
         predictor.examples(terminal.PATH, [Record(1, {TEXT_FIELD: "prompt"})])  # raises if text cannot be encoded
-        (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
+        checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
         _converse(predictor, predictor.load(checkpoint_path, partitioner), partitioner, decoding, seed)
         return None
 
     # ---- Records: all of them are checked before the parameters are loaded -----------------------------------------
     path, records = read_standard_input() if input_path == STANDARD else (input_path, read(input_path))
-    (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
+    checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
     examples = predictor.examples(path, records)
 
     # ---- Output: the ranges of records that an interrupted command has not written ---------------------------------

@@ -231,6 +231,25 @@ def check_writable(setting: str, directory: str | os.PathLike) -> None:
         raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not writable. Give another path.")
 
 
+def check_output_file(setting: str, path: str | os.PathLike, *, overwrite: bool = True) -> None:
+    """Checks that a file can be written. Creates nothing; of a URL, only `overwrite` is checked.
+
+    Args:
+      setting: name of the setting, such as `OUTPUT_PATH`.
+      path: its value.
+      overwrite: whether an existing file may be replaced.
+
+    Raises:
+      UserError: the path is a directory or not writable, or the file exists and may not be replaced.
+    """
+    if is_local(path) and os.path.isdir(local(path)):
+        raise UserError(f"{setting}={os.fspath(path)}: is a directory. Give the path of a file.")
+    if not overwrite and exists(path):
+        raise UserError(f"{setting}={os.fspath(path)}: exists. Give --overwrite to replace it, or another path.")
+    if not exists(path):
+        check_writable(setting, path)
+
+
 def check_checkpoint_directory(setting: str, directory: str) -> None:
     """Checks that Orbax can write checkpoints to a directory.
 

@@ -208,6 +208,6 @@ def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=
             Shard(file, rows, path.stat().st_size, digest, number_of_pass, rows * examples_per_row, (rows, rows))
         )
         number += rows
-    settings = {"task": task, "module": None, "task_arguments": None}
+    settings = {"task": task, "split": directory.name, "module": None, "task_arguments": None}
     vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
     Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(directory))

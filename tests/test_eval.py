@@ -137,6 +137,7 @@ def infer_lines(checkpoint, tmp_path, lines, suffix="txt", **changes):
         checkpoint_path=checkpoint,
         input_path=str(path),
         output_path=str(tmp_path / "output.jsonl"),
+        overwrite=True,
         **options | changes,
     )
     return [json.loads(line) for line in open(output)]

@@ -217,6 +217,7 @@ def run(gpt, tmp_path, lines, **options):
         checkpoint_path=gpt[0],
         input_path=str(tmp_path / "in.jsonl"),
         output_path=str(tmp_path / "out.jsonl"),
+        overwrite=True,
         **options,
     )
     return values(output)

@@ -115,7 +115,7 @@ def uninterrupted(tmp_path_factory):
 
 def best_checkpoint(model_dir):
     """Returns the step of the best checkpoint."""
-    return Checkpoints(str(model_dir / "checkpoints"), read_only=True).best()
+    return Checkpoints(str(model_dir / "checkpoints"), read_only=True).best().step
 
 
 def test_uninterrupted_run_has_a_row_per_step(uninterrupted):

@@ -117,7 +117,7 @@ def test_finished_run_is_reported(tmp_path, caplog):
     before = (tmp_path / "metrics.jsonl").read_text()
     with caplog.at_level("INFO", logger="absl"):
         assert run(tmp_path).step == 6
-    assert "finished at step 6; the best checkpoint is 6" in caplog.text
+    assert "finished at step 6; the best checkpoint is 6 (loss " in caplog.text
     assert "to train longer, repeat the command with --gin.MODEL_DIR=" in caplog.text
     assert (tmp_path / "metrics.jsonl").read_text() == before
 

@@ -29,6 +29,7 @@ class Command:
       multi_process: Whether several processes can run it as one.
       compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
       paths: Macros with paths that it reads or writes; see `cli.path_checks`.
+      files: Those of `paths` that are files to write. The other paths to write are directories.
       supports_dry_run: Whether it accepts `--dry_run`.
     """
 
@@ -48,6 +49,7 @@ class Command:
     multi_process: bool = False
     compiles: bool = False
     paths: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     supports_dry_run: bool = False
 
 
@@ -161,8 +163,9 @@ COMMANDS = {
             "output": ("OUTPUT_PATH", "the .jsonl file to write; - is standard output"),
             "mode": ("MODE", "predict or score"),
             "interactive": ("INTERACTIVE", "answer prompts in a terminal"),
+            "overwrite": ("OVERWRITE", "replace an existing output file"),
         },
-        flag_defaults={"interactive": "True"},
+        flag_defaults={"interactive": "True", "overwrite": "True"},
         settings=_CHECKPOINT
         | {
             "MIXTURE_OR_TASK_NAME": "SeqIO task whose preprocessors and vocabularies encode the records",
@@ -178,6 +181,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
+        files=("OUTPUT_PATH",),
         supports_dry_run=True,
     ),
     "augment": Command(
@@ -188,7 +192,9 @@ COMMANDS = {
             "input": ("INPUT_PATH", "the .tsv, .csv or .jsonl file to read"),
             "output": ("OUTPUT_PATH", "the file to write, in the same format"),
             "columns": ("COLUMNS", "the columns of the texts, separated by commas"),
+            "overwrite": ("OVERWRITE", "replace an existing output file"),
         },
+        flag_defaults={"overwrite": "True"},
         text_flags=("columns",),
         settings=_CHECKPOINT
         | {
@@ -204,6 +210,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
+        files=("OUTPUT_PATH",),
         supports_dry_run=True,
     ),
     "inspect": Command(
@@ -332,6 +339,7 @@ COMMANDS = {
         placeholder_macros=_PLACEHOLDERS,
         multi_process=True,
         paths=("JSON_PATH",),
+        files=("JSON_PATH",),
     ),
     "plan": Command(
         "t5x_like.plan.plan",
@@ -353,6 +361,8 @@ COMMANDS = {
         base_gin_file="commands/plan.gin",
         placeholder_macros=_PLACEHOLDERS,
         compiles=True,
+        paths=("JSON_PATH",),
+        files=("JSON_PATH",),
     ),
     "report": Command(
         "t5x_like.report.report",
@@ -362,5 +372,6 @@ COMMANDS = {
         positional_repeats=True,
         flags={"output": ("OUTPUT_PATH", "the .html file to write (default: report.html)")},
         paths=("OUTPUT_PATH",),
+        files=("OUTPUT_PATH",),
     ),
 }

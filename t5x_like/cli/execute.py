@@ -49,7 +49,7 @@ def run(arguments: Arguments) -> int:
 def _run(arguments: Arguments) -> int:
     command = COMMANDS[arguments.command]
     prepare(arguments)
-    check_paths(command.paths, given_macros(arguments))
+    check_paths(command.paths, given_macros(arguments), command.files)
     if command.multi_process and not arguments.dry_run:
         from t5x_like.runtime import distributed
 
@@ -58,7 +58,7 @@ def _run(arguments: Arguments) -> int:
     resolved = resolve(arguments, run_directory)
     with stop_signals.watched() as signals:
         signals.check()  # an import may have swallowed the exception of a signal
-    check_paths(command.paths, resolved.macros)
+    check_paths(command.paths, resolved.macros, command.files)
     if arguments.dry_run:
         from t5x_like.cli.dry_run import dry_run
 

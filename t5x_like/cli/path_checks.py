@@ -14,15 +14,16 @@ INPUTS = ("INPUT_PATH",)
 STANDARD = "-"
 
 
-def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
+def check_paths(names: Sequence[str], macros: Mapping[str, Any], files: Sequence[str] = ()) -> None:
     """Checks that the local paths of a command exist or can be written. Buckets are checked when they are opened.
 
     Args:
       names: The macros with the paths of a command, see `Command.paths`.
-      macros: Values of macros by name.
+      macros: Values of macros by name. OVERWRITE is whether to replace existing files.
+      files: Those of `names` that are files to write; see `Command.files`.
 
     Raises:
-      UserError: A path is missing or not writable. The message names its macro.
+      UserError: A path is missing or not writable, or a file exists. The message names its macro.
     """
     given = {name: macros[name] for name in names if isinstance(macros.get(name), str)}
     for name, path in given.items():
@@ -33,6 +34,8 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any]) -> None:
         if name in INPUTS:
             if not paths.is_file(path):
                 raise UserError(f"{name}={path}: file not found. Give an existing .txt, .jsonl, .csv or .tsv file.")
+        elif name in files:
+            paths.check_output_file(name, path, overwrite=macros.get("OVERWRITE") is not False)
         elif name not in CHECKPOINTS:
             paths.check_writable(name, path)
             if name == "MODEL_DIR":

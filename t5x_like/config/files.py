@@ -93,7 +93,8 @@ class Statements:
         """Sets `group[key]`. A later statement replaces an earlier one, with four exceptions.
 
         - A shipped `%gin.REQUIRED` does not replace a value of the user or of a stored configuration.
-        - A shipped default does not replace a task macro of a stored configuration.
+        - A shipped default does not replace a task macro of a stored configuration, unless that is None: a run that
+          reads a cache may have no task.
         - A shipped statement that would replace a different value of the user is recorded as a problem: the files are
           in the wrong order.
         - A derived statement only replaces shipped and missing values.
@@ -103,7 +104,8 @@ class Statements:
             if old.value != REQUIRED:
                 return
         if old is not None and old.origin != SHIPPED and setting.origin == SHIPPED and old.value != REQUIRED:
-            if setting.value == REQUIRED or (old.origin == STORED and group is self.macros and key in TASK_MACROS):
+            describes_task = old.origin == STORED and group is self.macros and key in TASK_MACROS
+            if setting.value == REQUIRED or (describes_task and old.value is not None):
                 return
             if old.set_by_user and old.value != setting.value:
                 self.problems.append(

@@ -22,6 +22,7 @@ BUILDERS = (
     "t5x_like.training.local_checkpoints.LocalTier",
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
+    "t5x_like.data.mixing.Rates",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.decoding.settings.Decoding",
     "t5x_like.distillation",
@@ -36,7 +37,9 @@ BUILDERS = (
     "optax",  # only pure functions that build optimizers, schedules and losses
 )
 # Macros that are never read from a stored configuration, because they tell a command where to read and write.
-PER_COMMAND_MACROS = ("COMPILATION_CACHE_DIR", "INPUT_PATH", "OUTPUT_PATH", "OUTPUT_DIR", "JSON_PATH", "CHECKPOINT")
+PER_COMMAND_MACROS = (
+    *("COMPILATION_CACHE_DIR", "INPUT_PATH", "OUTPUT_PATH", "OVERWRITE", "OUTPUT_DIR", "JSON_PATH", "CHECKPOINT"),
+)
 
 
 class Trust:

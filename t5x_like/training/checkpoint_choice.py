@@ -4,13 +4,12 @@ A path is a run directory, its directory `checkpoints`, one checkpoint in it (`c
 (`checkpoints/best`), a Hugging Face directory, or a T5X checkpoint.
 """
 
-import contextlib
-
 from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.runtime import distributed
 from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.stored_checkpoints import StoredCheckpoints
 
 LATEST, BEST, ALL = "latest", "best", "all"
 
@@ -55,6 +54,21 @@ def choose(path: str, checkpoint: str | int = LATEST, *, several: bool = False) 
     return [paths.join(directory, str(_choose_step(directory, checkpoint, path)))]
 
 
+def choose_together(path: str, checkpoint: str | int = LATEST) -> str:
+    """Returns the path of the chosen checkpoint, the same in every process although a run may save another meanwhile.
+
+    Args:
+      path: see the description of this module.
+      checkpoint: `latest`, `best`, or a step; see `choose`.
+
+    Raises:
+      UserError: the checkpoint is not found.
+      RunFailed: instead, in all processes but the first.
+    """
+    (chosen,) = distributed.compute_in_main(lambda: choose(path, checkpoint))
+    return chosen
+
+
 def check_is_run(path: str, checkpoint: str | int) -> None:
     """Checks that a path is not one checkpoint, but a run directory, which may have several.
 
@@ -77,8 +91,7 @@ def check_is_run(path: str, checkpoint: str | int) -> None:
 def existing(path: str) -> list[str]:
     """Returns the paths of all complete checkpoints of a run in ascending order of their steps; it may have none."""
     directory, _ = _split(path)
-    with contextlib.closing(Checkpoints(directory, read_only=True)) as reader:
-        return [paths.join(directory, str(step)) for step in reader.steps()]
+    return [paths.join(directory, str(step)) for step in StoredCheckpoints(directory).steps()]
 
 
 def find_step(path: str) -> int | None:
@@ -91,8 +104,7 @@ def find_step(path: str) -> int | None:
     directory, step = locate(path)
     if step is not None:
         return step
-    with contextlib.closing(Checkpoints(directory, read_only=True)) as reader:
-        return reader.latest()
+    return StoredCheckpoints(directory).latest()
 
 
 def _split(path: str) -> tuple[str, str | None]:
@@ -105,8 +117,7 @@ def _split(path: str) -> tuple[str, str | None]:
 
 
 def _steps(directory: str, path: str) -> list[int]:
-    with contextlib.closing(Checkpoints(directory, read_only=True)) as reader:
-        steps = reader.steps()
+    steps = StoredCheckpoints(directory).steps()
     if not steps:
         raise UserError(weight_files.explain_missing(path))
     return steps
@@ -117,14 +128,13 @@ def _choose_step(directory: str, checkpoint: str | int, path: str) -> int:
     if checkpoint == LATEST:
         return steps[-1]
     if checkpoint == BEST:
-        with contextlib.closing(Checkpoints(directory, read_only=True)) as reader:
-            best = reader.best()
+        best = StoredCheckpoints(directory).best()
         if best is None:
             raise UserError(
                 f"CHECKPOINT=best: no checkpoint in {directory} was saved with an evaluation (checkpoints: {steps}). "
                 "Give one of these steps, or train with KEEP_BEST."
             )
-        return best
+        return best.step
     if int(checkpoint) not in steps:
         raise UserError(f"CHECKPOINT={checkpoint}: not found in {directory}. Give one of {steps}, latest or best.")
     return int(checkpoint)

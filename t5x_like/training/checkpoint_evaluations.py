@@ -1,13 +1,14 @@
 """The evaluations that are stored with checkpoints, which decide the best ones."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
+from t5x_like import paths
 from t5x_like.metrics.best import BestMetric, find
 
 # Key of the evaluation in the item `about` of a checkpoint.
@@ -16,15 +17,33 @@ EVALUATION = "evaluation"
 _ABOUT_FILE = "about/metadata"
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best checkpoint of a run.
+
+    Attributes:
+      step: its step.
+      metric: the name of the metric by which it is the best.
+      value: the value of the metric.
+    """
+
+    step: int
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.step} ({self.metric} {self.value:.4g})"
+
+
 class CheckpointEvaluations:
     """The stored evaluations of the checkpoints in a directory.
 
     Args:
-      directory: the directory with one subdirectory per step.
+      directory: the directory with one subdirectory per step, a local path or URL.
       metric: the metric that decides which of the checkpoints to keep are the best.
     """
 
-    def __init__(self, directory: epath.Path, metric: BestMetric):
+    def __init__(self, directory: str, metric: BestMetric = BestMetric()):  # noqa: B008 (frozen)
         self._directory, self._metric = directory, metric
         self._stored: dict[int, Mapping[str, Any] | None] = {}
 
@@ -61,25 +80,33 @@ class CheckpointEvaluations:
             return None
         return {name: math.nan if value is None else value for name, value in stored["metrics"].items()}
 
-    def rank(self, steps: Sequence[int], metric: BestMetric | None = None) -> list[int]:
-        """Sorts checkpoints by a metric, the best first. Those without a finite value are omitted.
+    def best(self, steps: Sequence[int]) -> Best | None:
+        """Returns the best of some checkpoints by the metric that the newest evaluation was stored with.
 
         Args:
           steps: their steps in ascending order.
-          metric: by default, the metric that the newest evaluation was stored with.
+
+        Returns:
+          The best checkpoint, or None if no evaluation has a finite value of this metric.
         """
-        evaluated = [step for step in steps if self._read(step)]
-        if metric is None and evaluated:
-            newest = self._read(evaluated[-1])
-            metric = BestMetric(newest["best_metric"], newest["best_is_larger"])
-        values = [(step, find(self.get(step), metric.name)) for step in evaluated]
-        return metric.best((step, value) for step, value in values if value is not None) if values else []
+        newest = next(filter(None, map(self._read, reversed(steps))), None)
+        if newest is None:
+            return None
+        metric = BestMetric(newest["best_metric"], newest["best_is_larger"])
+        ranked = self.rank(steps, metric)
+        return Best(ranked[0], metric.name, find(self.get(ranked[0]), metric.name)) if ranked else None
+
+    def rank(self, steps: Sequence[int], metric: BestMetric) -> list[int]:
+        """Sorts checkpoints by a metric, the best first. Those without a finite value are omitted."""
+        values = [(step, find(self.get(step), metric.name)) for step in steps if self._read(step)]
+        return metric.best((step, value) for step, value in values if value is not None)
 
     def _read(self, step: int) -> Mapping[str, Any] | None:
         if step not in self._stored:
             # Not read with Orbax, which waits for all processes, because Orbax calls `KeepBest` while it saves.
             try:
-                self._stored[step] = json.loads((self._directory / str(step) / _ABOUT_FILE).read_text()).get(EVALUATION)
+                about = paths.read_bytes(paths.join(self._directory, str(step), _ABOUT_FILE))
+                self._stored[step] = json.loads(about).get(EVALUATION)
             except (OSError, ValueError):  # damage is reported when the checkpoint is restored
                 return None
         return self._stored[step]

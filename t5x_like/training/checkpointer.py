@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from t5x_like import partitioning
 from t5x_like.metrics.best import BestMetric
+from t5x_like.training.checkpoint_evaluations import Best
 
 
 class Checkpointer(Protocol):
@@ -59,8 +60,8 @@ class Checkpointer(Protocol):
     def latest(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None if there is none."""
 
-    def best(self) -> int | None:
-        """Returns the step of the best checkpoint, or None if there is none."""
+    def best(self) -> Best | None:
+        """Returns the best checkpoint with its metric, or None if no checkpoint has an evaluation."""
 
     def delete(self, step: int) -> None:
         """Deletes checkpoint `step`. All processes must call it."""

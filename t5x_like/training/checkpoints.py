@@ -13,7 +13,6 @@ The directory appears under its final name only when it is complete.
 """
 
 import concurrent.futures
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -30,12 +29,11 @@ from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics.best import BestMetric
 from t5x_like.training import checksums, replica_restore
 from t5x_like.training.array_files import ArrayFiles
-from t5x_like.training.checkpoint_evaluations import CheckpointEvaluations, KeepBest
+from t5x_like.training.checkpoint_evaluations import Best, CheckpointEvaluations, KeepBest
 from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoint_mirror import CheckpointMirror
 from t5x_like.training.checkpoint_store import ITEMS, CheckpointStore
-
-_NATIVE_SCHEMES = ("", "file", "gs")
+from t5x_like.training.stored_checkpoints import is_native
 
 
 class DamagedCheckpoint(UserError):
@@ -93,8 +91,7 @@ class Checkpoints:
             raise UserError(f"keep_latest={keep_latest} is not positive. Give a positive integer.")
         if keep_best < 0:
             raise UserError(f"KEEP_BEST={keep_best} is negative. Give a number of checkpoints, or 0 for none.")
-        scheme = directory.split("://", 1)[0] if "://" in directory else ""
-        self._mirror = None if scheme in _NATIVE_SCHEMES else CheckpointMirror(directory)
+        self._mirror = None if is_native(directory) else CheckpointMirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._uploading: concurrent.futures.Future | None = None
         self._verified: set[tuple[int, str]] = set()
@@ -105,7 +102,7 @@ class Checkpoints:
         if "://" not in str(root):
             root = epath.Path(os.path.abspath(root))
         self.directory = root
-        self._evaluations = CheckpointEvaluations(root, self.best_metric)
+        self._evaluations = CheckpointEvaluations(str(root), self.best_metric)
         preserve: list[Any] = [policies.LatestN(keep_latest)]
         if keep_every:
             preserve.append(policies.EveryNSteps(keep_every))
@@ -192,12 +189,9 @@ class Checkpoints:
         self._require(step)
         return self._evaluations.get(step)
 
-    def best(self) -> int | None:
-        """Returns the step of the best complete checkpoint, by the metric that the newest evaluation was stored with.
-
-        None if no checkpoint has been saved with an evaluation that has this metric.
-        """
-        return next(iter(self._evaluations.rank(self.steps())), None)
+    def best(self) -> Best | None:
+        """Returns the best complete checkpoint; see `CheckpointEvaluations.best`."""
+        return self._evaluations.best(self.steps())
 
     def _read_back(self, step, leaves):
         """Verifies the first checkpoint and reads its smallest array, to detect unreliable storage early."""
@@ -331,14 +325,6 @@ class Checkpoints:
         """Returns the properties that `save` stored with checkpoint `step`."""
         self.verify(step, "about")
         return self._store.read_about(step)
-
-    def fingerprint(self, step: int) -> str | None:
-        """Returns a hash of the checksums of the state of checkpoint `step`, or None if it has none."""
-        self._require(step)
-        manifest = self.directory / str(step) / "state" / checksums.MANIFEST
-        if not manifest.exists():
-            return None
-        return hashlib.blake2b(manifest.read_bytes(), digest_size=8).hexdigest()
 
     def shapes(self, step: int, *, verify: bool = True) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every tensor of checkpoint `step` by stored name.

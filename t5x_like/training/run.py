@@ -168,11 +168,11 @@ def run(
         improvement = restore_improvement(checkpointer.best_metric, patience, model_dir, start, evaluate.names)
         early = improvement.reason() if start and improvement.is_exhausted else None
         if start >= periods.total_steps or early:
-            best_step = checkpointer.best()
-            logging.info("%s", run_directory.describe_end(model_dir, start, early, best_step))
+            best = checkpointer.best()
+            logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = optimizers.merge(state.params, frozen.params)
-            return TrainResult(model_dir, start, params, None, {}, best_step)
+            return TrainResult(model_dir, start, params, None, {}, best and best.step)
         read = {name: each.read(partitioner) for name, each in teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:
@@ -218,9 +218,8 @@ def run(
             resume = run_directory.how_to_resume(model_dir, checkpointer.latest(), result.step)
             logging.warning("stopped by %s, %s", result.stopped_by, resume)
         else:
-            end = run_directory.describe_end(model_dir, result.step, result.finished, checkpointer.best())
-            logging.info("%s", end)
-        best_step = checkpointer.best()
+            logging.info("%s", run_directory.describe_end(model_dir, result.step, result.finished, checkpointer.best()))
+        best = checkpointer.best()
 
     # ---- Result -------------------------------------------------------------------------------------------------
     params = optimizers.merge(result.state.params, frozen.params)
@@ -228,7 +227,7 @@ def run(
         distributed.heartbeat("the final report")
         held_out = next((each.data for each in (evaluations or {}).values() if each.data is not None), data)
         on_finish(params=params, objective=evaluated, partitioner=partitioner, data=held_out, model_dir=model_dir)
-    return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best_step)
+    return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best and best.step)
 
 
 def may_resume(model_dir: Any) -> bool:

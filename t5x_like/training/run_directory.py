@@ -19,6 +19,7 @@ import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, read_status
+from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpointer import Checkpointer
 
 RUNS = "runs"
@@ -227,14 +228,14 @@ def how_to_resume(model_dir: str, newest: int | None, step: int) -> str:
     return f"{saved}; the same command with --gin.MODEL_DIR={model_dir} resumes"
 
 
-def describe_end(model_dir: str, step: int, reason: str | None, best: int | None) -> str:
+def describe_end(model_dir: str, step: int, reason: str | None, best: Best | None) -> str:
     """Describes a finished run.
 
     Args:
       model_dir: the run directory.
       step: the last step of the run.
       reason: why the run has finished before its last step, or None.
-      best: the step of the best checkpoint, or None if no checkpoint has an evaluation.
+      best: the best checkpoint, or None if no checkpoint has an evaluation.
     """
     early = "" if reason is None else f", because {reason}"
     checkpoint = "" if best is None else f"; the best checkpoint is {best}"

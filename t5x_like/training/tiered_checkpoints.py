@@ -21,6 +21,7 @@ from t5x_like.metrics.best import BestMetric
 from t5x_like.runtime import distributed
 from t5x_like.runtime.run_files import RUN_ID
 from t5x_like.training import local_checkpoints, replica_restore
+from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoints import Checkpoints
 
@@ -284,8 +285,8 @@ class TieredCheckpoints:
         """Returns the step of the latest complete checkpoint, or None if there is none."""
         return max(self.steps(), default=None)
 
-    def best(self) -> int | None:
-        """Returns the step of the best checkpoint in MODEL_DIR; see `Checkpoints.best`."""
+    def best(self) -> Best | None:
+        """Returns the best checkpoint in MODEL_DIR; see `Checkpoints.best`."""
         return self._persistent.best()
 
     def delete(self, step: int) -> None:

@@ -88,7 +88,7 @@ def test_documentation_shows_every_command():
 
 
 @pytest.mark.parametrize("words", SHOWN)
-def test_shown_command_resolves(words, run_directory, huggingface, modules, monkeypatch):
+def test_shown_command_resolves(words, run_directory, huggingface, modules, monkeypatch, tmp_path):
     if "…" in words:  # stands for the gin files and settings of a run
         words = [word for word in words if word != "…"] + RUN.split()
     names = re.compile(f"--gin.HF_PATH=({'|'.join(MODELS)}).*")
@@ -102,6 +102,31 @@ def test_shown_command_resolves(words, run_directory, huggingface, modules, monk
     uses_run = uses_run and "HF_PATH" not in dict(arguments.bindings)
     resolved = execute.resolve(arguments, run_directory if uses_run else None)
     assert isinstance(resolved, config.Resolved)
+    if arguments.command in ("train", "distill"):
+        module = dict(arguments.bindings).get("MIXTURE_OR_TASK_MODULE")
+        check_stored(resolved, tmp_path, [f"--gin.MIXTURE_OR_TASK_MODULE={module}"] if module else [])
+
+
+def check_stored(resolved, directory, words=()):
+    """Checks that the commands on a run accept its stored configuration."""
+    (directory / "config.gin").write_text(resolved.text)
+    given = {"eval": words, "infer": words, "convert": ["--output=out"]}
+    for command, others in given.items():
+        execute.resolve(cli.parse([command, f"--gin.MODEL_DIR={directory}", *others]), str(directory))
+
+
+SHOWN_OBJECTS = [
+    binding
+    for path in DOCUMENTS
+    for binding in re.findall(r"`(--gin\.[\w./]+=\"?@[^`]*)`", path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize("binding", SHOWN_OBJECTS)
+def test_run_with_shown_object_is_read_by_other_commands(binding, tmp_path):
+    resolved = execute.resolve(cli.parse(["train", *RUN.split(), *shlex.split(binding)]), None)
+    assert shlex.split(binding)[0].partition("@")[2] in resolved.text
+    check_stored(resolved, tmp_path)
 
 
 def test_continued_lines_end_with_a_backslash():

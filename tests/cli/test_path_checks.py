@@ -2,6 +2,7 @@
 
 import pytest
 
+from t5x_like.cli.commands import COMMANDS
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.errors import UserError
 
@@ -43,6 +44,22 @@ def test_missing_input_or_unusable_output_raises(tmp_path):
     check_paths(
         ("INPUT_PATH", "OUTPUT_PATH"), {"INPUT_PATH": f"{tmp_path}/file", "OUTPUT_PATH": f"{tmp_path}/out.jsonl"}
     )
+
+
+@pytest.mark.parametrize("command", ["infer", "augment", "bench", "plan", "report"])
+def test_existing_output_file_is_replaced_only_if_allowed(tmp_path, command):
+    known = COMMANDS[command]
+    (setting,) = known.files
+    (tmp_path / "out").write_text("results")
+    given = {setting: str(tmp_path / "out")}
+    check_paths((setting,), given | {"OVERWRITE": True}, known.files)
+    if "overwrite" in known.flags:
+        with pytest.raises(UserError, match="OUTPUT_PATH=.*/out: exists. Give --overwrite to replace it, or another"):
+            check_paths((setting,), given | {"OVERWRITE": False}, known.files)
+    with pytest.raises(UserError, match=f"{setting}={tmp_path}: is a directory. Give the path of a file"):
+        check_paths((setting,), {setting: str(tmp_path)}, known.files)
+    with pytest.raises(UserError, match=f"{setting}=.*/out/deeper: .*/out is not a directory"):
+        check_paths((setting,), {setting: f"{tmp_path}/out/deeper"}, known.files)
 
 
 @pytest.mark.parametrize(

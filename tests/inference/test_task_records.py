@@ -87,7 +87,7 @@ def test_classifier_labels_token_ids_without_a_task(classifier, tmp_path):
     arguments, params = classifier
     (tmp_path / "ids.jsonl").write_text('{"inputs": [5, 6, 7]}\n{"inputs": [8, 0]}\n')
     paths = {"input_path": str(tmp_path / "ids.jsonl"), "output_path": str(tmp_path / "out.jsonl")}
-    changes = {"data": None, "task_feature_lengths": {"inputs": 4}}
+    changes = {"data": None, "task_feature_lengths": {"inputs": 4}, "overwrite": True}
     for row in values(infer(**arguments | paths | changes)):
         tokens = np.array([row["inputs"]])
         batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": np.ones_like(tokens)}

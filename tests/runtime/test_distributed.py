@@ -1,6 +1,7 @@
 """Runs of several processes: two real processes on this machine, each with two fake CPU devices."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -44,6 +45,11 @@ def start(directory, *flags, run="train", gin_file="synthetic.gin", count=2, dev
     """Starts a run of `count` processes that share MODEL_DIR. Their output goes to files next to it."""
     command = [*(sys.executable, "-m", "t5x_like", run), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
     command += [f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={directory}", *flags]
+    return start_processes(directory, command, count, **environment)
+
+
+def start_processes(directory, command, count=2, **environment):
+    """Starts `count` processes, whose output goes to files next to `directory`."""
     joined = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
@@ -152,6 +158,33 @@ def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cach
     }
     here = restored_norm(directory, Partitioner(rules="fsdp", ici={"fsdp": 8}))
     assert here == pytest.approx(restored_norm(directory, Partitioner(devices=jax.devices()[:1])), rel=1e-6)
+
+
+def test_two_processes_run_each_command(one_process, cache_dir, teacher, tmp_path):
+    """One start runs all commands but `train` and `distill`, and `infer`, which have tests of their own."""
+    run = tmp_path / "run"
+    shutil.copytree(one_process, run)
+    configs = [f"--gin_search_paths={CONFIGS}", f"--gin.CACHE_DIR={cache_dir}"]
+    for name in ("cached.gin", "run.gin"):
+        shutil.copy(CONFIGS / name, tmp_path)  # the files of a cell are read from the working directory
+    settings = {"TRAIN_STEPS": 4, "CACHE_DIR": str(cache_dir)}
+    grid = ["--gin.GRID={'a row': {'a column': 'cached.gin'}}", "--gin.GIN_FILES=()", f"--gin.SETTINGS={settings}"]
+    of_run = ["eval", "--cpu_devices=2", f"--gin.MODEL_DIR={run}"]
+    commands = [
+        of_run,
+        [*of_run, "--gin.CHECKPOINT=watch"],
+        ["cache_logits", f"--cache_dir={cache_dir}", f"--teacher={teacher}", f"--output={tmp_path / 'logits'}"],
+        ["bench", *configs, "--gin_file=cached.gin", "--steps=1", "--warmup_steps=1", "--parts=False"],
+        ["ablate", f"--output={tmp_path / 'grid'}", *grid],
+    ]
+    script = [sys.executable, str(CONFIGS / "commands.py"), *map(json.dumps, commands)]
+    codes = finish(start_processes(run, script), seconds=240)
+    assert codes == [0, 0], output(run, 0)[-3000:] + output(run, 1)[-3000:]
+    results = json.loads((run / "eval/results.json").read_text())
+    assert [result["step"] for result in results] == [4, 8]  # of `watch`, which does not repeat the latest one
+    stored = losses(run)[8, "validation"]
+    np.testing.assert_allclose([*results[1]["evaluations"].values()][0]["loss"], stored, rtol=2e-5)
+    assert (tmp_path / "grid/table.md").exists() and list((tmp_path / "logits").rglob("manifest.json"))
 
 
 def restored_norm(directory, partitioner):

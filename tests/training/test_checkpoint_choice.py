@@ -5,6 +5,7 @@ import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.training.checkpoint_choice import check_is_run, choose, existing, find_step, locate
+from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.notf
@@ -72,7 +73,7 @@ def test_best_checkpoints_survive_a_resumed_run(tmp_path):
             checkpoints = Checkpoints(str(tmp_path / "checkpoints"), keep_latest=1, **options)
         checkpoints.save(step, {"kernel": jnp.zeros(2)}, metrics={"a_task/accuracy": value})
     checkpoints.wait()
-    assert (checkpoints.steps(), checkpoints.best()) == ([1, 3], 1)
+    assert (checkpoints.steps(), checkpoints.best()) == ([1, 3], Best(1, "a_task/accuracy", 0.9))
     assert checkpoints.evaluation(1) == {"a_task/accuracy": 0.9}
     with pytest.raises(
         UserError, match="BEST_METRIC='a_task/accuracy': no evaluation has this metric. Give one of loss"
