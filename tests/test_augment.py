@@ -53,8 +53,8 @@ def source(path):
 def run(bert, tmp_path, text, columns, *, suffix=".tsv", **options):
     (tmp_path / f"in{suffix}").write_text(text)
     paths = {"input_path": str(tmp_path / f"in{suffix}"), "output_path": str(tmp_path / f"out{suffix}")}
-    arguments = dict(overwrite=True, model=bert[1], checkpoint_path=bert[0], data=source(bert[0]), columns=columns, **paths)
-    return augment(**arguments | options)
+    settings = dict(overwrite=True, model=bert[1], checkpoint_path=bert[0], data=source(bert[0]), columns=columns)
+    return augment(**settings | paths | options)
 
 
 def records(path, **options):
