@@ -11,10 +11,11 @@
 #
 # The processes find each other through T5X_LIKE_COORDINATOR, T5X_LIKE_NUM_PROCESSES and T5X_LIKE_PROCESS_ID. The output
 # of process 0 is also shown here. If a process fails, the others get SIGTERM, then SIGKILL, and the exit code is that of
-# the first process that failed; otherwise it is 0. Ctrl-C and SIGTERM are forwarded to all processes.
+# the first process that failed; otherwise it is 0, or 130 after Ctrl-C. Ctrl-C and SIGTERM are forwarded to all
+# processes as SIGTERM.
 set -euo pipefail
 
-preempted=75 # exit code, see launch/protocol.py
+preempted=75 interrupted=130 # exit codes, see launch/protocol.py
 
 log() { printf 'local_multiprocess.sh: %s\n' "$*" >&2; }
 usage_error() {
@@ -106,7 +107,9 @@ stop() {
   [[ $deadline ]] || deadline=$((SECONDS + grace))
   terminate_all
 }
-trap stop TERM INT
+ctrl_c=
+trap stop TERM
+trap 'ctrl_c=1; stop' INT
 
 running=("${!pids[@]}") code=0 failed=0
 while ((${#running[@]})); do
@@ -135,5 +138,6 @@ done
 
 sleep 0.3 # let tail print the last output of process 0
 kill -- "-$tail_pid" 2>/dev/null || true
+[[ $ctrl_c ]] && ((code == 0)) && code=$interrupted
 ((failed)) && ((code != preempted)) && tail -n 20 "$log_dir/$failed.log" >&2
 exit "$code"

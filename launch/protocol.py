@@ -8,6 +8,7 @@ tests/launch/test_protocol.py compares them. Shell scripts set the ones that the
 SUCCESS = 0
 USER_ERROR = 2  # invalid arguments or settings: another start would fail in the same way
 PREEMPTED = 75  # stopped on request after a checkpoint; EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
 
 # Set to 1 for a command that runs under a supervisor: the command then reports a preemption with its exit code.
 SUPERVISED = "T5X_LIKE_SUPERVISED"

@@ -38,7 +38,6 @@ from log_copy import LogCopy
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 
 NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
-INTERRUPTED = 130  # 128 + SIGINT
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -318,4 +317,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(INTERRUPTED)
+        sys.exit(protocol.INTERRUPTED)

@@ -38,7 +38,6 @@ from queued import QueuedResource
 from shell import CommandFailed, Shell
 
 BACKENDS = {QUEUED: QueuedResource, GROUPS: InstanceGroups}
-INTERRUPTED = 130  # 128 + SIGINT
 
 
 def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
@@ -140,4 +139,4 @@ if __name__ == "__main__":
             "\ntpu.py: interrupted. A TPU that exists still incurs costs, and its job continues; see `tpu.py status`",
             file=sys.stderr,
         )
-        sys.exit(INTERRUPTED)
+        sys.exit(protocol.INTERRUPTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,23 @@ def _run(arguments: Arguments) -> int:
         return 0
     with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
         result = resolved.configured()(**_given(command, arguments, resolved))
-    return protocol.PREEMPTED if getattr(result, "stopped_by", None) and is_supervised() else protocol.SUCCESS
+    return _exit_code(getattr(result, "stopped_by", None))
+
+
+def _exit_code(stopped_by: str | None) -> int:
+    """Returns the exit code of a command that has ended without an error.
+
+    Args:
+      stopped_by: The signal or notice that stopped a run after it was saved, or None.
+
+    Returns:
+      An exit code of `runtime.protocol`. After Ctrl-C it is not 0, so that `train && eval` in a shell stops.
+    """
+    if stopped_by is None:
+        return protocol.SUCCESS
+    if is_supervised():
+        return protocol.PREEMPTED
+    return protocol.INTERRUPTED if stopped_by == signal.SIGINT.name else protocol.SUCCESS
 
 
 def is_supervised() -> bool:

@@ -11,8 +11,6 @@ from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import background, malloc, protocol, standard_streams, stop_signals
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
@@ -66,7 +64,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
             return execute.run(arguments)
     except KeyboardInterrupt as error:
         print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
-        code = protocol.PREEMPTED if execute.is_supervised() else getattr(error, "exit_code", INTERRUPTED)
+        code = protocol.PREEMPTED if execute.is_supervised() else getattr(error, "exit_code", protocol.INTERRUPTED)
         _leave_others(code)
         return code
     except (UserError, RunFailed) as error:

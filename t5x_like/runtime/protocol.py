@@ -8,6 +8,7 @@ SUCCESS = 0
 FAILURE = 1
 USER_ERROR = 2  # invalid arguments or settings: a restart would fail in the same way
 PREEMPTED = 75  # stopped on request after a checkpoint; EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
 
 # Set for a command under `--max_restarts` or a launch script: the command then reports a preemption by its exit code.
 SUPERVISED = "T5X_LIKE_SUPERVISED"

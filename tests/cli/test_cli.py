@@ -36,10 +36,14 @@ def fail():
     raise ValueError("of a user's module")
 
 class Stopped:
-    stopped_by = "SIGTERM"
+    def __init__(self, stopped_by):
+        self.stopped_by = stopped_by
 
 def preempted():
-    return Stopped()
+    return Stopped("SIGTERM")
+
+def interrupted():
+    return Stopped("SIGINT")
 """
 
 TOY_GIN = """
@@ -59,7 +63,7 @@ from t5x_like import cli
 from t5x_like.cli import execute
 from t5x_like.cli.arguments import help_text
 from t5x_like.config.files import Reader
-for name in ("command", "fail", "preempted"):
+for name in ("command", "fail", "preempted", "interrupted"):
     cli.COMMANDS[name] = cli.Command(
         f"toy_commands.{{name}}", "a toy", "toy.gin", trains=True,
     )
@@ -129,6 +133,8 @@ def test_error_in_a_module_of_the_user_keeps_its_traceback(directory):
 def test_preemption_under_a_supervisor_exits_with_75(directory):
     assert call(directory, "preempted", "--gin_file=empty.gin").returncode == 0
     assert call(directory, "preempted", "--gin_file=empty.gin", SLURM_JOB_ID="7").returncode == 75
+    assert call(directory, "interrupted", "--gin_file=empty.gin").returncode == 130
+    assert call(directory, "interrupted", "--gin_file=empty.gin", T5X_LIKE_SUPERVISED="1").returncode == 75
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,11 @@ def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
             time.sleep(0.05)
 
 
-def test_sigterm_is_forwarded_and_preemption_code_returned(tmp_path):
-    command = "trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.05; done"
+@pytest.mark.parametrize(
+    ("number", "code", "expected"), [(signal.SIGTERM, 75, 75), (signal.SIGTERM, 0, 0), (signal.SIGINT, 0, 130)]
+)
+def test_signal_is_forwarded_as_sigterm_and_determines_exit_code(tmp_path, number, code, expected):
+    command = f"trap 'echo saved; exit {code}' TERM; echo up; while :; do sleep 0.05; done"
     process = subprocess.Popen(
         [SCRIPT, f"--log_dir={tmp_path}", "--", "bash", "-c", command],
         stdout=subprocess.DEVNULL,
@@ -62,8 +65,8 @@ def test_sigterm_is_forwarded_and_preemption_code_returned(tmp_path):
     deadline = time.monotonic() + 20
     while not all(log.exists() and "up" in log.read_text() for log in logs) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 75
+    process.send_signal(number)
+    assert process.wait(30) == expected
     assert [log.read_text() for log in logs] == ["up\nsaved\n"] * 2
 
 

@@ -19,7 +19,7 @@ finally:
 
 def test_exit_codes_match_t5x_like():
     assert (protocol.SUCCESS, protocol.USER_ERROR) == (own_protocol.SUCCESS, own_protocol.USER_ERROR)
-    assert protocol.PREEMPTED == own_protocol.PREEMPTED
+    assert (protocol.PREEMPTED, protocol.INTERRUPTED) == (own_protocol.PREEMPTED, own_protocol.INTERRUPTED)
 
 
 def test_environment_variables_match_t5x_like():
@@ -33,6 +33,7 @@ def test_environment_variables_match_t5x_like():
     ("script", "assignment"),
     [
         ("local_multiprocess.sh", f"preempted={protocol.PREEMPTED}"),
+        ("local_multiprocess.sh", f"interrupted={protocol.INTERRUPTED}"),
         ("slurm.sbatch", f"preempted={protocol.PREEMPTED}"),
         ("slurm.sh", f"max_restarts={protocol.MAX_RESTARTS}"),
         ("install_worker.sh", f'venv="${{VENV:-$HOME/{protocol.VENV_DIRECTORY}}}"'),
