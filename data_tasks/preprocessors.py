@@ -5,7 +5,9 @@ restored. They process batches of documents, because the cost of tf.data grows w
 without Python control flow over tensors are not converted by AutoGraph, which takes seconds at every start.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -35,6 +37,41 @@ def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BY
         f"longer than {max_document_bytes:,} bytes": tf.strings.length(text) > max_document_bytes,
         "not valid UTF-8": text != valid,
     }
+
+
+def count_skipped(task: seqio.Task, split: str, limit: int) -> tuple[int, Counter[str]]:
+    """Count the documents that `documents` skips.
+
+    Args:
+      task: a task; without this preprocessor, no document is counted.
+      split: a split of the task.
+      limit: number of documents to read, from the start of the split.
+
+    Returns:
+      The number of documents, and problem -> number of documents that are skipped for it.
+    """
+    counts: Counter[str] = Counter()
+    options = options_of(task, documents)
+    if options is None or split not in task.splits:
+        return 0, counts
+    feature = options.get("text_feature", "text")
+    maximum = options.get("max_document_bytes", MAX_DOCUMENT_BYTES)
+    ds = task.source.get_dataset(split=split, shuffle=False).take(limit)
+    if feature not in ds.element_spec:
+        return 0, counts  # reading the task reports this error
+    number = 0
+    for problems in ds.map(lambda example: document_problems(example[feature], maximum)).as_numpy_iterator():
+        number += 1
+        counts.update(problem for problem, applies in problems.items() if applies)
+    return number, counts
+
+
+def options_of(task: seqio.Task, function: Callable) -> Mapping[str, Any] | None:
+    """Return the keyword arguments of a preprocessor in a task, or None if the task does not use it."""
+    for preprocessor in task.preprocessors:
+        if getattr(preprocessor, "func", preprocessor) is function:
+            return getattr(preprocessor, "keywords", {})
+    return None
 
 
 @tf.autograph.experimental.do_not_convert

@@ -38,6 +38,7 @@ class Inspection:
     Attributes:
       problems: Problems, each with advice; empty if none was found.
       lengths: Task feature -> number of tokens of each inspected example.
+      classes: Task feature of labels -> label -> number of occurrences in these examples, in the order of the indices.
       trimmed: Task feature -> number of these examples that are too long.
       unknown: Task feature -> fraction of unknown tokens.
       efficiency: Task feature -> fraction of the positions that are not padding.
@@ -48,6 +49,7 @@ class Inspection:
 
     problems: list[str] = dataclasses.field(default_factory=list)
     lengths: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    classes: dict[str, Counter[str]] = dataclasses.field(default_factory=dict)
     trimmed: dict[str, int] = dataclasses.field(default_factory=dict)
     unknown: dict[str, float] = dataclasses.field(default_factory=dict)
     efficiency: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -128,7 +130,7 @@ def inspect(
     _print_task(source, console)
     _print_vocabularies(source, console)
     _print_documents(source, sample, found, console)
-    _print_bytes(source, sample, found, console)
+    _check_source(source, sample, found)
     _print_lengths(source, spec, sample, found, console)
     judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
     _print_rows(source, spec, sample, num_examples, judged, found, console)
@@ -148,7 +150,7 @@ def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
     lengths = dict.fromkeys(spec.length_keys, DEFAULT_LENGTH)
     if any(feature.role == "row_positions" for feature in spec.features):
         return lengths | {"targets": DEFAULT_PREDICTIONS}
-    corrupted = [_options_of(task, preprocessors.span_corruption) for task in tasks]
+    corrupted = [preprocessors.options_of(task, preprocessors.span_corruption) for task in tasks]
     if "inputs" in lengths and None not in corrupted:
         rates = [
             {name: value for name, value in options.items() if name in ("noise_density", "mean_noise_span_length")}
@@ -196,20 +198,9 @@ def _print_documents(source: "SeqIOSource", sample: int, found: Inspection, cons
     from data_tasks import preprocessors
 
     counts: Counter[str] = Counter()
-    for task in source.tasks:
-        options = _options_of(task, preprocessors.documents)
-        if options is None or source.use_cached or source.split not in task.splits:
-            continue
-        feature = options.get("text_feature", "text")
-        limit = options.get("max_document_bytes", preprocessors.MAX_DOCUMENT_BYTES)
-        ds = task.source.get_dataset(split=source.split, shuffle=False).take(sample)
-        if feature not in ds.element_spec:
-            continue  # reading the task reports this error
-        for reasons in ds.map(
-            lambda example, f=feature, n=limit: preprocessors.document_problems(example[f], n)
-        ).as_numpy_iterator():
-            found.documents += 1
-            counts.update(reason for reason, applies in reasons.items() if applies)
+    for task in source.tasks if not source.use_cached else ():
+        documents, skipped = preprocessors.count_skipped(task, source.split, sample)
+        found.documents, counts = found.documents + documents, counts + skipped
     found.skipped = dict(counts)
     if found.documents:
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
@@ -220,32 +211,31 @@ def _print_documents(source: "SeqIOSource", sample: int, found: Inspection, cons
             )
 
 
-def _print_bytes(source: "SeqIOSource", sample: int, found: Inspection, console: Console) -> None:
+def _check_source(source: "SeqIOSource", sample: int, found: Inspection) -> None:
+    from t5x_like.data.seqio_feed.equal_splits import equal_splits
     from t5x_like.data.seqio_feed.source_bytes import count_bytes
 
     with _record_errors(found, "the source cannot be read"):
-        counts = count_bytes(source, sample)
-        if counts.undecodable:
+        found.problems += count_bytes(source, sample).problems()
+        for task, other, number in equal_splits(source, sample):
             found.problems.append(
-                f"{counts.undecodable:,} bytes of the first {counts.examples:,} examples of the source are not UTF-8. "
-                "They become replacement characters or unknown tokens, or their documents are skipped. Convert the "
-                "files, for example with `iconv -f latin1 -t utf8`."
-            )
-        if counts.carriage_returns:
-            found.problems.append(
-                f"{counts.carriage_returns:,} carriage returns (␍) in the first {counts.examples:,} examples of the "
-                "source, probably Windows line endings, which the model would learn. Remove them from the files."
+                f"the splits {source.split!r} and {other!r} of {task} are the same data ({number:,} examples were "
+                "compared). Give each its own."
             )
 
 
 def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found: Inspection, console: Console) -> None:
+    from t5x_like.data.seqio_feed.class_counts import ClassCounts, label_names
+
     vocabularies = _text_vocabularies(source)
     limits = {name: spec.length_key(name) for name in spec.task_features if spec.is_token_ids(name)}
     limits |= {name: name for name in source.task_feature_lengths}
     lengths: dict[str, list[int]] = {name: [] for name in limits}
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
+    classes = ClassCounts(label_names(source))
     with _record_errors(found, "the task cannot be read"):
         for example in source.examples(sample):
+            classes.add(example)
             for name in lengths:
                 if name in example:
                     real = _without_padding(example[name], padding_ids.get(name, 0))
@@ -282,6 +272,24 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     count = len(next(iter(found.lengths.values())))
     console.print(Text(f"\nlengths of the first {count:,} examples, percentiles before trimming"))
     console.print(table)
+    found.classes = classes.counts
+    _print_classes(count, found, console)
+
+
+def _print_classes(examples: int, found: Inspection, console: Console) -> None:
+    """Prints how often each label occurs."""
+    for name, counts in found.classes.items():
+        total = counts.total()
+        table = Table("index", "label", "count", "share", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for index, (label, count) in enumerate(counts.items()):
+            table.add_row(str(index), Text(label), f"{count:,}", f"{count / max(total, 1):.1%}")
+        console.print(Text(f"\nlabels of {name} in the first {examples:,} examples"))
+        console.print(table)
+        if [common := label for label, count in counts.items() if count == total > 1]:
+            found.problems.append(
+                f"all {total:,} labels of {name!r} in the first {examples:,} examples are {common!r}. Check the label "
+                "column, and shuffle the examples of a file that is sorted by label."
+            )
 
 
 def _without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
@@ -389,11 +397,3 @@ def _special_names(source: "SeqIOSource", spec: FeatureSpec) -> dict[int, str]:
     ]
     special = given[0] if given else special_tokens.special_tokens(source.vocabularies()["inputs"])
     return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
-
-
-def _options_of(task: Any, function: Any) -> Mapping[str, Any] | None:
-    """Returns the keyword arguments of a preprocessor in a task, or None if the task does not use it."""
-    for preprocessor in task.preprocessors:
-        if getattr(preprocessor, "func", preprocessor) is function:
-            return getattr(preprocessor, "keywords", {})
-    return None

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 from rich.console import Console
 
-from data_tasks import preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
+from data_tasks import own_tables, preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
 from t5x_like import inspect_task
@@ -240,3 +240,42 @@ def test_choices_are_shown_one_by_one(register):
     assert found.examples_per_row == 1 and found.efficiency == {"inputs": 5 / 16}
     assert found.lengths["inputs_1"].tolist() == [3] * 5 and found.trimmed["inputs_1"] == 0
     assert any("69% of 'inputs' is padding. Decrease 'inputs' in TASK" in problem for problem in found.problems)
+
+
+def write_table(path, labels):
+    path.write_text("text\tlabel\n" + "".join(f"film {number}\t{label}\n" for number, label in enumerate(labels)))
+
+
+@pytest.fixture
+def inspect_table(tmp_path):
+    """Returns a function that inspects a task of the labels `bad` and `good`, given those of two splits."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film"]))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+
+    def inspect(train, validation):
+        files = {split: str(tmp_path / f"{split}.tsv") for split in ("train", "validation")}
+        write_table(tmp_path / "train.tsv", train)
+        write_table(tmp_path / "validation.tsv", validation)
+        task = own_tables.add_classification_task(
+            "shown_table", files, texts=("text",), label="label", labels=("bad", "good")
+        )
+        try:
+            return run("shown_table", vocabulary_path=str(tmp_path))
+        finally:
+            seqio.TaskRegistry.remove(task.name)
+
+    return inspect
+
+
+def test_label_names_and_counts_are_shown(inspect_table):
+    found, output = inspect_table(["bad", "good", "good", "good"], ["good"])
+    assert found.classes == {"targets": {"bad": 1, "good": 3}}
+    assert "labels of targets in the first 4 examples" in output and "75.0%" in output
+    assert not any("splits" in problem or "labels" in problem for problem in found.problems)
+
+
+def test_equal_splits_and_a_single_label_are_problems(inspect_table):
+    found, _ = inspect_table(["good"] * 3, ["good"] * 3)
+    same = "the splits 'train' and 'validation' of shown_table are the same data (3 examples were compared)"
+    assert any(problem.startswith(same) for problem in found.problems)
+    assert any("all 3 labels of 'targets' in the first 3 examples are 'good'" in problem for problem in found.problems)

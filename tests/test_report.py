@@ -78,7 +78,7 @@ def write_run(model_dir, *, rate=0.01, steps=4, torn=False):
     for step in range(1, steps + 1):
         row = {"loss": 5.0 - step, "learning_rate": rate, "tokens_per_second": 1000.0 * step, "mfu": 0.25}
         writer.write(step, "train", row)
-    writer.write(steps, "validation", {"loss": 4.5, "<b>task</b>/accuracy": float("nan")})
+    writer.write(steps, "validation", {"loss": 4.5, "accuracy": 0.5, "<b>task</b>/accuracy": float("nan")})
     writer.close()
     if torn:
         with open(f"{model_dir}/metrics.jsonl", "a") as file:
@@ -86,8 +86,10 @@ def write_run(model_dir, *, rate=0.01, steps=4, torn=False):
     with metrics.GoodputMonitor(model_dir) as monitor:
         monitor.begin(0)
     paths.write_atomic(f"{model_dir}/config.gin", CONFIG.format(rate=rate, model_dir=model_dir) + ADDED * torn)
-    about = {"jax": "0.10.2", "device": "TPU v5p", "mesh": {"data": 1, "fsdp": 8}, "evaluation": {"metrics": {}}}
-    paths.write_atomic(f"{model_dir}/checkpoints/4/about/metadata", json.dumps(about))
+    for step, accuracy in ((2, 0.75), (4, 0.5)):
+        evaluation = {"metrics": {"accuracy": accuracy}, "best_metric": "accuracy", "best_is_larger": True}
+        about = {"jax": "0.10.2", "device": "TPU v5p", "mesh": {"data": 1, "fsdp": 8}, "evaluation": evaluation}
+        paths.write_atomic(f"{model_dir}/checkpoints/{step}/about/metadata", json.dumps(about))
     status = {"state": "running" if torn else "finished", "step": steps, "reason": None, "host": "tpu-<0>"}
     paths.write_atomic(f"{model_dir}/status.json", json.dumps(status))
 
@@ -122,12 +124,16 @@ def test_overview_compares_the_runs(page):
     assert page.row("step") == ["4", "3"]
     assert page.row("last training loss") == ["1", "2"]
     assert page.row("last loss, validation") == ["4.5", "4.5"]
-    assert page.row("tokens per second") == ["4,000", "3,000"]
+    assert page.row("last accuracy, validation") == ["0.5", "0.5"]
+    assert page.row("best checkpoint") == ["2 (accuracy 0.75)", "2 (accuracy 0.75)"]
+    assert page.row("median tokens per second") == ["2,500", "2,000"]
     assert page.row("MFU") == ["25.0%", "25.0%"]
 
 
 def test_curves_are_images_in_the_page(page):
-    assert {"loss", "learning_rate", "tokens_per_second", "mfu", "<b>task</b>/accuracy", "goodput"} == set(page.images)
+    assert {"loss", "learning_rate", "tokens_per_second", "mfu", "accuracy", "<b>task</b>/accuracy", "goodput"} == set(
+        page.images
+    )
     for image in page.images.values():
         assert ElementTree.fromstring(image).tag.endswith("svg")
     for label in ("first, train", "first, validation", "second, train", "second, validation"):

@@ -75,12 +75,14 @@ def _overview(runs: Sequence[Run]) -> str:
         "step": lambda run: max((row["step"] for row in run.rows), default=run.status.get("step")),
         "parameters": lambda run: run.parameters,
         "last training loss": lambda run: run.last("loss"),
+        "last training accuracy": lambda run: run.last("accuracy"),
         **{
-            f"last loss, {split}": lambda run, split=split: run.last("loss", split)
+            f"last {metric}, {split}": lambda run, metric=metric, split=split: run.last(metric, split)
             for split in dict.fromkeys(split for run in runs for split in run.splits)
-            if any(run.last("loss", split) is not None for run in runs)
+            for metric in ("loss", "accuracy")
         },
-        "tokens per second": lambda run: run.last("tokens_per_second"),
+        "best checkpoint": lambda run: run.best,
+        "median tokens per second": lambda run: run.median("tokens_per_second"),
         "MFU": lambda run: _percentage(run.last("mfu")),
         "goodput": lambda run: run.goodput and _percentage(run.goodput.fraction),
         "wall time": lambda run: run.goodput and duration(run.goodput.total),

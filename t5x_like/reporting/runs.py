@@ -3,15 +3,19 @@
 import dataclasses
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like import metrics, paths
+from t5x_like.metrics.best import BestMetric, find
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.runtime import run_files
 
 # The directory of the results of `t5x_like eval`, and those of files with predictions in it.
 _EVALUATIONS = "eval"
+# Key of the evaluation in what a checkpoint says about itself.
+_EVALUATION = "evaluation"
 _STEP = re.compile(r"^step_(\d+)$")
 # Of files with predictions, only the first lines are shown.
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 12, 400
@@ -30,6 +34,7 @@ class Run:
       config: The text of `config.gin`; empty if it does not exist.
       parameters: The number of parameters and arrays in words, or None.
       environment: Versions, devices and mesh of the latest checkpoint, as JSON values; {} without one.
+      best: The step of the best checkpoint with its metric, such as `500 (accuracy 0.91)`; None without evaluations.
       evaluations: The results of `t5x_like eval` in the run directory.
       samples: File with predictions -> its first lines.
     """
@@ -42,12 +47,18 @@ class Run:
     config: str
     parameters: str | None
     environment: Mapping[str, Any]
+    best: str | None
     evaluations: Sequence[Result]
     samples: Mapping[str, str]
 
     def last(self, name: str, split: str = "train") -> float | None:
         """Returns the last value of a metric of a split, or None."""
         return next((row[name] for row in reversed(self.rows) if row["split"] == split and name in row), None)
+
+    def median(self, name: str) -> float | None:
+        """Returns the median of a metric of the training steps, or None."""
+        values = [row[name] for row in self.rows if row["split"] == "train" and isinstance(row.get(name), int | float)]
+        return statistics.median(values) if values else None
 
     @property
     def splits(self) -> list[str]:
@@ -75,6 +86,8 @@ def _read(model_dir: str, name: str) -> Run:
     if not rows and not run_files.is_run(model_dir):
         raise run_files.not_a_run("MODEL_DIR", model_dir)
     info = _read_text(model_dir, run_files.MODEL_INFO).splitlines()
+    about = _about(model_dir)
+    newest = about[max(about)] if about else {}
     return Run(
         name=name,
         model_dir=model_dir,
@@ -83,7 +96,8 @@ def _read(model_dir: str, name: str) -> Run:
         goodput=metrics.read_goodput(model_dir),
         config=_read_text(model_dir, run_files.CONFIG),
         parameters=info[-1] if info else None,
-        environment=_environment(model_dir),
+        environment={name: value for name, value in newest.items() if name != _EVALUATION},
+        best=_best(about),
         evaluations=EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(),
         samples=_samples(model_dir),
     )
@@ -94,15 +108,28 @@ def _read_text(model_dir: str, name: str) -> str:
     return paths.read_text(file) if paths.exists(file) else ""
 
 
-def _environment(model_dir: str) -> dict[str, Any]:
-    """Returns the environment that the latest checkpoint was written in, without its evaluation."""
+def _about(model_dir: str) -> dict[int, Mapping[str, Any]]:
+    """Returns step -> what its checkpoint says about itself: the environment that it was written in, its evaluation."""
     directory = paths.join(model_dir, run_files.CHECKPOINTS)
-    steps = sorted((int(name) for name in paths.listdir(directory) if name.isdigit()), reverse=True)
-    for step in steps:
-        file = paths.join(directory, str(step), "about", "metadata")
-        if paths.exists(file):  # the run may have deleted the checkpoint in the meantime
-            return {name: value for name, value in json.loads(paths.read_text(file)).items() if name != "evaluation"}
-    return {}
+    files = {
+        int(name): paths.join(directory, name, "about", "metadata")
+        for name in paths.listdir(directory)
+        if name.isdigit()
+    }
+    # The run may have deleted a checkpoint in the meantime.
+    return {step: json.loads(paths.read_text(file)) for step, file in files.items() if paths.exists(file)}
+
+
+def _best(about: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Returns the best checkpoint by the metric that the newest evaluation was stored with."""
+    stored = {step: about[step][_EVALUATION] for step in sorted(about) if about[step].get(_EVALUATION)}
+    if not stored:
+        return None
+    newest = stored[max(stored)]
+    metric = BestMetric(newest.get("best_metric", "loss"), newest.get("best_is_larger"))
+    values = {step: find(evaluation["metrics"], metric.name) for step, evaluation in stored.items()}
+    ranked = metric.best((step, value) for step, value in values.items() if value is not None)
+    return f"{ranked[0]} ({metric.name} {values[ranked[0]]:.4g})" if ranked else None
 
 
 def _samples(model_dir: str) -> dict[str, str]:

@@ -23,6 +23,22 @@ class ByteCounts:
     undecodable: int = 0
     carriage_returns: int = 0
 
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the bytes, each with advice."""
+        found = []
+        if self.undecodable:
+            found.append(
+                f"{self.undecodable:,} bytes of the first {self.examples:,} examples of the source are not UTF-8. "
+                "They become replacement characters or unknown tokens, or their documents are skipped. Convert the "
+                "files, for example with `iconv -f latin1 -t utf8`."
+            )
+        if self.carriage_returns:
+            found.append(
+                f"{self.carriage_returns:,} carriage returns (␍) in the first {self.examples:,} examples of the "
+                "source, probably Windows line endings, which the model would learn. Remove them from the files."
+            )
+        return found
+
 
 def count_bytes(source: "SeqIOSource", sample: int) -> ByteCounts:
     """Counts bytes in the text features of the first examples of each task's source.
