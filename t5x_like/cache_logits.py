@@ -42,6 +42,7 @@ def cache_logits(
     teacher: Teacher,
     logits_dir: str | None = None,
     objective: Objective | None = None,
+    loop: Callable[..., Any] | None = None,
     splits: Sequence[str] = ("train",),
     predictions: Sequence[str] | None = None,
     k: int | None = 64,
@@ -64,6 +65,8 @@ def cache_logits(
       teacher: The teacher. Its objective reads the rows.
       logits_dir: Directory to write to; by default `teacher_logits` in `cache_dir`.
       objective: Objective of the student, for a teacher that does not have one; see `distillation.teachers.Teacher`.
+      loop: Training loop of the student. It is not called; it allows using the gin files and settings of the student
+        unchanged.
       splits: Splits whose rows are read.
       predictions: What is stored of the predictions of the teacher's objective; by default those of all of its terms.
       k: Number of the largest logits to store; None for all. Predictions with fewer classes, such as labels, are stored

@@ -16,6 +16,8 @@ import pytest
 from logits_cases import CASES, LENGTHS, PACKED, teacher_of, with_attached, write_cache
 
 from t5x_like import cache_logits as command
+from t5x_like import cli
+from t5x_like.cli import execute
 from t5x_like.data.cached import CachedMixture, CachedSource, MixtureFile, logits_writer
 from t5x_like.data.cached.logits import LogitsManifest
 from t5x_like.data.cached.logits_rows import Stored
@@ -84,6 +86,31 @@ def divergences(case, batch, cached, temperature=1.0, **changes):
         assert float(weights.sum()) > 8
         found[name] = {each: float(value) / float(weights.sum()) for each, value in sums.items()}
     return found
+
+
+# ---- command line ----------------------------------------------------------------------------------------------------
+
+
+def test_command_accepts_the_recipe_of_the_student(tmp_path):
+    """The gin files and settings with which `cache` and `distill` are called."""
+    (tmp_path / "own.gin").write_text(
+        "from __gin__ import dynamic_registration\nfrom t5x_like.models import bert\n"
+        "include 'models/bert/mini.gin'\nbert.BertConfig.dropout_rate = 0.3\n"
+    )
+    directories = ["--cache_dir=cache", "--teacher=teacher"]
+    settings = ["--gin.VOCABULARY_PATH=vocab.txt", "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 4}"]
+    settings += ["--gin.TRAIN_EPOCHS=2", "--gin.LEARNING_RATE=0.1", "--gin.MIXTURE_OR_TASK_NAME=a_task"]
+    files = [f"--gin_file={tmp_path / 'own.gin'}", "--gin_file=runs/bert.gin"]
+    resolved = execute.resolve(cli.parse(["cache_logits", *files, *directories, *settings]), None)
+    assert "loop = %LOOP" in resolved.text and "dropout_rate = 0.3" in resolved.text
+    (tmp_path / "hub").mkdir()
+    sizes = {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "hub/config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 99} | sizes))
+    student = ["--gin_file=runs/bert.gin", f"--gin.HF_PATH={tmp_path / 'hub'}"]
+    assert "vocab_size = 99" in execute.resolve(cli.parse(["cache_logits", *student, *directories]), None).text
+    execute.resolve(cli.parse(["cache_logits", *directories]), None)  # the teacher has an objective of its own
+    with pytest.raises(UserError, match="LEARNING_RAT is not used; did you mean LEARNING_RATE"):
+        execute.resolve(cli.parse(["cache_logits", *files, *directories, "--gin.LEARNING_RAT=1"]), None)
 
 
 # ---- contents and alignment ------------------------------------------------------------------------------------------

@@ -319,6 +319,7 @@ COMMANDS = {
         | _BATCH
         | _MESH,
         base_gin_file="commands/cache_logits.gin",
+        placeholder_macros=_PLACEHOLDERS,
         multi_process=True,
         compiles=True,
         paths=("TEACHER_LOGITS",),

@@ -12,8 +12,8 @@ from t5x_like.cli.derivations import epochs, generation, huggingface, labels
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = ("train", "distill", "plan", "bench", "cache", "inspect", "eval", "infer", "augment")
-_WITH_STEPS = ("train", "distill", "plan", "bench", "cache")
+_COMMANDS = ("train", "distill", "plan", "bench", "cache", "cache_logits", "inspect", "eval", "infer", "augment")
+_WITH_STEPS = ("train", "distill", "plan", "bench", "cache", "cache_logits")
 
 
 def of_command(command: str) -> tuple[Derivation, ...]:

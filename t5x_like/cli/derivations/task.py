@@ -14,7 +14,7 @@ SPLIT = "train"
 # The commands that train.
 LOOPS = ("t5x_like.train.train", "t5x_like.distill.distill")
 # Work without TensorFlow and the data.
-_WITHOUT_TASK = ("t5x_like.plan.plan", "t5x_like.bench.bench")
+_WITHOUT_TASK = ("t5x_like.plan.plan", "t5x_like.bench.bench", "t5x_like.cache_logits.cache_logits")
 
 
 def cache(settings: KnownSettings) -> CachedSource | None:
