@@ -195,7 +195,10 @@ def files(pattern: str) -> list:
     filesystem, path = fsspec.url_to_fs(pattern)
     paths = sorted(found for found in filesystem.glob(path) if filesystem.isfile(found))
     if not paths:
-        raise UserError(f"no file matches {pattern!r} (expanded to {filesystem.unstrip_protocol(path)})")
+        raise UserError(
+            f"pattern {pattern!r}: no file matches {filesystem.unstrip_protocol(path)}. Give an existing file, or a "
+            "pattern such as 'books/*.txt'."
+        )
     for found in paths:
         if not _kind(found):
             raise UserError(f"{found}: only .txt and .jsonl files are supported (also with {' '.join(_COMPRESSED)})")

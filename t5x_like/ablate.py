@@ -1,6 +1,7 @@
 """`t5x_like ablate`: trains a grid of configurations one after the other, and compares them in a table and a plot."""
 
 import dataclasses
+import difflib
 import io
 import json
 import re
@@ -21,6 +22,7 @@ from t5x_like.training import run_directory
 # Row -> column -> the gin file, or files, of a training run, and settings such as "TRAIN_STEPS=100".
 Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
 
+_GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
 TABLE, PLOT, RESULTS = "table.md", "curves.png", "results.json"
 
 
@@ -119,9 +121,11 @@ def resolve_cells(
       UserError: The grid is empty, or no cell uses a setting.
       ConfigError: The configuration of a cell is invalid.
     """
+    if not isinstance(grid, Mapping) or not all(isinstance(columns, Mapping) for columns in grid.values()):
+        raise UserError(f"GRID={grid!r}: not row -> column -> gin files. Give a grid such as {_GRID}.")
     cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
     if not cells:
-        raise UserError(f"grid={dict(grid)!r}: the grid is empty. Give row -> column -> gin files.")
+        raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
     runs = []
     for row, column, entries in cells:
         name, entries = f"{_slug(row)}-{_slug(column)}", [entries] if isinstance(entries, str) else list(entries)
@@ -130,7 +134,9 @@ def resolve_cells(
             bindings = {"MODEL_DIR": repr(directory)} | ({} if seed is None else {"SEED": repr(seed)})
             runs.append((row, column, seed, directory, _resolve(entries, bindings, gin_files, settings or {})))
     if unused := sorted(frozenset.intersection(*(run.unused_common for *_, run in runs))):
-        raise UserError(f"settings={dict(settings or {})!r}: no cell of the grid uses {', '.join(unused)}")
+        near = difflib.get_close_matches(unused[0], sorted({name for *_, run in runs for name in run.macros}), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Remove it, or give a gin file that uses it."
+        raise UserError(f"SETTINGS={dict(settings or {})!r}: no cell of the grid uses {', '.join(unused)}. {hint}")
     return runs
 
 

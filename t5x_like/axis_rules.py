@@ -65,7 +65,7 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
       UserError: the rule set or a mesh axis is unknown.
     """
     if isinstance(rules, str) and rules not in RULE_SETS:
-        raise UserError(f"rule set {rules!r} is unknown. Give one of {sorted(RULE_SETS)} or a mapping.")
+        raise UserError(f"PARTITIONING={rules!r} is unknown. Give one of {', '.join(sorted(RULE_SETS))}, or a mapping.")
     name, found = (rules, dict(RULE_SETS[rules])) if isinstance(rules, str) else ("custom", dict(rules))
     heads, positions = (as_tuple(found.get(axis)) for axis in (HEADS, LENGTH))
     following = {

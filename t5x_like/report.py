@@ -24,13 +24,15 @@ def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> s
       The path of the page.
 
     Raises:
-      UserError: A directory is not a run directory, or is given twice.
+      UserError: A directory is not a run directory, or is given twice, or the file is not an .html file.
     """
     directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
     if not directories:
         raise UserError("MODEL_DIRS=(): no run directory. Give one or several.")
     if repeated := [each for each in directories if directories.count(each) > 1]:
         raise UserError(f"MODEL_DIRS={repeated[0]}: given twice. Give each run directory once.")
+    if not output.endswith((".html", ".htm")):
+        raise UserError(f"OUTPUT_PATH={output}: the report is an HTML page. Give a file whose name ends in .html.")
     runs = read_runs(directories)
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     paths.write_atomic(output, render(runs, created))

@@ -59,8 +59,9 @@ def vocabulary(
     # ---- settings ----------------------------------------------------------------------------------------------------
     if kind not in trainers.KINDS:
         raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(trainers.KINDS)}.")
-    if size < 1 or max_bytes < 1:
-        raise UserError(f"SIZE={size}, MAX_BYTES={max_bytes}: not positive integers. Give at least 1 for each.")
+    for macro, value in (("SIZE", size), ("MAX_BYTES", max_bytes)):
+        if value < 1:
+            raise UserError(f"{macro}={value} is not positive. Give a positive integer.")
     trainers.check_installed(kind)
     directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
     _check_output(directory, overwrite)
@@ -89,13 +90,7 @@ def vocabulary(
 
 def _check_output(directory: str, overwrite: bool) -> None:
     """Checks that the output directory is empty and writable, before minutes of work."""
-    if paths.is_local(directory):
-        try:
-            paths.local(directory).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"OUTPUT_PATH={directory}: cannot be created ({error}). Give another directory.") from error
-        if not os.access(paths.local(directory), os.W_OK):
-            raise UserError(f"OUTPUT_PATH={directory}: not writable. Give another directory.")
+    paths.check_writable("OUTPUT_PATH", directory)
     names = paths.listdir(directory) if paths.exists(directory) else []
     if names and not overwrite:
         raise UserError(

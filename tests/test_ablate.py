@@ -8,6 +8,7 @@ import pytest
 
 from t5x_like import ablate
 from t5x_like.ablate import Cell, table
+from t5x_like.errors import UserError
 
 
 def cell(row, column, loss, parameters=10, seed=None):
@@ -116,8 +117,8 @@ def test_error_in_any_cell_raises_before_training(tmp_path):
 
 def test_setting_that_no_cell_uses_raises(tmp_path):
     grid = {"a": {"LM": SHARED_LM}}
-    settings = {"TRAIN_STEPS": 1, "HALF_LAYERS": 1}
-    with pytest.raises(ValueError, match="no cell of the grid uses HALF_LAYERS"):
+    settings = {"TRAIN_STEPS": 1, "LEARNING_RATES": 1}
+    with pytest.raises(ValueError, match="no cell of the grid uses LEARNING_RATES. Did you mean LEARNING_RATE?"):
         ablate.ablate(grid=grid, output_dir=str(tmp_path / "out"), settings=settings)
     assert not (tmp_path / "out").exists()
 
@@ -130,6 +131,8 @@ def test_seeds_and_settings_of_a_cell(tmp_path):
     assert "SEED = 3" in runs[0][-1].text and "SEED = 4" in runs[1][-1].text
 
 
-def test_empty_grid_raises(tmp_path):
+def test_invalid_grid_raises(tmp_path):
     with pytest.raises(ValueError, match="the grid is empty"):
         ablate.ablate(grid={}, output_dir=str(tmp_path))
+    with pytest.raises(UserError, match="GRID={'a': 'runs/pretrain.gin'}: not row -> column -> gin files. Give"):
+        ablate.ablate(grid={"a": "runs/pretrain.gin"}, output_dir=str(tmp_path))

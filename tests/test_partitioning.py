@@ -110,7 +110,7 @@ def test_activations_of_indivisible_length_are_replicated_along_length():
 
 
 def test_unknown_rules_raise():
-    with pytest.raises(ValueError, match="rule set 'zero3' is unknown"):
+    with pytest.raises(ValueError, match="PARTITIONING='zero3' is unknown"):
         Partitioner(rules="zero3")
     with pytest.raises(ValueError, match="rule 'embed': unknown mesh axes"):
         Partitioner(rules={"embed": "model"})

@@ -101,7 +101,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         arguments.bindings.insert(0, (command.positional[0], text))
         rest = rest[len(given) :]
     if rest:
-        raise UsageError(f"{name}: {_explain_unknown(rest[0], flags)}")
+        raise UsageError(f"{name}: {_explain_unknown(rest[0], flags, command)}")
     return arguments
 
 
@@ -278,12 +278,14 @@ def _steps(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _explain_unknown(word: str, flags: Iterable[str]) -> str:
+def _explain_unknown(word: str, flags: Iterable[str], command: Command) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
         return f"unexpected argument {word!r}. Settings are given as --gin.NAME=VALUE"
     name = flag.lstrip("-")
-    if name.isupper() or "." in name.removeprefix("gin."):
+    macro = name.upper().replace("-", "_")
+    if name.isupper() or macro in command.settings or "." in name.removeprefix("gin."):
+        name = macro if macro in command.settings else name
         return f"unknown flag {flag}; did you mean --gin.{name}?"
     return f"unknown flag {flag}{_suggestion(name, [known.lstrip('-') for known in flags], '--')}"
 

@@ -135,9 +135,10 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
             placeholder_macros=command.placeholder_macros,
             process=PROCESS_MACROS if command.compiles else (),
             derivations=derivations.of_command(arguments.command),
+            flags=_flags(command),
         )
     except config.ConfigError as error:
-        if command.needs_run and run_directory is None:
+        if command.needs_run and run_directory is None and _is_incomplete(error):
             hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no --gin_file."
             checkpoint = given_macros(arguments).get("CHECKPOINT_PATH")
             if not arguments.gin_files and isinstance(checkpoint, str) and weight_files.find_t5x(checkpoint):
@@ -148,6 +149,17 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
                 )
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
+
+
+def _is_incomplete(error: config.ConfigError) -> bool:
+    """Returns whether a configuration lacks settings, which a run has."""
+    return any(words in str(error) for words in (" is required (", "undefined macro", "which is not set"))
+
+
+def _flags(command: Command) -> dict[str, str]:
+    """Returns macro -> how the command line sets it, for the macros that have a flag or an argument of their own."""
+    flags = {macro: f"--{flag}=…" for flag, (macro, _) in command.flags.items()}
+    return flags | ({command.positional[0]: command.positional[1]} if command.positional else {})
 
 
 def find_run(arguments: Arguments) -> str | None:

@@ -110,6 +110,7 @@ def load(
     process: Collection[str] = (),
     derivations: Sequence[Derivation] = (),
     root_macro: str | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Reads and checks the configuration of a command.
 
@@ -129,6 +130,7 @@ def load(
       process: Macros that configure this process only; they are not part of the text.
       derivations: Compute settings from others, in this order; see `derivations`.
       root_macro: A macro that names another function in place of `root`, if a file or the command line sets it.
+      flags: How the command line sets a macro, such as `--input=…`, for those that have a flag. For messages.
 
     Returns:
       The `Resolved` configuration. No object has been built.
@@ -139,6 +141,7 @@ def load(
     task_modules = [value for name, text in bindings if name == TASK_MODULE if (value := from_command_line(name, text))]
     trust = Trust(module for value in task_modules for module in ([value] if isinstance(value, str) else value))
     reader = Reader(search_paths, trust)
+    reader.statements.flags = flags or {}
     root = reader.add(root)
     if run_directory is not None:
         reader.read_run(run_directory)

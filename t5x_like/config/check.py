@@ -78,11 +78,19 @@ def _unknown_parameters(statements, reached):
 
 def _missing(statements, reached, given, root):
     for (name, scope), called_by in reached.called.items():
+        missing = []
         bound = set(applicable(statements, name, scope)) | (set(given) if name == root else set())
         for parameter, description in signature(statements.callables[name]).parameters.items():
             needed = description.default is inspect.Parameter.empty or description.default is gin.REQUIRED
             if needed and parameter not in bound:
-                yield f"{called_by}: {name} requires {parameter}, which is not set"
+                missing.append(parameter)
+        if missing and name == root:
+            yield (
+                f"{called_by} requires {', '.join(missing)}, which is not set. Give a --gin_file that sets it, such as "
+                "one of runs/"
+            )
+        elif missing:
+            yield f"{called_by}: {name} requires {', '.join(missing)}, which is not set. Give {name}.{missing[0]} = …"
 
 
 def _unused(statements, reached, inputs):

@@ -2,10 +2,8 @@
 
 import dataclasses
 import importlib
-import io
-import tokenize
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gin import config as gin_config
@@ -17,12 +15,11 @@ from t5x_like.config.trust import PER_COMMAND_MACROS, Trust, refusal
 from t5x_like.config.values import (
     REQUIRED,
     ConfigError,
-    Delegate,
     Macro,
     Reference,
-    explain,
     from_command_line,
     nearest,
+    parse,
     replace,
 )
 from t5x_like.data import tokenizer_files
@@ -80,6 +77,7 @@ class Statements:
       modules: The module to import for each callable.
       refused: Error messages for the names that a stored configuration may not use.
       problems: Errors that do not prevent reading the other statements.
+      flags: How the command line sets a macro, such as `--input=…`, for those that have a flag.
     """
 
     macros: dict[str, Setting] = dataclasses.field(default_factory=dict)
@@ -88,6 +86,7 @@ class Statements:
     modules: dict[str, str] = dataclasses.field(default_factory=dict)
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def put(self, group: dict[str, Setting], key: str, shown: str, setting: Setting) -> None:
         """Sets `group[key]`. A later statement replaces an earlier one, with four exceptions.
@@ -359,27 +358,6 @@ def _imported(module: str, path: str, optional: bool = False) -> types.ModuleTyp
         if optional:
             return None
         raise ConfigError(f"{path}: module {module!r} not found") from error
-
-
-def parse(text: str, shown: str) -> list[Any]:
-    """Parses gin text.
-
-    Args:
-      text: The text.
-      shown: Its name in error messages.
-
-    Returns:
-      Its statements, as `gin.config_parser` defines them.
-
-    Raises:
-      ConfigError: The text is not valid gin. The message has the line.
-    """
-    source = io.StringIO(text)
-    source.name = shown
-    try:
-        return list(config_parser.ConfigParser(source, Delegate()))
-    except (SyntaxError, tokenize.TokenError) as error:
-        raise explain(error, shown) from error
 
 
 def read_text(text: str) -> Statements:

@@ -41,7 +41,8 @@ def find(path: str, search_paths: Sequence[str], relative_to: str | None = None)
             return candidate, _is_shipped(candidate)
     searched = ", ".join(["the working directory", *search_paths])
     raise ConfigError(
-        f"gin file {path} not found in {searched} or the shipped gin_configs{_nearest_file(path, search_paths)}"
+        f"gin file {path} not found in {searched} or the shipped gin_configs"
+        + (_nearest_file(path, search_paths) or ". Give its path, absolute or relative to one of these")
     )
 
 
@@ -68,7 +69,7 @@ def shipped_setters(macro: str) -> str:
     whole = setters - set().union(*includes.values())  # files that no other file includes
     if not setters:
         return ""
-    names = sorted(whole or setters)
+    names = sorted(whole or setters, key=lambda name: (name.startswith("commands/"), name))
     return f": give a file that defines it first, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 

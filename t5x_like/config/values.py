@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import io
 import pprint
 import re
 import tokenize
@@ -151,10 +152,33 @@ def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
             message = f"write {right} instead of {token[1]}"
         else:
             message = f"strings need quotes in a gin file: '{token[1]}…'"
+    elif message.startswith("Unable to parse value"):
+        message = "missing or invalid value. Write a number, a string in quotes, a list, a @reference or a %macro"
     elif message.startswith("EOF in multi-line"):
         message = "the file ends within a bracket or a string that is not closed"
     where = f"{file}:{line}" if line else file
     return ConfigError(f"{where}: {message}" + (f"\n    {source}" if source else ""))
+
+
+def parse(text: str, shown: str) -> list[Any]:
+    """Parses gin text.
+
+    Args:
+      text: The text.
+      shown: Its name in error messages.
+
+    Returns:
+      Its statements, as `gin.config_parser` defines them.
+
+    Raises:
+      ConfigError: The text is not valid gin. The message has the line.
+    """
+    source = io.StringIO(text)
+    source.name = shown
+    try:
+        return list(config_parser.ConfigParser(source, Delegate()))
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise explain(error, shown) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -120,9 +120,8 @@ class _Walk:
         if setting.value == REQUIRED:
             if not known:
                 meaning = f": {comment}" if (comment := comment_of(setting.where)) else ""
-                self._problem(
-                    f"{name} is required ({where} uses it){meaning}. Give --gin.{name}=…, or a gin file that sets it"
-                )
+                flag = self._statements.flags.get(name, f"--gin.{name}=…")
+                self._problem(f"{name} is required ({where} uses it){meaning}. Give {flag}, or a gin file that sets it")
             return
         self._expanding.append(name)
         self.value(setting, name)

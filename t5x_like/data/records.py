@@ -14,6 +14,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ def read_bytes(path: str) -> bytes:
       UserError: it does not exist or cannot be opened.
     """
     if not paths.is_file(path):
-        raise UserError(f"{path}: file not found. Give the path of an existing file.")
+        where = f" in {os.getcwd()}" if paths.is_local(path) and not paths.local(path).is_absolute() else ""
+        raise UserError(f"{path}: file not found{where}. Give the path of an existing file.")
     try:
         contents = paths.read_bytes(path)
         return gzip.decompress(contents) if path.endswith(GZIP_SUFFIX) else contents

@@ -39,8 +39,9 @@ def not_a_run(setting: str, directory: str) -> UserError:
       setting: what the user set, such as `MODEL_DIR`.
       directory: its value.
     """
+    missing = CONFIG if paths.exists(directory) else "directory"
     return UserError(
-        f"{setting}={directory} is not a run directory: {CONFIG} not found. Give the directory of an existing run."
+        f"{setting}={directory} is not a run directory: {missing} not found. Give the directory of an existing run."
     )
 
 

@@ -104,7 +104,7 @@ def test_mesh_for_another_machine_is_reported_as_not_checked(capsys):
 
 def test_unknown_rule_set_raises(capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.PARTITIONING=fdsp"]) == 2
-    assert "rule set 'fdsp' is unknown" in capsys.readouterr().err
+    assert "PARTITIONING='fdsp' is unknown. Give one of dp, fsdp," in capsys.readouterr().err
 
 
 def test_dry_run_describes_every_cell_of_an_ablation(capsys, empty_directory):

@@ -46,6 +46,15 @@ def directory(tmp_path, monkeypatch):
             "compiler_options['xla_tpu_scoped_vmem_limit_kib']: an XLA option for TPUs, but the devices of this run "
             "are cpu. Omit the --gin_file=hardware/…",
         ),
+        (["eval", "--gin.MODEL_DIR=runs/1"], "MODEL_DIR=runs/1 is not a run directory: directory not found. Give"),
+        (["inspect"], "MIXTURE_OR_TASK_NAME is required (* uses it): a SeqIO task or mixture. Give TASK, or"),
+        (["report"], "MODEL_DIRS is required (* uses it): one or several run directories. Give MODEL_DIR, or"),
+        (["report", "a", "--output=a.pdf"], "OUTPUT_PATH=a.pdf: the report is an HTML page. Give a file"),
+        (["plan"], "TOPOLOGY is required (* uses it): a TPU slice, such as v5e:4x8. Give --topology=…, or a gin file"),
+        (["train", "--gin_file=hardware/v5e.gin"], "the command t5x_like.train.train requires model, * Give a --gin"),
+        (["convert", "--input=bert", "--output=a", "--heads=some"], "CHECKPOINT_PATH=bert: not found. Give a run"),
+        (["vocabulary", "--pattern=a/*.txt"], "pattern 'a/*.txt': no file matches *. Give an existing file, or a"),
+        (["vocabulary", "--pattern=a.txt", "--size=-1"], "SIZE=-1 is not positive. Give a positive integer."),
         (
             ["inspect", "qqqqqqqq"],
             "MIXTURE_OR_TASK_NAME='qqqqqqqq' is not registered. No registered name is similar; they begin with c4, * "
@@ -55,7 +64,7 @@ def directory(tmp_path, monkeypatch):
 )
 def test_wrong_settings(directory, run_command, arguments, message):
     code, output = run_command(arguments)
-    last = output.strip().splitlines()[-1]
+    last = output[output.rindex(f"t5x_like {arguments[0]}: ") :]
     pattern = re.escape(f"t5x_like {arguments[0]}: {message}").replace("\\*", ".*")
     assert code == 2 and re.match(pattern, last), output
     assert list(directory.iterdir()) == []
@@ -68,6 +77,20 @@ def test_huggingface_directory_without_tokenizer(directory, run_command):
     arguments = [*FINETUNE, "--gin.HF_PATH=gpt2", "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"]
     code, output = run_command([*arguments, "--gin.BOS_ID=256", "--gin.MIXTURE_OR_TASK_NAME=glue_sst2_v002"])
     assert code == 2 and "HF_PATH=gpt2: tokenizer files not found, and the task has no vocabulary of its own." in output
+
+
+@pytest.mark.notf
+def test_setting_given_as_a_flag(run_command):
+    code, output = run_command(["train", "--train-steps=10"])
+    assert code == 2 and output == "t5x_like: train: unknown flag --train-steps; did you mean --gin.TRAIN_STEPS?\n"
+
+
+def test_command_without_a_run_names_a_model_file(directory, run_command):
+    code, output = run_command(["eval"])
+    assert code == 2 and "undefined macro %MODEL: give a file that defines it first, such as --gin_file=mod" in output
+    assert output.strip().endswith("give --gin.MODEL_DIR=DIRECTORY and no --gin_file.")
+    code, output = run_command(["convert", "--heads=some", "--input=-", "--output=a"])
+    assert code == 2 and "--gin.MODEL_DIR" not in output
 
 
 @pytest.mark.parametrize("damage", ["BATCH_SIZE = (\n", "BATCH_SIZE = {'a'\n", "EVAL_STEPS = true\n"])

@@ -53,8 +53,12 @@ def test_error_for_missing_value_names_its_reader(toy):
     assert "TSK is not used; did you mean TASK?" in toy.error_of("TSK=a")
     assert "TASK is required (gin_configs/run.gin:" in toy.error_of()
     toy.write("bare.gin", "toy.train.model = @toy.Model()\n")
-    assert toy.error_of(files=["bare.gin"]) == "bare.gin:3: TOY.Model requires dim, which is not set"
-    assert toy.error_of(files=[]) == "the command TOY.train: TOY.train requires model, which is not set"
+    assert toy.error_of(files=["bare.gin"]) == (
+        "bare.gin:3: TOY.Model requires dim, which is not set. Give TOY.Model.dim = …"
+    )
+    assert toy.error_of(files=[]) == (
+        "the command TOY.train requires model, which is not set. Give a --gin_file that sets it, such as one of runs/"
+    )
     toy.write("open.gin", "toy.Model.rate = %gin.REQUIRED\n")
     assert "TOY.Model.rate is required (open.gin:3)" in toy.error_of("TASK=a", files=["run.gin", "open.gin"])
 

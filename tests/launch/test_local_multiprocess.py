@@ -87,6 +87,7 @@ def test_dry_run_prints_one_line_per_process(tmp_path):
         (["--grace"], "--grace: value missing"),
         (["train"], "unknown option train. See --help; the command follows --"),
         (["-n", "2"], "no command given"),
+        (["-n", "2", "--", "t5xlike", "train"], "command t5xlike not found. Give an installed command"),
     ],
 )
 def test_invalid_arguments_exit_with_usage_error(words, message):
