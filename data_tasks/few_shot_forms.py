@@ -52,7 +52,7 @@ _MNLI = Form(
     words=(("entailment", "True"), ("contradiction", "False"), ("neutral", "Neither")),
 )
 _SUMMARY = ((r"^summarize: ", ""),)
-_QUESTION = ((r"^trivia question: ", "Q: "),)
+_QUESTION = ((r"^trivia_qa question: ", "Q: "),)
 _TRANSLATION = {
     "gpt3": Form(((r"^translate \w+ to \w+: ", ""),), answer_prefix=" = "),
     "gpt3_zero_shot": Form(

@@ -114,10 +114,10 @@ def random_spans_mask(
     Returns:
       bool `[rows, width]`, False after the end of a row.
     """
-    # The same counts as span_lengths.noise_counts, which also computes in float64.
-    scaled = tf.round(tf.cast(lengths, tf.float64) * noise_density)
+    # The same counts as span_lengths.noise_counts, which also computes in float32.
+    scaled = tf.round(tf.cast(lengths, tf.float32) * noise_density)
     noise = tf.clip_by_value(tf.cast(scaled, tf.int32), 1, lengths - 1)
-    spans = tf.cast(tf.round(tf.cast(noise, tf.float64) / mean_noise_span_length), tf.int32)
+    spans = tf.cast(tf.round(tf.cast(noise, tf.float32) / mean_noise_span_length), tf.int32)
     spans = tf.minimum(tf.clip_by_value(spans, 1, noise), lengths - noise)
 
     first_seed, second_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))

@@ -14,6 +14,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+import data_tasks.vocabularies.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
 from data_tasks import classification, text_to_text
 from data_tasks.conll_files import TAGS, WORDS
 from data_tasks.feature_checks import require_lengths

@@ -2,7 +2,7 @@
 
     TASK_ARGUMENTS = {"data_dir": "triviaqa-unfiltered"}
 
-`trivia_qa_closed_book`: `trivia question: …` -> the answer. The metrics are the best match among all aliases of the
+`trivia_qa_closed_book`: `trivia_qa question: …` -> the answer. The metrics are the best match among all aliases of the
 answer. Without `data_dir`, TFDS provides the data. With it, the official files are read (`unfiltered-web-train.json`),
 or files named after the splits (`train.jsonl`) with the rows of TFDS.
 """
@@ -21,7 +21,7 @@ from data_tasks.table_files import Table
 from t5x_like.data import task_arguments
 
 TASK = "trivia_qa_closed_book"
-PREFIX = "trivia question:"
+PREFIX = "trivia_qa question:"
 
 COLUMNS = {
     "question_id": Text(),

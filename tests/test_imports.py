@@ -197,6 +197,33 @@ def test_importing_the_commands_does_not_import_tensorflow():
 
 
 @pytest.mark.notf
+def test_vocabularies_encode_and_decode_without_tensorflow(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
+    letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
+    for name, end in (("gpt2", ""), ("gpt1", "</w>")):
+        ids = {piece: index for index, piece in enumerate(dict.fromkeys(["<unk>", *letters, f"a{end}", f"b{end}"]))}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocab.json").write_text(json.dumps(ids | {f"ab{end}": len(ids)}))
+        (tmp_path / name / "merges.txt").write_text(f"a b{end}\n")
+    code = f"""
+from data_tasks import vocabularies
+from data_tasks.vocabularies import byte_bpe, late, word_bpe, wordpiece
+directory = {str(tmp_path)!r}
+gpt1 = [directory + "/gpt1/vocab.json", directory + "/gpt1/merges.txt"]
+gpt2 = [file.replace("gpt1", "gpt2") for file in gpt1]
+known = [
+    vocabularies.python_docs(), vocabularies.byte_level(), wordpiece.WordPieceVocabulary(directory + "/vocab.txt"),
+    byte_bpe.ByteBPEVocabulary(*gpt2, special_tokens={{"unk": "<unk>"}}),
+    word_bpe.WordBPEVocabulary(*gpt1, {{"unk": "<unk>"}}),
+    late.LateVocabulary(lambda: str(vocabularies.PYTHON_DOCS_MODEL)),
+]
+for vocabulary in known:
+    assert vocabulary.decode(vocabulary.encode("ab ab")).strip() == "ab ab", vocabulary
+"""
+    assert loaded_by(code) & (TENSORFLOW | {"jax"}) == set()
+
+
+@pytest.mark.notf
 def test_help_answers_within_a_second():
     command = [sys.executable, "-c", "from t5x_like.cli import main; main()", "--help"]
     seconds = []

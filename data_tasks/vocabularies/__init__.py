@@ -1,11 +1,18 @@
 """Vocabularies: the shipped SentencePiece model, bytes, and SentencePiece models with a late-bound path."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 
-import seqio
-import tensorflow as tf
+from google.protobuf import message
 
+from data_tasks.vocabularies.base import (
+    ByteVocabulary,
+    PassThroughVocabulary,
+    SentencePieceModel,
+    SentencePieceVocabulary,
+)
 from t5x_like import paths
 from t5x_like.errors import UserError
 
@@ -14,11 +21,11 @@ SENTINELS = 100
 
 PYTHON_DOCS_MODEL = Path(__file__).with_name("python_docs.model")
 
-PASS_THROUGH = seqio.PassThroughVocabulary(size=0)
+PASS_THROUGH = PassThroughVocabulary(size=0)
 """The vocabulary of integer features that are not token ids, such as positions. With size 0, no model embeds them."""
 
 
-class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
+class LateSentencePieceVocabulary(SentencePieceVocabulary):
     """A SentencePiece vocabulary that looks up the path of its model at each use.
 
     A task can therefore be registered before the path of its vocabulary is known.
@@ -30,7 +37,7 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
     def __init__(self, path: Callable[[], str], extra_ids: int = SENTINELS):
         self._path = path
-        super().__init__("", extra_ids=extra_ids, use_fast_tokenizer=False)
+        super().__init__("", extra_ids=extra_ids)
 
     @property
     def _sentencepiece_model_file(self) -> str:
@@ -42,20 +49,19 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
     def _sentencepiece_model_file(self, _: str) -> None:
         """Ignore the path that the base constructor sets."""
 
-    def _model_context(self):
-        self._model = None  # SeqIO caches the model, but the path may have changed
+    def _model_context(self) -> SentencePieceModel:
         try:
             return super()._model_context()
-        except tf.errors.OpError as error:
+        except (OSError, RuntimeError, message.DecodeError) as error:
             raise UserError(
-                f"VOCABULARY_PATH={self._path()!r}: not a readable SentencePiece model ({error.message}). Give the "
+                f"VOCABULARY_PATH={self._path()!r}: not a readable SentencePiece model ({error}). Give the "
                 "path of one as VOCABULARY_PATH, or as vocabulary_path in TASK_ARGUMENTS."
             ) from error
 
     def __eq__(self, other) -> bool:
         other = getattr(other, "vocabulary", other)  # of a LateVocabulary
         return (
-            isinstance(other, seqio.SentencePieceVocabulary)
+            isinstance(other, SentencePieceVocabulary)
             and self.sentencepiece_model_file == other.sentencepiece_model_file
             and self.extra_ids == other.extra_ids
         )
@@ -63,7 +69,7 @@ class LateSentencePieceVocabulary(seqio.SentencePieceVocabulary):
     __hash__ = None
 
 
-class ShippedVocabulary(seqio.SentencePieceVocabulary):
+class ShippedVocabulary(SentencePieceVocabulary):
     """A SentencePiece vocabulary that equals a `LateVocabulary` of the same model, so that a mixture may have both."""
 
     def __eq__(self, other) -> bool:
@@ -72,11 +78,11 @@ class ShippedVocabulary(seqio.SentencePieceVocabulary):
     __hash__ = None
 
 
-def python_docs() -> seqio.SentencePieceVocabulary:
+def python_docs() -> SentencePieceVocabulary:
     """Return the vocabulary of the shipped model: 924 pieces and 100 sentinels."""
     return ShippedVocabulary(str(PYTHON_DOCS_MODEL), extra_ids=SENTINELS)
 
 
-def byte_level() -> seqio.ByteVocabulary:
+def byte_level() -> ByteVocabulary:
     """Return the vocabulary of UTF-8 bytes (ByT5): 259 ids and 100 sentinels."""
-    return seqio.ByteVocabulary(extra_ids=SENTINELS)
+    return ByteVocabulary(extra_ids=SENTINELS)

@@ -1,15 +1,21 @@
 """The base class of the vocabularies with byte pair encoding: special tokens, and words encoded once each."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import seqio
-import tensorflow as tf
+from data_tasks.vocabularies.base import Vocabulary
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-class BPEVocabulary(seqio.Vocabulary):
+class BPEVocabulary(Vocabulary):
     """A vocabulary that splits texts into words and merges the symbols of each word.
 
-    A subclass defines `pieces`, `special_tokens`, `_special_ids`, `_words` and `_encode_words`.
+    A subclass defines `pieces`, `special_tokens`, `_special_ids`, `_words` and `_encode_words`, and for texts of Python
+    `_words_of` and `_encode_word`.
 
     Attributes:
       pieces: all pieces in the order of their ids.
@@ -55,11 +61,21 @@ class BPEVocabulary(seqio.Vocabulary):
         """Encode words: `[words]` -> `[words, (ids)]`."""
         raise NotImplementedError
 
+    def _words_of(self, text: str) -> Sequence[str]:
+        """Split a text into words, as `_words` does."""
+        raise NotImplementedError
+
+    def _encode_word(self, word: str) -> Sequence[int]:
+        """Encode a word, as `_encode_words` does."""
+        raise NotImplementedError
+
     def _encode(self, s: str) -> list[int]:
-        return self._encode_tf(tf.constant(s)).numpy().tolist()
+        return [index for word in self._words_of(s) for index in self._encode_word(word)]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
+        import tensorflow as tf
+
         s = tf.convert_to_tensor(s)
         words = self._words(tf.reshape(s, [-1]))
         distinct, index = tf.unique(words.flat_values)

@@ -1,22 +1,27 @@
-"""GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) in TensorFlow, also with the ids of RoBERTa and BART.
+"""GPT-2's byte-level BPE (Radford et al. 2019, section 2.2), also with the ids of RoBERTa and BART.
 
 A text is split into words with their preceding space. The bytes of each word are merged pair by pair, in the order in
 which the merges were learned. The distinct words of a text are merged together, each one once.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from data_tasks.vocabularies import word_splits
 from data_tasks.vocabularies.bpe_files import read_ids, read_merges, read_text
 from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
 from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 END_OF_TEXT = "<|endoftext|>"
 ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -131,7 +136,7 @@ class ByteBPEVocabulary(BPEVocabulary):
         return self._id("mask")
 
     @property
-    def _bpe(self) -> "_BPE":
+    def _bpe(self) -> _BPE:
         return _read(*self.files, self._added_tokens, tuple(sorted(set(self.special_tokens.values()))))
 
     @property
@@ -149,10 +154,19 @@ class ByteBPEVocabulary(BPEVocabulary):
         return index
 
     def _words(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        import tensorflow as tf
+
         if self._add_prefix_space:
             unchanged = (texts == "") | (tf.strings.substr(texts, 0, 1) == " ")
             texts = tf.where(unchanged, texts, tf.strings.join([" ", texts]))
         return self._split(texts)
+
+    def _words_of(self, text: str) -> list[str]:
+        is_changed = self._add_prefix_space and text[:1] not in ("", " ")
+        return self._split.of_text(f" {text}" if is_changed else text)
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        return self._bpe.encode_word(word.encode(), self._keep_whole_words)
 
     def _encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
         return self._bpe.encode(words, self._keep_whole_words)
@@ -164,12 +178,16 @@ class ByteBPEVocabulary(BPEVocabulary):
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         """Decode ids `[length]`, or several texts `[texts, length]`, each up to and without its first EOS."""
+        import tensorflow as tf
+
         if self.eos_id is None:
             return self._decode_tf(ids)
         after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
         return self._decode_tf(tf.ragged.boolean_mask(ids, tf.logical_not(after)))
 
     def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        import tensorflow as tf
+
         pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self.pieces), ids)
         return tf.strings.reduce_join(pieces, axis=-1)
 
@@ -199,8 +217,21 @@ class _BPE:
     byte_ids: np.ndarray
     merges: Merges
 
+    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
+    def encode_word(self, word: bytes, keep_whole_words: bool) -> tuple[int, ...]:
+        """Encode a word without TensorFlow; see `encode`."""
+        if keep_whole_words and (index := self._ids.get(word)) is not None:
+            return (index,)
+        return tuple(self.merges.apply_to_word(self.byte_ids[list(word)].tolist()))
+
+    @functools.cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {piece: index for index, piece in enumerate(self.pieces)}
+
     def encode(self, words: tf.Tensor, keep_whole_words: bool) -> tf.RaggedTensor:
         """Encode words: `[words]` -> ragged `[words, (ids)]`."""
+        import tensorflow as tf
+
         letters = tf.strings.bytes_split(words)
         bytes_ = tf.reshape(tf.io.decode_raw(letters.flat_values, tf.uint8), [-1])
         tokens = letters.with_flat_values(tf.gather(self.byte_ids, tf.cast(bytes_, tf.int32)))
@@ -214,6 +245,8 @@ class _BPE:
 
     def _whole_words(self, words: tf.Tensor) -> tf.Tensor:
         """Return the id of each word that is a piece, int32 `[words]`, and -1 for other words."""
+        import tensorflow as tf
+
         hashes, ids = self._hashes
         found = tf.searchsorted(hashes, tf.strings.to_hash_bucket_fast(words, _HASHES))
         index = tf.gather(ids, tf.minimum(found, len(ids) - 1))
@@ -222,6 +255,8 @@ class _BPE:
     @functools.cached_property
     def _hashes(self) -> tuple[np.ndarray, np.ndarray]:
         """The hash of each piece, int64 ascending, and its id."""
+        import tensorflow as tf
+
         with tf.init_scope():
             hashes = tf.strings.to_hash_bucket_fast(tf.constant(self.pieces), _HASHES).numpy()
         ids = np.argsort(hashes).astype(np.int32)

@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-import seqio
 from google.protobuf import message
 
 from data_tasks.vocabularies import byte_bpe, tokenizer_json, wordpiece
+from data_tasks.vocabularies.base import SentencePieceVocabulary, Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary
@@ -37,7 +37,7 @@ _T5_EXTRA_IDS = 100
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
-def from_folder(path: str | os.PathLike) -> seqio.Vocabulary:
+def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Return the vocabulary of a Hugging Face model directory.
 
     Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3), BPE of words
@@ -146,7 +146,7 @@ def _sentencepiece(
     prefix_space = files.setting("add_prefix_space", tokenizer_json.sentencepiece_prefix_space(files), None)
     tokens = files.special_tokens(defaults)
     try:
-        pieces = seqio.SentencePieceVocabulary(model).tokenizer
+        pieces = SentencePieceVocabulary(model).tokenizer
     except (RuntimeError, message.DecodeError) as error:
         raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
     size = pieces.GetPieceSize()
@@ -168,7 +168,7 @@ def _sentencepiece(
     return HuggingFaceSentencePieceVocabulary(model, special_ids, extra_ids, prefix_space)
 
 
-def _generic(files: TokenizerFiles) -> seqio.Vocabulary:
+def _generic(files: TokenizerFiles) -> Vocabulary:
     model_type = files.tokenizer.get("model", {}).get("type")
     if model_type == "WordPiece":
         return _word_piece(files)
@@ -177,7 +177,7 @@ def _generic(files: TokenizerFiles) -> seqio.Vocabulary:
     raise files.unsupported(TOKENIZER, "model.type", model_type, "WordPiece and BPE")
 
 
-_BUILDERS: dict[str, Callable[[TokenizerFiles], seqio.Vocabulary]] = {
+_BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "BertTokenizer": _word_piece,
     "DistilBertTokenizer": _word_piece,
     "ElectraTokenizer": _word_piece,

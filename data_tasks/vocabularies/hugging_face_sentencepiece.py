@@ -1,13 +1,19 @@
 """SentencePiece models (Kudo and Richardson 2018) with the special tokens of a Hugging Face model directory."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-import seqio
-import tensorflow as tf
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from sentencepiece import sentencepiece_model_pb2
 
+from data_tasks.vocabularies.base import SentencePieceVocabulary
 
-class HuggingFaceSentencePieceVocabulary(seqio.SentencePieceVocabulary):
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class HuggingFaceSentencePieceVocabulary(SentencePieceVocabulary):
     """A SentencePiece vocabulary whose special ids are given, not those of the model.
 
     The ids of a text are those of the SentencePiece library. Pieces that only controls stand for, such as </s>, are
@@ -55,6 +61,8 @@ class HuggingFaceSentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Decode ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
+        import tensorflow as tf
+
         if self.unk_id is not None:
             ids = tf.where(ids < self.vocab_size, ids, self.unk_id)
         if self.eos_id is not None:

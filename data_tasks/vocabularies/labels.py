@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import seqio
+from data_tasks.vocabularies.base import PassThroughVocabulary
 
 UNKNOWN = -1
 """The label of an example without one, such as those of a test split. Its weight in losses and metrics is 0."""
 
 
-class LabelVocabulary(seqio.PassThroughVocabulary):
+class LabelVocabulary(PassThroughVocabulary):
     """The names of labels in the order of their indices. The targets of a task are indices, not text.
 
     Args:

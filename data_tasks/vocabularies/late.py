@@ -3,25 +3,29 @@
 A task can therefore be registered before its vocabulary is known, and used with any one.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import seqio
-import tensorflow as tf
 from google.protobuf import message
 
 from data_tasks.vocabularies import SENTINELS
+from data_tasks.vocabularies.base import SentencePieceVocabulary, Vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 from t5x_like import paths
 from t5x_like.data.tokenizer_files import VocabularyNotSet
 from t5x_like.errors import UserError
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 SENTENCEPIECE_SUFFIX = ".model"
 
 
-class LateVocabulary(seqio.Vocabulary):
+class LateVocabulary(Vocabulary):
     """The vocabulary at a path that may change after a task was registered.
 
     All other attributes are those of the vocabulary at the path, such as `cls_id`, `sep_id`, `mask_id`, `pieces`,
@@ -39,7 +43,7 @@ class LateVocabulary(seqio.Vocabulary):
         self,
         path: Callable[[], str | None],
         extra_ids: int = SENTINELS,
-        read_other: Callable[[str], seqio.Vocabulary] | None = None,
+        read_other: Callable[[str], Vocabulary] | None = None,
     ):
         self._path = path
         self._sentinels = extra_ids
@@ -52,7 +56,7 @@ class LateVocabulary(seqio.Vocabulary):
         return self._path()
 
     @property
-    def vocabulary(self) -> seqio.Vocabulary:
+    def vocabulary(self) -> Vocabulary:
         """The vocabulary at the current path. Each path is read once.
 
         Raises:
@@ -134,12 +138,12 @@ class LateVocabulary(seqio.Vocabulary):
 
 
 @functools.lru_cache(maxsize=8)
-def _read(path: str, extra_ids: int) -> seqio.Vocabulary:
+def _read(path: str, extra_ids: int) -> Vocabulary:
     return sentencepiece_model(path, extra_ids) if path.endswith(SENTENCEPIECE_SUFFIX) else from_folder(path)
 
 
 @functools.lru_cache(maxsize=8)
-def sentencepiece_model(path: str, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
+def sentencepiece_model(path: str, extra_ids: int = SENTINELS) -> SentencePieceVocabulary:
     """Return the vocabulary of a SentencePiece model. Each path is read once.
 
     Args:
@@ -153,7 +157,7 @@ def sentencepiece_model(path: str, extra_ids: int = SENTINELS) -> seqio.Sentence
     path = paths.join(path, models[0]) if len(models) == 1 else path
     if not paths.is_file(path):
         raise UserError(f"VOCABULARY_PATH={path!r}: file not found. Give the path of a SentencePiece model.")
-    vocabulary = seqio.SentencePieceVocabulary(path, extra_ids=extra_ids)
+    vocabulary = SentencePieceVocabulary(path, extra_ids=extra_ids)
     try:
         vocabulary.load_model()
     except (RuntimeError, message.DecodeError) as error:

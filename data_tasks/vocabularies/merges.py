@@ -1,13 +1,20 @@
-"""The merges of byte pair encoding (Sennrich et al. 2016) in TensorFlow.
+"""The merges of byte pair encoding (Sennrich et al. 2016), in TensorFlow and in Python.
 
-All words of a batch are merged together: each step applies to every word its merge of lowest rank.
+In TensorFlow, all words of a batch are merged together: each step applies to every word its merge of lowest rank.
 """
 
+from __future__ import annotations
+
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _NO_MERGE = np.iinfo(np.int32).max
 
@@ -29,7 +36,7 @@ class Merges:
     results: np.ndarray
 
     @classmethod
-    def from_ids(cls, ids: Sequence[tuple[int, int, int]], size: int) -> "Merges":
+    def from_ids(cls, ids: Sequence[tuple[int, int, int]], size: int) -> Merges:
         """Return merges given as ids, in the order learned.
 
         Args:
@@ -46,6 +53,28 @@ class Merges:
             results=np.append(table[by_pair, 2], 0).astype(np.int32),
         )
 
+    @functools.cached_property
+    def _by_pair(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Rank and result of the merge of each pair of tokens."""
+        rows = zip(self.pairs[:-1].tolist(), self.ranks.tolist(), self.results.tolist(), strict=False)
+        # The first of several merges of a pair has the lowest rank.
+        return {divmod(pair, self.size): (rank, result) for pair, rank, result in reversed(list(rows))}
+
+    def apply_to_word(self, tokens: Sequence[int]) -> list[int]:
+        """Merge the tokens of one word until no merge applies, without TensorFlow; see `apply`."""
+        tokens, known = list(tokens), self._by_pair
+        while found := [known.get(pair, (_NO_MERGE, 0)) for pair in itertools.pairwise(tokens)]:
+            lowest = min(found)[0]
+            if lowest == _NO_MERGE:
+                break
+            merged, position = [], 0
+            while position < len(tokens):
+                merges = position < len(found) and found[position][0] == lowest
+                merged.append(found[position][1] if merges else tokens[position])
+                position += 2 if merges else 1
+            tokens = merged
+        return tokens
+
     def apply(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor) -> tf.RaggedTensor:
         """Merge the tokens of words until no merge applies.
 
@@ -57,6 +86,8 @@ class Merges:
         Returns:
           The merged tokens of each word, `[words, (tokens)]`.
         """
+        import tensorflow as tf
+
         any_length = tf.TensorShape([None])
 
         def merge(_, tokens, owners):
@@ -82,6 +113,8 @@ class Merges:
         Returns:
           Whether any merge was applied, and both arrays after it.
         """
+        import tensorflow as tf
+
         pairs = tf.cast(tokens[:-1], tf.int64) * self.size + tf.cast(tokens[1:], tf.int64)
         pairs = tf.where(owners[:-1] == owners[1:], pairs, -1)
         found = tf.searchsorted(self.pairs, pairs)
@@ -96,6 +129,8 @@ class Merges:
 
 def every_other(flags: tf.Tensor) -> tf.Tensor:
     """Keep the first, third, … flag of each run of True flags `[length]`: in "aaa" only the first two letters merge."""
+    import tensorflow as tf
+
     begins = flags & ~tf.pad(flags, [[1, 0]])[:-1]
     positions = tf.range(tf.size(flags))
     run = tf.cumsum(tf.cast(begins, tf.int32))

@@ -11,6 +11,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+import data_tasks.vocabularies.seqio_interface  # noqa: F401 (for the dispatch below)
 from data_tasks.vocabularies import wordpiece
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.late import LateVocabulary

@@ -1,17 +1,22 @@
-"""GPT-1's BPE (Radford et al. 2018, section 4.1) in TensorFlow: the characters of lower-cased words are merged."""
+"""GPT-1's BPE (Radford et al. 2018, section 4.1): the characters of lower-cased words are merged."""
+
+from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from data_tasks.vocabularies import wordpiece
 from data_tasks.vocabularies.bpe_files import read_ids, read_merges
 from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
 from data_tasks.vocabularies.merges import Merges
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 END_OF_WORD = "</w>"
 """The suffix of pieces that end a word."""
@@ -50,7 +55,7 @@ class WordBPEVocabulary(BPEVocabulary):
         return self._bpe.ids[self.special_tokens["unk"]]
 
     @property
-    def _bpe(self) -> "_BPE":
+    def _bpe(self) -> _BPE:
         return _read(*self.files, tuple(sorted(set(self.special_tokens.values()))))
 
     @property
@@ -60,6 +65,12 @@ class WordBPEVocabulary(BPEVocabulary):
     def _words(self, texts: tf.Tensor) -> tf.RaggedTensor:
         return wordpiece.split_words(texts, lower_case=True, compose=False)
 
+    def _words_of(self, text: str) -> list[str]:
+        return wordpiece.words_of(text, lower_case=True, compose=False)
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        return self._bpe.encode_word(word, self.unk_id)
+
     def _encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
         return self._bpe.encode(words, self.unk_id)
 
@@ -68,6 +79,8 @@ class WordBPEVocabulary(BPEVocabulary):
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         """Decode ids `[length]`, or several texts `[texts, length]`, each up to and with its first EOS."""
+        import tensorflow as tf
+
         ids = tf.where(ids < self.vocab_size, ids, self.unk_id)
         if self.eos_id is not None:
             after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1, exclusive=True) > 0
@@ -75,6 +88,8 @@ class WordBPEVocabulary(BPEVocabulary):
         return self._decode_tf(ids)
 
     def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        import tensorflow as tf
+
         pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self.pieces), ids)
         text = tf.strings.reduce_join(pieces, axis=-1)
         return tf.strings.regex_replace(tf.strings.regex_replace(text, END_OF_WORD, " "), " $", "")
@@ -107,8 +122,16 @@ class _BPE:
     character_ids: np.ndarray
     merges: Merges
 
+    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
+    def encode_word(self, word: str, unk_id: int) -> tuple[int, ...]:
+        """Encode a word without TensorFlow; see `encode`."""
+        tokens = [self.ids.get(character, unk_id) for character in word[:-1]]
+        return tuple(self.merges.apply_to_word([*tokens, self.ids.get(word[-1] + END_OF_WORD, unk_id)]))
+
     def encode(self, words: tf.Tensor, unk_id: int) -> tf.RaggedTensor:
         """Encode words: `[words]` -> ragged `[words, (ids)]`."""
+        import tensorflow as tf
+
         points = tf.strings.unicode_decode(words, "UTF-8")
         owners = points.value_rowids()
         ends_word = owners != tf.pad(owners, [[0, 1]], constant_values=-1)[1:]

@@ -1,18 +1,25 @@
-"""BERT's WordPiece vocabularies in TensorFlow: text to words, words to the longest matching pieces."""
+"""BERT's WordPiece vocabularies: text to words, words to the longest matching pieces."""
+
+from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import re
+import unicodedata
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import fsspec
 import numpy as np
-import seqio
-import tensorflow as tf
-import tensorflow_text as tf_text
 
+from data_tasks.vocabularies.base import Vocabulary
 from data_tasks.vocabularies.bpe_files import TOKENIZER_FILE
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tensorflow_text as tf_text
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"
@@ -31,6 +38,7 @@ _ACCENTS = r"\p{Mn}+"
 _PUNCTUATION = r"\x21-\x2F\x3A-\x40\x5B-\x60\x7B-\x7E\p{P}"
 _CJK = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
 _SPACES = r"\p{Z}"
+_CJK_CHARACTER = re.compile(re.sub(r"\\x{(.*?)}", lambda found: chr(int(found[1], 16)), f"[{_CJK}]"))
 
 
 def split_words(
@@ -53,6 +61,9 @@ def split_words(
     Returns:
       `[…, (words)]`, ragged unless `text` is a scalar.
     """
+    import tensorflow as tf
+    import tensorflow_text as tf_text
+
     strip_accents = lower_case if strip_accents is None else strip_accents
     text = tf.strings.regex_replace(text, _DROPPED, "")
     if compose and not strip_accents:
@@ -67,7 +78,37 @@ def split_words(
     return tf.strings.split(tf.strings.regex_replace(text, _SPACES, " "))
 
 
-class WordPieceVocabulary(seqio.Vocabulary):
+def words_of(
+    text: str, lower_case: bool, strip_accents: bool | None = None, split_cjk: bool = True, compose: bool = True
+) -> list[str]:
+    """Split a text into words without TensorFlow; see `split_words`."""
+    strip_accents = lower_case if strip_accents is None else strip_accents
+    text = "".join(character for character in text if not _is_dropped(character))
+    if compose and not strip_accents:
+        text = unicodedata.normalize("NFC", text)
+    if lower_case:
+        text = text.replace("Σ", "σ").lower()
+    if strip_accents:
+        text = unicodedata.normalize("NFD", text)
+        text = "".join(character for character in text if unicodedata.category(character) != "Mn")
+    return "".join(_spaced(character, split_cjk) for character in text).split()
+
+
+def _is_dropped(character: str) -> bool:
+    return character == "\ufffd" or (unicodedata.category(character)[0] == "C" and character not in "\t\n\r")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _spaced(character: str, split_cjk: bool) -> str:
+    """Return a space for whitespace, and a character that is a word of its own between spaces."""
+    category = unicodedata.category(character)[0]
+    if category == "Z":
+        return " "
+    is_word = category == "P" or (character.isascii() and category == "S")
+    return f" {character} " if is_word or (split_cjk and _CJK_CHARACTER.match(character)) else character
+
+
+class WordPieceVocabulary(Vocabulary):
     """A vocabulary file with one piece per line; ids are line numbers from 0 (Devlin et al. 2018; Wu et al. 2016).
 
     The ids of a text are those of Hugging Face's `BertTokenizer`, with one difference: `[MASK]` and the like in a text
@@ -165,7 +206,8 @@ class WordPieceVocabulary(seqio.Vocabulary):
         return _read(self.vocab_file).special_ids[piece]
 
     def _encode(self, s: str) -> list[int]:
-        return self._encode_tf(tf.constant(s)).numpy().tolist()
+        pieces = _read(self.vocab_file)
+        return [index for word in words_of(s, **self.split_options) for index in pieces.encode_word(word)]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         """Encode text as int32 ids, `[…, (pieces)]`, ragged unless `s` is a scalar."""
@@ -173,6 +215,8 @@ class WordPieceVocabulary(seqio.Vocabulary):
 
     def encode_words(self, words: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
         """Encode words of `split_words`: `[…, words]` -> ragged int32 `[…, words, (pieces)]`."""
+        import tensorflow as tf
+
         return _tokenizer(self.vocab_file).tokenize(tf.ragged.map_flat_values(_without_too_long, words))
 
     def _decode(self, ids: Iterable[int]) -> str:
@@ -180,6 +224,8 @@ class WordPieceVocabulary(seqio.Vocabulary):
         return " ".join(pieces[index] for index in ids).replace(" " + CONTINUATION, "")
 
     def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        import tensorflow as tf
+
         pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self.pieces), ids)
         return tf.strings.regex_replace(tf.strings.reduce_join(pieces, axis=-1, separator=" "), f" {CONTINUATION}", "")
 
@@ -195,15 +241,36 @@ class WordPieceVocabulary(seqio.Vocabulary):
 
 
 def _without_too_long(words: tf.Tensor) -> tf.Tensor:
+    import tensorflow as tf
+
     return tf.where(tf.strings.length(words, unit="UTF8_CHAR") > MAX_WORD_CHARACTERS, _TOO_LONG, words)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Pieces:
     """The contents of a file: its pieces, and the ids of the special ones."""
 
     pieces: tuple[str, ...]
     special_ids: dict[str, int]
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {piece: index for index, piece in enumerate(self.pieces)}
+
+    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Return the longest pieces of a word from its beginning on, or [UNK] if a part of it is not a piece."""
+        unknown, found, start = (self._ids[UNKNOWN],), [], 0
+        if len(word) > MAX_WORD_CHARACTERS:
+            return unknown
+        while start < len(word):
+            prefix = CONTINUATION if start else ""
+            ends = (end for end in range(len(word), start, -1) if prefix + word[start:end] in self._ids)
+            if (end := next(ends, None)) is None:
+                return unknown
+            found.append(self._ids[prefix + word[start:end]])
+            start = end
+        return tuple(found)
 
 
 @functools.lru_cache(maxsize=4)
@@ -241,6 +308,9 @@ def _read(path: str) -> _Pieces:
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(path: str) -> tf_text.FastWordpieceTokenizer:
+    import tensorflow as tf
+    import tensorflow_text as tf_text
+
     with tf.init_scope():  # the tables of the tokenizer must outlive the function being traced
         return tf_text.FastWordpieceTokenizer(
             vocab=list(_read(path).pieces),

@@ -1,4 +1,4 @@
-"""The length arithmetic of T5's span corruption, in plain Python.
+"""The length arithmetic of T5's span corruption, without TensorFlow.
 
 Span corruption replaces each noise span of the inputs by a sentinel. This module computes how many raw tokens fill an
 encoder of a given length, how long the targets are, and how many sentinels are needed (Raffel et al. 2020, section
@@ -6,6 +6,8 @@ encoder of a given length, how long the targets are, and how many sentinels are 
 """
 
 import dataclasses
+
+import numpy as np
 
 from t5x_like.errors import UserError
 
@@ -39,7 +41,8 @@ def noise_counts(
 ) -> tuple[int, int]:
     """Returns how many of `length` tokens are noise, and the number of noise spans.
 
-    At least one token is noise and at least one is not. The number of spans is at most the number of noise tokens and
+    As in T5, the counts are rounded in float32: half of a token in float64 may be a little more there. At least one
+    token is noise and at least one is not. The number of spans is at most the number of noise tokens and
     at most the number of other tokens.
 
     Raises:
@@ -48,8 +51,10 @@ def noise_counts(
     _check_rates(noise_density, mean_noise_span_length)
     if length < 2:
         raise UserError(f"length={length}: span corruption needs at least 2 tokens. Give a longer sequence.")
-    noise = min(max(round(length * noise_density), 1), length - 1)
-    return noise, min(max(round(noise / mean_noise_span_length), 1), noise, length - noise)
+    noise = int(np.round(np.float32(length) * np.float32(noise_density)))
+    noise = min(max(noise, 1), length - 1)
+    spans = int(np.round(np.float32(noise) / np.float32(mean_noise_span_length)))
+    return noise, min(max(spans, 1), noise, length - noise)
 
 
 def span_lengths(

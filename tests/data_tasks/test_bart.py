@@ -9,7 +9,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import bart, bart_noise, preprocessors, vocabularies
 from data_tasks.bart import BartNoise
 from t5x_like.data.seqio_feed import SeqIOSource

@@ -14,7 +14,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import c4, characters, documents, python_docs, text_files, vocabularies
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import ENCODER_DECODER
@@ -336,7 +336,7 @@ def test_importing_data_tasks_reads_no_files():
         "opened = []\n"
         "events = ('open', 'socket.connect')\n"
         "sys.addaudithook(lambda event, args: event in events and opened.append(str(args[0])))\n"
-        "import data_tasks\n"
+        "import data_tasks.shipped_tasks\n"
         "print([path for path in opened if not path.endswith(('.py', '.pyc')) and '__pycache__' not in path])\n"
         "print(sorted(name for name in seqio.TaskRegistry.names()))\n"
     )

@@ -8,7 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import denoising, preprocessors, token_encodings
 from data_tasks.noise_patterns import AfterPrefix, Iid, RandomSpans, RegularSpans
 from t5x_like.data.seqio_feed import SeqIOSource

@@ -157,7 +157,7 @@ def test_predictions_end_with_the_line():
             "Q: What is the German translation of a b A:",
         ),
         ("xsum", "gpt2", "summarize: an article", "an article\nTL;DR:"),
-        ("trivia_qa_closed_book", "gpt3", "trivia question: who?", "Q: who?\nA:"),
+        ("trivia_qa_closed_book", "gpt3", "trivia_qa question: who?", "Q: who?\nA:"),
         ("squad_v010_allanswers", "gpt3", "question: who ? context: He .", "Background: He .\n\nQ: who ?\n\nA:"),
         ("glue_rte_v002", "gpt3", "rte sentence1: P. sentence2: H.", "P.\nquestion: H. True or False?\nanswer:"),
         ("super_glue_boolq_v102", "gpt3", "boolq passage: P. question: is it", "P.\nquestion: is it?\nanswer:"),

@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import characters, language_model, preprocessors
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError

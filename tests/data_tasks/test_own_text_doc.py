@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import seqio
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from t5x_like import cli, config
 from t5x_like.data import task_arguments
 

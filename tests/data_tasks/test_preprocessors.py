@@ -71,6 +71,11 @@ def test_every_row_has_exact_density_and_number_of_spans(density, mean):
         assert not alternating[0][0] and alternating[-1][0]
 
 
+def test_noise_counts_are_those_of_the_length_arithmetic_where_float32_and_float64_round_differently():
+    lengths = [190, 350, 390, 670]
+    assert masks(lengths, 670).sum(axis=1).tolist() == [noise_counts(length)[0] for length in lengths]
+
+
 def test_mean_span_length():
     rows = masks([568] * 200, 568)
     lengths = [length for row in rows for noise, length in runs(row) if noise]

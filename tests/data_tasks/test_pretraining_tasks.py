@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.autograph.impl import api
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from t5x_like.data.seqio_feed import SeqIOSource
 
 TASKS = {

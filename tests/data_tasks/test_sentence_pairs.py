@@ -10,7 +10,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import sentence_pairs as pairing
 from data_tasks import sentence_pairs_tasks
 from data_tasks.special_tokens import SpecialTokens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import seqio
 
-import data_tasks  # noqa: F401 (registers the tasks)
+import data_tasks.shipped_tasks  # noqa: F401 (registers the tasks)
 from data_tasks import glue, submissions
 from t5x_like.data import benchmarks
 

@@ -29,8 +29,8 @@ def test_questions_have_all_aliases(tmp_path, name):
     task = "trivia_qa_closed_book"
     examples = gold_predictions.read(task, task_feature_lengths=lengths, task_arguments=arguments)
     assert [row["inputs_pretokenized"].decode() for row in examples] == [
-        "trivia question: Who was it?",
-        "trivia question: And now?",
+        "trivia_qa question: Who was it?",
+        "trivia_qa question: And now?",
     ]
     assert [row["targets_pretokenized"] for row in examples] == [b"The Beatles", b"x"]
     assert gold_predictions.evaluate(task, examples) == {"em": 100, "f1": 100}

@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-import data_tasks  # noqa: F401  registers the tasks
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import ul2
 from data_tasks.denoising import chunk_length, parse_recipe
 from t5x_like.data import task_arguments

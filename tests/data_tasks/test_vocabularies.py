@@ -171,6 +171,26 @@ def real_lines(test_data):
     return [line for line in lines if line.strip()]
 
 
+ODD_TEXTS = [
+    "",
+    "  two  spaces\n\n\tand a tab \u3000x\x1cy",
+    "It's they'RE 'S 12345 ½ Ⅷ naïve Étude ΑΣ ß İ",
+    "北京 ひらがな <|endoftext|> [MASK] </s>",
+    "a\ufffdb\x00c\x85d\u2028 !\r\n?\n",
+]
+
+
+@pytest.mark.parametrize("kind", ["uncased", "cased", "GPT2", "GPT2_FAST", "LLAMA_3"])
+def test_python_and_tensorflow_encode_to_equal_ids(test_data, kind):
+    if kind in ("uncased", "cased"):
+        vocabulary = published(test_data, kind)
+    else:
+        options = {"add_prefix_space": kind == "GPT2_FAST", "keep_whole_words": kind == "LLAMA_3"}
+        vocabulary = ByteBPEVocabulary(*gpt2_files(test_data), split=getattr(word_splits, kind), **options)
+    texts = [*real_lines(test_data)[::50], *ODD_TEXTS]
+    assert vocabulary.encode_tf(tf.constant(texts)).to_list() == [list(vocabulary.encode(text)) for text in texts]
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("case", ["uncased", "cased"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 29], ids=["every", "every 29th"])

@@ -12,8 +12,8 @@ from t5x_like.errors import UserError
 if TYPE_CHECKING:
     import seqio
 
-# Package that registers the shipped tasks. It is imported by name, because the library does not depend on it.
-SHIPPED_TASKS = "data_tasks"
+# Module that registers the shipped tasks. It is imported by name, because the library does not depend on it.
+SHIPPED_TASKS = "data_tasks.shipped_tasks"
 _INSTALL_COMMAND = "pip install seqio tensorflow tensorflow-text tensorflow-datasets"
 
 

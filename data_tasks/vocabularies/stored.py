@@ -1,0 +1,32 @@
+"""The vocabulary of a run, made from what its directory stores, without the task and without TensorFlow."""
+
+from data_tasks.vocabularies import late
+from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
+from data_tasks.vocabularies.from_folder import from_folder
+
+_BYTES = ByteVocabulary.__name__
+
+
+def make(kind: str, ids: int, path: str | None) -> Vocabulary | None:
+    """Return the vocabulary of a run.
+
+    Args:
+      kind: the name of its class.
+      ids: its number of ids, sentinels included.
+      path: the directory or the SentencePiece model that the run stores, or None.
+
+    Returns:
+      The vocabulary, or None if only the task knows it.
+
+    Raises:
+      UserError: a file of the vocabulary is invalid.
+    """
+    if kind == _BYTES:
+        return ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
+    if path is None:
+        return None
+    if path.endswith(late.SENTENCEPIECE_SUFFIX):
+        sentinels = ids - late.sentencepiece_model(path, 0).vocab_size
+        return None if sentinels < 0 else late.sentencepiece_model(path, sentinels)
+    found = from_folder(path)
+    return found if found.vocab_size == ids else None
