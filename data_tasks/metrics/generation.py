@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_tasks.metrics.packages import require
+from data_tasks.metrics.rouge import rouge_lsum, rouge_n
 
-ROUGE_KEYS = ("rouge1", "rouge2", "rougeLsum")
-"""The scores that T5 reports: overlap of words, of pairs of words, and of subsequences per sentence."""
-
+_BOOTSTRAP_RESAMPLES = 1000
 _BOOTSTRAP_SEED = 0
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,10 +41,10 @@ def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute ROUGE (Lin 2004) with rouge-score.
+    """Compute ROUGE (Lin 2004).
 
-    Each value is the middle of a bootstrap with 1,000 resamples, as in T5, but with a fixed seed. The words are not
-    stemmed. Sentences end at lines and at " . ".
+    Each value is the median of the means of 1,000 bootstrap resamples, as in T5, but with a fixed seed. The words are
+    not stemmed. Sentences end at lines and at " . ".
 
     Args:
       targets: the reference of each prediction.
@@ -54,17 +53,19 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     Returns:
       F-measures in percent: `rouge1`, `rouge2` and `rougeLsum`.
     """
-    scorer = require("rouge_score.rouge_scorer").RougeScorer(ROUGE_KEYS)
-    aggregator = require("rouge_score.scoring").BootstrapAggregator()
-    for target, prediction in zip(targets, predictions, strict=True):
-        aggregator.add_scores(scorer.score(target=_with_lines(target), prediction=_with_lines(prediction)))
-    state = np.random.get_state()  # the aggregator resamples with NumPy's global generator
-    np.random.seed(_BOOTSTRAP_SEED)
-    try:
-        result = aggregator.aggregate()
-    finally:
-        np.random.set_state(state)
-    return {key: 100 * float(result[key].mid.fmeasure) for key in ROUGE_KEYS}
+    pairs = [(_with_lines(target), _with_lines(text)) for target, text in zip(targets, predictions, strict=True)]
+    scores = {
+        "rouge1": [rouge_n(*pair, n=1) for pair in pairs],
+        "rouge2": [rouge_n(*pair, n=2) for pair in pairs],
+        "rougeLsum": [rouge_lsum(*pair) for pair in pairs],
+    }
+    generator = np.random.RandomState(_BOOTSTRAP_SEED)
+    return {name: 100 * _bootstrap_median(np.array(each), generator) for name, each in scores.items()}
+
+
+def _bootstrap_median(scores: np.ndarray, generator: np.random.RandomState) -> float:
+    samples = (generator.choice(scores, size=len(scores)) for _ in range(_BOOTSTRAP_RESAMPLES))
+    return float(np.median([sample.mean() for sample in samples]))
 
 
 def _with_lines(summary: str) -> str:

@@ -3,13 +3,11 @@
 import collections
 from collections.abc import Sequence
 
-from data_tasks.metrics.packages import require
-
 Metrics = dict[str, float]
 
 
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> Metrics:
-    """Compute the metrics of conlleval, the script of the shared task, with seqeval.
+    """Compute the metrics of conlleval, the script of the shared task.
 
     An entity is correct if its first word, its last word and its type are. As in conlleval, `I-X` after a word of
     another type begins an entity.
@@ -21,13 +19,32 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
     Returns:
       `precision`, `recall` and `f1` over all sentences.
     """
-    known = [(target, found) for target, found in zip(targets, predictions, strict=True) if target]
-    if not known:
-        return {}
-    targets, predictions = ([list(tags) for tags in each] for each in zip(*known, strict=True))
-    metrics = require("seqeval.metrics")
-    scores = {name: getattr(metrics, f"{name}_score") for name in ("precision", "recall", "f1")}
-    return {name: 100 * float(score(targets, predictions, zero_division=0)) for name, score in scores.items()}
+    correct = wanted = found = 0
+    known = [(target, each) for target, each in zip(targets, predictions, strict=True) if target]
+    for target, prediction in known:
+        entities, predicted = entities_of_tags(target), entities_of_tags(prediction)
+        correct += len(entities & predicted)
+        wanted, found = wanted + len(entities), found + len(predicted)
+    return _percentages(correct, wanted, found) if known else {}
+
+
+def entities_of_tags(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Return the entities of a sentence.
+
+    Args:
+      tags: `O`, `B-X` or `I-X` of each word, where X is the type.
+
+    Returns:
+      The type, the position of the first word, and the position after the last word of each entity.
+    """
+    entities, start = set(), 0
+    for position in range(1, len(tags) + 1):
+        if position < len(tags) and tags[position][0] == "I" and tags[position][1:] == tags[start][1:]:
+            continue
+        if tags[start] != "O":
+            entities.add((tags[start][2:], start, position))
+        start = position
+    return entities
 
 
 def entity_text_f1(
@@ -48,8 +65,10 @@ def entity_text_f1(
     for target, prediction in known:
         correct += sum((collections.Counter(target) & collections.Counter(prediction)).values())
         wanted, found = wanted + len(target), found + len(prediction)
-    if not known:
-        return {}
+    return _percentages(correct, wanted, found) if known else {}
+
+
+def _percentages(correct: int, wanted: int, found: int) -> Metrics:
     return {
         "precision": 100 * correct / found if found else 0.0,
         "recall": 100 * correct / wanted if wanted else 0.0,
