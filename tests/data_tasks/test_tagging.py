@@ -10,7 +10,7 @@ from tokenizer_directories import save_bert, save_gpt2, save_roberta, save_t5, t
 
 from data_tasks import tagging
 from data_tasks.conll_files import ConllTable
-from data_tasks.metrics.tagging import entity_f1, entity_text_f1
+from data_tasks.metrics.tagging import entities_of_tags, entity_f1, entity_text_f1
 from data_tasks.tagging_tasks import CONLL2003_TAGS, WNUT17_TAGS
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
@@ -232,6 +232,30 @@ def test_entities_are_scored_as_conlleval_does():
     # PER is right; I-LOC begins an entity and is right; the ORG is too long
     scores = entity_f1(targets, predictions)
     assert scores == pytest.approx({"precision": 200 / 3, "recall": 200 / 3, "f1": 200 / 3})
+
+
+@pytest.mark.parametrize(
+    ("tags", "entities"),
+    [
+        ("O O", set()),
+        ("", set()),
+        ("B-A", {("A", 0, 1)}),
+        ("I-A I-A O", {("A", 0, 2)}),  # an entity may begin with I
+        ("B-A B-A", {("A", 0, 1), ("A", 1, 2)}),
+        ("B-A I-B I-B", {("A", 0, 1), ("B", 1, 3)}),  # another type begins an entity
+        ("B-A O I-A", {("A", 0, 1), ("A", 2, 3)}),
+        ("O B-A-B I-A-B", {("A-B", 1, 3)}),  # a type may contain a hyphen
+    ],
+)
+def test_entities_of_tags(tags, entities):
+    assert entities_of_tags(tags.split()) == entities
+
+
+def test_entities_of_different_sentences_are_different():
+    scores = entity_f1([["B-A"], ["O"], ["B-B"]], [["O"], ["B-A"], ["B-B"]])
+    assert scores == pytest.approx({"precision": 50, "recall": 50, "f1": 50})
+    assert entity_f1([["O"]], [["O"]]) == {"precision": 0, "recall": 0, "f1": 0}
+    assert entity_f1([[]], [["B-A"]]) == {}
 
 
 def test_entities_of_text_are_a_multiset():
