@@ -21,10 +21,18 @@ def _expand(entry, docs: Path) -> list:
 
 
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
-    """Replaces relative links that leave docs/, such as `../launch/README.md`, by links to the repository."""
+    """Replaces relative links that leave docs/, such as `../launch/README.md`.
+
+    They link to the repository if mkdocs.yml has `repo_url`, which depends on who hosts it; otherwise the path is shown.
+    """
 
     def replaced(match: re.Match) -> str:
-        target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[1]))
-        return match[0] if target.startswith("docs/") else f"]({config.repo_url}/blob/main/{target})"
+        text, link = match.groups()
+        target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), link))
+        if target.startswith("docs/"):
+            return match[0]
+        if config.repo_url:
+            return f"[{text}]({config.repo_url}/blob/main/{target})"
+        return f"`{target}`" if target in text.strip("`") else f"{text} (`{target}`)"
 
-    return re.sub(r"\]\((\.\./[^)\s]+)\)", replaced, markdown)
+    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", replaced, markdown)

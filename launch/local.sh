@@ -4,7 +4,9 @@
 #   launch/local.sh [--dry_run] COMMAND [ARGUMENT…]
 #
 #   train, eval, infer, inspect …   run `t5x_like COMMAND ARGUMENT…` in the working directory
-#   test                            run the tests; arguments are passed to pytest
+#   test                            run the default tests; arguments are passed to pytest:
+#                                     test -m smoke   a few tests of each part, in minutes
+#                                     test -m full    the tests that the default leaves out; CI runs them
 #
 # Environment variables:
 #   PYTHON   interpreter for the virtual environment (default: the first of python3, python3.13, python3.12,
@@ -160,6 +162,7 @@ fi
 # ---- Command ---------------------------------------------------------------------------------------------------------
 if [[ $command == test ]]; then
   cd "$root"
+  (($#)) || log "running the default tests (10 to 20 minutes on 2 cores); \`test -m smoke\` takes about 2 minutes"
   # One worker per core. The tests of a file run in one worker, so that they share fixtures. `-n 0` uses one process.
   set -- "$venv/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 else

@@ -5,12 +5,15 @@ This module imports neither JAX nor TensorFlow, so tests of plain Python start i
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
+import random
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from absl import logging as absl_logging
 
 from t5x_like.runtime import cpu
 
@@ -27,6 +30,16 @@ SMOKE = re.compile(
 # Tests in these files that take about ten seconds, and do not depend on the versions.
 NOT_SMOKE = re.compile(
     "test_(patience_ends|rates_of_a_resumed|override_config_restarts|resume_in_a_store|initial_checkpoint_keeps)"
+)
+# Marker -> packages that its tests import, which are not in the extra `test`, and the extra that installs them.
+NEEDED = {"parity": (("torch", "transformers"), "parity"), "beam": (("apache_beam",), "cache")}
+# Tests in these files are deselected by default, because they take a minute or more together with few other tests of
+# the same code: whole journeys, killed and resumed processes, several hosts. `pytest -m full` runs them.
+FULL = re.compile(
+    r"tests/(docs/test_(journeys|distillation_journeys|pages)|runtime/test_(distributed|lost_process|slow_host)"
+    r"|test_(resume|cached_training|ablate|buckets|cache_logits|distill_cached_logits|huggingface_journey"
+    r"|train_failures)|data_tasks/test_(pretraining_tasks|offsets)|launch/test_(workers|supervise)"
+    r"|training/test_tiered_checkpoints)\.py"
 )
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
@@ -97,18 +110,53 @@ class _ConfigureJax:
 sys.meta_path.insert(0, _ConfigureJax())
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shuffle_files", type=int, metavar="SEED", help="run the test files in a random order")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks tests as `smoke` and `slow` by the rules above, and sorts `LONG` files first."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+def pytest_collection_modifyitems(config, items):
+    """Marks tests by the rules above, skips tests of missing extras, and sorts `LONG` files first."""
+    seed = config.getoption("shuffle_files")
+    if seed is None:
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    else:
+        paths = sorted({item.path for item in items})
+        random.Random(seed).shuffle(paths)
+        order = {path: (path.stem not in LONG, number) for number, path in enumerate(paths)}
+        items.sort(key=lambda item: order[item.path])
     for item in items:
-        smoke = SMOKE.match(item.path.relative_to(ROOT).as_posix()) and not NOT_SMOKE.match(item.name)
+        if reason := reason_to_skip({mark.name for mark in item.iter_markers()}):
+            item.add_marker(pytest.mark.skip(reason=reason))
+        path = item.path.relative_to(ROOT).as_posix()
+        if FULL.match(path):
+            item.add_marker("full")
+        smoke = SMOKE.match(path) and not NOT_SMOKE.match(item.name)
         if smoke and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
         if item.get_closest_marker("parity"):
             given = item.callspec.params if hasattr(item, "callspec") else {}
             if max(given.get("pair", 0), given.get("seed", 0)) >= PARITY_CONFIGURATIONS:
                 item.add_marker("slow")
+
+
+def reason_to_skip(markers: set[str], find=importlib.util.find_spec) -> str | None:
+    """Returns why a test with these markers cannot run in this environment, or None if it can."""
+    for marker, (packages, extra) in NEEDED.items():
+        if marker in markers and (missing := [package for package in packages if find(package) is None]):
+            return f"{', '.join(missing)} not installed: pip install -e '.[test,{extra}]' -c constraints.txt"
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    """Restores levels and handlers of the root logger and of absl's, which commands change for their process."""
+    loggers = [logging.getLogger(), absl_logging.get_absl_logger()]
+    before = [(list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -130,8 +178,6 @@ def run_command(monkeypatch, capfd):
     The command has one device unless it is given --cpu_devices=8. Module search path, environment and logging of the
     process are restored after it.
     """
-    import logging
-
     import jax
 
     from t5x_like import cli
@@ -152,7 +198,8 @@ def run_command(monkeypatch, capfd):
         try:
             code = cli.main(arguments)
         finally:
-            root.handlers[:], root.level = handlers, level
+            root.handlers[:] = handlers
+            root.setLevel(level)
             os.environ.clear()
             os.environ.update(environment)
         captured = capfd.readouterr()

@@ -49,12 +49,11 @@ def write_gpt2(directory, *, num_layers=1):
       directory: The directory, which must not exist.
       num_layers: Number of layers.
     """
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
-
+    from data_tasks.vocabularies.byte_bpe import byte_letters
     from t5x_like.models.gpt import GPTConfig
 
     _write(directory, GPTConfig(vocab_size=GPT2_IDS, num_layers=num_layers, max_length=64, **SIZES))
-    ids = {letter: number for number, letter in enumerate([*bytes_to_unicode().values(), END_OF_TEXT])}
+    ids = {letter: number for number, letter in enumerate([*byte_letters().values(), END_OF_TEXT])}
     (directory / "vocab.json").write_text(json.dumps(ids))
     (directory / "merges.txt").write_text("#version: 0.2\n")
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)

@@ -226,7 +226,9 @@ def test_eos_is_that_of_generation(tokens, expected):
 @pytest.mark.parametrize(("added", "padding"), [({}, 22), ({"pad_token": "<pad>"}, 21), ({"pad_token": "<new>"}, 22)])
 def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
     """Padding is that of the tokenizer if the model has its id, or else EOS."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     objective = SequenceClassification(("a", "b", "c"), head=heads.LastToken())
     model = GPT.make(jax.random.key(0))
     params = {"model": model, "objective": objective.init(jax.random.key(1), model)}

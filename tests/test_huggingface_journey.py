@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 LENGTHS = "--gin.TASK_FEATURE_LENGTHS={'inputs': 16}"

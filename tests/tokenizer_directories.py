@@ -6,14 +6,14 @@ Each function takes the directory of real data and the directory to write, and r
 import io
 import json
 
-import pytest
 import sentencepiece
 
 from data_tasks.vocabularies import word_splits
 
 
 def save_bert(test_data, directory, case, **settings):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     vocab = str(test_data / f"vocab/bert/bert_base_{case}_vocab.txt")
     reference = transformers.BertTokenizerFast(vocab, do_lower_case=case == "uncased", **settings)
     reference.save_pretrained(directory)
@@ -21,7 +21,8 @@ def save_bert(test_data, directory, case, **settings):
 
 
 def save_gpt2(test_data, directory, **settings):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     files = (str(test_data / "vocab/gpt2" / name) for name in ("encoder.json", "vocab.bpe"))
     reference = transformers.GPT2TokenizerFast(*files, **settings)
     reference.save_pretrained(directory)
@@ -30,7 +31,8 @@ def save_gpt2(test_data, directory, **settings):
 
 def save_roberta(test_data, directory, family="Roberta", **settings):
     """Writes a RoBERTa or BART directory, with ids in the order of fairseq's dict.txt."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     gpt2 = json.loads((test_data / "vocab/gpt2/encoder.json").read_text())
     names = {str(index): name for name, index in gpt2.items()}
     listed = [line.split()[0] for line in (test_data / "vocab/roberta_dict/dict.txt").read_text().splitlines()]
@@ -46,7 +48,8 @@ def save_roberta(test_data, directory, family="Roberta", **settings):
 
 def save_llama3(test_data, directory):
     """Writes a tokenizer.json like Llama 3's, with GPT-2's pieces, some of which are not the result of a merge."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     save_gpt2(test_data, directory)
     contents = json.loads((directory / "tokenizer.json").read_text())
     model = contents["model"]
@@ -72,7 +75,8 @@ def save_llama3(test_data, directory):
 
 
 def save_t5(test_data, directory, **settings):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     model = str(test_data / "vocab/t5_32k/cc_all.32000.sentencepiece.model")
     reference = transformers.T5Tokenizer(model, **settings)
     reference.save_pretrained(directory)

@@ -282,7 +282,7 @@ def _read(
     if roberta_dict is None and None in special.values():
         missing = ", ".join(name for name in special if special[name] is None)
         raise UserError(f"{encoder_json!r} has no {missing}. Give the vocabulary that has these special tokens")
-    letters = _byte_letters()
+    letters = byte_letters()
     byte_of = {letter: byte for byte, letter in letters.items()}
     not_text = {*special_tokens, *dict(added_tokens), END_OF_TEXT}
     try:
@@ -321,7 +321,7 @@ def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[byte
     return order, pieces, names
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """Return the letter that represents each byte in the files: itself if printable, otherwise a letter from U+0100."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printed]

@@ -63,6 +63,7 @@ def enabled() -> Iterator[None]:
         yield
         return
     before, verbosity = list(root.handlers), absl_logging.get_verbosity()
+    level = absl_logging.get_absl_logger().level  # by default that of the root logger, which `set_verbosity` replaces
     made = handler()
     root.handlers[:] = [made]
     absl_logging.set_verbosity(max(verbosity, absl_logging.INFO))
@@ -71,6 +72,7 @@ def enabled() -> Iterator[None]:
     finally:
         root.handlers[:] = [*before, *(each for each in root.handlers if each is not made)]
         absl_logging.set_verbosity(verbosity)
+        absl_logging.get_absl_logger().setLevel(level)
 
 
 def _is_unconfigured(root: logging.Logger) -> bool:

@@ -129,7 +129,6 @@ def test_restored_feed_continues_bit_exactly():
 
 def test_unsaveable_pipeline_warns_and_is_read_again(caplog, monkeypatch):
     monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)  # pytest captures at the root logger
-    verbosity = logging.get_verbosity()
     with caplog.at_level("INFO", logger="absl"):
         logging.set_verbosity(logging.INFO)
         iterator = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
@@ -140,7 +139,6 @@ def test_unsaveable_pipeline_warns_and_is_read_again(caplog, monkeypatch):
         expected = take(iterator, 9)
         resumed = make(mixture_or_task_name="feed_python").host_iterator(ENCODER_DECODER)
         resumed.restore(state)
-    logging.set_verbosity(verbosity)
     assert "reading 9 batches again" in caplog.text
     assert not iterator.can_be_saved
     assert len(state) < 2000

@@ -24,6 +24,7 @@ def directories(test_data, tmp_path_factory):
     return made
 
 
+@pytest.mark.parity
 def test_files_and_vocabularies_of_a_tokenizer_have_the_same_digest(directories, tmp_path):
     found = {}
     for name, directory in directories.items():

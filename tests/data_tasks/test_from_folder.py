@@ -68,6 +68,7 @@ def assert_same_special_ids(vocabulary, reference, *roles):
 # ---- WordPiece -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("case", "settings"),
     [
@@ -92,6 +93,7 @@ def test_bert_ids_match_transformers(test_data, tmp_path, lines, case, settings)
 # ---- byte-level BPE --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parity
 def test_gpt2_ids_match_transformers(test_data, tmp_path, lines):
     reference = save_gpt2(test_data, tmp_path)
     vocabulary = from_folder(tmp_path)
@@ -101,6 +103,7 @@ def test_gpt2_ids_match_transformers(test_data, tmp_path, lines):
     assert from_folder(tmp_path).encode_tf(tf.constant(lines)).to_list() == vocabulary.encode_tf(lines).to_list()
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(("family", "settings"), [("Roberta", {}), ("Bart", {"add_prefix_space": True})])
 def test_roberta_and_bart_ids_match_transformers(test_data, tmp_path, lines, family, settings):
     reference = save_roberta(test_data, tmp_path, family, **settings)
@@ -111,6 +114,7 @@ def test_roberta_and_bart_ids_match_transformers(test_data, tmp_path, lines, fam
     assert found == [0, 1, 2, 3, 50264]
 
 
+@pytest.mark.parity
 def test_llama3_ids_match_transformers(test_data, tmp_path, lines):
     reference = save_llama3(test_data, tmp_path)
     vocabulary = from_folder(tmp_path)
@@ -123,9 +127,11 @@ def test_llama3_ids_match_transformers(test_data, tmp_path, lines):
 # ---- BPE of words ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parity
 def test_gpt1_ids_match_transformers(test_data, tmp_path, lines):
     tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     trained = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     trained.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     trained.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -149,6 +155,7 @@ def test_gpt1_ids_match_transformers(test_data, tmp_path, lines):
 # ---- SentencePiece ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("legacy", [True, False])
 def test_t5_ids_match_transformers(test_data, tmp_path, lines, legacy):
     reference = save_t5(test_data, tmp_path, legacy=legacy)
@@ -170,9 +177,11 @@ def llama_model(test_data, tmp_path_factory):
     return train_llama_model(test_data, tmp_path_factory.mktemp("llama"))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("settings", [{"legacy": True}, {"legacy": False}, {"add_prefix_space": False}])
 def test_llama_ids_match_transformers(tmp_path, llama_model, lines, settings):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     reference = transformers.LlamaTokenizerFast(str(llama_model), **settings)
     reference.save_pretrained(tmp_path)
     vocabulary = from_folder(tmp_path)

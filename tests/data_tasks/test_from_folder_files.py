@@ -111,7 +111,7 @@ def test_missing_directory_or_file_raises(bert, tmp_path):
 @pytest.fixture
 def llama3(tmp_path):
     """A minimal tokenizer.json in the form of Llama 3's."""
-    vocab = {letter: index for index, letter in enumerate(byte_bpe._byte_letters().values())}
+    vocab = {letter: index for index, letter in enumerate(byte_bpe.byte_letters().values())}
     pattern = {"Regex": word_splits.LLAMA_3_PATTERN}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

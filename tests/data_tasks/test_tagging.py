@@ -116,10 +116,10 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_first_pieces_are_those_of_transformers(name, test_data, tmp_path):
     """As `run_ner.py` aligns labels: `word_ids()` of words that are already split."""
-    pytest.importorskip("transformers")
     reference = TOKENIZERS[name](test_data, tmp_path)
     length = 24
     examples = read("wnut17_tagging", "validation", test_data / "ner_wnut17", length=length, vocabulary=tmp_path)

@@ -47,7 +47,6 @@ TOKENIZERS = {
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def tokenizer(request, test_data, tmp_path_factory):
     """Returns the tokenizer of transformers and the vocabulary of the same directory."""
-    pytest.importorskip("transformers")
     directory = tmp_path_factory.mktemp(request.param)
     reference = TOKENIZERS[request.param](test_data, directory)
     return reference, LateVocabulary(lambda: str(directory))
@@ -74,6 +73,7 @@ def expected(reference, texts, length, truncation="longest_first"):
     return [found["input_ids"], found["token_type_ids"] if has_types else [0] * len(found["input_ids"])]
 
 
+@pytest.mark.parity
 def test_texts_are_filled_and_truncated_as_in_transformers(tokenizer):
     reference, vocabulary = tokenizer
     texts = [" ".join(WORDS[-size:] if size else []) for size in SIZES]
@@ -89,6 +89,7 @@ def test_texts_are_filled_and_truncated_as_in_transformers(tokenizer):
         assert different == []
 
 
+@pytest.mark.parity
 def test_only_the_second_text_is_truncated_as_in_transformers(tokenizer):
     reference, vocabulary = tokenizer
     texts = ("the dog", " ".join(WORDS))
@@ -104,6 +105,7 @@ def test_only_the_second_text_is_truncated_as_in_transformers(tokenizer):
     assert inputs[result.first_start :][:3] == vocabulary.encode(texts[1])[:3]
 
 
+@pytest.mark.parity
 def test_llama_3_begins_each_text_with_its_bos(test_data, tmp_path):
     save_llama3(test_data, tmp_path)
     bos = LateVocabulary(lambda: str(tmp_path)).bos_id

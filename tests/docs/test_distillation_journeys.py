@@ -17,6 +17,9 @@ import small_models
 from t5x_like.convert import convert
 from t5x_like.metrics import read_metrics
 
+# The last test reads what the commands wrote, so the whole file has the marker of that test.
+pytestmark = pytest.mark.parity
+
 # The model of a Hugging Face directory has no macros; a scanned stack is compiled once for all of its layers.
 SCANNED = """
 from __gin__ import dynamic_registration
@@ -181,7 +184,8 @@ def test_journeys_write_the_documented_files(directories):
 
 
 def test_students_load_in_transformers(directories):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     path = directories["distillation"] / "exported"
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(path / "classifier")
     assert classifier.config.num_hidden_layers == 6

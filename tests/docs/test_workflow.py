@@ -18,10 +18,12 @@ def test_python_versions_are_supported():
     declared = re.search(r'python_requires=">=3\.(\d+),<3\.(\d+)"', (ROOT / "setup.py").read_text())
     supported = {f"3.{minor}" for minor in range(int(declared[1]), int(declared[2]))}
     assert set(re.findall(r'python: "([\d.]+)"', WORKFLOW)) <= supported
-    badge = re.search(r"!\[Python ([\d.| ]+)\]", (ROOT / "README.md").read_text())[1]
-    assert set(badge.split(" | ")) == supported
+    stated = re.search(r"Python (3\.\d+) to (3\.\d+)", (ROOT / "README.md").read_text()).groups()
+    assert stated == (f"3.{declared[1]}", f"3.{int(declared[2]) - 1}")
 
 
-def test_repository_owner_is_a_placeholder():
-    named = {name for name in ("README.md", "mkdocs.yml") if "github.com/OWNER/" in (ROOT / name).read_text()}
-    assert named == {"README.md", "mkdocs.yml"} and "github.com/OWNER/" in (ROOT / "CONTRIBUTING.md").read_text()
+def test_first_commands_of_the_readme_set_up_train_and_test():
+    commands = re.findall(r"^    (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert commands == ["./launch/local.sh train", "./launch/local.sh test"]
+    for command in commands:
+        assert command in SCRIPT

@@ -17,9 +17,12 @@ import logging
 from absl import logging as absl_logging
 from t5x_like.runtime import console_log
 {before}
+level = absl_logging.get_absl_logger().level
 with console_log.enabled():
     absl_logging.info("inside")
 assert logging.getLogger().handlers == {handlers}, logging.getLogger().handlers
+# Otherwise an application that sets the root logger's level to INFO later does not see the lines of absl.
+assert absl_logging.get_absl_logger().level == level
 absl_logging.info("outside")
 """
 
