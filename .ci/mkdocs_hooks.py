@@ -23,7 +23,7 @@ def _expand(entry, docs: Path) -> list:
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
     """Replaces relative links that leave docs/, such as `../launch/README.md`.
 
-    They link to the repository if mkdocs.yml has `repo_url`, which depends on who hosts it; otherwise the path is shown.
+    They link to the repository if mkdocs.yml has `repo_url`; otherwise the path is shown.
     """
 
     def replaced(match: re.Match) -> str:
