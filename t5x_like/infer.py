@@ -24,7 +24,7 @@ from t5x_like.inference.runner import Runner
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice
+from t5x_like.training import checkpoint_choice, run_vocabulary
 
 
 @distributed.with_watchdog()
@@ -107,7 +107,7 @@ def infer(
     config = for_platform(model, partitioner.platform)
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     options = TextOptions(mode, eos_id, score_eos, per_position, decoding)
-    predictor = predictor_for(config, objective, data, lengths, options)
+    predictor = predictor_for(config, objective, data, lengths, options, run_vocabulary.of_text(checkpoint_path, data))
     if interactive:
         predictor.examples(terminal.PATH, [Record(1, {TEXT_FIELD: "prompt"})])  # raises if text cannot be encoded
         checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)

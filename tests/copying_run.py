@@ -59,6 +59,9 @@ class Copying:
     def check(self, spec):
         assert spec == specs.ENCODER_DECODER
 
+    def vocabulary_kind(self, spec):
+        return None
+
     def vocabulary_digest(self, spec):
         return "digest"
 

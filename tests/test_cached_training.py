@@ -1,5 +1,6 @@
 """Training from a cache, without TensorFlow and SeqIO."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -77,3 +78,15 @@ def test_run_without_tensorflow_resumes_exactly(tmp_path, capfd):
     )
     assert result.returncode == 0, result.stderr
     assert f"loss = {again[8, 'validation']}" in result.stderr
+    # infer makes the vocabulary of the run from what its directory stores.
+    assert json.loads((tmp_path / "run" / "vocabulary.json").read_text()).items() >= {"ids": 359}.items()
+    (tmp_path / "rows.txt").write_text("one\ntwo\n")
+    output = tmp_path / "predictions.jsonl"
+    result = without_tensorflow(
+        *("infer", f"--gin.MODEL_DIR={tmp_path / 'run'}", f"--input={tmp_path / 'rows.txt'}", f"--output={output}"),
+        "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 4}",
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["inputs"] for row in rows] == ["one", "two"]
+    assert all(isinstance(row["prediction"], str) for row in rows)

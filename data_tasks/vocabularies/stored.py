@@ -1,10 +1,10 @@
 """The vocabulary of a run, made from what its directory stores, without the task and without TensorFlow."""
 
-from data_tasks.vocabularies import late
+from data_tasks.vocabularies import ShippedVocabulary, late, python_docs
 from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
 
-_BYTES = ByteVocabulary.__name__
+_BYTES, _SHIPPED = ByteVocabulary.__name__, ShippedVocabulary.__name__
 
 
 def make(kind: str, ids: int, path: str | None) -> Vocabulary | None:
@@ -23,6 +23,8 @@ def make(kind: str, ids: int, path: str | None) -> Vocabulary | None:
     """
     if kind == _BYTES:
         return ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
+    if kind == _SHIPPED:
+        return python_docs()
     if path is None:
         return None
     if path.endswith(late.SENTENCEPIECE_SUFFIX):

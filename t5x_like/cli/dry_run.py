@@ -10,10 +10,11 @@ import jax
 from t5x_like import ablate, config, distill, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
+from t5x_like.inference.predictors import predicts_text
 from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import loop, run, warm_start, weight_source
+from t5x_like.training import loop, run, run_vocabulary, warm_start, weight_source
 from t5x_like.training.evaluation import Evaluation
 
 # After this time without an answer, a store is reported as not checked.
@@ -69,8 +70,11 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
         yield f"model: {type(model).__name__}, {_parameters(model, objective)}"
     for name, teacher in (arguments.get("teachers") or {}).items():
         yield f"teacher {name}: {teacher}"
+    vocabulary = _vocabulary_of_run(arguments)
     for name, source in _sources(arguments):
-        if objective is not None:
+        if vocabulary is not None:
+            yield f"{name}: text with the vocabulary of the run, {vocabulary.vocab_size:,} token ids"
+        elif objective is not None:
             yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
             shapes, dtypes = source.batch_shapes(objective.features), objective.features.dtypes
             yield from (f"  {feature} {list(shape)} {dtypes[feature]}" for feature, shape in shapes.items())
@@ -97,6 +101,13 @@ def _sources(arguments: Mapping[str, Any]) -> Iterator[tuple[str, DataSource]]:
     for name, evaluation in (arguments.get("evaluations") or {}).items():
         if evaluation.data is not None:
             yield from (("/".join(filter(None, (name, at))), each.data) for at, each in evaluation.per_split().items())
+
+
+def _vocabulary_of_run(arguments: Mapping[str, Any]) -> Any:
+    """Returns the vocabulary with which `infer` encodes text, or None if a task makes the examples."""
+    if "input_path" not in arguments or not predicts_text(arguments["objective"].features):
+        return None
+    return run_vocabulary.of_text(arguments["checkpoint_path"], arguments.get("data"))
 
 
 def _parameters(model: ModelConfig, objective: Objective | None) -> str:

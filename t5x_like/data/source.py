@@ -48,6 +48,15 @@ class DataSource(Protocol):
     def vocabularies(self) -> "Mapping[str, seqio.Vocabulary]":
         """Returns task feature -> vocabulary; needs SeqIO and TensorFlow."""
 
+    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
+        """Returns the class and the number of ids of the vocabulary of the text; None without one for all features.
+
+        With the files of the vocabulary, `infer` makes the vocabulary again from them, without the task.
+
+        Args:
+          spec: Features that the objective reads.
+        """
+
     def has_metrics(self) -> bool:
         """Returns whether a task has its own metrics, computed from predictions or scores."""
 

@@ -184,14 +184,23 @@ def has_task(data: DataSource | None) -> bool:
     return data is not None and bool(getattr(data, "mixture_or_task_name", True))
 
 
-def vocabularies_for(data: DataSource | None, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def vocabularies_for(
+    data: DataSource | None, records: Sequence[Mapping[str, Any]], vocabulary: Any = None
+) -> Mapping[str, Any] | None:
     """Returns the vocabularies for the text in the records; None if all records are token ids.
+
+    Args:
+      data: The task, or a source with only a vocabulary.
+      records: The records.
+      vocabulary: The vocabulary of the model, which needs no task; None for that of `data`.
 
     Raises:
       UserError: Records have text, and neither a task nor VOCABULARY_PATH provides its vocabulary.
     """
     if not any(isinstance(record.get(name), str) for record in records for name in ("inputs", "targets")):
         return None
+    if vocabulary is not None:
+        return {"targets": vocabulary}
     if not has_task(data) and not getattr(data, "vocabulary_path", None):
         raise UserError(
             "INPUT_PATH: contains text, but neither a task nor VOCABULARY_PATH provides its vocabulary. Give "

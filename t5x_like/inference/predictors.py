@@ -92,6 +92,7 @@ def predictor_for(
     data: DataSource | None,
     lengths: Mapping[str, int],
     options: TextOptions = TextOptions(),  # noqa: B008 (frozen)
+    vocabulary: Any = None,
 ) -> Predictor:
     """Returns the predictor of an objective.
 
@@ -101,6 +102,7 @@ def predictor_for(
       data: The task, or None.
       lengths: Maximum length of each task feature.
       options: How text is generated or scored.
+      vocabulary: Vocabulary of the text in `inputs` and `targets`; None for that of `data`.
 
     Raises:
       UserError: The settings do not fit together.
@@ -110,7 +112,7 @@ def predictor_for(
         _check_lengths(lengths)
         layout = Layout.of(spec)
         check_inputs(config, objective, layout.shapes(1, lengths))
-        return TextPredictor(config, layout, data, lengths, options)
+        return TextPredictor(config, layout, data, lengths, options, vocabulary)
     if options.mode == SCORE:
         name = type(objective).__name__
         raise UserError(f"MODE=score: {name} predicts no text. Give MODE=predict, whose output has probabilities.")
@@ -146,6 +148,7 @@ class TextPredictor:
       data: The task, or None for token ids.
       lengths: Maximum lengths of `inputs` and `targets`.
       options: How text is generated or scored.
+      vocabulary: Vocabulary of the text in `inputs` and `targets`; None for that of `data`.
 
     Attributes:
       decoding: How text is generated, resolved after the first call of `examples`.
@@ -158,20 +161,22 @@ class TextPredictor:
         data: DataSource | None,
         lengths: Mapping[str, int],
         options: TextOptions,
+        vocabulary: Any = None,
     ):
         self._config, self._layout, self._data, self._lengths = config, layout, data, lengths
+        self._vocabulary = vocabulary
         self._options, self.decoding = options, options.decoding
 
     def examples(self, path: str, records: Sequence[Record]) -> Examples:
         """Returns the examples of records; see `Predictor`."""
         rows = None
         if TEXT_FIELD in records[0].values or not has_task(self._data):
-            vocabularies = vocabularies_for(self._data, [record.values for record in records])
+            vocabularies = vocabularies_for(self._data, [record.values for record in records], self._vocabulary)
         else:
             from t5x_like.data.seqio_feed.task_rows import TaskRows
 
             vocabularies, rows = self._data.vocabularies(), TaskRows(self._data, path, records)
-        if vocabularies is not None:
+        if vocabularies is not None and (rows is not None or self._vocabulary is None):
             self._data.check_vocabulary(self._config.vocab_size)
         codec = Codec(
             vocabularies,
@@ -194,7 +199,7 @@ class TextPredictor:
     def with_decoding(self, decoding: Decoding) -> "TextPredictor":
         """Returns the predictor with other settings of generation; see `Predictor`."""
         options = dataclasses.replace(self._options, decoding=decoding)
-        return TextPredictor(self._config, self._layout, self._data, self._lengths, options)
+        return TextPredictor(self._config, self._layout, self._data, self._lengths, options, self._vocabulary)
 
     def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
         """Returns the parameters of the model, in the form that decoding reads; see `Predictor`."""

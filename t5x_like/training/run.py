@@ -18,7 +18,17 @@ from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed, run_files
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import debugging, loop, run_directory, run_lock, run_tokenizer, step, warm_start, weight_source
+from t5x_like.training import (
+    debugging,
+    loop,
+    run_directory,
+    run_lock,
+    run_tokenizer,
+    run_vocabulary,
+    step,
+    warm_start,
+    weight_source,
+)
 from t5x_like.training import teachers as teacher_files
 from t5x_like.training.checkpointer import Checkpointer
 from t5x_like.training.checkpoints import Checkpoints
@@ -191,6 +201,7 @@ def run(
             if not start:
                 digest = data.vocabulary_digest(objective.features)
                 run_tokenizer.store(model_dir, vocabulary_path, initial.path if initial else None, digest)
+                run_vocabulary.store(model_dir, data.vocabulary_kind(objective.features))
         progress = stack.enter_context(metrics.Progress(periods.total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))

@@ -50,6 +50,9 @@ class Rows:
     def check(self, spec):
         pass
 
+    def vocabulary_kind(self, spec):
+        return None
+
     def vocabulary_digest(self, spec):
         return "digest"
 

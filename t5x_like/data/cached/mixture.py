@@ -209,6 +209,10 @@ class CachedMixture:
         """Returns the digest of the vocabulary of the text; see `CachedSource.vocabulary_digest`."""
         return next(iter(self.sources.values())).vocabulary_digest(spec)
 
+    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
+        """Returns the class and the number of ids of the vocabulary of the text; see `DataSource`."""
+        return next(iter(self.sources.values())).vocabulary_kind(spec)
+
     def check_vocabulary(self, embeddings: int) -> None:
         """Checks that a model has an embedding for each token id.
 

@@ -148,7 +148,6 @@ class SeqIOSource:
     def vocabularies(self) -> "dict[str, seqio.Vocabulary]":
         """Returns task feature -> vocabulary. Without a task, that of `vocabulary_path` is the one of `targets`."""
         if not self.mixture_or_task_name and self.vocabulary_path:
-            import_modules(self.module)
             # By name, as tasks are: this package does not depend on the shipped tasks.
             late = importlib.import_module("data_tasks.vocabularies.late")
             return {"targets": late.LateVocabulary(lambda: self.vocabulary_path)}
@@ -157,6 +156,15 @@ class SeqIOSource:
     def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
         """Returns the digest of the vocabulary of the text, or None if it is not known."""
         return vocabulary_digest.of_task(self.vocabulary_path, self.vocabularies(), spec)
+
+    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
+        """Returns the class and the number of ids of the vocabulary of the text; see `DataSource`."""
+        vocabularies = self.vocabularies()
+        found = [vocabularies[name] for name in spec.task_features if spec.is_token_ids(name) and name in vocabularies]
+        if not found or any(vocabulary != found[0] for vocabulary in found):
+            return None
+        vocabulary = getattr(found[0], "vocabulary", found[0])  # of one whose path is looked up at each use
+        return type(vocabulary).__name__, vocabulary.vocab_size
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
