@@ -1,4 +1,7 @@
-"""Language modeling data: full text for causal models, split text for prefix models (T5's `full_lm`, `prefix_lm`).
+"""Language modeling data: full text for causal models (T5's `full_lm`), split text for prefix models.
+
+`prefix_lm` splits chunks as T5's function of this name does, but EOS ends a document only. The tasks of T5 append EOS
+to `inputs` and `targets` of each chunk.
 
 Chunks are made from many documents at once, because the cost of tf.data grows with the number of its elements.
 """

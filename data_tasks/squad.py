@@ -6,6 +6,7 @@
 |---|---|
 | `squad_v1_spans`, `squad_v2_spans` | the positions of the answer in windows of the context, as in BERT |
 | `squad_v010_allanswers` | SQuAD 1.1 as text, as in the t5 package |
+| `squad_v010_context_free` | SQuAD 1.1 as text without the context, as in the t5 package |
 | `squad_v2_allanswers` | SQuAD 2.0 as text; the answer of an unanswerable question is `unanswerable` |
 
 Without `data_dir`, TFDS provides the data. With it, the official files are read (`train-v1.1.json`, `dev-v2.0.json`),
@@ -134,11 +135,12 @@ def pad_punctuation(text: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(tf.strings.regex_replace(text, r"([[:punct:]])", r" \1 "), r"\s+", " ")
 
 
-def question_and_context(ds: tf.data.Dataset) -> tf.data.Dataset:
+def question_and_context(ds: tf.data.Dataset, *, include_context: bool = True) -> tf.data.Dataset:
     """Make text of SQuAD: `question: Who ? context: Rollo was it .` -> `Rollo`, with spaces around punctuation.
 
     Args:
       ds: examples with the features of TFDS.
+      include_context: whether `inputs` have the context. Without it they begin with `squad trivia question:`.
 
     Returns:
       Examples with `inputs`, `targets`, which is the first answer or `UNANSWERABLE`, `id`, `question`, `context` and
@@ -148,7 +150,8 @@ def question_and_context(ds: tf.data.Dataset) -> tf.data.Dataset:
     def to_text(example):
         question, context = pad_punctuation(example["question"]), pad_punctuation(example["context"])
         answers = pad_punctuation(example["answers"]["text"])
-        words = ["question:", question, "context:", context]
+        with_context = ["question:", question, "context:", context]
+        words = with_context if include_context else ["squad trivia question:", question]
         return {
             "inputs": tf.strings.regex_replace(tf.strings.join(words, separator=" "), r"\s+", " "),
             "targets": tf.concat([answers, [UNANSWERABLE]], axis=0)[0],
@@ -167,7 +170,9 @@ def answers_or_none(text: str, *, example: Mapping[str, Any], is_target: bool) -
     return postprocessors.answers_or_text(text, example=example, is_target=is_target)
 
 
-def _add_text_to_text(name: str, version: str, metric: Callable, postprocess: Callable) -> None:
+def _add_text_to_text(
+    name: str, version: str, metric: Callable, postprocess: Callable, *, include_context: bool = True
+) -> None:
     arguments = task_arguments.declare(
         name,
         # A directory with the files of the benchmark. Default: TFDS.
@@ -179,7 +184,7 @@ def _add_text_to_text(name: str, version: str, metric: Callable, postprocess: Ca
         name,
         _source(name, arguments, version),
         arguments,
-        prepare=[question_and_context],
+        prepare=[functools.partial(question_and_context, include_context=include_context)],
         metric_fns=[metric],
         postprocess_fn=postprocess,
     )
@@ -188,4 +193,7 @@ def _add_text_to_text(name: str, version: str, metric: Callable, postprocess: Ca
 _add_spans("squad_v1_spans", "1.1", spans.squad_v1_spans)
 _add_spans("squad_v2_spans", "2.0", spans.squad_v2_spans)
 _add_text_to_text("squad_v010_allanswers", "1.1", question_answering.squad, postprocessors.answers_or_text)
+_add_text_to_text(
+    *("squad_v010_context_free", "1.1", question_answering.squad, postprocessors.answers_or_text), include_context=False
+)
 _add_text_to_text("squad_v2_allanswers", "2.0", question_answering.squad_v2, answers_or_none)

@@ -5,6 +5,7 @@
 | task | data |
 |---|---|
 | `wmt14_ende_v003`, `wmt14_enfr_v003`, `wmt15_enfr_v003`, `wmt16_enro_v003` | WMT from TFDS, as in the t5 package |
+| `wmt19_ende_v003`, `wmt_t2t_ende_v003` | the same; `wmt_t2t` has the training data of Tensor2Tensor |
 | `parallel_text` | files of any two languages; the arguments `source_language` and `target_language` select them |
 
 With `data_dir`, all of them read pairs of files such as `train.en` and `train.de`, also with .gz, or files named after
@@ -120,4 +121,6 @@ _add_wmt("wmt14_ende_v003", ("en", "de"), "wmt14_translate/de-en:1.0.0")
 _add_wmt("wmt14_enfr_v003", ("en", "fr"), "wmt14_translate/fr-en:1.0.0")
 _add_wmt("wmt15_enfr_v003", ("en", "fr"), "wmt15_translate/fr-en:1.0.0")
 _add_wmt("wmt16_enro_v003", ("en", "ro"), "wmt16_translate/ro-en:1.0.0")
+_add_wmt("wmt19_ende_v003", ("en", "de"), "wmt19_translate/de-en:1.0.0")
+_add_wmt("wmt_t2t_ende_v003", ("en", "de"), "wmt_t2t_translate/de-en:1.0.0")
 _add_parallel_text("parallel_text")

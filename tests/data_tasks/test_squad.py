@@ -119,6 +119,10 @@ def test_tfds_is_read_without_a_directory(test_data, tfds_directory):
     assert len(texts) == 10
     assert texts[0]["inputs_pretokenized"].startswith(b"question: What is one use that would require an an")
     assert gold_predictions.evaluate("squad_v010_allanswers", texts) == {"em": 100, "f1": 100}
+    without_context = read("squad_v010_context_free", "", "train", vocabulary=vocabulary)
+    assert without_context[0]["inputs_pretokenized"].startswith(b"squad trivia question: What is one use that would")
+    assert b"context" not in without_context[0]["inputs_pretokenized"]
+    assert gold_predictions.evaluate("squad_v010_context_free", without_context) == {"em": 100, "f1": 100}
     windows = read("squad_v1_spans", "", lengths=(200, 2), vocabulary=vocabulary)
     assert len({window["id"] for window in windows}) == 10
     assert gold_spans("squad_v1_spans", windows) == {"em": 100, "f1": 100}

@@ -45,6 +45,8 @@ def test_multi30k_is_read_in_both_directions(test_data):
         ("wmt14_enfr_v003", "fr", "translate English to French: one\u2028line"),
         ("wmt15_enfr_v003", "fr", "translate English to French: one\u2028line"),
         ("wmt16_enro_v003", "ro", "translate English to Romanian: one\u2028line"),
+        ("wmt19_ende_v003", "de", "translate English to German: one\u2028line"),
+        ("wmt_t2t_ende_v003", "de", "translate English to German: one\u2028line"),
     ],
 )
 def test_prefixes_and_splits_of_wmt(tmp_path, task, language, prefix):
@@ -62,7 +64,8 @@ def test_prefixes_and_splits_of_wmt(tmp_path, task, language, prefix):
 def test_datasets_of_tfds_have_both_languages():
     import tensorflow_datasets as tfds
 
-    for name, languages in (("wmt14_translate/de-en", {"de", "en"}), ("wmt16_translate/ro-en", {"ro", "en"})):
+    for name in ("wmt14_translate/de-en", "wmt16_translate/ro-en", "wmt19_translate/de-en", "wmt_t2t_translate/de-en"):
+        languages = set(name[-5:].split("-"))
         info = tfds.builder(f"{name}:1.0.0", data_dir="/nonexistent").info
         assert set(info.features) == languages
 
