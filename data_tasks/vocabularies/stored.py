@@ -3,6 +3,7 @@
 from data_tasks.vocabularies import ShippedVocabulary, late, python_docs
 from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 
 _BYTES, _SHIPPED = ByteVocabulary.__name__, ShippedVocabulary.__name__
 
@@ -30,5 +31,7 @@ def make(kind: str, ids: int, path: str | None) -> Vocabulary | None:
     if path.endswith(late.SENTENCEPIECE_SUFFIX):
         sentinels = ids - late.sentencepiece_model(path, 0).vocab_size
         return None if sentinels < 0 else late.sentencepiece_model(path, sentinels)
+    if not has_tokenizer(path):
+        return None  # the task knows what the files do not say, such as whether text is lower-cased
     found = from_folder(path)
     return found if found.vocab_size == ids else None

@@ -50,6 +50,9 @@ def test_vocabulary_of_a_run_has_its_ids(run, vocabulary, model):
 
 def test_vocabulary_that_only_the_task_knows_is_not_made(run, tmp_path):
     assert run_vocabulary.load(run(sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7))) is None
+    (tmp_path / run_files.TOKENIZER).mkdir()
+    (tmp_path / run_files.TOKENIZER / "vocab.txt").write_text("[PAD]\n")  # the task knows whether it is lower-cased
+    assert run_vocabulary.load(str(tmp_path)) is None
     path = tmp_path / run_files.VOCABULARY
     path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "ByteVocabulary"}))
     assert run_vocabulary.load(str(tmp_path)) is None  # the digest is another one
