@@ -1,37 +1,45 @@
 """The vocabulary of a run, made from what its directory stores, without the task and without TensorFlow."""
 
+from collections.abc import Iterator
+
 from data_tasks.vocabularies import ShippedVocabulary, late, python_docs
 from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
+from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
+from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like import paths
 
-_BYTES, _SHIPPED = ByteVocabulary.__name__, ShippedVocabulary.__name__
+_VOCAB_TXT = "vocab.txt"
 
 
-def make(kind: str, ids: int, path: str | None) -> Vocabulary | None:
-    """Return the vocabulary of a run.
+def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterator[Vocabulary]:
+    """Yield the vocabularies that a run may have.
 
     Args:
-      kind: the name of its class.
+      kind: the name of the class of the vocabulary.
       ids: its number of ids, sentinels included.
-      path: the directory or the SentencePiece model that the run stores, or None.
-
-    Returns:
-      The vocabulary, or None if only the task knows it.
+      path: the directory or the file that the run stores, or None.
+      guess: whether to yield vocabularies whose files do not say all, such as whether text is lower-cased. The caller
+        compares the ids of a text.
 
     Raises:
       UserError: a file of the vocabulary is invalid.
     """
-    if kind == _BYTES:
-        return ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
-    if kind == _SHIPPED:
-        return python_docs()
-    if path is None:
-        return None
-    if path.endswith(late.SENTENCEPIECE_SUFFIX):
-        sentinels = ids - late.sentencepiece_model(path, 0).vocab_size
-        return None if sentinels < 0 else late.sentencepiece_model(path, sentinels)
-    if not has_tokenizer(path):
-        return None  # the task knows what the files do not say, such as whether text is lower-cased
-    found = from_folder(path)
-    return found if found.vocab_size == ids else None
+    if kind == ByteVocabulary.__name__:
+        yield ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
+    elif kind == ShippedVocabulary.__name__:
+        yield python_docs()
+    elif path is None:
+        return
+    elif path.endswith(late.SENTENCEPIECE_SUFFIX):
+        if (sentinels := ids - late.sentencepiece_model(path, 0).vocab_size) >= 0:
+            yield late.sentencepiece_model(path, sentinels)
+    elif has_tokenizer(path):
+        yield from_folder(path)
+    elif guess and kind == WordPieceVocabulary.__name__:
+        file = path if paths.is_file(path) else paths.join(path, _VOCAB_TXT)
+        yield from (WordPieceVocabulary(file, lower_case) for lower_case in (True, False))
+    elif guess and kind == ByteBPEVocabulary.__name__:
+        yield ByteBPEVocabulary(paths.join(path, VOCAB_FILE), paths.join(path, MERGES_FILE))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import HostBatch, HostIterator
+from t5x_like.data.vocabulary_kind import VocabularyKind
 
 if TYPE_CHECKING:
     import seqio
@@ -48,8 +49,8 @@ class DataSource(Protocol):
     def vocabularies(self) -> "Mapping[str, seqio.Vocabulary]":
         """Returns task feature -> vocabulary; needs SeqIO and TensorFlow."""
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
-        """Returns the class and the number of ids of the vocabulary of the text; None without one for all features.
+    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+        """Returns the kind of the vocabulary of the text; None if its features have several.
 
         With the files of the vocabulary, `infer` makes the vocabulary again from them, without the task.
 

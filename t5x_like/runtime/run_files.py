@@ -15,7 +15,7 @@ MODEL_INFO = "model_info.txt"
 STATUS = "status.json"
 # The directory with a copy of the tokenizer, and of the files that describe the model that the run started from.
 TOKENIZER = "tokenizer"
-# The digest, the class and the number of ids of the vocabulary of the run.
+# The digest of the vocabulary of the run, and its kind.
 VOCABULARY = "vocabulary.json"
 # Path and digest of each teacher that the run learns from.
 TEACHERS = "teachers.json"

@@ -5,27 +5,28 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_files, vocabulary_digest
+from t5x_like.data import tokenizer_files, vocabulary_digest, vocabulary_kind
+from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.runtime.run_files import TOKENIZER, VOCABULARY
 from t5x_like.training import checkpoint_choice, weight_files
 
 if TYPE_CHECKING:
     from data_tasks.vocabularies.base import Vocabulary
 
-_DIGEST, _KIND, _IDS = "digest", "kind", "ids"
+_DIGEST, _KIND, _IDS, _PROBE = "digest", "kind", "ids", "probe"
 # The argument of tasks, as in `SeqIOSource`.
 _PATH = "vocabulary_path"
 
 
-def store(model_dir: str, kind: tuple[str, int] | None) -> None:
-    """Adds the class and the number of ids of a vocabulary to its digest in the run directory.
+def store(model_dir: str, kind: VocabularyKind | None) -> None:
+    """Adds the kind of a vocabulary to its digest in the run directory.
 
     Args:
       model_dir: the run directory.
-      kind: the class and the number of ids; None if the text has no single vocabulary.
+      kind: the kind; None if the text has no single vocabulary.
     """
     if kind is not None:
-        about = {**_read(model_dir), _KIND: kind[0], _IDS: kind[1]}
+        about = {**_read(model_dir), _KIND: kind.name, _IDS: kind.ids, _PROBE: kind.probe}
         paths.write_atomic(paths.join(model_dir, VOCABULARY), json.dumps(about) + "\n")
 
 
@@ -65,11 +66,14 @@ def load(checkpoint_path: str) -> "Vocabulary | None":
     # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
     stored = importlib.import_module("data_tasks.vocabularies.stored")
     path = tokenizer_files.find(paths.join(model_dir, TOKENIZER))
-    if (made := stored.make(about[_KIND], about[_IDS], path)) is None:
-        return None
-    # The digest of files may count added tokens that are not pieces.
-    known = (vocabulary_digest.of_vocabulary(made), path and vocabulary_digest.of_path(path))
-    return made if about[_DIGEST] in known else None
+    probe = about.get(_PROBE)
+    for made in stored.candidates(about[_KIND], about[_IDS], path, guess=probe is not None):
+        kind = vocabulary_kind.of_vocabulary(made)
+        # The digest of files may count added tokens that are not pieces.
+        digests = (vocabulary_digest.of_vocabulary(made), path and vocabulary_digest.of_path(path))
+        if probe in (None, kind.probe) and kind.ids == about[_IDS] and about[_DIGEST] in digests:
+            return made
+    return None
 
 
 def _model_dir(checkpoint_path: str) -> str:

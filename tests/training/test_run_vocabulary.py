@@ -8,7 +8,8 @@ import pytest
 
 from data_tasks import vocabularies
 from data_tasks.vocabularies.late import sentencepiece_model
-from t5x_like.data import vocabulary_digest
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.data import vocabulary_digest, vocabulary_kind
 from t5x_like.runtime import run_files
 from t5x_like.training import run_vocabulary
 
@@ -23,7 +24,7 @@ def run(tmp_path):
         about = {"digest": vocabulary_digest.of_vocabulary(vocabulary)}
         (tmp_path / run_files.VOCABULARY).write_text(json.dumps(about))
         (tmp_path / run_files.CONFIG).write_text("")
-        run_vocabulary.store(str(tmp_path), (type(vocabulary).__name__, vocabulary.vocab_size))
+        run_vocabulary.store(str(tmp_path), vocabulary_kind.of_vocabulary(vocabulary))
         if model is not None:
             (tmp_path / run_files.TOKENIZER).mkdir()
             shutil.copy(model, tmp_path / run_files.TOKENIZER / "own.model")
@@ -50,14 +51,23 @@ def test_vocabulary_of_a_run_has_its_ids(run, vocabulary, model):
 
 def test_vocabulary_that_only_the_task_knows_is_not_made(run, tmp_path):
     assert run_vocabulary.load(run(sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7))) is None
-    (tmp_path / run_files.TOKENIZER).mkdir()
-    (tmp_path / run_files.TOKENIZER / "vocab.txt").write_text("[PAD]\n")  # the task knows whether it is lower-cased
-    assert run_vocabulary.load(str(tmp_path)) is None
     path = tmp_path / run_files.VOCABULARY
     path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "ByteVocabulary"}))
     assert run_vocabulary.load(str(tmp_path)) is None  # the digest is another one
     path.write_text("{}")
     assert run_vocabulary.load(str(tmp_path)) is None  # a run of an earlier version
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_settings_that_files_do_not_say_are_found_by_the_ids_of_a_text(run, tmp_path, lower_case):
+    (tmp_path / run_files.TOKENIZER).mkdir()
+    file = tmp_path / run_files.TOKENIZER / "vocab.txt"
+    file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nIt\nit\n")
+    directory = run(WordPieceVocabulary(str(file), lower_case))
+    assert run_vocabulary.load(directory).encode("It") == [6 if lower_case else 5]
+    path = tmp_path / run_files.VOCABULARY
+    path.write_text(json.dumps({**json.loads(path.read_text()), "probe": None}))
+    assert run_vocabulary.load(directory) is None
 
 
 def test_text_has_the_vocabulary_of_the_run_unless_the_user_names_another(run):

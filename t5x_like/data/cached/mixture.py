@@ -19,6 +19,7 @@ from t5x_like.data.cached.iterator import CachedIterator, RowOrder
 from t5x_like.data.cached.manifest import MIXTURE, Manifest
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 
 _FORMAT = "t5x_like cached mixture 1"
@@ -209,8 +210,8 @@ class CachedMixture:
         """Returns the digest of the vocabulary of the text; see `CachedSource.vocabulary_digest`."""
         return next(iter(self.sources.values())).vocabulary_digest(spec)
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
-        """Returns the class and the number of ids of the vocabulary of the text; see `DataSource`."""
+    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+        """Returns the kind of the vocabulary of the text; see `DataSource`."""
         return next(iter(self.sources.values())).vocabulary_kind(spec)
 
     def check_vocabulary(self, embeddings: int) -> None:

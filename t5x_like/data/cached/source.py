@@ -17,6 +17,7 @@ from t5x_like.data.cached.rows import Decoder, batch_dtype
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.token_ids import check_ids
+from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 
 # A row from a bucket takes tens of milliseconds, so many batches are read concurrently.
@@ -131,12 +132,12 @@ class CachedSource:
             return digest
         return self.manifest.vocabularies.get(vocabulary_digest.text_feature(spec), {}).get("digest")
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
-        """Returns the class and the number of ids of the vocabulary of the text; see `DataSource`."""
+    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+        """Returns the kind of the vocabulary of the text; see `DataSource`."""
         known = self.manifest.vocabularies
         names = [name for name in spec.task_features if spec.is_token_ids(name) and name in known]
         kinds = {(known[name]["kind"], known[name]["ids"], known[name].get("digest")) for name in names}
-        return next(iter(kinds))[:2] if len(kinds) == 1 else None
+        return VocabularyKind(*next(iter(kinds))[:2]) if len(kinds) == 1 else None
 
     def check_vocabulary(self, embeddings: int) -> None:
         """Checks that a model has an embedding for each token id.

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import mixing, specs, vocabulary_digest
+from t5x_like.data import mixing, specs, vocabulary_digest, vocabulary_kind
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
 from t5x_like.data.token_ids import check_ids
+from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,14 +158,13 @@ class SeqIOSource:
         """Returns the digest of the vocabulary of the text, or None if it is not known."""
         return vocabulary_digest.of_task(self.vocabulary_path, self.vocabularies(), spec)
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> tuple[str, int] | None:
-        """Returns the class and the number of ids of the vocabulary of the text; see `DataSource`."""
+    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+        """Returns the kind of the vocabulary of the text; see `DataSource`."""
         vocabularies = self.vocabularies()
         found = [vocabularies[name] for name in spec.task_features if spec.is_token_ids(name) and name in vocabularies]
         if not found or any(vocabulary != found[0] for vocabulary in found):
             return None
-        vocabulary = getattr(found[0], "vocabulary", found[0])  # of one whose path is looked up at each use
-        return type(vocabulary).__name__, vocabulary.vocab_size
+        return vocabulary_kind.of_vocabulary(found[0])
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
