@@ -36,9 +36,9 @@ NEEDED = {"parity": (("torch", "transformers"), "parity"), "beam": (("apache_bea
 # Tests in these files are deselected by default, because they take a minute or more together with few other tests of
 # the same code: whole journeys, killed and resumed processes, several hosts. `pytest -m full` runs them.
 FULL = re.compile(
-    r"tests/(docs/test_(journeys|distillation_journeys|pages)|runtime/test_(distributed|lost_process|slow_host)"
-    r"|test_(resume|cached_training|ablate|buckets|cache_logits|distill_cached_logits|huggingface_journey"
-    r"|train_failures)|data_tasks/test_(pretraining_tasks|offsets)|launch/test_(workers|supervise)"
+    r"tests/(docs/test_(journeys|distillation_journeys)|runtime/test_(distributed|lost_process|slow_host)"
+    r"|test_(resume|cached_training|buckets|distill_cached_logits|huggingface_journey)"
+    r"|data_tasks/test_(pretraining_tasks|offsets)|launch/test_(workers|supervise)"
     r"|training/test_tiered_checkpoints)\.py"
 )
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.

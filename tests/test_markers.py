@@ -7,6 +7,8 @@ from pathlib import Path
 import conftest
 import pytest
 
+from t5x_like.cli.commands import COMMANDS
+
 TESTS = Path(__file__).resolve().parent
 PACKAGES = {package: marker for marker, (packages, _) in conftest.NEEDED.items() for package in packages}
 
@@ -23,6 +25,15 @@ PACKAGES = {package: marker for marker, (packages, _) in conftest.NEEDED.items()
 def test_tests_of_missing_extras_are_skipped(markers, installed, expected):
     reason = conftest.reason_to_skip(markers, lambda package: package if package in installed else None)
     assert reason is expected is None or re.match(expected, reason)
+
+
+def test_default_tests_have_each_command_and_family():
+    left_out = [
+        path.stem for path in TESTS.rglob("test_*.py") if conftest.FULL.match(f"tests/{path.relative_to(TESTS)}")
+    ]
+    assert left_out
+    assert not {f"test_{command}" for command in COMMANDS} & set(left_out)
+    assert not any(conftest.FULL.match(f"tests/models/{path.name}") for path in (TESTS / "models").glob("*.py"))
 
 
 def _imported(node):
