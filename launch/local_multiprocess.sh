@@ -51,7 +51,7 @@ while (($#)); do
 done
 [[ ${1:-} == -- ]] && shift
 (($#)) || usage_error "no command given. Add -- t5x_like train …"
-command -v -- "$1" >/dev/null || usage_error "command $1 not found. Give an installed command, such as t5x_like"
+[[ $dry_run ]] || command -v -- "$1" >/dev/null || usage_error "command $1 not found. Give an installed command, such as t5x_like"
 check_number --num_processes "$count" 1 1024
 check_number --grace "$grace" 0 99999
 [[ -z $port ]] || check_number --port "$port" 1024 65535
