@@ -172,7 +172,7 @@ def _check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
         )
     source.check(teacher.objective.features)
     source.check_vocabulary(teacher.config.vocab_size)
-    digest = source.vocabulary_digest(teacher.objective.features)
+    digest = source.text_vocabulary(teacher.objective.features).digest
     if None not in (digest, teacher.vocabulary) and digest != teacher.vocabulary:
         raise UserError(
             f"TEACHER={teacher.teacher.path}: its vocabulary ({teacher.vocabulary}) is not that of the cache "

@@ -9,15 +9,16 @@ import jax.numpy as jnp
 from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
-from t5x_like.data import tokenizer_files
+from t5x_like.data import tokenizer_files, vocabulary_digest
+from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, t5x, tokenizer_ids
+from t5x_like.interop import description, generation, t5x, tokenizer_export, tokenizer_ids
 from t5x_like.interop.description import describe
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, weight_files
+from t5x_like.training import checkpoint_choice, run_tokenizer, weight_files
 from t5x_like.training.checkpoints import Checkpoints
 
 _PARAMS, _MODEL = "params/", "model/"
@@ -32,6 +33,8 @@ def convert(
     heads: Literal["all", "none"] = "all",
     labels: Sequence[str] | None = None,
     head: HeadForm | None = None,
+    vocabulary_path: str | None = None,
+    bos_id: int | None = None,
     fold_norms: bool = False,
 ) -> str:
     """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
@@ -40,7 +43,7 @@ def convert(
     config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
     INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
     stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
-    directions.
+    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
@@ -52,6 +55,9 @@ def convert(
       heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`).
       labels: Names of the labels of a run's head, for config.json; `LABEL_0`, … by default.
       head: The form of a run's head, whose dropout rate is written to config.json.
+      vocabulary_path: The vocabulary of a run, by default its copy in the run directory.
+      bos_id: The first input of the decoder of a run, which config.json states unless the run started from a Hugging
+        Face directory with ids of its own.
       fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
         rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
 
@@ -95,7 +101,9 @@ def convert(
         leaves = _select(_read_run(checkpoint_path), heads)
         leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
         rate = getattr(head, "dropout_rate", None)
-        padding_id = _padding_id(checkpoint_path, model)
+        tokenizer = _tokenizer(checkpoint_path, vocabulary_path)
+        model = _with_special_tokens(model, tokenizer, bos_id)
+        padding_id = _padding_id(tokenizer, model)
         interop.to_huggingface(
             leaves,
             model,
@@ -105,7 +113,7 @@ def convert(
             padding_id=padding_id,
             generation_settings=_generation_settings(checkpoint_path),
         )
-        _export_tokenizer(checkpoint_path, model, output_path)
+        tokenizer_files.write(_tokenizer_files(tokenizer, model, bos_id), output_path)
     _report(leaves, checkpoint_path, output_path)
     return output_path
 
@@ -136,14 +144,45 @@ def _select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:
 
 def _tokenizer_of_run(checkpoint_path: str) -> str:
     """Returns the path of the copy of the tokenizer of a run, which may not exist."""
-    run = checkpoint_choice.locate(checkpoint_path)[0].rpartition("/")[0]
-    return paths.join(run, run_files.TOKENIZER)
+    return paths.join(_run(checkpoint_path), run_files.TOKENIZER)
 
 
-def _padding_id(checkpoint_path: str, model: ModelConfig) -> int | None:
+def _run(checkpoint_path: str) -> str:
+    return checkpoint_choice.locate(checkpoint_path)[0].rpartition("/")[0]
+
+
+def _tokenizer(checkpoint_path: str, vocabulary_path: str | None) -> str | None:
+    """Returns where the tokenizer of a run is, or None, with a warning, if the run has none.
+
+    Raises:
+      UserError: `vocabulary_path` is another vocabulary than that of the run.
+    """
+    path = vocabulary_path or _tokenizer_of_run(checkpoint_path)
+    if tokenizer_files.find(path) is None:
+        logging.warning(
+            "%s: no tokenizer files of the run found, exported without a tokenizer. Give --gin.VOCABULARY_PATH=… to "
+            "export one",
+            path,
+        )
+        return None
+    given = TextVocabulary(vocabulary_digest.of_path(path), path)
+    run_tokenizer.check_checkpoint(checkpoint_path, given, "omit VOCABULARY_PATH")
+    return path
+
+
+def _with_special_tokens(model: ModelConfig, tokenizer: str | None, bos_id: int | None) -> ModelConfig:
+    """Returns a model with the special token ids of the run; imported ids are kept."""
+    if model.special_tokens is not None or tokenizer is None:
+        return model
+    default = interop.special_tokens(model)
+    ids = tokenizer_export.special_tokens(tokenizer, description.shape(model), default, bos_id)
+    return model if ids is None else dataclasses.replace(model, special_tokens=special_tokens.SpecialTokens(ids))
+
+
+def _padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
     """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text."""
-    tokenizer = _tokenizer_of_run(checkpoint_path)
-    candidates = [tokenizer_ids.special_id(tokenizer, role) for role in ("pad", "eos")] + [interop.eos_id(model)]
+    ids = tokenizer_ids.special_ids(tokenizer) if tokenizer is not None else {}
+    candidates = [ids.get("pad"), ids.get("eos"), interop.eos_id(model)]
     return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
 
 
@@ -153,18 +192,21 @@ def _generation_settings(checkpoint_path: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.endswith(special_tokens.SUFFIX)}
 
 
-def _export_tokenizer(checkpoint_path: str, model: ModelConfig, output_path: str) -> None:
-    """Copies the tokenizer of a run. A single SentencePiece model gets the name that transformers reads."""
-    copy = _tokenizer_of_run(checkpoint_path)
-    if tokenizer_files.find(copy) is None:
-        return
-    files = tokenizer_files.read(copy, tokenizer_files.TOKENIZER)
-    if [name for name in files if name not in tokenizer_files.TOKENIZER]:  # a single SentencePiece model
-        files = {interop.sentencepiece_name(model) or name: contents for name, contents in files.items()}
-    tokenizer_files.write(files, output_path)
+def _tokenizer_files(tokenizer: str | None, model: ModelConfig, bos_id: int | None) -> dict[str, bytes]:
+    """Returns the files of the tokenizer of an exported run."""
+    if tokenizer is None:
+        return {}
+    reader = tokenizer_export.Reader(
+        shape=description.shape(model),
+        vocab_size=model.vocab_size,
+        bos_id=bos_id,
+        sentencepiece=interop.sentencepiece_name(model),
+        has_token_types=bool(getattr(model, "num_token_types", 0)),
+    )
+    return tokenizer_export.files(tokenizer, reader)
 
 
-def _write_run(leaves: Mapping[str, Any], description: str, source: str, output_path: str) -> None:
+def _write_run(leaves: Mapping[str, Any], config: str, source: str, output_path: str) -> None:
     checkpoints = Checkpoints(paths.join(output_path, "checkpoints"))
     try:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
@@ -178,7 +220,7 @@ def _write_run(leaves: Mapping[str, Any], description: str, source: str, output_
     if weight_files.is_huggingface(source):
         tokenizer_files.write(tokenizer_files.read(source, names), paths.join(output_path, run_files.TOKENIZER))
     # config.gin comes last: a directory that has it is complete.
-    paths.write_atomic(paths.join(output_path, run_files.CONFIG), description)
+    paths.write_atomic(paths.join(output_path, run_files.CONFIG), config)
 
 
 def _report(leaves, checkpoint_path, output_path):

@@ -113,7 +113,7 @@ def combine(
         name: teacher_files.load(each, own, weights=weights or each.logits is not None)
         for name, each in teachers.items()
     }
-    vocabulary = student["data"].vocabulary_digest(own.features) if weights else None
+    vocabulary = student["data"].text_vocabulary(own.features).digest if weights else None
     objective = Distillation(
         own,
         losses,

@@ -19,7 +19,7 @@ from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice, run_directory, run_lock, warm_start
+from t5x_like.training import checkpoint_choice, run_directory, run_lock, run_tokenizer, warm_start
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.stored_checkpoints import StoredCheckpoints
 
@@ -45,6 +45,7 @@ def evaluate(
     decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     partitioner: partitioning.Partitioner | None = None,
     output_dir: str | None = None,
+    other_vocabulary: bool = False,
     poll_seconds: float = 10.0,
 ) -> dict[str, float]:
     """Evaluates one or several checkpoints.
@@ -70,6 +71,7 @@ def evaluate(
       partitioner: Mesh and rules; all devices by default.
       output_dir: Directory for results, and for each example with its prediction. By default, results are written to
         the directory `eval` of the run, and predictions are not written.
+      other_vocabulary: Whether the data may have another vocabulary than the model. This is an error otherwise.
       poll_seconds: Seconds between two looks for new checkpoints.
 
     Returns:
@@ -86,6 +88,8 @@ def evaluate(
     config = for_platform(model, partitioner.platform)
     options = {"batches": eval_steps, "task_metrics": task_metrics, "num_examples": num_examples}
     options["decoding"] = decoding
+    if not other_vocabulary:
+        run_tokenizer.check_checkpoint(checkpoint_path, data.text_vocabulary(objective.features))
     evaluation = Evaluation(data=data, splits=splits, per_task=True, **options)
     log_dir = paths.join(output_dir, "inference_eval") if output_dir else None
     evaluations = Evaluations({"": evaluation}, objective, config, partitioner, log_dir=log_dir, required=True)
@@ -119,7 +123,7 @@ def _settings(arguments: dict[str, Any]) -> str | None:
     """Returns a hash of the arguments that the results depend on, or None if an argument cannot be described."""
     from t5x_like.config.derived import derive
 
-    where = ("checkpoint_path", "checkpoint", "partitioner", "output_dir", "poll_seconds")
+    where = ("checkpoint_path", "checkpoint", "partitioner", "output_dir", "other_vocabulary", "poll_seconds")
     text, unknown = derive("t5x_like.eval.evaluate", {k: v for k, v in arguments.items() if k not in where})
     return None if unknown else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -10,6 +10,7 @@ import jax
 from absl import logging
 
 from t5x_like import partitioning, paths
+from t5x_like.data import specs
 from t5x_like.data.records import Record
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.part_files import PartFiles
@@ -24,7 +25,7 @@ from t5x_like.inference.runner import Runner
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice, run_vocabulary
+from t5x_like.training import checkpoint_choice, run_tokenizer, run_vocabulary
 
 
 @distributed.with_watchdog()
@@ -47,6 +48,7 @@ def infer(
     decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     seed: int = 0,
     batch_size: int = 32,
+    other_vocabulary: bool = False,
     partitioner: partitioning.Partitioner | None = None,
 ) -> str | None:
     """Reads the records of a file, predicts or scores, and writes one JSON object per record.
@@ -88,6 +90,8 @@ def infer(
       decoding: How text is generated. The default is greedy.
       seed: Seed of sampling. Samples of a record depend on the seed and the index of the record alone.
       batch_size: Examples per batch.
+      other_vocabulary: Whether text may be encoded with another vocabulary than that of the model. This is an error
+        otherwise.
       partitioner: Mesh and rules; all devices by default.
 
     Returns:
@@ -107,10 +111,13 @@ def infer(
     config = for_platform(model, partitioner.platform)
     lengths = dict(task_feature_lengths or getattr(data, "task_feature_lengths", None) or {})
     options = TextOptions(mode, eos_id, score_eos, per_position, decoding)
-    predictor = predictor_for(config, objective, data, lengths, options, run_vocabulary.of_text(checkpoint_path, data))
+    vocabulary = None if other_vocabulary else run_vocabulary.of_text(checkpoint_path, data)
+    predictor = predictor_for(config, objective, data, lengths, options, vocabulary)
     if interactive:
         predictor.examples(terminal.PATH, [Record(1, {TEXT_FIELD: "prompt"})])  # raises if text cannot be encoded
         checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
+        if not other_vocabulary and vocabulary is None:
+            _check_vocabulary(checkpoint_path, objective, data)
         _converse(predictor, predictor.load(checkpoint_path, partitioner), partitioner, decoding, seed)
         return None
 
@@ -118,6 +125,9 @@ def infer(
     path, records = read_standard_input() if input_path == STANDARD else (input_path, read(input_path))
     checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
     examples = predictor.examples(path, records)
+    is_checked = vocabulary is not None and TEXT_FIELD in records[0].values  # that of the run
+    if not (other_vocabulary or is_checked or all(map(_is_token_ids, records))):
+        _check_vocabulary(checkpoint_path, objective, data)
 
     # ---- Output: the ranges of records that an interrupted command has not written ---------------------------------
     fingerprint = _fingerprint(records, data, checkpoint_path, lengths, batch_size, options, seed)
@@ -157,6 +167,16 @@ def _check(mode: str, input_path: str | None, output_path: str | None, interacti
         raise UserError(f"--{flag}=-: {jax.process_count()} processes have no standard {flag} in common. Give a file.")
     if input_path != STANDARD and os.path.abspath(input_path) == os.path.abspath(output_path):
         raise UserError(f"OUTPUT_PATH={output_path}: same file as INPUT_PATH. Give another file.")
+
+
+def _is_token_ids(record: Record) -> bool:
+    return isinstance(record.values.get("inputs"), list)
+
+
+def _check_vocabulary(checkpoint_path: str, objective: Objective | None, data: DataSource | None) -> None:
+    if data is not None:
+        spec = specs.ENCODER_DECODER if objective is None else objective.features
+        run_tokenizer.check_checkpoint(checkpoint_path, data.text_vocabulary(spec))
 
 
 def _check_scoring(mode: str, **options: bool) -> None:

@@ -46,6 +46,7 @@ def train(
     initial_layers: Mapping[str, Sequence[int] | Callable] | None = None,
     initial_dropped: Sequence[str] = (),
     initial_truncated: Sequence[str] = (),
+    initial_other_vocabulary: bool = False,
     vocabulary_path: str | None = None,
     stop_after_skipped: int = 20,
     repeat_period: int | None = None,
@@ -95,8 +96,11 @@ def train(
         `("token_type_embedder",)`. Others that it lacks are an error.
       initial_truncated: Logical axes, `positions` or `vocab`, along which pretrained tables may be longer than those of
         the model, which start from their first rows.
+      initial_other_vocabulary: Whether the token ids of the pretrained weights may belong to another vocabulary than
+        those of `data`. This is an error otherwise, unless there are new tokens or truncated vocabularies.
       vocabulary_path: The Hugging Face directory or SentencePiece model that `data` uses, for tasks that can use any
-        vocabulary. It is copied to `model_dir/tokenizer`, which the commands that read the run use instead.
+        vocabulary. The vocabulary of `data`, whatever setting names it, is copied to `model_dir/tokenizer`, which the
+        commands that read the run use instead.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       repeat_period: Steps between two steps that are computed twice, to detect hardware that computes wrongly. They
         need memory for two states. None disables the check.
@@ -137,6 +141,7 @@ def train(
         initial_layers=initial_layers,
         initial_dropped=initial_dropped,
         initial_truncated=initial_truncated,
+        initial_other_vocabulary=initial_other_vocabulary,
     )
     program = make_program(
         model=model,

@@ -7,6 +7,7 @@ import numpy as np
 
 from t5x_like import optimizers
 from t5x_like.data import batches, specs
+from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.metrics import read_metrics
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -62,8 +63,8 @@ class Copying:
     def vocabulary_kind(self, spec):
         return None
 
-    def vocabulary_digest(self, spec):
-        return "digest"
+    def text_vocabulary(self, spec):
+        return TextVocabulary("digest")
 
     def check_vocabulary(self, embeddings):
         assert embeddings >= 30

@@ -240,6 +240,7 @@ def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
     tokens = {"21": {"content": "<pad>"}, "22": {"content": "<|endoftext|>"}, "23": {"content": "<new>"}}
     settings = {"eos_token": "<|endoftext|>", "added_tokens_decoder": tokens} | added
     (run / "tokenizer/tokenizer_config.json").write_text(json.dumps(settings))
+    (run / "tokenizer/vocab.json").write_text(json.dumps({"<|endoftext|>": 22}))
     convert(checkpoint_path=str(run), output_path=str(exported), model=GPT)
 
     reference = transformers.AutoModelForSequenceClassification.from_pretrained(exported)

@@ -16,6 +16,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
 from t5x_like.infer import infer
+from t5x_like.inference import codec
 from t5x_like.metrics import read_metrics
 from t5x_like.models.base import for_platform
 from t5x_like.models.gpt import GPTConfig
@@ -262,8 +263,11 @@ def test_token_ids_as_inputs_give_token_ids(checkpoint, tmp_path):
         (row,) = infer_lines(checkpoint, tmp_path, ['{"inputs": [100, 1]}'], "jsonl", data=data)
         assert row["prediction"] == [100]
         (tmp_path / "output.jsonl").unlink()
+    without_task = source("validation", mixture_or_task_name=None)
     with pytest.raises(UserError, match="INPUT_PATH: contains text, but neither a task nor VOCABULARY_PATH"):
-        infer_lines(checkpoint, tmp_path, ["a"], data=source("validation", mixture_or_task_name=None))
+        codec.vocabularies_for(without_task, [{"inputs": "a"}])
+    (row,) = infer_lines(checkpoint, tmp_path, ["a"], data=without_task)  # the run stores its vocabulary
+    assert isinstance(row["prediction"], str)
 
 
 def test_vocabulary_that_is_larger_than_the_model_raises(checkpoint, tmp_path):

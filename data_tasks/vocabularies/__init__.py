@@ -13,6 +13,7 @@ from data_tasks.vocabularies.base import (
     SentencePieceModel,
     SentencePieceVocabulary,
 )
+from data_tasks.vocabularies.sentinels import SentinelVocabulary
 from t5x_like import paths
 from t5x_like.errors import UserError
 
@@ -25,7 +26,7 @@ PASS_THROUGH = PassThroughVocabulary(size=0)
 """The vocabulary of integer features that are not token ids, such as positions. With size 0, no model embeds them."""
 
 
-class LateSentencePieceVocabulary(SentencePieceVocabulary):
+class LateSentencePieceVocabulary(SentinelVocabulary):
     """A SentencePiece vocabulary that looks up the path of its model at each use.
 
     A task can therefore be registered before the path of its vocabulary is known.
@@ -69,7 +70,7 @@ class LateSentencePieceVocabulary(SentencePieceVocabulary):
     __hash__ = None
 
 
-class ShippedVocabulary(SentencePieceVocabulary):
+class ShippedVocabulary(SentinelVocabulary):
     """A SentencePiece vocabulary that equals a `LateVocabulary` of the same model, so that a mixture may have both."""
 
     def __eq__(self, other) -> bool:

@@ -6,16 +6,15 @@ in a text, such as `[MASK]`, are encoded as characters.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf import message
 
-from data_tasks.vocabularies import byte_bpe, tokenizer_json, wordpiece
-from data_tasks.vocabularies.base import SentencePieceVocabulary, Vocabulary
+from data_tasks.vocabularies import byte_bpe, sentencepiece_json, tokenizer_json, wordpiece
+from data_tasks.vocabularies.base import Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
-from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary
+from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary, sentencepiece_pieces
 from data_tasks.vocabularies.tokenizer_files import ADDED_TOKENS, CONFIG, GENERIC_CLASS, TOKENIZER, TokenizerFiles
 from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
@@ -34,7 +33,7 @@ _T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
 _T5_EXTRA_IDS = 100
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_SENTINEL = sentencepiece_json.SENTINEL
 
 
 def from_folder(path: str | os.PathLike) -> Vocabulary:
@@ -138,15 +137,21 @@ def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
 def _sentencepiece(
     files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
 ) -> HuggingFaceSentencePieceVocabulary:
-    """Return a SentencePiece vocabulary.
+    """Return a SentencePiece vocabulary, from `tokenizer.json` if the directory does not have the model.
 
     The setting `legacy` of transformers is not read: it only changes the text after a special token.
     """
-    model = files.path(name)
-    prefix_space = files.setting("add_prefix_space", tokenizer_json.sentencepiece_prefix_space(files), None)
+    spaces = tokenizer_json.sentencepiece_spaces(files)
+    in_tokenizer = None if spaces is None else spaces.prefix != "never"
+    prefix_space = files.setting("add_prefix_space", in_tokenizer, None)
     tokens = files.special_tokens(defaults)
+    contents = None
+    if not files.has(name) and files.tokenizer:
+        special = [*tokens.values(), *files.added_tokens(tokens)]
+        name, contents = TOKENIZER, sentencepiece_json.to_model(files, special).SerializeToString(deterministic=True)
+    model = files.path(name)
     try:
-        pieces = SentencePieceVocabulary(model).tokenizer
+        pieces = sentencepiece_pieces(model, contents)
     except (RuntimeError, message.DecodeError) as error:
         raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
     size = pieces.GetPieceSize()
@@ -165,16 +170,39 @@ def _sentencepiece(
             special_ids[role] = pieces.PieceToId(tokens[role])
             if pieces.IdToPiece(special_ids[role]) != tokens[role]:
                 raise files.unsupported(CONFIG, f"{role}_token", tokens[role], f"pieces of {name}")
-    return HuggingFaceSentencePieceVocabulary(model, special_ids, extra_ids, prefix_space)
+    return HuggingFaceSentencePieceVocabulary(
+        model,
+        special_ids,
+        extra_ids,
+        prefix_space,
+        contents=contents,
+        keeps_first_space=contents is not None and spaces.prefix == "unless_present",
+    )
 
 
 def _generic(files: TokenizerFiles) -> Vocabulary:
     model_type = files.tokenizer.get("model", {}).get("type")
+    if sentencepiece_json.is_sentencepiece(files):
+        return _generic_sentencepiece(files)
     if model_type == "WordPiece":
         return _word_piece(files)
     if model_type == "BPE":
         return _byte_bpe({})(files)
-    raise files.unsupported(TOKENIZER, "model.type", model_type, "WordPiece and BPE")
+    raise files.unsupported(TOKENIZER, "model.type", model_type, "WordPiece, BPE, and Unigram without ByteLevel")
+
+
+def _generic_sentencepiece(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
+    """Return the vocabulary of a `tokenizer.json`, or of the SentencePiece model next to it, which has equal pieces."""
+    names, known = sentencepiece_json.pieces(files), files.added_tokens(files.special_tokens({}))
+    vocab = files.tokenizer["model"]["vocab"]
+    listed = (piece for piece, _ in vocab) if isinstance(vocab, list) else vocab
+    sentinels = {token for token in (*listed, *known) if _SENTINEL.fullmatch(token)}
+    models = [name for name in ("spiece.model", "tokenizer.model") if files.has(name)]
+    if models:
+        pieces = sentencepiece_pieces(files.path(models[0]), None)
+        if [pieces.IdToPiece(number) for number in range(pieces.GetPieceSize())] != names:
+            raise files.error(models[0], None, f"other pieces than {TOKENIZER}. Remove one of the two files")
+    return _sentencepiece(files, (models or ["spiece.model"])[0], {}, len(sentinels))
 
 
 _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {

@@ -14,6 +14,7 @@ from google.protobuf import message
 from data_tasks.vocabularies import SENTINELS
 from data_tasks.vocabularies.base import SentencePieceVocabulary, Vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabularies.sentinels import SentinelVocabulary
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 from t5x_like import paths
 from t5x_like.data.tokenizer_files import VocabularyNotSet
@@ -157,7 +158,7 @@ def sentencepiece_model(path: str, extra_ids: int = SENTINELS) -> SentencePieceV
     path = paths.join(path, models[0]) if len(models) == 1 else path
     if not paths.is_file(path):
         raise UserError(f"VOCABULARY_PATH={path!r}: file not found. Give the path of a SentencePiece model.")
-    vocabulary = SentencePieceVocabulary(path, extra_ids=extra_ids)
+    vocabulary = SentinelVocabulary(path, extra_ids=extra_ids)
     try:
         vocabulary.load_model()
     except (RuntimeError, message.DecodeError) as error:

@@ -25,8 +25,9 @@ _CLASS_OF_MODEL_TYPE = {
     "t5": "T5Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
 }
-# The class of a tokenizer that its tokenizer.json defines alone.
+# The class of a tokenizer that its tokenizer.json defines alone, and its name in transformers 5.
 GENERIC_CLASS = "PreTrainedTokenizer"
+_GENERIC_CLASS_5 = "TokenizersBackend"
 
 
 def has_tokenizer(path: str) -> bool:
@@ -113,6 +114,8 @@ class TokenizerFiles:
           UserError: no file names it.
         """
         named = self.config.get("tokenizer_class")
+        if named == _GENERIC_CLASS_5:
+            return GENERIC_CLASS
         if named:
             return named.removesuffix("Fast")
         model_type = self.json(MODEL_CONFIG).get("model_type")

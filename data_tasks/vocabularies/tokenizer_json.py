@@ -3,12 +3,14 @@
 A directory without `tokenizer.json` passes: its other files then define the tokenizer.
 """
 
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 from data_tasks.vocabularies import word_bpe, word_splits, wordpiece
 from data_tasks.vocabularies.tokenizer_files import TOKENIZER, TokenizerFiles
 
 _SPACE_SYMBOL = "▁"
+_OUTER_SPACES = r"\A +| +\z"
 
 
 def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
@@ -54,6 +56,11 @@ def check_word_bpe(files: TokenizerFiles, unk_token: str) -> None:
     _require(files, "normalizer.handle_chinese_chars", True)
 
 
+def is_byte_level(files: TokenizerFiles) -> bool:
+    """Return whether `tokenizer.json` replaces the bytes of a text by letters."""
+    return any(step.get("type") == "ByteLevel" for _, step in _steps(files, "pre_tokenizer", "pretokenizers"))
+
+
 def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool | None]:
     """Return the split into words and `add_prefix_space` of a byte-level BPE tokenizer.
 
@@ -87,8 +94,26 @@ def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool
     return word_splits.LLAMA_3, False
 
 
-def sentencepiece_prefix_space(files: TokenizerFiles) -> bool | None:
-    """Return whether a SentencePiece tokenizer adds a space before texts, None without `tokenizer.json`.
+@dataclasses.dataclass(frozen=True)
+class Spaces:
+    """How a SentencePiece tokenizer normalizes texts.
+
+    Attributes:
+      prefix: which texts get a space in front: `always`, `never`, or those without one (`unless_present`).
+      merged: whether spaces at the ends of a text are removed and others merged.
+      charsmap: the compiled replacements of characters in base 64, or None.
+      isolated: the pattern of texts that are words of their own, as user-defined pieces of a SentencePiece model; None
+        for none.
+    """
+
+    prefix: Literal["always", "never", "unless_present"] = "never"
+    merged: bool = False
+    charsmap: str | None = None
+    isolated: dict[str, str] | None = None
+
+
+def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
+    """Return how a SentencePiece tokenizer normalizes texts, None without `tokenizer.json`.
 
     Raises:
       UserError: the tokenizer changes texts in ways that a SentencePiece model does not.
@@ -96,29 +121,39 @@ def sentencepiece_prefix_space(files: TokenizerFiles) -> bool | None:
     if not files.tokenizer:
         return None
     _require(files, "model.type", "Unigram", "BPE")
-    prefix = False
+    found = Spaces()
     for key, step in _steps(files, "normalizer", "normalizers"):
-        if step.get("type") == "Replace":
-            if step["pattern"] not in ({"String": " "}, {"Regex": " {2,}"}) or step["content"] not in (
-                " ",
-                _SPACE_SYMBOL,
-            ):
-                raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")
-        elif step.get("type") == "Prepend":
-            if step["prepend"] != _SPACE_SYMBOL:
-                raise files.unsupported(TOKENIZER, f"{key}.prepend", step["prepend"], f'"{_SPACE_SYMBOL}"')
-            prefix = True
-        elif step.get("type") not in ("Precompiled", "Strip"):
-            raise files.unsupported(
-                TOKENIZER, f"{key}.type", step.get("type"), "Precompiled, Prepend, Replace and Strip"
-            )
+        found = _normalized(files, key, step, found)
     for key, step in _steps(files, "pre_tokenizer", "pretokenizers"):
         if step.get("type") == "Metaspace":
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-            prefix = prefix or scheme != "never"
-        elif step.get("type") != "WhitespaceSplit":
+            if scheme != "never" and found.prefix == "never":
+                found = dataclasses.replace(found, prefix="unless_present")
+        elif step.get("type") == "WhitespaceSplit":
+            found = dataclasses.replace(found, merged=True)
+        elif step.get("type") == "Split" and step.get("behavior") == "Isolated":
+            found = dataclasses.replace(found, isolated=step["pattern"])
+        else:
             raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Metaspace and WhitespaceSplit")
-    return prefix
+    return found
+
+
+def _normalized(files: TokenizerFiles, key: str, step: dict[str, Any], found: Spaces) -> Spaces:
+    """Return what a normalizer adds to those before it."""
+    if step.get("type") == "Replace":
+        supported = ({"String": " "}, {"Regex": " {2,}"}, {"Regex": _OUTER_SPACES})
+        if step["pattern"] not in supported or step["content"] not in ("", " ", _SPACE_SYMBOL):
+            raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")
+        return dataclasses.replace(found, merged=found.merged or step["pattern"] == {"Regex": " {2,}"})
+    if step.get("type") == "Prepend":
+        if step["prepend"] != _SPACE_SYMBOL:
+            raise files.unsupported(TOKENIZER, f"{key}.prepend", step["prepend"], f'"{_SPACE_SYMBOL}"')
+        return dataclasses.replace(found, prefix="always")
+    if step.get("type") == "Precompiled":
+        return dataclasses.replace(found, charsmap=step["precompiled_charsmap"])
+    if step.get("type") != "Strip":
+        raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Precompiled, Prepend, Replace and Strip")
+    return found
 
 
 def _require_bert_words(files: TokenizerFiles) -> None:

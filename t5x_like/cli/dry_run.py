@@ -14,7 +14,7 @@ from t5x_like.inference.predictors import predicts_text
 from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import loop, run, run_vocabulary, warm_start, weight_source
+from t5x_like.training import loop, run, run_tokenizer, run_vocabulary, warm_start, weight_source
 from t5x_like.training.evaluation import Evaluation
 
 # After this time without an answer, a store is reported as not checked.
@@ -129,6 +129,7 @@ def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | 
         if run.may_resume(arguments.get("model_dir")):
             return None
         warm_start.check(source, partitioner.eval_shape(here.make, jax.random.key(0)), here, partitioner)
+        run_tokenizer.check_initial(source, arguments["data"].text_vocabulary(arguments["objective"].features))
         return f"those of {source.path} fit"
 
     return _with_timeout(check)
@@ -142,6 +143,8 @@ def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:
         source.check(objective.features)
         if model is not None:
             source.check_vocabulary(model.vocab_size)
+        if (checkpoint := arguments.get("checkpoint_path")) and not arguments.get("other_vocabulary"):
+            run_tokenizer.check_checkpoint(checkpoint, source.text_vocabulary(objective.features))
         return source.describe()[0]
 
     return _with_timeout(check)

@@ -10,7 +10,7 @@ from gin import config as gin_config
 from gin import config_parser
 
 from t5x_like import paths
-from t5x_like.config import search
+from t5x_like.config import relocation, search
 from t5x_like.config.trust import PER_COMMAND_MACROS, Trust, refusal
 from t5x_like.config.values import (
     REQUIRED,
@@ -22,7 +22,6 @@ from t5x_like.config.values import (
     parse,
     replace,
 )
-from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 
@@ -173,16 +172,11 @@ class Reader:
             ) from error
 
     def read_run(self, directory: str) -> None:
-        """Reads the stored configuration of a run.
-
-        MODEL_DIR and CHECKPOINT_PATH become its directory, and VOCABULARY_PATH its copy of the tokenizer.
-        """
+        """Reads the stored configuration of a run, whose paths become those in its directory."""
         self.read_file(paths.join(directory, run_files.CONFIG), STORED)
-        locations = dict.fromkeys(("MODEL_DIR", "CHECKPOINT_PATH"), directory)
-        if (tokenizer := tokenizer_files.find(paths.join(directory, run_files.TOKENIZER))) is not None:
-            locations["VOCABULARY_PATH"] = tokenizer
-        for name, path in locations.items():
-            self.statements.macros[name] = Setting(path, directory, STORED)
+        arguments = self.statements.macros.get("TASK_ARGUMENTS")
+        for name, value in relocation.macros(directory, arguments and arguments.value).items():
+            self.statements.macros[name] = Setting(value, directory, STORED)
 
     def read_derived(self, source: str, text: str) -> None:
         """Reads derived settings.

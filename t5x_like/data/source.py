@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import HostBatch, HostIterator
+from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.data.vocabulary_kind import VocabularyKind
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class DataSource(Protocol):
           UserError: a vocabulary has more ids than `embeddings`.
         """
 
-    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
-        """Returns the digest of the vocabulary of the text, or None if it is not known.
+    def text_vocabulary(self, spec: FeatureSpec) -> TextVocabulary:
+        """Returns the digest and the location of the vocabulary of the text; None where they are not known.
 
         Args:
           spec: Features that the objective reads.

@@ -10,6 +10,9 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
+VOCABULARY = "vocabulary_path"
+"""The argument with the vocabulary, for tasks that can use any."""
+
 _DECLARED: dict[str, "Arguments"] = {}
 
 
@@ -136,6 +139,18 @@ def for_task(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
     own = values.get(task, {})
     found = values | own if isinstance(own, Mapping) else values
     return {name: value for name, value in found.items() if name in names(task)}
+
+
+def find(values: Mapping[str, Any], name: str) -> Any:
+    """Returns the first value of an argument in `values`, as for `update`; None if it is not set."""
+    groups = (values, *(own for own in values.values() if isinstance(own, Mapping)))
+    return next((group[name] for group in groups if group.get(name) is not None), None)
+
+
+def without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns `values`, as for `update`, without an argument of all tasks or of one."""
+    kept = {key: without(value, name) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: value for key, value in kept.items() if key != name}
 
 
 def _split(tasks: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:

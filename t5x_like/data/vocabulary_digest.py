@@ -5,6 +5,7 @@ tokenizer.json and a WordPiece vocabulary, or spiece.model and a SentencePiece v
 not count, because the files of T5 may omit them.
 """
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -21,14 +22,29 @@ if TYPE_CHECKING:
     import seqio
 
 _DIGEST_BYTES = 16
+# Files of a directory from which a vocabulary may have been read together with the settings next to them.
+_IN_DIRECTORIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 _SENTINEL = re.compile(r"<extra_id_\d+>|▁<extra_id_\d+>")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextVocabulary:
+    """The vocabulary of the text of a data source.
+
+    Attributes:
+      digest: its digest, or None if it is unknown.
+      location: the directory or file that it is read from, or None if it is not read from tokenizer files.
+    """
+
+    digest: str | None = None
+    location: str | None = None
 
 
 def of_path(path: str) -> str | None:
     """Returns the digest of a tokenizer in files.
 
     Args:
-      path: a Hugging Face directory, or a SentencePiece model.
+      path: a Hugging Face directory, a SentencePiece model, or a file like `vocab.txt`.
 
     Returns:
       The digest, or None if `path` does not have the files of a tokenizer.
@@ -37,7 +53,7 @@ def of_path(path: str) -> str | None:
     if found is None:
         return None
     if paths.is_file(found):
-        return _digest(_pieces(paths.read_bytes(found)))
+        return _digest(_lines(found) if found.endswith(tokenizer_files.WORDPIECE) else _pieces(paths.read_bytes(found)))
     names = paths.listdir(found)
     if "tokenizer.json" in names:
         stored = json.loads(paths.read_text(paths.join(found, "tokenizer.json")))
@@ -48,7 +64,7 @@ def of_path(path: str) -> str | None:
         tokens = vocabulary if isinstance(vocabulary, Mapping) else _numbered(piece for piece, _ in vocabulary)
         return _digest({**tokens, **{token["content"]: token["id"] for token in stored.get("added_tokens", ())}})
     if "vocab.txt" in names:
-        return _digest(_numbered(paths.read_text(paths.join(found, "vocab.txt")).splitlines()))
+        return _digest(_lines(paths.join(found, "vocab.txt")))
     model = next((name for name in names if name.endswith(tokenizer_files.SENTENCEPIECE)), None)
     if model is not None:
         tokens = _pieces(paths.read_bytes(paths.join(found, model)))
@@ -59,6 +75,11 @@ def of_path(path: str) -> str | None:
     return _digest(tokens)
 
 
+def of_location(path: str | None) -> TextVocabulary:
+    """Returns the vocabulary in files, with unknown fields for None."""
+    return TextVocabulary(of_path(path) if path else None, path)
+
+
 def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     """Returns the digest of a SeqIO vocabulary.
 
@@ -66,6 +87,8 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
       vocabulary: one with `sp_model` (SentencePiece) or `pieces` (text, or the bytes of each id). Another one is known
         by the text of its ids, and equals only vocabularies of its own kind.
     """
+    if (path := location(vocabulary)) is not None and (digest := of_path(path)) is not None:
+        return digest
     if (model := getattr(vocabulary, "sp_model", None)) is not None:
         return _digest(_pieces(model))
     if (pieces := getattr(vocabulary, "pieces", None)) is not None:
@@ -73,27 +96,49 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     return _digest(_numbered(repr(vocabulary.decode([number])) for number in range(vocabulary.vocab_size)))
 
 
+def location(vocabulary: "seqio.Vocabulary") -> str | None:
+    """Returns the directory or file from which a vocabulary is read, or None if tokenizer files do not define it.
+
+    Args:
+      vocabulary: one with `path`, `sentencepiece_model_file`, `vocab_file` or `files`.
+    """
+    if (path := getattr(vocabulary, "path", None)) is None:
+        single = (getattr(vocabulary, name, None) for name in ("sentencepiece_model_file", "vocab_file"))
+        files = {file for file in (*single, *getattr(vocabulary, "files", ())) if file}
+        folders = {str(file).rpartition("/")[0] for file in files}
+        if len(folders) != 1:
+            return None
+        (folder,) = folders
+        is_whole = folder and all(str(file).rpartition("/")[2] in (*_IN_DIRECTORIES, "merges.txt") for file in files)
+        path = folder if is_whole else str(files.pop()) if len(files) == 1 else None
+    return None if path is None else tokenizer_files.find(str(path))
+
+
 def text_feature(spec: FeatureSpec) -> str | None:
     """Returns the first task feature that is a sequence of token ids, whose vocabulary is that of the text."""
     return next(filter(spec.is_token_ids, spec.task_features), None)
 
 
-def of_task(path: str | None, vocabularies: "Mapping[str, seqio.Vocabulary]", spec: FeatureSpec) -> str | None:
-    """Returns the digest of the vocabulary of the text of a task, or None if it has no text.
+def of_text(vocabularies: "Mapping[str, seqio.Vocabulary]", spec: FeatureSpec) -> TextVocabulary:
+    """Returns the vocabulary of the text of a task, with unknown fields if it has no text.
 
     Args:
-      path: the files that the vocabulary was made from, if they are known.
       vocabularies: task feature -> vocabulary.
       spec: the features that the objective reads.
     """
-    found = of_path(path) if path else None
     vocabulary = vocabularies.get(text_feature(spec))
-    return found if found is not None or vocabulary is None else of_vocabulary(vocabulary)
+    return TextVocabulary() if vocabulary is None else TextVocabulary(of_vocabulary(vocabulary), location(vocabulary))
 
 
 def _pieces(model: bytes) -> dict[str, int]:
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return _numbered(processor.id_to_piece(number) for number in range(processor.get_piece_size()))
+
+
+def _lines(path: str) -> dict[str, int]:
+    # splitlines() would split at pieces that are line separators of Unicode.
+    lines = paths.read_text(path).removesuffix("\n").split("\n")
+    return _numbered(line.rstrip("\r") for line in lines)
 
 
 def _numbered(tokens: Iterable[str]) -> dict[str, int]:

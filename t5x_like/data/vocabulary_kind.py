@@ -1,7 +1,10 @@
 """What a run stores of its vocabulary beside a digest of the pieces, so that commands make it without the task."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from t5x_like.data.features import FeatureSpec
 
 _DIGEST_BYTES = 8
 # Case, accents, contractions, numbers, whitespace, ideographs and special tokens, which settings treat otherwise.
@@ -36,3 +39,16 @@ def of_vocabulary(vocabulary: Any) -> VocabularyKind:
     else:
         probe = hashlib.blake2b(repr(ids).encode(), digest_size=_DIGEST_BYTES).hexdigest()
     return VocabularyKind(type(vocabulary).__name__, vocabulary.vocab_size, probe)
+
+
+def of_text(vocabularies: Mapping[str, Any], spec: FeatureSpec) -> VocabularyKind | None:
+    """Returns the kind of the vocabulary of the text of a task, or None if the text has no single vocabulary.
+
+    Args:
+      vocabularies: task feature -> vocabulary.
+      spec: the features that the objective reads.
+    """
+    found = [vocabularies[name] for name in spec.task_features if spec.is_token_ids(name) and name in vocabularies]
+    if not found or any(vocabulary != found[0] for vocabulary in found):
+        return None
+    return of_vocabulary(found[0])

@@ -8,6 +8,7 @@ import jax
 
 from t5x_like import interop
 from t5x_like.errors import UserError
+from t5x_like.interop import tokenizer_export
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
 from t5x_like.objectives import multiple_choice, sequence_prediction, span_extraction, token_classification
@@ -135,14 +136,21 @@ def describe_objective(objective: type, settings: Mapping[str, str]) -> str:
 
 def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
     """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
-    model = jax.eval_shape(config.make, jax.random.key(0))
-    tokens = interop.special_tokens(config)
-    if isinstance(model, GenerativeEncoderDecoder):
+    tokens, parts = interop.special_tokens(config), shape(config)
+    if parts == "encoder_decoder":
         start = tokens.get("decoder_start_token_id")
         return SequenceToSequence, {} if start is None else {"bos_id": start}
-    if isinstance(model, GenerativeModel):
+    if parts == "decoder":
         return CausalLM, {"bos_id": tokens.get("bos_token_id")}
     return MaskedLM, {}
+
+
+def shape(config: ModelConfig) -> tokenizer_export.Shape:
+    """Returns which parts a model has."""
+    model = jax.eval_shape(config.make, jax.random.key(0))
+    if isinstance(model, GenerativeEncoderDecoder):
+        return "encoder_decoder"
+    return "decoder" if isinstance(model, GenerativeModel) else "encoder"
 
 
 def class_name(each: type) -> str:

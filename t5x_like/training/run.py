@@ -103,7 +103,7 @@ def run(
       local_checkpoints: Where and how often to save on each host as well.
       patience: Number of evaluations without improvement after which the run finishes early.
       initial: The pretrained weights to start from.
-      vocabulary_path: The tokenizer to copy to the run directory.
+      vocabulary_path: The tokenizer to copy to the run directory if the data has no vocabulary in files.
       stop_after_skipped: Number of consecutive non-finite updates that ends the run.
       repeat_period: Steps between two steps that are computed twice, or None.
       on_finish: Called when training has finished.
@@ -126,11 +126,13 @@ def run(
         # ---- Checks: of the data and the initial weights, while the step is compiled -------------------------------
         compilation = stack.enter_context(Background(program.compile))
         data.check_vocabulary(config.vocab_size)
+        vocabulary = run_tokenizer.of_data(data, objective.features, vocabulary_path)
         evaluate = Evaluations(evaluations or {}, evaluated, config, partitioner)
         check_run(evaluate.names if periods.evaluate is not None else (), patience)
         if initial is not None and not may_resume(model_dir):
             model = optimizers.merge(shapes[0].params, shapes[1].params)["model"]
             warm_start.check(initial, model, config, partitioner)
+            run_tokenizer.check_initial(initial, vocabulary)
 
         # ---- Run directory: exclusive, and its stored configuration agrees ----------------------------------------
         model_dir = run_directory.resolve(model_dir)
@@ -164,7 +166,7 @@ def run(
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:
-            run_tokenizer.check(model_dir, vocabulary_path)
+            run_tokenizer.check(model_dir, vocabulary)
         status.step = start
         distributed.heartbeat(f"the state of step {start}")
         if start:
@@ -199,8 +201,7 @@ def run(
             run_directory.write_description(model_dir, info, run_config, {**arguments, "model_dir": model_dir})
             teacher_files.store(model_dir, teachers)
             if not start:
-                digest = data.vocabulary_digest(objective.features)
-                run_tokenizer.store(model_dir, vocabulary_path, initial.path if initial else None, digest)
+                run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)
                 run_vocabulary.store(model_dir, data.vocabulary_kind(objective.features))
         progress = stack.enter_context(metrics.Progress(periods.total_steps, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None

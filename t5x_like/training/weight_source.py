@@ -43,6 +43,8 @@ class Source:
     dropped: Sequence[str] = ()
     # Logical axes, `positions` or `vocab`, along which tables at `path` may be longer. Their first rows are restored.
     truncated: Sequence[str] = ()
+    # Whether the token ids of `path` may belong to another vocabulary.
+    other_vocabulary: bool = False
 
     def __post_init__(self):
         if self.new_tokens < 0:
@@ -55,6 +57,11 @@ class Source:
     def has_other_sizes(self) -> bool:
         """Whether the stored model has other sizes than this one, so that it is read by its own configuration."""
         return bool(self.layers or self.dropped or self.truncated)
+
+    @property
+    def has_vocabulary_of_run(self) -> bool:
+        """Whether the token ids of `path` must be those of the data."""
+        return not (self.other_vocabulary or self.new_tokens or VOCAB in self.truncated)
 
     def is_dropped(self, name: str) -> bool:
         """Returns whether a tensor at `path` is one that this model does not have."""
@@ -69,6 +76,7 @@ def initial_source(
     initial_layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None,
     initial_dropped: Sequence[str] = (),
     initial_truncated: Sequence[str] = (),
+    initial_other_vocabulary: bool = False,
 ) -> Source | None:
     """Returns the source of the initial weights of a run; None if all weights are fresh.
 
@@ -79,6 +87,7 @@ def initial_source(
       initial_layers: The pretrained layers that the layers of each stack start from.
       initial_dropped: Names of the pretrained tensors that the model lacks.
       initial_truncated: The axes along which the pretrained tables may be longer.
+      initial_other_vocabulary: Whether the pretrained token ids may belong to another vocabulary.
 
     Raises:
       UserError: A value is invalid.
@@ -92,6 +101,7 @@ def initial_source(
         layers=initial_layers or {},
         dropped=initial_dropped,
         truncated=initial_truncated,
+        other_vocabulary=initial_other_vocabulary,
     )
 
 

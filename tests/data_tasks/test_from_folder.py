@@ -1,5 +1,6 @@
 """Tests of vocabularies from the tokenizer files of a Hugging Face directory, compared with transformers."""
 
+import json
 import random
 import re
 
@@ -172,6 +173,18 @@ def test_t5_ids_match_transformers(test_data, tmp_path, lines, legacy):
         assert vocabulary.encode(sentinel) == [reference.convert_tokens_to_ids(sentinel)] == [32099 - number]
 
 
+def test_t5_tokenizer_json_alone_gives_equal_ids(test_data, tmp_path, lines):
+    transformers = pytest.importorskip("transformers")
+    save_t5(test_data, tmp_path)
+    expected = from_folder(tmp_path).encode_tf(tf.constant(lines)).to_list()
+    transformers.T5TokenizerFast.from_pretrained(tmp_path).save_pretrained(tmp_path / "fast")
+    (tmp_path / "fast/spiece.model").unlink()
+    vocabulary = from_folder(tmp_path / "fast")
+    assert vocabulary.encode_tf(tf.constant(lines)).to_list() == expected
+    assert (vocabulary.vocab_size, vocabulary.extra_ids, vocabulary.eos_id, vocabulary.pad_id) == (32100, 100, 1, 0)
+    assert vocabulary.encode("near<extra_id_0>") == [*vocabulary.encode("near"), 32099]
+
+
 @pytest.fixture(scope="module")
 def llama_model(test_data, tmp_path_factory):
     return train_llama_model(test_data, tmp_path_factory.mktemp("llama"))
@@ -189,3 +202,26 @@ def test_llama_ids_match_transformers(tmp_path, llama_model, lines, settings):
     assert_same_special_ids(vocabulary, reference, "bos", "eos", "unk")
     ids = [1, *vocabulary.encode("a b"), 2, 5]
     assert vocabulary.decode_tf(tf.constant([ids])).numpy()[0].decode() == vocabulary.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer_class", ["LlamaTokenizer", "TokenizersBackend"])
+@pytest.mark.parametrize("prefix", ["Prepend", "Metaspace"])
+def test_llama_tokenizer_json_alone_gives_equal_ids(tmp_path, llama_model, lines, prefix, tokenizer_class):
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    transformers.LlamaTokenizerFast(str(llama_model)).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.model").unlink(missing_ok=True)
+    (tmp_path / "special_tokens_map.json").unlink(missing_ok=True)
+    contents = json.loads((tmp_path / "tokenizer.json").read_text())
+    if prefix == "Metaspace":  # as transformers 5 writes it
+        space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+        contents |= {"normalizer": None, "pre_tokenizer": space}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    config = {"tokenizer_class": tokenizer_class, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    reference = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    vocabulary = from_folder(tmp_path)
+    lines = [*filter(str.strip, lines), " one", "  two", ""]
+    expected = [encoding.ids for encoding in reference.encode_batch(lines, add_special_tokens=False)]
+    assert vocabulary.encode_tf(tf.constant(lines)).to_list() == expected
+    assert [vocabulary.encode(line) for line in lines] == expected
+    assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) == (1, 2, None)

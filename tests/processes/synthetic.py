@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from t5x_like.data import batches, specs
+from t5x_like.data.vocabulary_digest import TextVocabulary
 
 
 @dataclasses.dataclass
@@ -53,8 +54,8 @@ class Rows:
     def vocabulary_kind(self, spec):
         return None
 
-    def vocabulary_digest(self, spec):
-        return "digest"
+    def text_vocabulary(self, spec):
+        return TextVocabulary("digest")
 
     def check_vocabulary(self, embeddings):
         assert embeddings >= 30

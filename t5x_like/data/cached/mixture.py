@@ -14,12 +14,11 @@ import grain
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, mixing
+from t5x_like.data import batches, mixing, vocabulary_digest, vocabulary_kind
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
 from t5x_like.data.cached.manifest import MIXTURE, Manifest
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 
 _FORMAT = "t5x_like cached mixture 1"
@@ -206,11 +205,11 @@ class CachedMixture:
         """Returns task feature -> vocabulary; the only method that needs SeqIO and TensorFlow."""
         return next(iter(self.sources.values())).vocabularies()
 
-    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
-        """Returns the digest of the vocabulary of the text; see `CachedSource.vocabulary_digest`."""
-        return next(iter(self.sources.values())).vocabulary_digest(spec)
+    def text_vocabulary(self, spec: FeatureSpec) -> vocabulary_digest.TextVocabulary:
+        """Returns the vocabulary of the text; see `CachedSource.text_vocabulary`."""
+        return next(iter(self.sources.values())).text_vocabulary(spec)
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+    def vocabulary_kind(self, spec: FeatureSpec) -> vocabulary_kind.VocabularyKind | None:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""
         return next(iter(self.sources.values())).vocabulary_kind(spec)
 

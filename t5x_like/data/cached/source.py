@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, vocabulary_digest
+from t5x_like.data import batches, task_arguments, vocabulary_digest
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
@@ -117,20 +117,25 @@ class CachedSource:
         from t5x_like.data.seqio_feed import SeqIOSource
 
         settings = self.manifest.settings
+        arguments = settings["task_arguments"]
+        if self.vocabulary_path and arguments:
+            arguments = task_arguments.without(arguments, task_arguments.VOCABULARY)
         return SeqIOSource(
             mixture_or_task_name=settings["task"],
             task_feature_lengths=self.manifest.layout.lengths,
             batch_size=self.batch_size,
             module=settings["module"],
-            task_arguments=settings["task_arguments"],
+            task_arguments=arguments,
             vocabulary_path=self.vocabulary_path or settings.get("vocabulary_path"),
         ).vocabularies()
 
-    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
-        """Returns the digest of the vocabulary of the text, or None for a cache of an earlier version without it."""
-        if self.vocabulary_path and (digest := vocabulary_digest.of_path(self.vocabulary_path)) is not None:
-            return digest
-        return self.manifest.vocabularies.get(vocabulary_digest.text_feature(spec), {}).get("digest")
+    def text_vocabulary(self, spec: FeatureSpec) -> vocabulary_digest.TextVocabulary:
+        """Returns digest and location of the vocabulary of the text. Caches of earlier versions have no digest."""
+        settings, stored = self.manifest.settings, self.manifest.vocabularies
+        path = self.vocabulary_path or settings.get("vocabulary_path")
+        path = path or task_arguments.find(settings["task_arguments"] or {}, task_arguments.VOCABULARY)
+        digest = stored.get(vocabulary_digest.text_feature(spec), {}).get("digest")
+        return vocabulary_digest.TextVocabulary(digest or (vocabulary_digest.of_path(path) if path else None), path)
 
     def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""

@@ -7,15 +7,14 @@ from typing import Any
 import seqio
 from absl import logging
 
-from t5x_like.data import task_arguments
-
-VOCABULARY = "vocabulary_path"
+from t5x_like.data import task_arguments, vocabulary_digest
+from t5x_like.data.task_arguments import VOCABULARY
 
 
 def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_path: str | None) -> None:
     """Sets arguments of tasks; see `task_arguments.update`.
 
-    A task without the argument `vocabulary_path` has its own vocabulary, and is named in a warning.
+    A task without the argument `vocabulary_path` has its own vocabulary, and is named in a warning if that is another.
 
     Args:
       tasks: the tasks of a source.
@@ -28,18 +27,21 @@ def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_pa
     if vocabulary_path:
         own = [task for task in tasks if VOCABULARY not in task_arguments.names(task.name)]
         for task in own:
-            vocabularies = sorted({str(feature.vocabulary) for feature in task.output_features.values()})
-            _warn(task.name, ", ".join(vocabularies), vocabulary_path)
+            _warn_if_other(task, vocabulary_path)
         if len(own) < len(tasks):
             values = {VOCABULARY: vocabulary_path, **values}
     task_arguments.update([task.name for task in tasks], values)
 
 
 @functools.cache
-def _warn(task: str, vocabulary: str, path: str) -> None:
+def _warn_if_other(task: seqio.Task, path: str) -> None:
     """Logs one warning per task and path."""
+    vocabularies = [feature.vocabulary for feature in task.output_features.values()]
+    digest = vocabulary_digest.of_path(path)
+    if digest is not None and digest in map(vocabulary_digest.of_vocabulary, vocabularies):
+        return
     logging.warning(
         "task %s has its own vocabulary %s: VOCABULARY_PATH=%s is not used for it. Give a task with the argument "
         "vocabulary_path, or a model for this vocabulary",
-        *(task, vocabulary, path),
+        *(task.name, ", ".join(sorted(set(map(str, vocabularies)))), path),
     )

@@ -154,17 +154,15 @@ class SeqIOSource:
             return {"targets": late.LateVocabulary(lambda: self.vocabulary_path)}
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
-    def vocabulary_digest(self, spec: FeatureSpec) -> str | None:
-        """Returns the digest of the vocabulary of the text, or None if it is not known."""
-        return vocabulary_digest.of_task(self.vocabulary_path, self.vocabularies(), spec)
+    def text_vocabulary(self, spec: FeatureSpec) -> vocabulary_digest.TextVocabulary:
+        """Returns digest and location of the vocabulary of the text; without a task, that of `vocabulary_path`."""
+        if not self.mixture_or_task_name:
+            return vocabulary_digest.of_location(self.vocabulary_path)
+        return vocabulary_digest.of_text(self.vocabularies(), spec)
 
     def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""
-        vocabularies = self.vocabularies()
-        found = [vocabularies[name] for name in spec.task_features if spec.is_token_ids(name) and name in vocabularies]
-        if not found or any(vocabulary != found[0] for vocabulary in found):
-            return None
-        return vocabulary_kind.of_vocabulary(found[0])
+        return vocabulary_kind.of_text(self.vocabularies(), spec)
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""

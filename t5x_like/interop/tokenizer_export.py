@@ -1,0 +1,128 @@
+"""The tokenizer of an exported model: the files that `AutoTokenizer` of transformers loads."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from absl import logging
+
+from t5x_like.data import tokenizer_files
+from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
+
+Shape = Literal["encoder", "encoder_decoder", "decoder"]
+
+# The class of transformers that reads everything from tokenizer.json.
+_GENERIC_CLASS = "PreTrainedTokenizerFast"
+# The number of sentinels that a task adds to the pieces of a SentencePiece model.
+_SENTINELS = 100
+
+
+def special_tokens(path: str, shape: Shape, default: Mapping[str, Any], bos_id: int | None) -> dict[str, Any] | None:
+    """Returns the special token ids for config.json by key, or None if the tokenizer is not known.
+
+    Args:
+      path: the tokenizer; see `tokenizer_ids.special_ids`.
+      shape: which parts the model has.
+      default: the ids that the family has in transformers, by key.
+      bos_id: the first input of the decoder in training, if it is known.
+    """
+    ids = tokenizer_ids.special_ids(path)
+    if not ids:
+        return None
+    found = {role: ids.get(role) for role in ("bos", "eos", "pad")}
+    if shape == "decoder":
+        found["bos"] = bos_id if bos_id is not None else found["bos"]
+    elif shape == "encoder_decoder":
+        found |= {"decoder_start": bos_id, "forced_eos": found["eos"] if "forced_eos_token_id" in default else None}
+    else:
+        found = {"pad": found["pad"]} if found["pad"] else {}
+    keys = {f"{role}_token_id": number for role, number in found.items()}
+    known = {key: number for key, number in keys.items() if number is not None or default.get(key) is not None}
+    return {**default, **known} if known else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What the tokenizer of a model depends on.
+
+    Attributes:
+      shape: which parts the model has. It determines the special tokens that a SentencePiece tokenizer adds to a text.
+      vocab_size: number of token ids of the model, which may leave no room for all sentinels.
+      bos_id: the first input of a decoder in training, if it is known.
+      sentencepiece: the file in which transformers stores the SentencePiece model of the family, if it has one.
+      has_token_types: whether the model reads the segment of each token.
+    """
+
+    shape: Shape
+    vocab_size: int
+    bos_id: int | None = None
+    sentencepiece: str | None = None
+    has_token_types: bool = False
+
+
+def files(path: str, model: Reader) -> dict[str, bytes]:
+    """Returns the files of the tokenizer, empty if `path` has none.
+
+    Those of a Hugging Face directory are returned as they are.
+
+    Args:
+      path: a Hugging Face directory, a SentencePiece model, or a file like `vocab.txt`.
+      model: the model that reads the ids.
+    """
+    if tokenizer_files.find(path) is None:
+        return {}
+    found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)
+    if tokenizer_ids.CONFIG in found or tokenizer_ids.TOKENIZER in found:
+        return found
+    if tokenizer_files.is_single_file(found):
+        ((name, contents),) = found.items()
+        if name == tokenizer_ids.WORDPIECE:
+            return found | {tokenizer_ids.CONFIG: _json(_wordpiece_config(contents))}
+        return _sentencepiece(contents, model.sentencepiece or name, model)
+    if tokenizer_ids.VOCABULARY in found:
+        return found | {tokenizer_ids.CONFIG: _json({"tokenizer_class": "GPT2Tokenizer"})}
+    return found
+
+
+def _wordpiece_config(contents: bytes) -> dict[str, Any]:
+    """Returns tokenizer_config.json of a `vocab.txt`: a vocabulary of lower-cased text has no capital letters."""
+    pieces = [piece for piece in contents.decode("utf-8").split("\n") if not piece.startswith("[")]
+    return {"tokenizer_class": "BertTokenizer", "do_lower_case": all(piece == piece.lower() for piece in pieces)}
+
+
+def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
+    parsed = sentencepiece_tokenizers.parse(contents)
+    if not sentencepiece_tokenizers.is_supported(parsed):
+        logging.warning("%s: fast tokenizers cannot represent this model, exported without tokenizer.json", name)
+        return {name: contents}
+    size = len(parsed.pieces)
+    count = min(_SENTINELS, model.vocab_size - size)
+    sentinels = {f"<extra_id_{count - 1 - number}>": size + number for number in range(count)}
+    pieces = [*(piece.piece for piece in parsed.pieces), *sentinels]
+    ids = _special_ids(contents, len(pieces), model)
+    roles = {f"{role}_token": pieces[number] for role, number in ids.items()}
+    inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
+    config = {"tokenizer_class": _GENERIC_CLASS, "clean_up_tokenization_spaces": False, "model_input_names": inputs}
+    config |= roles
+    if model.shape == "encoder_decoder":
+        config["additional_special_tokens"] = sorted(sentinels, key=sentinels.get, reverse=True)
+    before, after = {"encoder": ("cls", "sep"), "encoder_decoder": (None, "eos"), "decoder": ("bos", None)}[model.shape]
+    around = {"before": before, "after": after}
+    template = {key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in around.items()}
+    tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if any(template.values()) else None)
+    return {name: contents, tokenizer_ids.TOKENIZER: _json(tokenizer), tokenizer_ids.CONFIG: _json(config)}
+
+
+def _special_ids(contents: bytes, size: int, model: Reader) -> dict[str, int]:
+    """Returns the id of each role in training."""
+    ids = tokenizer_ids.of_sentencepiece(contents)
+    if model.shape == "decoder" and model.bos_id is not None:
+        ids["bos"] = model.bos_id
+    if model.shape == "encoder" and "mask" not in ids:
+        ids |= {"mask": size - 1, "cls": size - 2, "sep": size - 3}  # the last sentinels, as in training
+    return ids
+
+
+def _json(contents: Mapping[str, Any]) -> bytes:
+    return (json.dumps(contents, indent=2, ensure_ascii=False) + "\n").encode()
