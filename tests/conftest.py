@@ -181,6 +181,7 @@ def run_command(monkeypatch, capfd):
     import jax
 
     from t5x_like import cli
+    from t5x_like.data import task_arguments
 
     devices = jax.devices
 
@@ -190,6 +191,7 @@ def run_command(monkeypatch, capfd):
     handlers, level = list(root.handlers), root.level
 
     def run(arguments):
+        task_arguments.reset()  # another command of this process may have set some
         capfd.readouterr()
         if any(argument.startswith("--cpu_devices") for argument in arguments):
             monkeypatch.setattr(jax, "devices", devices)

@@ -111,6 +111,12 @@ def current(task: str) -> dict[str, Any]:
     return dict(_DECLARED.get(task, {}))
 
 
+def reset() -> None:
+    """Restores the defaults of the arguments of all tasks."""
+    for arguments in _DECLARED.values():
+        arguments.reset()
+
+
 def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
     """Sets arguments of all `tasks` that declare them, and resets their other arguments to the defaults.
 
