@@ -173,6 +173,7 @@ def test_t5_ids_match_transformers(test_data, tmp_path, lines, legacy):
         assert vocabulary.encode(sentinel) == [reference.convert_tokens_to_ids(sentinel)] == [32099 - number]
 
 
+@pytest.mark.parity
 def test_t5_tokenizer_json_alone_gives_equal_ids(test_data, tmp_path, lines):
     transformers = pytest.importorskip("transformers")
     save_t5(test_data, tmp_path)
@@ -206,6 +207,7 @@ def test_llama_ids_match_transformers(tmp_path, llama_model, lines, settings):
 
 @pytest.mark.parametrize("tokenizer_class", ["LlamaTokenizer", "TokenizersBackend"])
 @pytest.mark.parametrize("prefix", ["Prepend", "Metaspace"])
+@pytest.mark.parity
 def test_llama_tokenizer_json_alone_gives_equal_ids(tmp_path, llama_model, lines, prefix, tokenizer_class):
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     transformers.LlamaTokenizerFast(str(llama_model)).save_pretrained(tmp_path)

@@ -93,6 +93,7 @@ def shipped(tmp_path) -> str:
         ("encoder", None, [1022], [1021]),
     ],
 )
+@pytest.mark.parity
 def test_exported_sentencepiece_tokenizer_adds_the_tokens_of_training(shipped, tmp_path, shape, bos_id, before, after):
     transformers = pytest.importorskip("transformers")
     model = Reader(shape=shape, vocab_size=1100, bos_id=bos_id, has_token_types=shape == "encoder")
