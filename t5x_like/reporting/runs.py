@@ -4,18 +4,16 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import metrics, paths
-from t5x_like.metrics.best import BestMetric, find
+from t5x_like.metrics.checkpoint_evaluations import EVALUATION, CheckpointEvaluations
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.runtime import run_files
 
 # The directory of the results of `t5x_like eval`, and those of files with predictions in it.
 _EVALUATIONS = "eval"
-# Key of the evaluation in what a checkpoint says about itself.
-_EVALUATION = "evaluation"
 _STEP = re.compile(r"^step_(\d+)$")
 # Of files with predictions, only the first lines are shown.
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 12, 400
@@ -96,8 +94,8 @@ def _read(model_dir: str, name: str) -> Run:
         goodput=metrics.read_goodput(model_dir),
         config=_read_text(model_dir, run_files.CONFIG),
         parameters=info[-1] if info else None,
-        environment={name: value for name, value in newest.items() if name != _EVALUATION},
-        best=_best(about),
+        environment={name: value for name, value in newest.items() if name != EVALUATION},
+        best=_best(model_dir, about),
         evaluations=EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(),
         samples=_samples(model_dir),
     )
@@ -120,16 +118,9 @@ def _about(model_dir: str) -> dict[int, Mapping[str, Any]]:
     return {step: json.loads(paths.read_text(file)) for step, file in files.items() if paths.exists(file)}
 
 
-def _best(about: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Returns the best checkpoint by the metric that the newest evaluation was stored with."""
-    stored = {step: about[step][_EVALUATION] for step in sorted(about) if about[step].get(_EVALUATION)}
-    if not stored:
-        return None
-    newest = stored[max(stored)]
-    metric = BestMetric(newest.get("best_metric", "loss"), newest.get("best_is_larger"))
-    values = {step: find(evaluation["metrics"], metric.name) for step, evaluation in stored.items()}
-    ranked = metric.best((step, value) for step, value in values.items() if value is not None)
-    return f"{ranked[0]} ({metric.name} {values[ranked[0]]:.4g})" if ranked else None
+def _best(model_dir: str, steps: Iterable[int]) -> str | None:
+    best = CheckpointEvaluations(paths.join(model_dir, run_files.CHECKPOINTS)).best(sorted(steps))
+    return None if best is None else str(best)
 
 
 def _samples(model_dir: str) -> dict[str, str]:

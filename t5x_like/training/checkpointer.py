@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from t5x_like import partitioning
 from t5x_like.metrics.best import BestMetric
-from t5x_like.training.checkpoint_evaluations import Best
+from t5x_like.metrics.checkpoint_evaluations import Best
 
 
 class Checkpointer(Protocol):

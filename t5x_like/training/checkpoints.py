@@ -27,12 +27,13 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t5x_like import parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics.best import BestMetric
+from t5x_like.metrics.checkpoint_evaluations import Best, CheckpointEvaluations
 from t5x_like.training import checksums, replica_restore
 from t5x_like.training.array_files import ArrayFiles
-from t5x_like.training.checkpoint_evaluations import Best, CheckpointEvaluations, KeepBest
 from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoint_mirror import CheckpointMirror
 from t5x_like.training.checkpoint_store import ITEMS, CheckpointStore
+from t5x_like.training.keep_best import KeepBest
 from t5x_like.training.stored_checkpoints import is_native
 
 

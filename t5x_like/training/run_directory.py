@@ -18,8 +18,8 @@ from absl import logging
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.metrics.checkpoint_evaluations import Best
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, read_status
-from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpointer import Checkpointer
 
 RUNS = "runs"

@@ -6,9 +6,9 @@ from etils import epath
 from orbax.checkpoint import path as orbax_path
 
 from t5x_like import paths
+from t5x_like.metrics.checkpoint_evaluations import Best, CheckpointEvaluations
 from t5x_like.runtime.run_files import COMMITTED
 from t5x_like.training import checksums
-from t5x_like.training.checkpoint_evaluations import Best, CheckpointEvaluations
 
 # Stores that Orbax reads and writes. Checkpoints in other stores are copied; see `checkpoint_mirror`.
 NATIVE_SCHEMES = ("", "file", "gs")

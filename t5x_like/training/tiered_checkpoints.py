@@ -18,10 +18,10 @@ from absl import logging
 from t5x_like import parameters, partitioning, paths
 from t5x_like.errors import UserError
 from t5x_like.metrics.best import BestMetric
+from t5x_like.metrics.checkpoint_evaluations import Best
 from t5x_like.runtime import distributed
 from t5x_like.runtime.run_files import RUN_ID
 from t5x_like.training import local_checkpoints, replica_restore
-from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpoint_layout import copy_for_save, stacked_shapes, to_layout
 from t5x_like.training.checkpoints import Checkpoints
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 from t5x_like.errors import UserError
+from t5x_like.metrics.checkpoint_evaluations import Best
 from t5x_like.training.checkpoint_choice import check_is_run, choose, existing, find_step, locate
-from t5x_like.training.checkpoint_evaluations import Best
 from t5x_like.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.notf

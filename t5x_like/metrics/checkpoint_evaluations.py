@@ -1,12 +1,10 @@
-"""The evaluations that are stored with checkpoints, which decide the best ones."""
+"""The evaluations that are stored with checkpoints, which decide the best ones. Does not import Orbax."""
 
 import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from orbax.checkpoint import checkpoint_managers as policies
 
 from t5x_like import paths
 from t5x_like.metrics.best import BestMetric, find
@@ -110,21 +108,3 @@ class CheckpointEvaluations:
             except (OSError, ValueError):  # damage is reported when the checkpoint is restored
                 return None
         return self._stored[step]
-
-
-class KeepBest(policies.PreservationPolicy):
-    """Keeps the best checkpoints, also those of an earlier start of the run.
-
-    Args:
-      evaluations: the evaluations of the checkpoints.
-      metric: the metric that decides.
-      number: the number of checkpoints to keep.
-    """
-
-    def __init__(self, evaluations: CheckpointEvaluations, metric: BestMetric, number: int):
-        self._evaluations, self._metric, self._number = evaluations, metric, number
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns whether to keep each checkpoint; part of Orbax's interface."""
-        best = self._evaluations.rank([each.step for each in checkpoints], self._metric)[: self._number]
-        return [each.step in best for each in checkpoints]
