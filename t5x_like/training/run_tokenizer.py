@@ -65,8 +65,9 @@ def stored_digest(directory: str) -> str | None:
     Args:
       directory: a run directory, whose tokenizer has a digest also if the run stored none, or a Hugging Face directory.
     """
-    if paths.exists(stored := paths.join(directory, VOCABULARY)):
-        return json.loads(paths.read_text(stored))["digest"]
+    stored = paths.join(directory, VOCABULARY)  # may have the kind of the vocabulary only; see `run_vocabulary`
+    if paths.exists(stored) and (digest := json.loads(paths.read_text(stored)).get("digest")) is not None:
+        return digest
     return vocabulary_digest.of_path(paths.join(directory, TOKENIZER)) or vocabulary_digest.of_path(directory)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from t5x_like import errors, optimizers, train
 from t5x_like import eval as eval_command
+from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
@@ -58,6 +59,8 @@ def dummy_run():
         check_vocabulary=lambda size: None,
         has_metrics=lambda: False,
         name="data",
+        text_vocabulary=lambda spec: TextVocabulary(),
+        vocabulary_kind=lambda spec: None,
     )
     data.per_task = lambda: [data]
     return {"model": config, "objective": SequenceToSequence(), "data": data}

@@ -6,8 +6,9 @@ import pytest
 
 from t5x_like.data import tokenizer_files
 from t5x_like.data.vocabulary_digest import TextVocabulary
+from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
-from t5x_like.training import run_tokenizer
+from t5x_like.training import run_tokenizer, run_vocabulary
 from t5x_like.training.weight_source import Source
 
 pytestmark = pytest.mark.notf
@@ -76,6 +77,12 @@ def test_other_vocabulary_of_a_resumed_run_without_files_raises(tmp_path):
     run_tokenizer.check(run, TextVocabulary("bytes"))
     with pytest.raises(UserError, match="differs from the vocabulary of the data, .other.. Give another MODEL_DIR"):
         run_tokenizer.check(run, TextVocabulary("other"))
+
+
+def test_run_that_knows_only_the_kind_of_its_vocabulary_resumes(tmp_path):
+    run_vocabulary.store(str(tmp_path), VocabularyKind("ByteVocabulary", 259))
+    assert run_tokenizer.stored_digest(str(tmp_path)) is None
+    run_tokenizer.check(str(tmp_path), TextVocabulary())
 
 
 def test_other_vocabulary_of_pretrained_weights_raises(tmp_path):
