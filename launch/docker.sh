@@ -61,6 +61,8 @@ case "$action" in
     (($#)) || usage_error "no command given. Add -- t5x_like train …"
     command=("$@")
     options=(--rm --init --platform "$platform" --volume "$PWD/runs:/work/runs" --workdir /work)
+    # Otherwise JAX continues on the CPU if a TPU or GPU cannot be initialized.
+    [[ $extra ]] && options+=(--env "JAX_PLATFORMS=$extra,cpu")
     [[ $extra == cuda ]] && options+=(--gpus all --shm-size 8g)
     [[ $extra == tpu ]] && options+=(--privileged --net host)
     set -- docker run "${options[@]}" "$image" "$@"

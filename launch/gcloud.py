@@ -24,13 +24,12 @@ PERMANENT = (
     (
         r"quota_exceeded|quota\b[^.\n]*exceeded|exceeded[^.\n]*\bquota|(no|insufficient) quota",
         "Request quota for these chips in this zone (console.cloud.google.com/iam-admin/quotas), or choose another "
-        "zone or a smaller slice. Spot and on-demand capacity, and the two backends, have separate quotas",
+        "zone or a smaller slice. Spot and on-demand capacity have separate quotas",
     ),
     (
         r"insufficient reserved capacity",
         "Choose a slice that fits in the reservation, or another kind of capacity: on demand, --spot or --flex_start",
     ),
-    (r"active account selected|unauthenticated|invalid_grant|reauthentication", "Run `gcloud auth login`"),
     (
         r"\[project\] is not currently set|failed to find attribute \[project\]",
         "Add --project, or run `gcloud config set project PROJECT`",
@@ -39,7 +38,7 @@ PERMANENT = (
     (
         r"permission_denied|required 'compute\.|permissions_error|service_disabled|has not been used in project",
         "Check --project and --zone, run `gcloud services enable tpu.googleapis.com compute.googleapis.com`, and "
-        "ask for roles/tpu.admin (queued resources) or roles/compute.admin (instance groups)",
+        "ask for roles/tpu.admin and roles/storage.objectAdmin",
     ),
     (r"already[_ ]exists", "Choose another name, or delete what has this name"),
     (r"condition_not_met|constraints/", "A policy of the organization rejects the request: ask its administrator"),
@@ -47,8 +46,20 @@ PERMANENT = (
 )
 
 
+# An expired login. The job does not depend on it, so the call is retried until somebody has logged in again.
+LOGIN = r"active account selected|unauthenticated|invalid_grant|reauthenticat|invalid authentication credentials"
+LOGIN_ADVICE = (
+    "Run `gcloud auth login` in another terminal. A service account does not have to log in again (docs/tpu_vm.md, "
+    "The watcher)"
+)
+
+
 class TransientFailure(CommandFailed):
-    """A call failed but may succeed when retried: no capacity, an outage of the service or network, an old token."""
+    """A call failed but may succeed when retried: no capacity, an outage of the service or network, an old login."""
+
+
+class LoginExpired(TransientFailure):
+    """A call failed because nobody is logged in, or the session has expired."""
 
 
 def failure(summary: str, output: str) -> CommandFailed:
@@ -59,6 +70,8 @@ def failure(summary: str, output: str) -> CommandFailed:
       output: The error output of gcloud, or the cloud's reason for refusing a request.
     """
     output = output.strip()
+    if re.search(LOGIN, output, re.IGNORECASE):
+        return LoginExpired(f"{summary}: {output}{'' if output.endswith('.') else '.'} {LOGIN_ADVICE}.")
     if not re.search(TRANSIENT, output, re.IGNORECASE):
         for pattern, advice in PERMANENT:
             if re.search(pattern, output, re.IGNORECASE):
@@ -67,8 +80,23 @@ def failure(summary: str, output: str) -> CommandFailed:
 
 
 def is_not_found(output: str) -> bool:
-    """Whether the error output of gcloud says that a resource does not exist."""
-    return "NOT_FOUND" in output or "not found" in output
+    """Whether the error output of gcloud says that a resource or an object does not exist."""
+    return any(text in output for text in ("NOT_FOUND", "not found", "matched no objects"))
+
+
+def read(shell: Shell, path: str) -> str | None:
+    """Returns the content of an object, or of all objects of a pattern, or None if there is none.
+
+    Raises:
+      TransientFailure: The bucket cannot be read, but a retry may succeed.
+      CommandFailed: The bucket cannot be read: missing permission.
+    """
+    result = shell.run("gcloud", "storage", "cat", path, capture=True, check=False)
+    if not result.returncode:
+        return result.stdout
+    if is_not_found(result.stderr):
+        return None
+    raise failure(f"gcloud cannot read {path}", result.stderr)
 
 
 def describe(shell: Shell, name: str, words: list[str]) -> dict | list | None:
@@ -96,19 +124,19 @@ def describe(shell: Shell, name: str, words: list[str]) -> dict | list | None:
     return json.loads(result.stdout)
 
 
-def create(shell: Shell, name: str, *calls: list[str]) -> None:
-    """Runs calls in parallel that create resources.
+def create(shell: Shell, name: str, words: list[str]) -> None:
+    """Runs a call that creates a resource.
 
     Args:
-      shell: Runs the calls.
-      name: What they create, for the error message.
-      *calls: The calls.
+      shell: Runs the call.
+      name: What it creates, for the error message.
+      words: The call.
 
     Raises:
-      TransientFailure: A call failed, but a retry may succeed.
-      CommandFailed: A call failed, and a retry would fail in the same way.
+      TransientFailure: The call failed, but a retry may succeed.
+      CommandFailed: The call failed, and a retry would fail in the same way.
     """
-    result = shell.run_all([list(words) for words in calls], capture=True, check=False)
+    result = shell.run(*words, capture=True, check=False)
     if result.returncode and is_not_found(result.stderr):  # of something that an option names
         raise CommandFailed(f"gcloud did not create {name}: {result.stderr.strip()}. {CORRECT_OPTIONS}.")
     if result.returncode:

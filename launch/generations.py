@@ -5,9 +5,7 @@ and detects the chips there.
 
 Sources, all below docs.cloud.google.com:
   tpu/docs, pages "v4", "v5e", "v5p", "v6e" and "tpu7x": sizes; "TPU regions and zones"; "TPU software versions".
-  compute/docs/tpus/tpu-machines: machine types. Compute Engine has TPUs of v5p, v6e and tpu7x only
-    (tpu/docs/tpus-and-migs); GKE has the machine types of all generations.
-  tpu/docs/tpu-os-images: image families for Compute Engine.
+  compute/docs/tpus/tpu-machines: machine types.
   kubernetes-engine/docs/concepts/plan-tpus: machine types, sizes of VMs and node labels of GKE. AI-Hypercomputer/xpk:
     workload policies of tpu7x in GKE.
 
@@ -15,11 +13,6 @@ Requires Python 3.10 and only its standard library.
 """
 
 import dataclasses
-
-QUEUED, GROUPS = "queued", "groups"  # queued resources of the Cloud TPU API; instance groups of Compute Engine
-IMAGE_PROJECT = "ubuntu-os-accelerator-images"
-UBUNTU_2204 = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
-UBUNTU_2404 = "ubuntu-accel-2404-amd64-tpu-tpu7x"
 
 SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))  # all slices of v5e and v6e
 # Slices of v4, v5p and tpu7x with fewer than 64 chips. Larger slices consist of cubes of 4x4x4 chips.
@@ -41,9 +34,7 @@ class Generation:
       runtime_version: Software version of the VM in the Cloud TPU API, without a framework; None if that API does not
         have the generation.
       alpha_shapes: Whether only the alpha track of the Cloud TPU API accepts shapes other than the default.
-      machine_type: Machine type in Compute Engine and GKE, where `{chips}` stands for the number of chips per VM.
-      image_family: Image family for TPU VMs in Compute Engine; None if Compute Engine does not have the generation.
-      boot_disk_type: Type of the boot disk in Compute Engine; None selects the default.
+      machine_type: Machine type in GKE, where `{chips}` stands for the number of chips per VM.
       gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
       gke_workload_policy: Whether a node pool of several VMs gets its topology from a workload policy.
       zones: Zones documented to offer this generation. A project may not have access to all of them.
@@ -60,20 +51,12 @@ class Generation:
     zones: tuple[str, ...]
     runtime_version: str | None = None
     alpha_shapes: bool = False
-    image_family: str | None = None
-    boot_disk_type: str | None = None
     gke_workload_policy: bool = False
 
     @property
     def dimensions(self) -> int:
         """Number of dimensions of the torus."""
         return len(self.shapes[0])
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """Names of the backends of launch/tpu.py that support this generation, the default first."""
-        supported = ((QUEUED, self.runtime_version), (GROUPS, self.image_family))
-        return tuple(name for name, requirement in supported if requirement)
 
 
 GENERATIONS = {
@@ -123,7 +106,6 @@ GENERATIONS = {
             runtime_version="v2-alpha-tpuv5",
             alpha_shapes=True,
             machine_type="ct5p-hightpu-{chips}t",
-            image_family=UBUNTU_2204,
             gke_accelerator="tpu-v5p-slice",
             zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
         ),
@@ -136,7 +118,6 @@ GENERATIONS = {
             vm_chips=(1, 4, 8),
             runtime_version="v2-alpha-tpuv6e",
             machine_type="ct6e-standard-{chips}t",
-            image_family=UBUNTU_2204,
             gke_accelerator="tpu-v6e-slice",
             zones=(
                 "asia-northeast1-b",
@@ -160,8 +141,6 @@ GENERATIONS = {
             max_chips=9216,
             vm_chips=(4,),
             machine_type="tpu7x-standard-{chips}t",
-            image_family=UBUNTU_2404,
-            boot_disk_type="hyperdisk-balanced",
             gke_accelerator="tpu7x",
             gke_workload_policy=True,
             zones=("us-central1-c",),

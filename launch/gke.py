@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Trains on TPU slices of a GKE cluster, as a JobSet with one job per slice and one pod per VM.
+"""Trains on TPU slices or GPUs of a GKE cluster, as a JobSet with one job per slice and one pod per VM.
 
-    launch/gke.py create_nodes NAME --cluster=… --location=us-west4 --zone=us-west4-a --topology=v5e:4x4 --spot
+    launch/gke.py nodes NAME --cluster=… --zone=us-west4-a --topology=v5e:4x4 --spot    print gcloud's commands
+    launch/gke.py nodes … | bash -e                                                     create the node pools
     launch/gke.py apply NAME --image=IMAGE --topology=v5e:4x4 --spot -- t5x_like train --gin.MODEL_DIR=gs://…
+    launch/gke.py apply NAME --image=IMAGE --gpus=nvidia-h100-80gb:8 --nodes=2 -- t5x_like train …
     launch/gke.py print …        print the manifest only
     launch/gke.py status NAME
     launch/gke.py logs NAME      follow the first worker's output
     launch/gke.py delete NAME
-    launch/gke.py delete_nodes NAME …   the arguments of create_nodes
+    launch/gke.py nodes … --delete | bash -e                                            delete the node pools
 
-`create_nodes` creates one node pool per slice (--num_slices), and for tpu7x a workload policy. It does not change
-existing ones, so it can be repeated. The nodes incur costs until `delete_nodes`, whether or not a run uses them.
+`nodes` prints a command per slice (--num_slices), and for tpu7x another one for a workload policy. The nodes incur
+costs until they are deleted, whether or not a run uses them.
 
 `apply` needs JobSet 0.6.0 or later in the cluster. Each pod runs the command under launch/supervise.py, which restarts
 it after a crash. The cluster restarts all pods after a preemption, and fails the job when a pod has used up its
-restarts or reports a user error. --dry_run prints the commands of kubectl and gcloud.
+restarts or reports a user error. --dry_run prints the commands of kubectl.
 
 Requires kubectl, gcloud for the nodes, and Python 3.10 or later, without other packages. launch/docker.sh builds the
 image. The guide is docs/gke.md.
@@ -38,18 +40,14 @@ from check_command import check_command
 MAX_NAME_LENGTH = 40
 MAX_NODE_POOL_LENGTH = 40  # GKE's limit, which includes the index of the slice
 MAX_KUBERNETES_LENGTH = 63  # of a namespace and of a queue
-# Each start that times out while it waits for a lost peer uses up a restart. The cluster may need more than an hour to
-# give up the node of the peer: ten minutes without a heartbeat, and then until the pods of the node have terminated.
-MAX_RESTARTS = 20
 MAX_RECREATIONS = 1000
-GRACE_SECONDS = 120
-NODE_ACTIONS = ("create_nodes", "delete_nodes")
+MAX_SPOT_GRACE_SECONDS = 105  # of the 120 s that GKE allows; the rest is for system pods
 MANIFEST_ACTIONS = ("apply", "print")
 JOBSET_RELEASES = "https://github.com/kubernetes-sigs/jobset/releases"
 
 
-def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | None:
-    """Checks the request before kubectl or gcloud is called.
+def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | gke_nodes.GpuNodes | None:
+    """Checks the request before kubectl is called.
 
     Args:
       options: The parsed command line.
@@ -64,23 +62,44 @@ def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | 
     slices.check_name("job name", options.name, MAX_NAME_LENGTH)
     if options.namespace:
         slices.check_name("--namespace", options.namespace, MAX_KUBERNETES_LENGTH)
-    if options.action not in (*NODE_ACTIONS, *MANIFEST_ACTIONS):
+    if options.action not in ("nodes", *MANIFEST_ACTIONS):
         return None
+    minimums = {"num_slices": 1, "nodes": 1, "max_restarts": 0, "max_recreations": 0, "grace": 1}
+    slices.check_minimums(options, {name: low for name, low in minimums.items() if getattr(options, name) is not None})
+    _check_capacity(options)
+    nodes = _find_gpus(options) if options.gpus else _find_nodes(options)
+    if options.action == "nodes":
+        _check_place(options, nodes.shape)
+    else:
+        _check_run(options, command)
+    return nodes
+
+
+def _find_gpus(options: argparse.Namespace) -> gke_nodes.GpuNodes:
+    """Returns the VMs of a run on GPUs."""
+    for name in ("topology", "type", "machine_type"):
+        if getattr(options, name):
+            raise slices.LaunchError(f"--gpus and --{name} exclude each other. Remove one of them.")
+    if options.num_slices > 1:
+        raise slices.LaunchError("--num_slices is for TPUs. Give --nodes, the number of VMs with GPUs.")
+    if options.action == "nodes":
+        raise slices.LaunchError("nodes prints commands for TPUs. docs/gke.md shows the one for a node pool of GPUs.")
+    return gke_nodes.find_gpus(options.gpus, options.nodes or 1)
+
+
+def _find_nodes(options: argparse.Namespace) -> gke_nodes.Nodes:
+    """Returns the VMs of each TPU slice."""
+    if options.nodes:
+        raise slices.LaunchError(f"--nodes={options.nodes} is for --gpus: the topology determines the VMs of a slice.")
     shape = slices.parse_slice(options.type, options.topology)
     _check_order(options, shape)
     nodes = gke_nodes.find_nodes(shape, options.machine_type)
-    slices.check_minimums(options, {"num_slices": 1, "max_restarts": 0, "max_recreations": 0, "grace": 0})
     if options.num_slices > 1 and nodes.count == 1:
         raise slices.LaunchError(
             f"--num_slices={options.num_slices}: GKE connects only slices of several VMs, and "
             f"{shape.generation.name}:{shape.topology} has one VM ({nodes.machine_type}). Choose a larger topology"
             f"{' or --machine_type=' + gke_nodes.find_nodes(shape).machine_type if not nodes.unique else ''}."
         )
-    _check_capacity(options)
-    if options.action in NODE_ACTIONS:
-        _check_place(options, shape)
-    else:
-        _check_run(options, command)
     return nodes
 
 
@@ -96,14 +115,23 @@ def _check_order(options: argparse.Namespace, shape: slices.Slice) -> None:
 
 def _check_capacity(options: argparse.Namespace) -> None:
     """Checks the kind of capacity."""
-    if options.spot and options.reservation:
-        raise slices.LaunchError("--spot and --reservation exclude each other. Remove one of them.")
-    for name in ("reservation", "reservation_project"):
-        value = getattr(options, name)
-        if value and not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", value):
+    given = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(options, name)]
+    if len(given) > 1:
+        raise slices.LaunchError(f"{' and '.join(given)} exclude each other. Give one of them.")
+    if options.spot and (options.grace or 0) > MAX_SPOT_GRACE_SECONDS:
+        raise slices.LaunchError(
+            f"--grace={options.grace}: GKE gives pods on spot nodes {gke_manifest.SPOT_GRACE_SECONDS} s, and at most "
+            f"{MAX_SPOT_GRACE_SECONDS} s from version 1.35.0-gke.1171000 on. Give --grace={MAX_SPOT_GRACE_SECONDS} to "
+            "`nodes` and `apply`, or omit it."
+        )
+    name, block = r"[a-z][a-z0-9-]*[a-z0-9]", r"(/reservationBlocks/[a-z0-9-]+(/reservationSubBlocks/[a-z0-9-]+)?)?"
+    for option, pattern in (("reservation", name + block), ("reservation_project", name)):
+        value = getattr(options, option)
+        if value and not re.fullmatch(pattern, value):
             raise slices.LaunchError(
-                f"--{name}={value} is not a name. Give the name only; --reservation_project is the project of a "
-                "reservation that another project shares."
+                f"--{option}={value} is not a name. Give the name, if needed with a block, such as "
+                "pool/reservationBlocks/block-1; --reservation_project is the project of a reservation that another "
+                "project shares."
             )
     if options.reservation_project and not options.reservation:
         raise slices.LaunchError(
@@ -156,12 +184,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    actions = ("create_nodes", "apply", "print", "status", "logs", "delete", "delete_nodes")
+    actions = ("nodes", "apply", "print", "status", "logs", "delete")
     parser.add_argument("action", choices=actions, help="what to do, see above")
     parser.add_argument("name", metavar="NAME", help="name of the JobSet and prefix of its node pools")
     parser.add_argument("--dry_run", action="store_true", help="print the commands instead of running them")
     parser.add_argument("--namespace", help="Kubernetes namespace (default: the namespace of kubectl's context)")
-    shape = parser.add_argument_group("slices, for create_nodes, delete_nodes, apply and print")
+    shape = parser.add_argument_group("machines, for nodes, apply and print")
     shape.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4")
     shape.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16")
     shape.add_argument("--num_slices", type=int, default=1, help="number of slices (default: %(default)s)")
@@ -170,10 +198,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="machine type of the nodes. Needed only for 2x4 slices of v5e and v6e on one VM: ct5lp-hightpu-8t, "
         "ct6e-standard-8t (default: VMs of 4 chips)",
     )
+    shape.add_argument("--gpus", metavar="ACCELERATOR:N", help="GPUs per node instead of TPUs, nvidia-h100-80gb:8")
+    shape.add_argument("--nodes", type=int, help="with --gpus: number of nodes (default: 1)")
     shape.add_argument("--spot", action="store_true", help="use spot nodes")
-    shape.add_argument("--reservation", metavar="NAME", help="use nodes of a reservation")
+    shape.add_argument("--flex_start", action="store_true", help="use flex-start nodes")
+    shape.add_argument("--reservation", metavar="NAME[/…]", help="use nodes of a reservation, or of a block of it")
     shape.add_argument("--reservation_project", metavar="PROJECT", help="project of a shared reservation")
-    pools = parser.add_argument_group("node pools, for create_nodes and delete_nodes")
+    shape.add_argument(
+        "--grace",
+        type=int,
+        help=f"seconds to save a checkpoint before a pod is killed (default: {gke_manifest.GRACE_SECONDS}; on spot "
+        f"nodes {gke_manifest.SPOT_GRACE_SECONDS}, and at most {MAX_SPOT_GRACE_SECONDS} with nodes that have it)",
+    )
+    pools = parser.add_argument_group("node pools, for nodes")
     pools.add_argument("--cluster", metavar="NAME", help="name of the cluster")
     pools.add_argument("--location", help="region or zone of the cluster (default: the region of --zone)")
     pools.add_argument("--zone", help="zone of the nodes, such as us-west4-a")
@@ -181,6 +218,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--unlisted_zone", action="store_true", help="accept a zone that launch/generations.py does not list"
     )
     pools.add_argument("--project", help="Google Cloud project (default: gcloud's)")
+    pools.add_argument("--max_run_duration", help="time after which GKE deletes the nodes, such as 172800s")
+    pools.add_argument("--delete", action="store_true", help="print the commands that delete the node pools")
     _add_run(parser.add_argument_group("run, for apply and print"))
     return parser
 
@@ -196,18 +235,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="use the network of the nodes instead of the pod network. Pods then have the credentials of the nodes",
     )
     for name, default, text in (
-        ("max_restarts", MAX_RESTARTS, "restarts in the pod after crashes of the command or its peers"),
+        ("max_restarts", protocol.MAX_RESTARTS, "restarts in the pod after crashes without a new checkpoint"),
         ("max_recreations", MAX_RECREATIONS, "restarts of all pods after preemptions"),
     ):
         group.add_argument(
             f"--{name}", type=int, default=default, help=f"maximum number of {text} (default: {default})"
         )
-    group.add_argument(
-        "--grace",
-        type=int,
-        default=GRACE_SECONDS,
-        help="seconds to save a checkpoint before a pod is killed (default: %(default)s)",
-    )
     group.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is on a mounted file store")
     jobs.add_environment(group)
 
@@ -218,8 +251,9 @@ def main(argv: list[str]) -> int:
     options = jobs.parse_options(make_parser(), arguments)
     try:
         nodes = check(options, command)
-        if options.action in NODE_ACTIONS:
-            return change_nodes(options, gke_nodes.resources(options, nodes))
+        if options.action == "nodes":
+            print("\n".join(map(shlex.join, gke_nodes.commands(options, nodes))))
+            return 0
         text = json.dumps(gke_manifest.manifest(options, nodes, command), indent=2) + "\n" if nodes else None
         if options.action == "print":
             print(text, end="")
@@ -234,33 +268,6 @@ def main(argv: list[str]) -> int:
     except FileNotFoundError as error:
         print(f"gke.py: {error.filename} not found. Install it, or add it to PATH", file=sys.stderr)
         return 1
-
-
-def change_nodes(options: argparse.Namespace, resources: list[gke_nodes.Resource]) -> int:
-    """Creates or deletes node pools and what they use.
-
-    Args:
-      options: The parsed command line.
-      resources: The resources in the order in which they are created.
-
-    Returns:
-      0 or an exit code of gcloud. A failed deletion does not prevent the next one, because each resource costs money.
-    """
-    creating = options.action == "create_nodes"
-    first_error = 0
-    for resource in resources if creating else reversed(resources):
-        words = resource.create() if creating else resource.delete()
-        if options.dry_run:
-            print(shlex.join(words))
-            continue
-        if creating and subprocess.run(resource.describe(), capture_output=True).returncode == 0:
-            print(f"gke.py: {resource.title} exists and is not changed", file=sys.stderr)
-            continue
-        exit_code = subprocess.run(words).returncode
-        if creating and exit_code:
-            return exit_code
-        first_error = first_error or exit_code
-    return first_error
 
 
 def check_jobset(kubectl: list[str]) -> None:

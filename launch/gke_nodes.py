@@ -1,26 +1,34 @@
-"""Nodes of GKE for TPU slices: machine types, labels, and the node pools that `gke.py` creates and deletes.
+"""Nodes of GKE for TPU slices and GPUs: machine types, labels, and the commands that create and delete node pools.
 
 Sources: cloud.google.com/kubernetes-engine/docs, pages "Plan TPUs in GKE" (machine types and topologies), "Deploy TPU
-workloads" (labels, node pools, reservations) and "Deploy TPU Multislices"; AI-Hypercomputer/xpk, the dry runs of
-`cluster create` in its recipes, for the options of node pools and the workload policies of tpu7x.
+workloads" (labels, node pools, reservations), "Deploy TPU Multislices", "Spot VMs" (graceful termination) and "Run
+GPUs"; AI-Hypercomputer/xpk, the dry runs of `cluster create` in its recipes and core/capacity.py, for the options of
+node pools, flex-start, blocks of reservations, and the workload policies of tpu7x.
 
 Requires Python 3.10 and only its standard library.
 """
 
 import argparse
 import dataclasses
+import re
 
+import protocol
 import slices
 from generations import CHIPS_PER_VM
 
 ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
+GPU_LABEL = "cloud.google.com/gke-accelerator"
 SPOT_LABEL = "cloud.google.com/gke-spot"
+FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
 RESERVATION_LABEL = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT_LABEL = "cloud.google.com/reservation-project"
 MACHINE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 # The default scopes of a node can only read buckets.
 SCOPES = "https://www.googleapis.com/auth/cloud-platform"
+DISK_GB = 200  # the image, and logs: more than the default of 100
+SPOT_SETTINGS = "launch/spot_nodes.yaml"
+COORDINATOR_PORT = 8476  # JAX's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,27 +38,75 @@ class Nodes:
     Attributes:
       shape: The shape of the slice.
       machine_type: The machine type of each VM.
-      chips_per_vm: Number of chips per VM.
+      devices: Number of chips per VM.
       unique: Whether GKE offers the slice with this machine type only.
     """
 
     shape: slices.Slice
     machine_type: str
-    chips_per_vm: int
+    devices: int
     unique: bool = True
+    resource = "google.com/tpu"
+    platforms = protocol.TPU_PLATFORMS
 
     @property
     def count(self) -> int:
         """Number of VMs."""
-        return self.shape.chips // self.chips_per_vm
+        return self.shape.chips // self.devices
 
     @property
     def has_workload_policy(self) -> bool:
         """Whether a workload policy sets the topology of the node pool."""
         return self.count > 1 and self.shape.generation.gke_workload_policy
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the nodes."""
+        labels = {ACCELERATOR_LABEL: self.shape.generation.gke_accelerator, TOPOLOGY_LABEL: self.shape.topology}
+        if not self.unique:  # otherwise two pods of 4 chips could run on one VM of 8 chips
+            labels[MACHINE_TYPE_LABEL] = self.machine_type
+        return labels
+
     def __str__(self) -> str:
         return f"{self.machine_type} ({self.count} VM{'s' if self.count > 1 else ''})"
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuNodes:
+    """VMs with GPUs.
+
+    Attributes:
+      accelerator: Value of the label of the nodes, such as nvidia-h100-80gb.
+      devices: Number of GPUs per VM.
+      count: Number of VMs.
+    """
+
+    accelerator: str
+    devices: int
+    count: int
+    resource = "nvidia.com/gpu"
+    # GKE mounts the driver into the container, where the loader does not look for it.
+    platforms = protocol.GPU_PLATFORMS | {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the nodes."""
+        return {GPU_LABEL: self.accelerator}
+
+
+def find_gpus(text: str, count: int) -> GpuNodes:
+    """Returns the VMs for `--gpus` and `--nodes`.
+
+    Raises:
+      LaunchError: The text is not an accelerator and a number.
+    """
+    accelerator, _, devices = text.partition(":")
+    if not re.fullmatch(r"nvidia-[a-z0-9-]+", accelerator) or not re.fullmatch(r"[1-9][0-9]?", devices):
+        raise slices.LaunchError(
+            f"--gpus={text}: not an accelerator and a number per node. Write for example --gpus=nvidia-h100-80gb:8, as "
+            f"in the label {GPU_LABEL} of the nodes."
+        )
+    return GpuNodes(accelerator, int(devices), count)
 
 
 def find_nodes(shape: slices.Slice, machine_type: str | None = None) -> Nodes:
@@ -81,95 +137,67 @@ def find_nodes(shape: slices.Slice, machine_type: str | None = None) -> Nodes:
     )
 
 
-def selector(options: argparse.Namespace, nodes: Nodes) -> dict[str, str]:
+def selector(options: argparse.Namespace, nodes: Nodes | GpuNodes) -> dict[str, str]:
     """Returns the labels of the nodes on which the pods run.
 
     Args:
       options: The parsed command line.
-      nodes: The VMs of one slice.
+      nodes: The VMs.
     """
-    labels = {ACCELERATOR_LABEL: nodes.shape.generation.gke_accelerator, TOPOLOGY_LABEL: nodes.shape.topology}
-    if not nodes.unique:  # otherwise two pods of 4 chips could run on one VM of 8 chips
-        labels[MACHINE_TYPE_LABEL] = nodes.machine_type
+    labels = dict(nodes.labels)
     if options.spot:
         labels[SPOT_LABEL] = "true"
+    if options.flex_start:
+        labels[FLEX_START_LABEL] = "true"
     if options.reservation:
-        labels[RESERVATION_LABEL] = options.reservation
+        labels[RESERVATION_LABEL] = options.reservation.partition("/")[0]
     if options.reservation_project:
         labels[RESERVATION_PROJECT_LABEL] = options.reservation_project
     return labels
 
 
-@dataclasses.dataclass(frozen=True)
-class Resource:
-    """A resource of the cloud that belongs to a run: a node pool or a workload policy.
+def commands(options: argparse.Namespace, nodes: Nodes) -> list[list[str]]:
+    """Returns the calls of gcloud that create the node pools of a run, or delete them with `--delete`.
 
-    Attributes:
-      title: The kind and the name, for messages.
-      group: The arguments of gcloud that select the kind.
-      kind: An argument after `create`, if the kind needs one.
-      name: The name.
-      place: The arguments that say where the resource is.
-      settings: The other arguments of `create`.
-    """
-
-    title: str
-    group: tuple[str, ...]
-    name: str
-    place: tuple[str, ...]
-    kind: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-
-    def describe(self) -> list[str]:
-        """Returns the command that succeeds if the resource exists."""
-        return ["gcloud", *self.group, "describe", self.name, *self.place, "--format=value(name)"]
-
-    def create(self) -> list[str]:
-        """Returns the command that creates the resource."""
-        return ["gcloud", *self.group, "create", *self.kind, self.name, *self.place, *self.settings]
-
-    def delete(self) -> list[str]:
-        """Returns the command that deletes the resource without asking."""
-        return ["gcloud", *self.group, "delete", self.name, *self.place, "--quiet"]
-
-
-def resources(options: argparse.Namespace, nodes: Nodes) -> list[Resource]:
-    """Returns the resources of a run in the order in which they are created: node pools use the workload policy.
+    They return at once, so that the pools are created in parallel; the calls for a workload policy wait.
 
     Args:
       options: The parsed command line.
       nodes: The VMs of one slice.
     """
-    project = (f"--project={options.project}",) if options.project else ()
+    project = [f"--project={options.project}"] if options.project else []
     region = options.zone.rpartition("-")[0]
-    settings = [
-        f"--node-locations={options.zone}",
-        f"--machine-type={nodes.machine_type}",
-        f"--num-nodes={nodes.count}",
-    ]
+    pool = ["gcloud", "container", "node-pools"]
+    place = [f"--cluster={options.cluster}", f"--location={options.location or region}", *project]
+    policy = ["gcloud", "compute", "resource-policies"]
+    names = [f"{options.name}-{index}" for index in range(options.num_slices)]
+    if options.delete:
+        # Waits, because the policy can be deleted only when no pool uses it.
+        deletions = [[*pool, "delete", name, *place, "--quiet"] for name in names]
+        policy_words = [*policy, "delete", options.name, f"--region={region}", *project, "--quiet"]
+        return [*deletions, policy_words] if nodes.has_workload_policy else deletions
+    settings = [f"--node-locations={options.zone}", f"--machine-type={nodes.machine_type}"]
+    settings += [f"--num-nodes={0 if options.flex_start else nodes.count}"]
     created = []
     if nodes.has_workload_policy:
-        policy = Resource(
-            title=f"workload policy {options.name}",
-            group=("compute", "resource-policies"),
-            kind=("workload-policy",),
-            name=options.name,
-            place=(f"--region={region}", *project),
-            settings=("--type=HIGH_THROUGHPUT", f"--accelerator-topology={nodes.shape.topology}"),
-        )
-        created.append(policy)
-        settings.append(f"--placement-policy={policy.name}")
+        words = ["--type=HIGH_THROUGHPUT", f"--accelerator-topology={nodes.shape.topology}"]
+        created.append([*policy, "create", "workload-policy", options.name, f"--region={region}", *project, *words])
+        settings.append(f"--placement-policy={options.name}")
     elif nodes.count > 1:
         settings += ["--placement-type=COMPACT", f"--tpu-topology={nodes.shape.topology}"]
+    settings += _capacity_flags(options, nodes)
+    settings += [f"--max-run-duration={options.max_run_duration}"] if options.max_run_duration else []
+    settings += [f"--disk-size={DISK_GB}", "--enable-gvnic", f"--scopes={SCOPES}", "--async"]
+    return [*created, *([*pool, "create", name, *place, *settings] for name in names)]
+
+
+def _capacity_flags(options: argparse.Namespace, nodes: Nodes) -> list[str]:
     if options.spot:
-        settings.append("--spot")
+        return ["--spot", *([f"--system-config-from-file={SPOT_SETTINGS}"] if options.grace else [])]
+    if options.flex_start:
+        flags = ["--flex-start", "--enable-autoscaling", "--location-policy=ANY", "--reservation-affinity=none"]
+        return [*flags, "--no-enable-autorepair", f"--max-nodes={nodes.count}"]
     if options.reservation:
         owner = f"projects/{options.reservation_project}/reservations/" if options.reservation_project else ""
-        settings += ["--reservation-affinity=specific", f"--reservation={owner}{options.reservation}"]
-    settings += ["--enable-gvnic", f"--scopes={SCOPES}"]
-    place = (f"--cluster={options.cluster}", f"--location={options.location or region}", *project)
-    for index in range(options.num_slices):
-        name = f"{options.name}-{index}"
-        group = ("container", "node-pools")
-        created.append(Resource(f"node pool {name}", group, name, place, settings=tuple(settings)))
-    return created
+        return ["--reservation-affinity=specific", f"--reservation={owner}{options.reservation}"]
+    return []

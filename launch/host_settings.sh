@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets what the kernel of a TPU VM needs for training. `launch/tpu.py start` runs it on each worker before each start,
+# Sets what the kernel of a TPU VM needs for training. launch/worker.py runs it on each worker before each start,
 # because a reboot resets the settings. A setting that cannot be changed is reported and does not stop the start.
 #
 #   launch/host_settings.sh NUM_SLICES

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates or updates the virtual environment of a TPU worker. `launch/tpu.py install` runs it on each worker.
+# Creates or updates the virtual environment of a TPU worker. launch/worker.py runs it before each start.
 #
 #   launch/install_worker.sh
 #

@@ -8,13 +8,13 @@ import difflib
 import re
 from pathlib import Path
 
-from protocol import JOB_ID, SUPERVISED
+from protocol import SUPERVISED
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED_GIN_FILES = ROOT / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
-RESERVED_VARIABLES = ("PATH", JOB_ID, SUPERVISED)
+RESERVED_VARIABLES = ("PATH", SUPERVISED)
 TRAINING_COMMANDS = ("train", "distill")  # write a run; other commands read one, or write a file
 DRY_RUN_COMMANDS = (*TRAINING_COMMANDS, "eval", "infer", "augment", "ablate", "cache")  # support --dry_run
 COMMANDS = (*DRY_RUN_COMMANDS, "inspect", "vocabulary", "convert", "cache_logits", "bench", "plan", "report")
@@ -107,6 +107,12 @@ def model_dir(command: list[str]) -> str | None:
     """Returns the last value of MODEL_DIR on a command line, without quotes, or None."""
     values = flag_values(command, "--gin.MODEL_DIR")
     return values[-1].strip("'\"") if values else None
+
+
+def run_directory(command: list[str]) -> str | None:
+    """Returns the directory of the run that a command trains, or None for other commands."""
+    is_training = len(command) > 1 and command[1] in TRAINING_COMMANDS
+    return model_dir(command) if is_training else None
 
 
 def check_slices(command: list[str], num_slices: int) -> None:

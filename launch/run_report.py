@@ -49,6 +49,12 @@ def report(shell: Shell, run: str) -> str:
     return ", ".join(parts) + (f" ({status['reason']})" if status.get("reason") else "")
 
 
+def heartbeat(shell: Shell, run: str) -> tuple[str, int] | None:
+    """Returns the holder of the lock of a run and the number of its heartbeats, or None if no process holds it."""
+    lock = _json(_read(shell, f"{run.rstrip('/')}/{LOCK}"))
+    return (lock["token"], lock["beats"]) if "beats" in lock else None
+
+
 def _read(shell: Shell, path: str, *options: str) -> str:
     """Returns the content of an object, or an empty text if it does not exist."""
     result = shell.run("gcloud", "storage", "cat", *options, path, capture=True, check=False)

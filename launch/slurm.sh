@@ -11,8 +11,9 @@
 #   --name=NAME             name of the job (default: t5x_like)
 #   --container=IMAGE       image to run in: FILE.sif with Apptainer; FILE.sqsh or a name in a registry with Pyxis
 #   --mounts=PATH[,PATH…]   directories that the container sees under the same paths, besides the working directory
-#   --partition=NAME --account=NAME --qos=NAME --constraint=NAME --cpus_per_task=N --mem=SIZE   passed to sbatch
 #   --dry_run               print the command instead of running it
+#   --ANYTHING[=VALUE]      any other option is passed to sbatch, such as --partition=NAME or --reservation=NAME, with
+#                           hyphens for underscores in its name
 #
 # MODEL_DIR must be on a file system that all nodes share, or in a bucket. Without --container, t5x_like with the extra
 # cuda is in the virtual environment $VENV (default: .venv of this checkout), which all nodes must see as well. With it,
@@ -37,6 +38,19 @@ seconds() { # seconds TIME: converts Slurm's formats: minutes, M:SS, H:MM:SS, D-
   fi
   printf '%s\n' $((((10#$days * 24 + 10#$first) * 60 + 10#${second:-0}) * 60 + 10#${third:-0}))
 }
+pass_to_sbatch() { # pass_to_sbatch OPTION: the ones that the job needs cannot be replaced
+  local name="${1%%=*}" value=''
+  [[ $1 != *=* ]] || value="=${1#*=}"
+  name="${name//_/-}"
+  [[ $value != = ]] || usage_error "$1 is empty. Give a value, or remove it"
+  case "$name" in
+    --array | --export | --gpus | --gpus-per-task | --gres | --job-name | --no-requeue | --ntasks* | --open-mode | \
+      --output | --signal | --tasks-per-node | --wrap)
+      usage_error "$1: the script sets this option. Use those that --help lists"
+      ;;
+  esac
+  sbatch_options+=("$name$value")
+}
 
 nodes=1 gpus=8 time=24:00:00 save_seconds=180 max_restarts=3 name=t5x_like container='' mounts='' dry_run=
 sbatch_options=()
@@ -49,22 +63,16 @@ while (($#)); do
     --save_seconds=*) save_seconds="${1#*=}" ;;
     --max_restarts=*) max_restarts="${1#*=}" ;;
     --name=*) name="${1#*=}" ;;
-    --partition=?* | --account=?* | --qos=?* | --constraint=?* | --mem=?*) sbatch_options+=("$1") ;;
-    --partition= | --account= | --qos= | --constraint= | --mem= | --container=)
-      usage_error "$1 is empty. Give a value, or remove it"
-      ;;
+    --container=) usage_error "$1 is empty. Give a value, or remove it" ;;
     --container=*) container="${1#*=}" ;;
     --mounts=*) mounts="${1#*=}" ;;
-    --cpus_per_task=*)
-      check_number --cpus_per_task "${1#*=}"
-      sbatch_options+=("--cpus-per-task=${1#*=}")
-      ;;
     --dry_run) dry_run=yes ;;
     --) break ;;
-    --nodes | --gpus_per_node | --time | --name | --partition | --account | --container | --mem | --cpus_per_task | --mounts)
+    --nodes | --gpus_per_node | --time | --save_seconds | --max_restarts | --name | --container | --mounts)
       usage_error "$1: value missing. Write $1=VALUE"
       ;;
-    *) usage_error "unknown option $1. See --help; the command follows --" ;;
+    --*) pass_to_sbatch "$1" ;;
+    *) usage_error "unknown argument $1. Write options as --NAME=VALUE; the command follows --" ;;
   esac
   shift
 done

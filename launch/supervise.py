@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
-"""Keeps one command running on this machine: restarts it after preemptions and, up to a limit, after crashes.
+"""Runs one command on this machine: restarts it after preemptions, and up to a limit after crashes.
 
-    supervise.py run [--max_restarts=N] [--delay=SECONDS] [--on_preempted=restart|exit] -- COMMAND…   in the foreground
-    supervise.py start … -- COMMAND…      the same, detached from this shell; output goes to JOB_DIR/log
-    supervise.py status                   print one line of JSON: host, state, exit_code, restarts, reason
-    supervise.py follow [--lines=N]       follow the log until the job ends; exits with the job's exit code
-    supervise.py stop [--grace=SECONDS]   ask the job to save a checkpoint and exit; kill it after the grace period
+    supervise.py run [--max_restarts=N] [--run=DIRECTORY] [--delay=SECONDS] [--on_preempted=restart|exit] -- COMMAND…
 
-Exit codes of the command: 0 is success; 2 is a user error, which a restart would repeat; 75 is a preemption, after
-which the command is always restarted (unless --on_preempted=exit); all others are crashes, which are restarted
---max_restarts times in a row. A run of at least --reset_after seconds resets the count of crashes. SIGTERM and Ctrl-C
-are forwarded and also end the supervision; the exit code is then 75, unless the command exited with 0 or 2.
+| exit code of the command | reaction |
+|---|---|
+| 0, 2 | the supervisor exits with the same code: success, or a user error, which a restart would repeat |
+| 75 | the command was preempted: a restart, or exit code 75 with --on_preempted=exit |
+| 69 | another process of the run is lost: restarts for --peer_seconds, until it is back; a crash with --whole_run |
+| 70 | a failure that is likely to repeat: one restart |
+| other | a crash: up to --max_restarts restarts in a row |
 
-On Linux, the command dies with a supervisor that is killed, because otherwise it would keep writing while the next
-start writes the same files. `run`, `start` and `stop` also terminate other processes that such a supervisor left.
+Progress resets the count of crashes: a new checkpoint in --run, or without it a run of --reset_after seconds. With
+--run, starts of the supervisor itself are counted as well, in DIRECTORY/launch/starts/HOST.json: after --max_starts of
+them without a new checkpoint it exits with code 1. Otherwise a cluster would restart forever what exhausts the memory
+of its machine, because that kills the supervisor, too.
 
-Requires Python 3.10 and only its standard library. `--job_dir` (default: ~/t5x_like_job) holds the log and the state.
+SIGTERM and Ctrl-C are forwarded and end the supervision; the exit code is then 75, unless the command exited with 0 or
+2. On Linux, the command dies with a supervisor that is killed, because otherwise it would keep writing while the next
+start writes the same files.
+
+Requires Python 3.10 and only its standard library, and t5x_like if --run is in a bucket.
 """
 
 import argparse
@@ -23,7 +28,6 @@ import contextlib
 import ctypes
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -32,13 +36,15 @@ import time
 from pathlib import Path
 
 import protocol
-from job_state import POLL_SECONDS, Job, boot_id, job_processes, send_signal, terminate_orphans
 from jobs import split_command
-from log_copy import LogCopy
-from protocol import PREEMPTED, SUCCESS, USER_ERROR
+from protocol import LIKELY_TO_REPEAT, LOST_PEER, PREEMPTED, SUCCESS, USER_ERROR
 
-NOT_RUNNING, ALREADY_RUNNING = 3, 4  # exit codes of this script
+POLL_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+# A platform may need more than an hour to give up a machine and to replace it.
+PEER_SECONDS = 4 * 3600.0
+# Why the supervisor exits after starts without progress; Kubernetes must not mistake it for a preemption.
+NO_PROGRESS = 1
 
 
 def describe_exit(code: int) -> str:
@@ -48,6 +54,8 @@ def describe_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}{hint}"
     meanings = {
         USER_ERROR: f"exit code {USER_ERROR}, an error in its arguments or settings",
+        LOST_PEER: f"another process of the run is lost (exit code {LOST_PEER})",
+        LIKELY_TO_REPEAT: f"exit code {LIKELY_TO_REPEAT}, a failure that is likely to repeat",
         PREEMPTED: f"preempted (exit code {PREEMPTED})",
     }
     return meanings.get(code, f"exit code {code}")
@@ -70,103 +78,157 @@ def parent_death_hook():
     return hook
 
 
+class Progress:
+    """The newest checkpoint of a run, and how often a supervisor started since.
+
+    A directory that cannot be read or written does not stop a run: it then counts as one without progress.
+
+    Args:
+      directory: The directory of the run, a path or gs://…; None if it is not known.
+    """
+
+    def __init__(self, directory: str | None):
+        self._directory = directory
+        self._newest = self.newest_step()
+
+    def newest_step(self) -> int:
+        """Returns the step of the newest checkpoint, or -1 if there is none."""
+        return max((int(name) for name in self._names() if name.isdigit()), default=-1)
+
+    def has_advanced(self) -> bool:
+        """Returns whether there is a newer checkpoint than at the last call."""
+        before = self._newest
+        self._newest = max(before, self.newest_step())  # -1 if the store does not answer
+        return self._newest > before
+
+    def count_start(self) -> int:
+        """Counts a start of this host and returns the number since the newest checkpoint, this one included."""
+        if self._directory is None:
+            return 1
+        path = f"{self._directory}/{protocol.JOB_DIRECTORY}/starts/{socket.gethostname()}.json"
+        stored = {}
+        with contextlib.suppress(Exception):
+            stored = json.loads(self._files().read_text(path))
+        starts = 1 + (stored.get("starts", 0) if stored.get("step") == self._newest else 0)
+        with contextlib.suppress(Exception):
+            self._files().write_atomic(path, json.dumps({"step": self._newest, "starts": starts}))
+        return starts
+
+    def _names(self) -> list[str]:
+        if self._directory is None:
+            return []
+        names = []
+        with contextlib.suppress(Exception):
+            names = self._files().listdir(f"{self._directory}/checkpoints")
+        # Where a rename is not atomic, a marker beside the directory says that it is complete.
+        return [name.strip("/").removesuffix(".committed") for name in names]
+
+    def _files(self):
+        if "://" not in self._directory:
+            return LocalFiles
+        from t5x_like import paths  # only for a bucket: the supervisor of a container has no t5x_like
+
+        return paths
+
+
+class LocalFiles:
+    """The functions of `t5x_like.paths` that `Progress` calls, for local files."""
+
+    read_text = staticmethod(lambda path: Path(path).read_text())
+    listdir = staticmethod(os.listdir)
+
+    @staticmethod
+    def write_atomic(path: str, text: str) -> None:
+        """Replaces a file."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{path}.draft").write_text(text)
+        Path(f"{path}.draft").replace(path)
+
+
 class Supervisor:
     """Runs a command until it succeeds, is stopped, or has crashed too often.
 
     Args:
-      job: The job directory.
       command: The command and its arguments.
       options: The parsed command line.
     """
 
-    def __init__(self, job: Job, command: list[str], options: argparse.Namespace):
-        self.job, self.command, self.options = job, command, options
+    def __init__(self, command: list[str], options: argparse.Namespace):
+        self.command, self.options = command, options
         self.child: subprocess.Popen | None = None
         self.stopping = False
-        self.restarts = 0
-        self.mark = secrets.token_hex(8)  # identifies the processes of this job
+        self.progress = Progress(options.run and options.run.rstrip("/"))
 
     def run(self) -> int:
         """Runs the command and returns its last exit code; death by signal n counts as 128 + n."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        previous = self.job.read()
-        if previous["state"] == "lost" and (outcome := terminate_orphans(previous, self.options.grace)):
-            self._log(f"the previous job was running without its supervisor and {outcome}")
-        offset = self.job.log.stat().st_size if self.job.log.exists() else 0
-        with self._log_copy(offset):  # ends before the state says so, because the machine may then be deleted
-            code, reason = self._run_until_done(offset)
-            code = code if code >= 0 else 128 - code
-            if self.stopping and code not in (SUCCESS, USER_ERROR):
-                # The command was asked to exit. It may still have crashed, because its peers exited first.
-                code = PREEMPTED
-            self._log(f"the job ended: {reason}" if code else "the job is done")
-        self._record("finished", offset, reason, exit_code=code)
+        starts = self.progress.count_start()
+        if starts > self.options.max_starts:
+            log(
+                f"{starts - 1} starts without a new checkpoint in {self.options.run}: not started again. Memory of the "
+                f"machine may be exhausted. Correct the cause, and remove {self.options.run.rstrip('/')}/"
+                f"{protocol.JOB_DIRECTORY}/starts"
+            )
+            return NO_PROGRESS
+        code, reason = self._run_until_done()
+        code = code if code >= 0 else 128 - code
+        if self.stopping and code not in (SUCCESS, USER_ERROR):
+            # The command was asked to exit. It may still have crashed, because its peers exited first.
+            code = PREEMPTED
+        log(f"the job ended: {reason}" if code else "the job is done")
         return code
 
-    def _log_copy(self, offset: int) -> contextlib.AbstractContextManager:
-        if not self.options.log_copy:
-            return contextlib.nullcontext()
-        return LogCopy(self.job.log, offset, f"{self.options.log_copy}/{socket.gethostname()}")
-
-    def _run_until_done(self, offset: int) -> tuple[int, str]:
+    def _run_until_done(self) -> tuple[int, str]:
         """Runs and restarts the command, and returns its last exit code and the description."""
-        crashes, reason = 0, None
+        crashes, progressed = 0, time.monotonic()
         while True:
-            code, seconds = self._run_once(offset, reason)
+            code, seconds = self._run_once()
             reason = describe_exit(code)
             if code in (SUCCESS, USER_ERROR) or self.stopping:
                 return code, reason
-            if code == PREEMPTED:
-                if self.options.on_preempted == "exit":
+            if code == PREEMPTED and self.options.on_preempted == "exit":
+                return code, reason
+            if self._has_progressed(seconds):
+                crashes, progressed = 0, time.monotonic()
+            waited = time.monotonic() - progressed
+            if code == PREEMPTED or (code == LOST_PEER and not self.options.whole_run):
+                if code == LOST_PEER and waited > self.options.peer_seconds:
+                    log(f"{reason}, and not back after {waited:.0f} s without progress")
                     return code, reason
-                self._log(f"{reason}; restarting in {self.options.delay:g} s")
+                log(f"{reason}; restarting in {self.options.delay:g} s")
             else:
-                crashes = 1 if seconds >= self.options.reset_after else crashes + 1
-                if crashes > self.options.max_restarts:
-                    self._log(f"{reason} after {seconds:.0f} s; maximum restarts ({self.options.max_restarts}) reached")
+                crashes += 1
+                limit = min(self.options.max_restarts, 1) if code == LIKELY_TO_REPEAT else self.options.max_restarts
+                if crashes > limit:
+                    log(f"{reason} after {seconds:.0f} s; maximum restarts without progress ({limit}) reached")
                     # Positive: an outer scheduler must not mistake repeated kills for a preemption.
                     return max(code, 1), reason
-                self._log(
-                    f"{reason} after {seconds:.0f} s; restart {crashes} of {self.options.max_restarts} "
-                    f"in {self.options.delay:g} s"
-                )
-            self.restarts += 1
+                log(f"{reason} after {seconds:.0f} s; restart {crashes} of {limit} in {self.options.delay:g} s")
             self._pause()
             if self.stopping:
                 return code, reason
 
-    def _run_once(self, offset: int, reason: str | None) -> tuple[int, float]:
+    def _has_progressed(self, seconds: float) -> bool:
+        if self.options.run:
+            return self.progress.has_advanced()
+        return seconds >= self.options.reset_after
+
+    def _run_once(self) -> tuple[int, float]:
         """Runs the command once, and returns its exit code and the seconds it took."""
         start = time.monotonic()
-        environment = {**os.environ, protocol.SUPERVISED: "1", protocol.JOB_ID: self.mark}
+        environment = {**os.environ, protocol.SUPERVISED: "1"}
         try:
             # In its own session the command receives Ctrl-C only once, from this supervisor, as a request to exit.
             self.child = subprocess.Popen(
                 self.command, env=environment, start_new_session=True, preexec_fn=parent_death_hook()
             )
         except OSError as error:
-            self._log(f"{self.command[0]} cannot be started: {error.strerror}")
+            log(f"{self.command[0]} cannot be started: {error.strerror}")
             return USER_ERROR, 0.0
-        self._record("running", offset, reason)
         if self.stopping:  # the signal arrived between two runs, when there was no child
             self.child.terminate()
         return self.child.wait(), time.monotonic() - start
-
-    def _record(self, state: str, offset: int, reason: str | None, **extra) -> None:
-        child = self.child.pid if self.child else None
-        self.job.write(
-            state=state,
-            pid=os.getpid(),
-            child=child,
-            mark=self.mark,
-            boot=boot_id(),
-            restarts=self.restarts,
-            reason=reason,
-            log_offset=offset,
-            command=self.command,
-            **extra,
-        )
 
     def _pause(self) -> None:
         deadline = time.monotonic() + self.options.delay
@@ -179,96 +241,10 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self.child.terminate()
 
-    def _log(self, text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} supervise: {text}", file=sys.stderr, flush=True)
 
-
-def start(job: Job, arguments: list[str]) -> int:
-    """Starts `run` in a new session, waits until its state can be read, and returns the exit code.
-
-    Args:
-      job: The job directory.
-      arguments: The arguments of `run`.
-    """
-    previous = job.read()
-    if previous["state"] == "running":
-        print(f"supervise: a job is already running (process {previous['pid']}). Stop it first", file=sys.stderr)
-        return ALREADY_RUNNING
-    job.directory.mkdir(parents=True, exist_ok=True)
-    with job.log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), "run", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    while process.poll() is None and job.read().get("pid") != process.pid:
-        time.sleep(POLL_SECONDS / 4)
-    if job.read().get("pid") != process.pid:
-        print(f"supervise: the job did not start. See {job.log}", file=sys.stderr)
-        return process.returncode
-    print(f"supervise: started as process {process.pid}; its output is in {job.log}")
-    return 0
-
-
-def follow(job: Job, lines: int) -> int:
-    """Prints the log of the current job until the job ends.
-
-    Args:
-      job: The job directory.
-      lines: Number of existing lines to start with; 0 for all.
-
-    Returns:
-      The exit code of the job.
-    """
-    state = job.read()
-    if state["state"] == "absent":
-        print(f"supervise: no job found in {job.directory}", file=sys.stderr)
-        return NOT_RUNNING
-    with job.log.open("rb") as log:
-        log.seek(state["log_offset"])
-        tail = log.read().splitlines(keepends=True)
-        sys.stdout.buffer.write(b"".join(tail[-lines:] if lines else tail))
-        while True:
-            state = job.read()  # before the log, so that all output is shown when the job has ended
-            sys.stdout.buffer.write(log.read())
-            sys.stdout.buffer.flush()
-            if state["state"] != "running":
-                return state.get("exit_code", NOT_RUNNING)
-            time.sleep(POLL_SECONDS)
-
-
-def stop(job: Job, grace: float) -> int:
-    """Asks the job to save a checkpoint and exit, and kills it after the grace period.
-
-    Args:
-      job: The job directory.
-      grace: Seconds until the job is killed.
-
-    Returns:
-      0 if the job exited by itself or was not running, 1 if it was killed.
-    """
-    state = job.read()
-    if state["state"] == "lost" and (outcome := terminate_orphans(state, grace)):
-        print(f"supervise: the job was running without its supervisor and {outcome}")
-        return 0 if outcome == "has exited" else 1
-    if state["state"] != "running":
-        print(f"supervise: no running job found (state: {state['state']})")
-        return 0
-    os.kill(state["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while time.monotonic() < deadline:
-        if job.read()["state"] != "running":
-            print(f"supervise: stopped: {job.read()['reason']}")
-            return 0
-        time.sleep(POLL_SECONDS)
-    state = job.read()  # read again, because the child may have been restarted
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(state["child"], signal.SIGKILL)
-    send_signal(job_processes(state), signal.SIGKILL)  # including those with their own process group
-    print(f"supervise: killed after {grace:g} s because the job had not exited")
-    return 1
+def log(text: str) -> None:
+    """Logs a message."""
+    print(f"{time.strftime('%H:%M:%S')} supervise: {text}", file=sys.stderr, flush=True)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -276,45 +252,33 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("action", choices=("run", "start", "status", "follow", "stop"), help="what to do, see above")
+    parser.add_argument("action", choices=("run",), help="what to do, see above")
 
     def add(name: str, text: str, **options) -> None:
         parser.add_argument(f"--{name}", help=f"{text} (default: %(default)s)", **options)
 
-    job_directory = Path.home() / protocol.JOB_DIRECTORY
-    add("job_dir", "directory of the log and the state", type=lambda x: Path(x).expanduser(), default=job_directory)
-    add("max_restarts", "maximum number of restarts after crashes", type=int, default=protocol.MAX_RESTARTS)
+    add("max_restarts", "maximum restarts without progress", type=int, default=protocol.MAX_RESTARTS)
+    add("max_starts", "maximum starts of the supervisor without progress", type=int, default=protocol.MAX_STARTS)
+    add("run", "directory of the run, whose checkpoints are its progress")
+    parser.add_argument(
+        "--whole_run", action="store_true", help="the command starts all processes: losing one counts as a crash"
+    )
     add("delay", "seconds before a restart", type=float, default=10.0)
-    add("reset_after", "seconds after which a run resets the count of crashes", type=float, default=3600.0)
+    add("peer_seconds", "how long a lost process may take to come back", type=float, default=PEER_SECONDS)
+    add("reset_after", "without --run: seconds of a run that count as progress", type=float, default=3600.0)
     add("on_preempted", "what to do after a preemption", choices=("restart", "exit"), default="restart")
-    add("log_copy", "with start: directory in a bucket to copy the log to while the job runs, below the host's name")
-    add("lines", "lines of the log that follow starts with; 0 for all", type=int, default=50)
-    add("grace", "seconds before a job that does not exit is killed", type=float, default=300.0)
     return parser
 
 
 def main(argv: list[str]) -> int:
-    """Runs an action and returns the exit code."""
+    """Runs the command and returns the exit code."""
     arguments, command = split_command(argv)
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if options.action in ("run", "start") and not command:
-        parser.error(f"{options.action}: no command given. Add -- COMMAND")
-    job = Job(options.job_dir)
-    if options.action == "run":
-        return Supervisor(job, command, options).run()
-    if options.action == "start":
-        return start(job, [*(word for word in arguments if word != "start"), "--", *command])
-    if options.action == "follow":
-        return follow(job, options.lines)
-    if options.action == "stop":
-        return stop(job, options.grace)
-    print(json.dumps(job.read()))
-    return 0
+    if not command:
+        parser.error("no command given. Add -- COMMAND")
+    return Supervisor(command, options).run()
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(protocol.INTERRUPTED)
+    sys.exit(main(sys.argv[1:]))

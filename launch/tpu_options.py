@@ -10,14 +10,10 @@ import re
 import jobs
 import protocol
 import slices
-from cloud import Request
-from generations import GROUPS, QUEUED, Generation
+from queued import Request
 
 MAX_NAME_LENGTH = 50  # VM names have at most 63 characters, and slices and workers append a suffix
-MINIMUMS = {
-    "num_slices": 1,
-    **dict.fromkeys(("max_restarts", "max_recreations", "max_retries", "grace", "worker", "slice", "lines"), 0),
-}
+MINIMUMS = {"num_slices": 1, **dict.fromkeys(("max_restarts", "max_recreations", "worker", "slice", "lines"), 0)}
 # Options that `Request` takes under the same name.
 REQUEST_OPTIONS = (
     *("spot", "reserved", "reservation", "flex_start", "max_run_duration"),
@@ -25,6 +21,7 @@ REQUEST_OPTIONS = (
 )
 CAPACITIES = ("spot", "reserved", "reservation", "flex_start")
 DURATION = r"([1-9][0-9]*[wdhms])+"
+SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
@@ -46,22 +43,16 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
     add(
         "train",
-        "create, copy, install, start and watch; repeat after preemptions",
-        *(_add_tpu, _add_request, _add_staging, _add_job, _add_watch),
+        "request a TPU that runs the command after -- from its boot on, and watch; repeat after preemptions",
+        *(_add_tpu, _add_request, _add_job, _add_watch),
     )
-    add("create", "create a TPU and wait until it is ready", _add_tpu, _add_request, _add_polling, _add_retries)
-    add("wait", "wait until a TPU is ready", _add_tpu, _add_polling)
-    add("copy", "copy the checkout to all workers", _add_tpu, _add_staging)
-    add("install", "create or update the virtual environment on all workers", _add_tpu)
-    add("start", "start the command after -- on all workers", _add_tpu, _add_job)
     add("status", "show the state of the TPU, of the job on all workers, and of the run", _add_tpu)
-    logs = add("logs", "follow a worker's output until its job ends", _add_tpu)
+    logs = add("logs", "print the end of a worker's output", _add_tpu)
     logs.add_argument("--worker", type=int, default=0, help="index of the worker (default: %(default)s)")
     logs.add_argument("--slice", type=int, default=0, help="index of the slice (default: %(default)s)")
-    logs.add_argument("--lines", type=int, default=50, help="lines to start with; 0 for all (default: %(default)s)")
-    logs.add_argument("--model_dir", help="read the copy of the log in this directory of a run instead, gs://…")
-    stop = add("stop", "ask the job to save a checkpoint and exit, and keep the TPU", _add_tpu)
-    stop.add_argument("--grace", type=int, default=300, help="seconds until the job is killed (default: %(default)s)")
+    logs.add_argument("--lines", type=int, default=50, help="lines to print; 0 for all (default: %(default)s)")
+    logs.add_argument("--model_dir", help="directory of the run, gs://…, if the TPU does not exist any more")
+    add("stop", "ask the job to save a checkpoint and exit, and keep the TPU", _add_tpu)
     add("delete", "delete a TPU, its VMs and their disks", _add_tpu)
     fetch = add("fetch", "copy a run out of its bucket")
     fetch.add_argument("source", metavar="gs://BUCKET/RUN", help="directory of the run")
@@ -74,52 +65,39 @@ def _add_tpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the TPU")
     parser.add_argument("--zone", help="zone of the TPU, such as us-west4-a")
     parser.add_argument("--project", help="project of the TPU (default: the project that gcloud is configured with)")
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4 or v5p:4x4x8")
+    parser.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16 or v5p-256")
     parser.add_argument(
         "--num_slices",
         type=int,
         default=1,
         help="number of slices, connected by the data-center network (default: %(default)s)",
     )
-    parser.add_argument(
-        "--backend",
-        choices=(QUEUED, GROUPS),
-        help="create VMs as a queued resource, or as instance groups of Compute Engine (default: that of the "
-        "generation if a TPU is created, otherwise queued)",
-    )
-    parser.add_argument(
-        "--tunnel_through_iap", action="store_true", help="connect to VMs without external IP addresses"
-    )
-
-
-def _add_request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--topology", help="the slice as in `t5x_like plan`, such as v5e:4x4 or v5p:4x4x8")
-    parser.add_argument("--type", help="alternatively the slice as in the TPU API, such as v5litepod-16 or v5p-256")
     parser.add_argument("--spot", action="store_true", help="use cheap capacity that can be preempted at any time")
-    parser.add_argument("--reserved", action="store_true", help="use any reservation of the project (queued)")
+    parser.add_argument("--reserved", action="store_true", help="use any reservation of the project")
     parser.add_argument("--reservation", metavar="RESERVATION", help="use the reservation with this name")
     parser.add_argument(
         "--flex_start", action="store_true", help="wait for capacity that is granted for --max_run_duration"
     )
-    parser.add_argument("--max_run_duration", help="with --flex_start: time until the VMs are deleted, such as 2d")
     parser.add_argument(
-        "--runtime_version", help="software version (queued) or image family (groups) (default: that of the generation)"
+        "--max_run_duration",
+        help="time after which the TPU is deleted, such as 2d: with --flex_start by the cloud, otherwise by its first "
+        "worker",
     )
+    parser.add_argument("--runtime_version", help="software version (default: that of the generation)")
     parser.add_argument("--network", help="network of the VMs (default: the project's default network)")
     parser.add_argument("--subnetwork", help="subnetwork of the VMs (default: that of the network)")
     parser.add_argument(
         "--internal_ips", action="store_true", help="no external IP addresses; Cloud NAT is needed to install"
     )
     parser.add_argument("--service_account", help="service account of the VMs; needs write access to the bucket")
-    parser.add_argument(
-        "--valid_until", help="remove a request that is still queued after this time, such as 6h (queued)"
-    )
+    parser.add_argument("--valid_until", help="remove a request that is still queued after this time, such as 6h")
     parser.add_argument(
         "--unlisted_zone", action="store_true", help="accept a zone that is not known to have the generation"
     )
-
-
-def _add_staging(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--staging", help="directory in a bucket to copy through; faster from 16 workers on")
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -127,36 +105,32 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "--max_restarts",
         type=int,
         default=protocol.MAX_RESTARTS,
-        help="maximum number of restarts after crashes (default: %(default)s)",
+        help="maximum number of restarts after crashes without a new checkpoint (default: %(default)s)",
     )
     parser.add_argument("--local_model_dir", action="store_true", help="MODEL_DIR is on a mounted file store")
+    parser.add_argument(
+        "--staging", help="directory in a bucket for code and logs, below NAME (default: MODEL_DIR/launch)"
+    )
+    parser.add_argument(
+        "--repack", action="store_true", help="replace the stored code of a job that has not ended by this checkout"
+    )
     jobs.add_environment(parser)
 
 
-def _add_polling(parser: argparse.ArgumentParser) -> None:
+def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--poll_seconds", type=float, default=30.0, help="seconds between two polls (default: %(default)g)"
     )
-
-
-def _add_retries(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--max_retries",
-        type=int,
-        default=5,
-        help="maximum number of retries after transient failures: outages, lack of capacity, preemptions "
-        "(default: %(default)s)",
-    )
-
-
-def _add_watch(parser: argparse.ArgumentParser) -> None:
-    _add_polling(parser)
     parser.add_argument(
         "--max_recreations",
         type=int,
         default=100,
-        help="maximum number of recreations after preemptions, of retries to create the TPU, and of restarts "
-        "on all workers after the loss of one (default: %(default)s)",
+        help="maximum number of recreations of the TPU, and of retries to create it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--alert",
+        help="command, or https://… of a webhook, that gets a message when the TPU is recreated, the login has "
+        "expired, or the job has ended",
     )
     parser.add_argument(
         "--delete_when_done", action="store_true", help="delete the TPU when the command has ended, also if it failed"
@@ -179,56 +153,30 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     slices.check_name("TPU name", options.name, MAX_NAME_LENGTH)
     slices.check_project(options.project)
     slices.check_minimums(options, MINIMUMS)
-    if getattr(options, "slice", 0) >= options.num_slices:
-        raise slices.LaunchError(
-            f"--slice={options.slice}: slices count from 0, and --num_slices is {options.num_slices}. "
-            "Give --num_slices, the number of slices of the TPU."
-        )
     if not 0 < getattr(options, "poll_seconds", 1) < math.inf:
         raise slices.LaunchError(
             f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give a number of seconds, such as 30."
         )
-    if options.action in ("train", "start"):
-        jobs.check_command(command, options.local_model_dir)
-        jobs.check_slices(command, options.num_slices)
-        jobs.environment(options.env)
-    elif command:
-        raise slices.LaunchError(f"{options.action} does not run a command. Remove -- {command[0]}")
-    if getattr(options, "staging", None):
-        jobs.check_bucket("--staging", options.staging)
-    if getattr(options, "model_dir", None):
-        jobs.check_bucket("--model_dir", options.model_dir)
-    if options.action not in ("train", "create"):
+    for name in ("staging", "model_dir"):
+        if value := getattr(options, name, None):
+            jobs.check_bucket(f"--{name}", value)
+    if options.action != "train":
+        if command:
+            raise slices.LaunchError(f"{options.action} does not run a command. Remove -- {command[0]}")
         slices.check_zone(options.zone)
-        _check_backend(options)
         return None
+    jobs.check_command(command, options.local_model_dir)
+    jobs.check_slices(command, options.num_slices)
+    jobs.environment(options.env)
     shape = slices.parse_slice(options.type, options.topology)
+    if shape.generation.runtime_version is None:
+        raise slices.LaunchError(
+            f"--topology={shape.generation.name}:{shape.topology}: the Cloud TPU API does not have "
+            f"{shape.generation.name}. Use launch/gke.py (docs/gke.md)."
+        )
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
-    _check_backend(options, shape.generation)
     _check_capacity(options)
     return Request(shape, **{name: getattr(options, name) for name in REQUEST_OPTIONS})
-
-
-def _check_backend(options: argparse.Namespace, generation: Generation | None = None) -> None:
-    """Checks `--backend` and sets it to the default of the generation if it is not given."""
-    options.backend = options.backend or (generation.backends[0] if generation else QUEUED)
-    if generation and options.backend not in generation.backends:
-        reason = {
-            QUEUED: "queued resources belong to the Cloud TPU API, which Google no longer develops and which does not "
-            f"have {generation.name}",
-            GROUPS: f"Compute Engine does not have {generation.name}",
-        }
-        raise slices.LaunchError(
-            f"--backend={options.backend}: {reason[options.backend]}. Give --backend={generation.backends[0]}."
-        )
-    if options.backend == GROUPS and not options.project:
-        raise slices.LaunchError(
-            "--project is missing: instance groups refer to their template by project. Add --project=my-project."
-        )
-    for name in ("reserved", "valid_until"):
-        if options.backend == GROUPS and getattr(options, name, None):
-            hint = "Give the reservation's name: --reservation=NAME." if name == "reserved" else "Remove it."
-            raise slices.LaunchError(f"--{name} requires --backend={QUEUED}. {hint}")
 
 
 def _check_capacity(options: argparse.Namespace) -> None:
@@ -236,11 +184,8 @@ def _check_capacity(options: argparse.Namespace) -> None:
     given = [f"--{name}" for name in CAPACITIES if getattr(options, name)]
     if len(given) > 1:
         raise slices.LaunchError(f"{' and '.join(given)} exclude each other. Give one of them.")
-    if options.flex_start != bool(options.max_run_duration):
-        raise slices.LaunchError(
-            "--flex_start and --max_run_duration require each other. Give for example --flex_start "
-            "--max_run_duration=2d, or neither."
-        )
+    if options.flex_start and not options.max_run_duration:
+        raise slices.LaunchError("--flex_start without --max_run_duration. Add for example --max_run_duration=2d.")
     if options.service_account and "@" not in options.service_account:
         raise slices.LaunchError(
             f"--service_account={options.service_account}: not the address of a service account. Give for example "
@@ -250,3 +195,8 @@ def _check_capacity(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value and not re.fullmatch(DURATION, value):
             raise slices.LaunchError(f"--{name}={value}: not a duration. Write for example 6h, 30m or 1d12h.")
+
+
+def seconds(duration: str | None) -> int:
+    """Returns the seconds of a duration such as 1d12h, or 0 for None."""
+    return sum(int(number) * SECONDS[unit] for number, unit in re.findall(r"(\d+)([wdhms])", duration or ""))

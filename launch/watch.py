@@ -1,213 +1,257 @@
-"""Runs a job on a TPU until it ends on all workers, whatever happens to the TPU meanwhile.
+"""Brings a job on a TPU to its end: requests the TPU, watches, and requests it again if it is gone.
 
-A job that one worker loses, for example because its VM was restarted, is restarted on all workers together, and a TPU
-that is preempted is recreated.
+The workers run the job by themselves from each boot on (launch/worker.py). The watcher only reads: the state of the
+request, how the job has ended on each worker, and the heartbeat of the run. It can be interrupted and repeated at any
+time. It leaves alone what the platform or the workers recover: repairs, a lost slice of several, lost processes.
 
 Requires Python 3.10 and only its standard library.
 """
 
 import argparse
-import dataclasses
-import subprocess
+import shlex
 import time
+from collections.abc import Callable
+from typing import Any
 
+import alert
+import gcloud
 import jobs
-import lifecycle
-import workers
-from cloud import Backend, Request, State, TpuState
-from protocol import LOG_DIRECTORY
+import run_report
+from gcloud import LoginExpired, TransientFailure
+from job import Job, new_id
+from protocol import PREEMPTED, SUCCESS, USER_ERROR
+from queued import STARTUP_SCRIPT, QueuedResource, Request, State, TpuState
 from shell import CommandFailed
-from slices import LaunchError
-from verdict import JobState, Verdict, judge
 
-# Maximum number of consecutive checks in which workers do not answer, or in which it may turn out that a TPU whose job
-# was asked to stop is being preempted or restarted.
-MAX_CHECKS = 10
-TOLERATED_SILENCE = 2  # checks in which some worker does not answer before the output is no longer shown
-FOLLOWER_SECONDS = 10  # to show the last output of a job that has ended
-ENDING_SECONDS = 900  # for workers that have not finished when others have, before they are stopped
-ORPHAN_GRACE_SECONDS = 30  # for workers that still run their part of a job that is lost on another worker
-
-
-def train(tpu: Backend, request: Request, command: list[str], options: argparse.Namespace) -> int:
-    """Runs a command until it ends on all workers or fails on one, and then says or ends what the TPU costs.
-
-    Args:
-      tpu: The TPU, which need not exist.
-      request: How to create it.
-      command: The command that each worker runs.
-      options: The parsed command line of `tpu.py train`.
-
-    Returns:
-      The exit code of the command.
-
-    Raises:
-      CommandFailed: A step failed permanently, or a limit of retries or recreations was reached.
-      LaunchError: The code cannot be packed.
-    """
-    try:
-        verdict = Watch(tpu, request, command, options).run()
-    except (CommandFailed, LaunchError):
-        lifecycle.log_remaining(tpu, options)
-        raise
-    if run := jobs.model_dir(command):
-        tpu.shell.log(f"the output of all workers is in {run}/{LOG_DIRECTORY}")
-    return finish(tpu, verdict, options)
+MAX_DELAY_SECONDS = 300.0  # between two attempts to create or delete a TPU, and to call gcloud
+# A slice that the platform has not recovered after this time is not waited for any longer.
+REPAIR_SECONDS = 2 * 3600.0
+# Without a heartbeat for this long on a TPU that is ready, its VMs are broken. It is longer than an installation, a
+# compilation, and the hour after which the processes of a run end a hang.
+SILENT_SECONDS = 2 * 3600.0
+ENDING_SECONDS = 900.0  # for workers that have not ended when others have
+REPORT_SECONDS = 600.0  # between two lines on the progress of the run
 
 
 class Watch:
-    """Brings a job to its end.
-
-    Each check inspects the TPU and the job and performs the next step, so a second call of `tpu.py train` continues
-    where an interrupted one stopped.
+    """Watches a job.
 
     Args:
       tpu: The TPU, which need not exist.
       request: How to create it.
-      command: The command that each worker runs.
+      job: The directory of the job.
+      contents: The contents of its job.json.
       options: The parsed command line of `tpu.py train`.
     """
 
-    def __init__(self, tpu: Backend, request: Request, command: list[str], options: argparse.Namespace):
-        self.tpu, self.request, self.command, self.options = tpu, request, command, options
-        self.started = False  # by this call, or running when it began
-        self.stopped_stragglers = False  # workers that did not end with the others
-        # Counts recreations of the TPU, and restarts on all workers.
-        self._recover = lifecycle.RetryLimit(tpu, options.max_recreations, "recreations")
-        self.kind, self.checks, self.since = JobState.IDLE, 0, time.monotonic()  # of the last verdicts of the same kind
+    def __init__(self, tpu: QueuedResource, request: Request, job: Job, contents: dict, options: argparse.Namespace):
+        self.tpu, self.request, self.job, self.contents, self.options = tpu, request, job, contents, options
+        self.recreations, self.delay = 0, options.poll_seconds
+        self.has_answered = False  # gcloud: its errors are then no longer errors of the options
+        self.exists = False
+        self.workers = 0  # when it was ready last
+        self.heartbeat = self.logged = None
+        self.since = dict.fromkeys(("state", "heartbeat", "ending", "report"), time.monotonic())
 
-    def run(self) -> Verdict:
-        """Returns how the job ended."""
+    def run(self) -> int:
+        """Watches until the job has ended on all workers or failed on one, and returns its exit code.
+
+        Raises:
+          CommandFailed: A request is refused permanently, or the limit of recreations is reached.
+        """
         while True:
-            state = self._ready()
-            if state is None:
-                continue
-            verdict = self._check(state)
-            if verdict.kind == JobState.SILENT:
-                self._wait_for_answers(verdict)
-            elif verdict.kind == JobState.RUNNING:
-                self._log("the job is running; its output follows (Ctrl-C does not stop the job)")
-                self._follow(state)
-            elif verdict.kind == JobState.ENDING:
-                self._wait_for_end(verdict)
-            elif verdict.kind == JobState.STOPPED and self.stopped_stragglers:
-                return dataclasses.replace(
-                    verdict, kind=JobState.ENDED, detail="some workers did not end and were stopped"
-                )
-            elif verdict.kind == JobState.STOPPED and self.started and self.checks <= MAX_CHECKS:
-                self._pause(verdict)
-            elif self.started and (
-                verdict.kind == JobState.ENDED or (verdict.kind == JobState.STOPPED and not verdict.running)
-            ):
-                if verdict.running:
-                    self._log("the job failed on some workers; stopping it on the others")
-                    self._stop()
-                return verdict
+            state = self._retry(self.tpu.state)
+            self._log_state(state)
+            self.exists = self.exists or state.kind != TpuState.ABSENT
+            if state.kind == TpuState.READY:
+                self.workers, self.delay = state.workers, self.options.poll_seconds
+            if self.workers and (code := self._check(state)) is not None:
+                return code
+            if state.kind == TpuState.ABSENT and not self.exists:
+                self._create()
+            elif reason := self._reason_to_recreate(state):
+                if self.is_stop_requested():
+                    self._log(f"{reason}; not created again, because a stop was requested")
+                    return PREEMPTED
+                self._recreate(reason)
+            time.sleep(self.options.poll_seconds)
+
+    def _check(self, state: State) -> int | None:
+        """Returns the exit code of the job if it has ended, and otherwise reports the progress of the run."""
+        ends = self._retry(lambda: self.job.ends(self.contents["id"]))
+        failed = [end for end in ends if end["exit_code"] not in (SUCCESS, PREEMPTED)]
+        if failed:
+            codes = [end["exit_code"] for end in failed]
+            names = ", ".join(f"exit code {end['exit_code']} on worker {end['worker']}" for end in failed)
+            self._alert(f"the job failed: {names}. `tpu.py logs` shows the output")
+            return USER_ERROR if USER_ERROR in codes else codes[0]
+        if not ends:
+            self.since["ending"] = time.monotonic()
+        late = state.kind == TpuState.READY and time.monotonic() - self.since["ending"] > ENDING_SECONDS
+        if ends and (late or len(ends) >= self.workers):
+            stopped = any(end["exit_code"] == PREEMPTED for end in ends)
+            missing = f"; {self.workers - len(ends)} workers did not end in time" if len(ends) < self.workers else ""
+            cause = "was stopped, on request or after --max_run_duration" if stopped else "is done"
+            self._alert(f"the job {cause}{missing}")
+            return PREEMPTED if stopped else SUCCESS
+        if state.kind == TpuState.READY:
+            self._report()
+        return None
+
+    def _report(self) -> None:
+        """Notes the heartbeat of the run, and logs its progress from time to time."""
+        if not self.contents["run"]:
+            return
+        heartbeat = run_report.heartbeat(self.tpu.shell, self.contents["run"])
+        if heartbeat is not None and heartbeat != self.heartbeat:
+            self.heartbeat, self.since["heartbeat"] = heartbeat, time.monotonic()
+        if time.monotonic() - self.since["report"] > REPORT_SECONDS:
+            self.since["report"] = time.monotonic()
+            self._log(run_report.report(self.tpu.shell, self.contents["run"]))
+
+    def _reason_to_recreate(self, state: State) -> str | None:
+        """Returns why the TPU must be deleted and created again, or None.
+
+        Raises:
+          CommandFailed: The request is refused permanently, or was deleted while it was queued.
+        """
+        if state.kind == TpuState.ABSENT and not self.workers:
+            raise CommandFailed(f"{self.tpu.name} not found: it was deleted while it was being created")
+        if state.kind == TpuState.FAILED:
+            error = gcloud.failure(f"{self.tpu.name} was refused", self._retry(self.tpu.failure_reason))
+            if self.request.valid_until or not isinstance(error, TransientFailure):
+                raise error
+            return str(error)
+        if state.kind in (TpuState.ABSENT, TpuState.LOST) or (state.is_gone and self.request.spot):
+            return state.detail
+        now = time.monotonic()
+        if state.kind == TpuState.PENDING:
+            self.since["heartbeat"] = now
+            waited = now - self.since["state"]
+            return f"{state.detail} for {waited:.0f} s" if self.workers and waited > REPAIR_SECONDS else None
+        silent = now - self.since["heartbeat"]
+        if self.contents["run"] and silent > SILENT_SECONDS:
+            return f"no heartbeat of the run for {silent:.0f} s"
+        return None
+
+    def _recreate(self, reason: str) -> None:
+        self._count(reason)
+        self.delete()
+        # A new job for the workers: how an earlier one ended does not count. Its code stays the same.
+        self.contents = {**self.contents, "id": new_id()}
+        self._retry(lambda: self.job.write(self.contents))
+        self._create()
+
+    def _count(self, reason: str) -> None:
+        """Counts an attempt to create the TPU again, and waits before it, longer after each failure."""
+        reason = reason.rstrip(".")
+        if self.recreations == self.options.max_recreations:
+            raise CommandFailed(
+                f"{self.tpu.name}: {reason}. Stopped after {self.recreations} recreations (--max_recreations). Raise "
+                "the limit, or choose another zone."
+            )
+        self.recreations += 1
+        count = f"{self.recreations} of {self.options.max_recreations}"
+        self._alert(f"{reason}; creating it again in {self.delay:g} s ({count})")
+        time.sleep(self.delay)
+        self.delay = longer(self.delay)
+
+    def _create(self) -> None:
+        """Requests the TPU, and retries after an outage."""
+        count = f"{self.tpu.num_slices} slices of " if self.tpu.num_slices > 1 else ""
+        self._log(f"requesting {count}{self.request.slice}")
+        self.workers, self.exists = 0, True
+        while True:
+            try:
+                self.tpu.create(self.request, str(jobs.ROOT / STARTUP_SCRIPT), self.job.directory)
+            except TransientFailure as error:  # the cloud may have accepted the request nevertheless
+                if self._retry(self.tpu.state).kind == TpuState.ABSENT:
+                    self._count(str(error))
+                    continue
+            self.since = dict.fromkeys(self.since, time.monotonic())
+            return
+
+    def is_stop_requested(self) -> bool:
+        """Returns whether `tpu.py stop` or `tpu.py delete` was called for the job."""
+        return bool((self._retry(self.job.read) or {}).get("stop"))
+
+    def delete(self) -> None:
+        """Deletes the TPU and waits until it is absent, because only then can its name be reused."""
+        delay = self.options.poll_seconds
+        while (state := self._retry(self.tpu.state)).kind != TpuState.ABSENT:
+            if not state.detail.endswith("DELETING"):
+                self._retry(self.tpu.delete)
+            time.sleep(delay)
+            delay = longer(delay)
+
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        """Retries a call of gcloud. After the first answer, no error ends the watch, because the job continues."""
+        delay = self.options.poll_seconds
+        while True:
+            try:
+                result = call()
+            except CommandFailed as error:
+                needs_login = isinstance(error, LoginExpired)
+                if not self.has_answered and (needs_login or not isinstance(error, TransientFailure)):
+                    raise
+                text = str(error).rstrip(".")
+                report = self._alert if needs_login and delay == self.options.poll_seconds else self._log
+                report(f"{text}. The job does not depend on this command, which retries in {delay:g} s")
+                time.sleep(delay)
+                delay = longer(delay)
             else:
-                self._start(verdict, state)
+                self.has_answered = True
+                return result
+
+    def _log_state(self, state: State) -> None:
+        if state.detail != self.logged:
+            self._log(state.detail)
+            self.logged, self.since["state"] = state.detail, time.monotonic()
 
     def _log(self, text: str) -> None:
         self.tpu.shell.log(f"{self.tpu.name}: {text}")
 
-    def _pause(self, verdict: Verdict) -> None:
-        self._log(verdict.detail)
-        time.sleep(self.options.poll_seconds)
-
-    def _stop(self) -> None:
-        workers.stop(self.tpu, ORPHAN_GRACE_SECONDS, check=False)
-
-    def _ready(self) -> State | None:
-        """Waits until the TPU is ready and creates it if it is absent. Deletes it and returns None if it is lost."""
-        state = lifecycle.wait(self.tpu, self.options.poll_seconds)
-        if state.kind == TpuState.ABSENT:
-            state = lifecycle.create(self.tpu, self.request, self.options.poll_seconds, self._recover)
-        if state.kind in (TpuState.LOST, TpuState.FAILED):
-            self._recover(state.detail, "recreating it")
-            lifecycle.delete(self.tpu, self.options.poll_seconds)
-            return None
-        return state
-
-    def _check(self, state: State) -> Verdict:
-        verdict = judge(workers.jobs(self.tpu), state.workers)
-        if verdict.kind != self.kind:
-            self.kind, self.checks, self.since = verdict.kind, 0, time.monotonic()
-        self.checks += 1
-        self.started = self.started or verdict.kind in (JobState.RUNNING, JobState.ENDING)
-        return verdict
-
-    def _wait_for_answers(self, verdict: Verdict) -> None:
-        """Waits for workers that do not answer, and finally deletes the TPU so that it is recreated."""
-        if self.checks <= MAX_CHECKS:
-            self._pause(verdict)
-        elif not verdict.answered:  # the fault may be on this side, such as a missing key
-            raise CommandFailed(f"{self.tpu.name} is ready, but its workers do not answer ssh")
-        else:
-            self._recover(verdict.detail, "recreating it")
-            lifecycle.delete(self.tpu, self.options.poll_seconds)
-
-    def _wait_for_end(self, verdict: Verdict) -> None:
-        """Waits for workers that have not finished, and finally stops them."""
-        if time.monotonic() - self.since > ENDING_SECONDS:
-            self.stopped_stragglers = True
-            self._stop()
-        self._pause(verdict)
-
-    def _start(self, verdict: Verdict, state: State) -> None:
-        """Starts the job on all workers. It may be absent, finished by an earlier call, or lost on some of them."""
-        if self.started and verdict.kind in (JobState.BROKEN, JobState.STOPPED):
-            self._recover(verdict.detail, "restarting the job on all workers")
-        try:
-            if verdict.kind != JobState.IDLE:
-                self._stop()
-            lifecycle.set_up(self.tpu, self.command, self.options)
-        except CommandFailed:
-            if lifecycle.poll(self.tpu, self.options.poll_seconds).kind == TpuState.READY:
-                raise
-            return  # preempted meanwhile
-        self.started = True
-        self._follow(state)
-
-    def _follow(self, state: State) -> None:
-        """Shows the first worker's output until it ends, or until the job is not running on some worker."""
-        silent, ended = 0, False
-        with workers.following(self.tpu) as follower:
-            while True:
-                try:
-                    follower.wait(FOLLOWER_SECONDS if ended else self.options.poll_seconds)
-                    return
-                except subprocess.TimeoutExpired:
-                    if ended:
-                        return
-                    kind = judge(workers.jobs(self.tpu), state.workers).kind
-                    silent = silent + 1 if kind == JobState.SILENT else 0
-                    ended = kind not in (JobState.RUNNING, JobState.SILENT) or silent > TOLERATED_SILENCE
+    def _alert(self, text: str) -> None:
+        self._log(text)
+        alert.send(self.options.alert, f"{self.tpu.name}: {text}")
 
 
-def finish(tpu: Backend, verdict: Verdict, options: argparse.Namespace) -> int:
-    """Logs how a job ended, deletes the TPU if requested, and returns the exit code of the job."""
-    tpu.shell.log(f"{tpu.name}: {verdict.detail}")
-    if options.delete_when_done and verdict.kind == JobState.ENDED:  # `tpu.py stop` keeps the TPU
-        lifecycle.delete(tpu, options.poll_seconds)
+def longer(delay: float) -> float:
+    """Returns the delay after the next failure."""
+    return min(2 * delay, max(MAX_DELAY_SECONDS, delay))
+
+
+def finish(watch: Watch, code: int) -> int:
+    """Says what the TPU costs after the end of its job, or deletes it if requested. Returns the exit code."""
+    tpu, options = watch.tpu, watch.options
+    tpu.shell.log(f"the output of all workers is in {watch.job.directory}/logs")
+    is_over_time = code == PREEMPTED and not watch.is_stop_requested()  # `tpu.py stop` keeps the TPU
+    if is_over_time or (options.delete_when_done and code != PREEMPTED):
+        watch.delete()
         tpu.shell.log(f"{tpu.name} is deleted and incurs no more costs")
     else:
-        tpu.shell.log(f"{tpu.name} still exists and incurs costs. `{lifecycle.delete_command(options)}` deletes it")
-    return verdict.exit_code
+        tpu.shell.log(f"{tpu.name} still exists and incurs costs. `{delete_command(options)}` deletes it")
+    return code
 
 
-def train_dry_run(tpu: Backend, request: Request, command: list[str], options: argparse.Namespace) -> int:
-    """Prints the commands that `train` runs if the TPU does not exist yet and is preempted once."""
-    for suffix in ("", " of the recreated TPU"):
-        if suffix:
-            tpu.shell.log("after a preemption (the following commands run only in this case)")
-            tpu.delete()
-        recover = lifecycle.RetryLimit(tpu, options.max_recreations, "recreations")
-        lifecycle.create(tpu, request, options.poll_seconds, recover)
-        lifecycle.set_up(tpu, command, options)
-        tpu.shell.log(f"showing the output of the first worker{suffix}")
-        with workers.following(tpu):
-            tpu.shell.log(f"checking all workers every {options.poll_seconds:g} s")
-            workers.jobs(tpu)
-    tpu.shell.log("the job is done")
-    if options.delete_when_done:
-        tpu.delete()
-    return 0
+def log_remaining(tpu: QueuedResource, options: argparse.Namespace) -> None:
+    """Logs after a failure whether a TPU exists, and the command that deletes it."""
+    try:
+        absent = tpu.state().kind == TpuState.ABSENT
+    except CommandFailed as error:
+        tpu.shell.log(f"{tpu.name} may exist and incur costs ({error}). `{delete_command(options)}` deletes it")
+        return
+    if absent:
+        tpu.shell.log(f"nothing remains of {tpu.name}, so it incurs no costs")
+    else:
+        tpu.shell.log(f"what remains: {tpu.name}. VMs incur costs until `{delete_command(options)}` deletes them")
+
+
+def delete_command(options: argparse.Namespace) -> str:
+    """Returns the command that deletes a TPU.
+
+    Args:
+      options: The parsed command line of `tpu.py`.
+    """
+    project = [f"--project={options.project}"] if options.project else []
+    return shlex.join(["launch/tpu.py", "delete", options.name, f"--zone={options.zone}", *project])

@@ -84,6 +84,6 @@ def test_unknown_options_and_programs_exit_with_usage_error(capsys, arguments):
 
 def test_invalid_command_requests_no_tpu(environment, monkeypatch, capsys):
     environment(2)
-    monkeypatch.setattr(tpu, "BACKENDS", {})
+    monkeypatch.setattr(tpu, "train", None)
     assert tpu.main(["train", "first", "--topology=v5e:4x4", "--zone=us-west4-a", "--", *COMMAND]) == 2
     assert "no such gin file" in capsys.readouterr().err

@@ -42,6 +42,8 @@ def test_push_and_run(tmp_path):
     words = dry_run("run", IMAGE, "--extra=cuda", "--", "t5x_like", "train", "--gin.NAME=two words", cwd=tmp_path)
     assert words[-3:] == ["t5x_like", "train", "--gin.NAME=two words"]
     assert f"{tmp_path}/runs:/work/runs" in words and "--gpus" in words
+    assert words[words.index("--env") + 1] == "JAX_PLATFORMS=cuda,cpu"
+    assert "--env" not in dry_run("run", IMAGE, "--extra=cpu", "--", "t5x_like", "train", cwd=tmp_path)
 
 
 def test_docker_is_called_and_its_exit_code_returned(tmp_path):

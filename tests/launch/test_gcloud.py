@@ -43,8 +43,6 @@ def test_failures_that_may_pass_are_transient(output):
             "Permission denied on 'locations/us-x9-a' (or it may not exist): PERMISSION_DENIED",
             "Check --project and --zone",
         ),
-        ("UNAUTHENTICATED: Request had invalid authentication credentials", "Run `gcloud auth login`"),
-        ("('invalid_grant: Bad Request', {'error': 'invalid_grant'})", "Run `gcloud auth login`"),
         ("The required property [project] is not currently set.", "Add --project"),
         ("Failed to find attribute [project]. The attribute can be set in the following ways", "Add --project"),
         ("INVALID_ARGUMENT: accelerator type v5litepod-16 is not supported", "Correct the option"),
@@ -62,3 +60,18 @@ def test_permanent_failures_say_what_to_do(output, advice):
     error = gcloud.failure("gcloud did not create first", output)
     assert not isinstance(error, gcloud.TransientFailure)
     assert str(error).startswith(f"gcloud did not create first: {output}") and advice in str(error)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "UNAUTHENTICATED: Request had invalid authentication credentials",
+        "('invalid_grant: Bad Request', {'error': 'invalid_grant'})",
+        "ERROR: You do not currently have an active account selected.",
+        "There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt",
+    ],
+)
+def test_expired_login_is_transient_and_says_what_to_do(output):
+    error = gcloud.failure("gcloud cannot describe first", output)
+    assert isinstance(error, gcloud.LoginExpired) and isinstance(error, gcloud.TransientFailure)
+    assert "Run `gcloud auth login` in another terminal" in str(error)

@@ -75,34 +75,13 @@ def test_actions_call_kubectl_in_the_namespace(programs):
     assert "kubectl not found" in gke("status", "first", code=1).stderr
 
 
-def test_create_nodes_creates_missing_node_pools(programs):
-    words = ("create_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2", "--spot")
-    calls = programs(*words, FAIL="describe first-1")  # the first pool exists
-    assert "node pool first-0 exists and is not changed" in programs.stderr
-    place = "--cluster=my-cluster --location=us-west4"
-    assert [call.split(" --")[0] for call in calls] == [
-        "gcloud container node-pools describe first-0",
-        "gcloud container node-pools describe first-1",
-        "gcloud container node-pools create first-1",
-    ]
-    assert calls[-1] == (
-        f"gcloud container node-pools create first-1 {place} --node-locations=us-west4-a "
-        "--machine-type=ct5lp-hightpu-4t --num-nodes=4 --placement-type=COMPACT --tpu-topology=4x4 --spot "
-        "--enable-gvnic --scopes=https://www.googleapis.com/auth/cloud-platform"
-    )
-
-
-def test_create_nodes_stops_after_an_error(programs):
-    calls = programs("create_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2", code=3, FAIL="first-0")
-    assert [call.split(" --")[0].split()[-2:] for call in calls] == [["describe", "first-0"], ["create", "first-0"]]
-
-
-def test_delete_nodes_deletes_the_others_after_an_error(programs):
-    words = ("delete_nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2")
-    calls = programs(*words, code=3, FAIL="first-1")
-    assert calls == [
-        f"gcloud container node-pools delete first-{index} --cluster=my-cluster --location=us-west4 --quiet"
-        for index in (1, 0)
+def test_nodes_prints_commands_and_calls_nothing(programs):
+    words = ("nodes", "first", *PLACE, "--topology=v5e:4x4", "--num_slices=2", "--spot")
+    assert programs(*words) == []
+    created = gke(*words).stdout.splitlines()
+    deleted = gke(*words, "--delete").stdout.splitlines()
+    assert [line.split(" --")[0] for line in [*created, *deleted]] == [
+        f"gcloud container node-pools {verb} first-{index}" for verb in ("create", "delete") for index in (0, 1)
     ]
 
 
@@ -125,7 +104,7 @@ def test_dry_run_prints_command_with_manifest():
         (["apply", "first", IMAGE, "--type=v4-512", "--topology=16x4x4", *COMMAND], "Write --topology=v4:4x4x16"),
         (
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--grace=-3", *COMMAND],
-            "--grace=-3: below the minimum. Give at least 0",
+            "--grace=-3: below the minimum. Give at least 1",
         ),
         (
             ["apply", "first", IMAGE, "--topology=v5e:4x4", "--max_restarts=-1", *COMMAND],
@@ -164,7 +143,7 @@ def test_dry_run_prints_command_with_manifest():
         ),
         (
             ["print", "first", IMAGE, "--topology=v5e:4x4", "--reservation=projects/p/reservations/r", *COMMAND],
-            "Give the name only",
+            "--reservation=projects/p/reservations/r is not a name. Give the name, if needed with a block",
         ),
         (
             ["print", "first", IMAGE, "--topology=v5e:4x4", "--reservation_project=other", *COMMAND],
@@ -175,14 +154,24 @@ def test_dry_run_prints_command_with_manifest():
             "has no effect with --host_network",
         ),
         (["print", "first", IMAGE, "--topology=v5e:4x4", "--service_account=A", *COMMAND], "--service_account 'A'"),
-        (["create_nodes", "first", "--zone=us-west4-a", "--topology=v5e:4x4"], "--cluster is missing"),
-        (["create_nodes", "first", "--cluster=c", "--topology=v5e:4x4"], "--zone is missing"),
-        (["create_nodes", "first", "--cluster=c", "--zone=us-west4-c", "--topology=v5e:4x4"], "did you mean us-west4-"),
+        (["nodes", "first", "--zone=us-west4-a", "--topology=v5e:4x4"], "--cluster is missing"),
+        (["nodes", "first", "--cluster=c", "--topology=v5e:4x4"], "--zone is missing"),
+        (["nodes", "first", "--cluster=c", "--zone=us-west4-c", "--topology=v5e:4x4"], "did you mean us-west4-"),
         (
-            ["create_nodes", "first", *PLACE, "--location=us-east5", "--topology=v5e:4x4"],
+            ["nodes", "first", *PLACE, "--location=us-east5", "--topology=v5e:4x4"],
             "--location=us-east5: --zone=us-west4-a is not part of it",
         ),
-        (["create_nodes", 40 * "a", *PLACE, "--topology=v5e:4x4"], "node pool"),
+        (["nodes", 40 * "a", *PLACE, "--topology=v5e:4x4"], "node pool"),
+        (["nodes", "first", *PLACE, "--gpus=nvidia-l4:1"], "nodes prints commands for TPUs. docs/gke.md shows"),
+        (["print", "first", IMAGE, "--gpus=h100", *COMMAND], "--gpus=h100: not an accelerator and a number per node"),
+        (["print", "first", IMAGE, "--gpus=nvidia-l4:1", "--topology=v5e:4x4", *COMMAND], "--gpus and --topology excl"),
+        (["print", "first", IMAGE, "--gpus=nvidia-l4:1", "--num_slices=2", *COMMAND], "Give --nodes, the number of"),
+        (["print", "first", IMAGE, "--topology=v5e:4x4", "--nodes=2", *COMMAND], "--nodes=2 is for --gpus"),
+        (
+            ["print", "first", IMAGE, "--topology=v5e:4x4", "--spot", "--grace=120", *COMMAND],
+            "--grace=120: GKE gives pods on spot nodes 15 s, and at most 105 s from version 1.35.0-gke.1171000 on.",
+        ),
+        (["print", "first", IMAGE, "--topology=v5e:4x4", "--spot", "--flex_start", *COMMAND], "exclude each other"),
     ],
 )
 def test_invalid_arguments_exit_before_a_cloud_is_called(words, message):

@@ -18,7 +18,9 @@ try:
     import gke
     import gke_manifest
     import gke_nodes
+    import protocol
     import slices
+    import supervise
 finally:
     sys.path.pop(0)
 
@@ -28,6 +30,7 @@ CASES = {
     "v5e_2x4_two_slices_spot": ("--topology=v5e:2x4", "--num_slices=2", "--spot"),
     "v6e_2x4_one_vm_queue": ("--topology=v6e:2x4", "--machine_type=ct6e-standard-8t", "--queue=team"),
     "v5p_4x4x8_reservation": ("--topology=v5p:4x4x8", "--reservation=pool", "--reservation_project=other"),
+    "h100_two_nodes": ("--gpus=nvidia-h100-80gb:8", "--nodes=2", "--spot"),
     "tpu7x_4x4x4_service_account": ("--topology=tpu7x:4x4x4", "--service_account=trainer", "--env=A=b"),
 }
 
@@ -156,37 +159,50 @@ XPK = {
     "spec.template.spec.volumes[0].emptyDir.medium": "Memory",
     "spec.template.spec.volumes[0].name": "dshm-2",
 }
-# Why a field differs from xpk's, by the start of its path below `spec`.
-DIFFERENCES = {
-    "podFailurePolicy.rules": "evicted pods restart the run whatever their exit code, and 75 is a saved checkpoint",
-    "template.metadata.labels": "a label of xpk",
-    "template.spec.schedulerName": "Kubernetes' default",
-    "template.spec.imagePullSecrets": "the nodes' service account reads the registry",
-    "template.spec.priorityClassName": "a class that xpk creates in its clusters",
-    "template.spec.hostNetwork": "only with --host_network, because it disables Workload Identity",
-    "template.spec.dnsPolicy": "belongs to hostNetwork",
-    "template.spec.terminationGracePeriodSeconds": "two minutes to save a checkpoint",
-    "template.spec.initContainers": "hugepages and TCP settings, as launch/tpu.py makes them",
-    "template.spec.containers[0].name": "the name of the program",
-    "template.spec.containers[0].image": "the image of the user",
-    "template.spec.containers[0].imagePullPolicy": "a new push to the same tag takes effect",
-    "template.spec.containers[0].command": "the supervisor, without a shell",
-    "template.spec.containers[0].args": "the command, without a shell",
-    "template.spec.containers[0].ports": "as in GKE's documentation",
-    "template.spec.containers[0].volumeMounts": "no processes that share memory",
-    "template.spec.volumes": "no processes that share memory",
+# The options of its node pool for tpu7x, 2x2x2, spot (recipes/Cluster_create_for_multi-host_nodepool.md).
+XPK_POOL = {
+    "--location": "us-central1",
+    "--cluster": "golden-cluster",
+    "--project": "golden-project",
+    "--node-locations": "us-central1-a",
+    "--machine-type": "tpu7x-standard-4t",
+    "--host-maintenance-interval": "AS_NEEDED",
+    "--spot": "",
+    "--placement-policy": "tpu7x-16-2x2x2-placement-policy",
+    "--enable-gvnic": "",
+    "--node-version": "0",
+    "--num-nodes": "2",
+    "--scopes": "storage-full,gke-default,https://www.googleapis.com/auth/cloud-platform",
+    "--max-pods-per-node": "15",
 }
 
 
-def test_fields_equal_those_of_xpk_except_listed_ones():
+def differences() -> list[str]:
+    """Returns the documented differences: starts of paths below `spec`, and options."""
+    section = (ROOT / "docs/launch.md").read_text().partition("## Compared with xpk")[2]
+    return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+def test_options_of_node_pools_equal_those_of_xpk_except_documented_ones():
+    words = [f"--{name}={XPK_POOL[f'--{name}']}" for name in ("cluster", "project", "location")]
+    options = ["--topology=tpu7x:2x2x2", "--zone=us-central1-a", "--unlisted_zone", "--spot", *words]
+    parsed = gke.make_parser().parse_args(["nodes", XPK_POOL["--placement-policy"], *options])
+    pool = gke_nodes.commands(parsed, gke.check(parsed, []))[-1]
+    ours = {name: value for name, _, value in (word.partition("=") for word in pool if word.startswith("--"))}
+    different = {name for name in {**XPK_POOL, **ours} if ours.get(name) != XPK_POOL.get(name)}
+    assert different == {name for name in differences() if name.startswith("--")}
+
+
+def test_fields_equal_those_of_xpk_except_documented_ones():
     made = manifest("--topology=v5p:2x2x1")
     ours = flattened({"spec": job(made)})
     missing = object()
     different = [
         path.removeprefix("spec.") for path in {**XPK, **ours} if ours.get(path, missing) != XPK.get(path, missing)
     ]
-    assert [path for path in different if not path.startswith(tuple(DIFFERENCES))] == []
-    assert [start for start in DIFFERENCES if not any(path.startswith(start) for path in different)] == []
+    documented = tuple(name for name in differences() if not name.startswith("--"))
+    assert [path for path in different if not path.startswith(documented)] == []
+    assert [start for start in documented if not any(path.startswith(start) for path in different)] == []
     assert made["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and made["kind"] == "JobSet"
     assert made["metadata"]["annotations"] == {
         "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
@@ -227,13 +243,44 @@ def test_evicted_pods_restart_the_run_and_failed_ones_do_not():
     assert made["spec"]["failurePolicy"]["maxRestarts"] == 7
 
 
-def test_restarts_outlast_the_recovery_of_a_lost_node():
-    words = dict(word[2:].split("=") for word in container(manifest("--topology=v5e:4x4"))["command"] if "=" in word)
-    distributed = (ROOT / "t5x_like/runtime/distributed.py").read_text()
-    arrival = int(re.search(r"^ARRIVAL_SECONDS = (\d+)", distributed, re.MULTILINE)[1])
-    # A node without a heartbeat is repaired after ten minutes, and its pods are given up after at most an hour.
-    assert int(words["max_restarts"]) * (int(words["delay"]) + arrival) >= 70 * 60
-    assert int(words["max_restarts"]) * int(words["delay"]) >= 10 * 60  # even if each start fails immediately
+def test_exhausted_memory_is_restarted_until_the_supervisor_counts_no_progress():
+    """The kernel kills the supervisor with its command, so the pod has code 137, like one that was evicted late."""
+    made = manifest("--topology=v5e:4x4")
+    assert 137 in job(made)["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+    assert "--run=gs://my-bucket/runs/first" in container(made)["command"]
+    assert supervise.NO_PROGRESS not in gke_manifest.RESTARTED_CODES
+    assert protocol.MAX_STARTS < made["spec"]["failurePolicy"]["maxRestarts"]
+
+
+def test_local_checkpoints_are_in_memory_and_not_on_the_boot_disk():
+    made = manifest("--topology=v5e:4x4")
+    (volume,) = pod(made)["volumes"]
+    assert volume == {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+    assert container(made)["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"), [((), 120), (("--grace=60",), 60), (("--spot",), 15), (("--spot", "--grace=105"), 105)]
+)
+def test_grace_period_is_the_one_that_the_node_has(words, seconds):
+    assert pod(manifest("--topology=v5e:4x4", *words))["terminationGracePeriodSeconds"] == seconds
+
+
+def test_gpu_pods_find_each_other_and_use_the_driver():
+    made = manifest("--gpus=nvidia-h100-80gb:8", "--nodes=4")
+    assert job(made)["parallelism"] == job(made)["completions"] == 4
+    assert "annotations" not in made["metadata"] and "initContainers" not in pod(made)
+    assert pod(made)["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert pod(made)["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert container(made)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    variables = {each["name"]: each for each in container(made)["env"]}
+    assert variables["JAX_PLATFORMS"]["value"] == "cuda,cpu"
+    assert variables["T5X_LIKE_COORDINATOR"]["value"] == "first-slice-0-0.first:8476"
+    assert variables["T5X_LIKE_NUM_PROCESSES"]["value"] == "4"
+    path = variables["T5X_LIKE_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    alone = container(manifest("--gpus=nvidia-l4:1"))
+    assert {each["name"] for each in alone["env"]} == {"JAX_PLATFORMS", "LD_LIBRARY_PATH"}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +296,7 @@ def test_variable_references_are_escaped():
     definitions = ("--env=LIBTPU_INIT_ARGS=--a=true --b", "--env=QUOTED='$(HOSTNAME) $$x: #\"", "--env=EMPTY=")
     made = container(manifest("--topology=v5e:4x4", *definitions, more=("--gin.A=$(B)",)))
     assert made["env"] == [
+        {"name": "JAX_PLATFORMS", "value": "tpu,cpu"},
         {"name": "LIBTPU_INIT_ARGS", "value": "--a=true --b"},
         {"name": "QUOTED", "value": "'$$(HOSTNAME) $$$$x: #\""},
         {"name": "EMPTY", "value": ""},
@@ -256,28 +304,78 @@ def test_variable_references_are_escaped():
     assert made["args"][-1] == "--gin.A=$$(B)"
 
 
-def resources(*words: str) -> list[gke_nodes.Resource]:
-    options = gke.make_parser().parse_args(["create_nodes", "first", "--cluster=c", *words])
-    return gke_nodes.resources(options, gke.check(options, []))
+def commands(*words: str) -> list[list[str]]:
+    options = gke.make_parser().parse_args(["nodes", "first", "--cluster=c", *words])
+    return gke_nodes.commands(options, gke.check(options, []))
 
 
 def test_node_pools_of_tpu7x_use_a_workload_policy():
     words = ("--topology=tpu7x:2x2x2", "--zone=us-central1-c", "--reservation=r1", "--reservation_project=other")
-    policy, pool = resources(*words)
-    assert " ".join(policy.create()) == (
+    policy, pool = commands(*words)
+    assert " ".join(policy) == (
         "gcloud compute resource-policies create workload-policy first --region=us-central1 --type=HIGH_THROUGHPUT "
         "--accelerator-topology=2x2x2"
     )
-    created = pool.create()
-    assert {"--placement-policy=first", "--machine-type=tpu7x-standard-4t", "--num-nodes=2"} <= set(created)
-    assert {"--reservation-affinity=specific", "--reservation=projects/other/reservations/r1"} <= set(created)
-    assert not any(word.startswith(("--tpu-topology", "--placement-type")) for word in created)
-    assert policy.delete()[-1] == "--quiet"
+    assert {"--placement-policy=first", "--machine-type=tpu7x-standard-4t", "--num-nodes=2"} <= set(pool)
+    assert {"--reservation-affinity=specific", "--reservation=projects/other/reservations/r1"} <= set(pool)
+    assert not any(word.startswith(("--tpu-topology", "--placement-type")) for word in pool)
+    pools, policy = commands(*words, "--delete")
+    assert pools[:5] == ["gcloud", "container", "node-pools", "delete", "first-0"] and "--async" not in pools
+    assert policy[:5] == ["gcloud", "compute", "resource-policies", "delete", "first"] and policy[-1] == "--quiet"
 
 
 @pytest.mark.parametrize("topology", ["tpu7x:2x2x1", "v6e:2x4"])
 def test_node_pools_of_one_vm_have_no_placement(topology):
     words = ("--machine_type=ct6e-standard-8t", "--zone=us-east5-a") if topology == "v6e:2x4" else ()
-    (pool,) = resources(f"--topology={topology}", "--zone=us-central1-c", *words)
-    assert "--num-nodes=1" in pool.create()
-    assert not any("topology" in word or "placement" in word for word in pool.create())
+    (pool,) = commands(f"--topology={topology}", "--zone=us-central1-c", *words)
+    assert "--num-nodes=1" in pool
+    assert not any("topology" in word or "placement" in word for word in pool)
+
+
+# What xpk adds for each kind of capacity (core/capacity.py and the dry run of `cluster create`).
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ((), []),
+        (("--spot",), ["--spot"]),
+        (("--spot", "--grace=105"), ["--spot", "--system-config-from-file=launch/spot_nodes.yaml"]),
+        (
+            ("--flex_start",),
+            [
+                *("--flex-start", "--enable-autoscaling", "--location-policy=ANY", "--reservation-affinity=none"),
+                *("--no-enable-autorepair", "--max-nodes=4"),
+            ],
+        ),
+        (
+            ("--reservation=pool/reservationBlocks/b1/reservationSubBlocks/s2",),
+            [
+                "--reservation-affinity=specific",
+                "--reservation=pool/reservationBlocks/b1/reservationSubBlocks/s2",
+            ],
+        ),
+        (("--spot", "--max_run_duration=172800s"), ["--spot", "--max-run-duration=172800s"]),
+    ],
+)
+def test_node_pools_are_created_in_parallel_with_the_flags_of_their_capacity(words, flags):
+    pools = commands("--topology=v5e:4x4", "--zone=us-west4-a", "--num_slices=2", *words)
+    for index, pool in enumerate(pools):
+        assert pool[:5] == ["gcloud", "container", "node-pools", "create", f"first-{index}"]
+        size = 0 if "--flex_start" in words else 4
+        place = ["--cluster=c", "--location=us-west4", "--node-locations=us-west4-a", "--machine-type=ct5lp-hightpu-4t"]
+        shape = [f"--num-nodes={size}", "--placement-type=COMPACT", "--tpu-topology=4x4"]
+        scopes = "--scopes=https://www.googleapis.com/auth/cloud-platform"
+        assert pool[5:] == [*place, *shape, *flags, "--disk-size=200", "--enable-gvnic", scopes, "--async"]
+
+
+def test_labels_follow_the_capacity():
+    flex = pod(manifest("--topology=v5e:4x4", "--flex_start"))["nodeSelector"]
+    assert flex["cloud.google.com/gke-flex-start"] == "true"
+    block = pod(manifest("--topology=v5e:4x4", "--reservation=pool/reservationBlocks/b1"))["nodeSelector"]
+    assert block["cloud.google.com/reservation-name"] == "pool"
+
+
+def test_settings_of_spot_nodes_give_pods_the_longest_grace_period():
+    text = (ROOT / gke_nodes.SPOT_SETTINGS).read_text()
+    seconds = {name: int(value) for name, value in re.findall(r"^  (\w+): (\d+)$", text, re.MULTILINE)}
+    total = seconds["shutdownGracePeriodSeconds"]
+    assert total - seconds["shutdownGracePeriodCriticalPodsSeconds"] == gke.MAX_SPOT_GRACE_SECONDS

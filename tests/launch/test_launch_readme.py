@@ -29,6 +29,8 @@ def test_every_launcher_is_listed_and_has_an_example():
         "check_command.py",
         "supervise.py",
         "install_worker.sh",
+        "startup.sh",
+        "worker.py",
         "host_settings.sh",
         "slurm.sbatch",
     }  # called by other scripts

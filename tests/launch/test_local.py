@@ -45,8 +45,8 @@ class Machine:
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
-        (self.repository / "launch").mkdir(parents=True)
-        for name in ("launch/local.sh", "constraints.txt", "setup.py"):
+        for name in ("launch/local.sh", "constraints.txt", "setup.py", "t5x_like/cli/commands.py"):
+            (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.repository / name)
         self.working_directory = directory / "elsewhere"
         self.working_directory.mkdir()
@@ -236,6 +236,13 @@ def test_help_and_invalid_arguments_print_usage(machine, arguments, status):
     assert result.returncode == status
     assert "launch/local.sh [--dry_run] COMMAND" in result.stdout + result.stderr
     assert machine.logged() == []
+
+
+def test_unknown_command_is_reported_before_the_installation(machine):
+    machine.python("python3", "3.12")
+    result = machine.run("trian")
+    assert result.returncode == 2 and machine.logged() == []
+    assert result.stderr.startswith("local.sh: unknown command trian. Commands: test train distill eval"), result.stderr
 
 
 SCRIPTS = [".ci/run", ".ci/solve_constraints.sh", "launch/slurm.sbatch"]

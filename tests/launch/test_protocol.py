@@ -20,6 +20,7 @@ finally:
 def test_exit_codes_match_t5x_like():
     assert (protocol.SUCCESS, protocol.USER_ERROR) == (own_protocol.SUCCESS, own_protocol.USER_ERROR)
     assert (protocol.PREEMPTED, protocol.INTERRUPTED) == (own_protocol.PREEMPTED, own_protocol.INTERRUPTED)
+    assert (protocol.LOST_PEER, protocol.LIKELY_TO_REPEAT) == (own_protocol.LOST_PEER, own_protocol.LIKELY_TO_REPEAT)
 
 
 def test_environment_variables_match_t5x_like():

@@ -87,12 +87,6 @@ def test_invalid_slice_raises_with_alternatives(accelerator_type, topology, mess
         slices.parse_slice(accelerator_type, topology)
 
 
-def test_backends_follow_the_generation():
-    backends = {name: generation.backends for name, generation in slices.GENERATIONS.items()}
-    both, queued, groups = ("queued", "groups"), ("queued",), ("groups",)
-    assert backends == {"v4": queued, "v5e": queued, "v5p": both, "v6e": both, "tpu7x": groups}
-
-
 def test_invalid_zone_raises_with_alternatives():
     v5e = slices.GENERATIONS["v5e"]
     slices.check_zone("us-west4-a", v5e)

@@ -38,6 +38,7 @@ shift 7
 exec "$@"
 """
 T5X_LIKE = """#!/usr/bin/env bash
+echo "platforms $JAX_PLATFORMS" >>"$LOG"
 echo "$T5X_LIKE_COORDINATOR $T5X_LIKE_PROCESS_ID/$T5X_LIKE_NUM_PROCESSES $*" >>"$LOG"
 exit "${STATUS:-0}"
 """
@@ -106,6 +107,15 @@ def test_submits_one_process_per_gpu_with_signal_and_requeue():
     assert flags[flags.index(str(ROOT / "launch/slurm.sbatch")) + 1 :] == COMMAND[1:]
 
 
+def test_other_options_are_passed_to_sbatch():
+    given = ["--reservation=team", "--exclude=node-[1-3]", "--exclusive", "--cpus_per_task=12", "--mail-user=a@b.c"]
+    result = submit(*given, "--dry_run", *COMMAND)
+    assert result.returncode == 0, result.stderr
+    words = shlex.split(result.stdout)
+    passed = words[words.index("--output=t5x_like-%j.log") + 1 : words.index(str(ROOT / "launch/slurm.sbatch"))]
+    assert passed == [word.replace("cpus_per_task", "cpus-per-task") for word in given]
+
+
 @pytest.mark.parametrize("time", ["0", "4", "3:01", "0-1", "0:03:01"])
 def test_time_limit_longer_than_save_seconds_is_accepted(time):
     result = submit(f"--time={time}", "--dry_run", *COMMAND)
@@ -119,6 +129,7 @@ def test_processes_get_coordinator_and_index(slurm):
     assert ran == [f"node-a:21234 {task}/2 train --gin.MODEL_DIR=/shared/run --gin.NAME=two words" for task in (0, 1)]
     # A process that has saved must not terminate the others while they save.
     assert "srun --kill-on-bad-exit=0" in calls
+    assert "platforms cuda,cpu" in calls
     assert not any("requeue" in call for call in calls)
 
 
@@ -187,6 +198,12 @@ def test_crash_is_restarted_in_the_same_allocation(slurm):
     assert len([call for call in calls if call.startswith("node-a:")]) == 4
 
 
+def test_crash_that_its_peers_report_as_a_lost_process_counts(slurm):
+    """The exit code of srun is the highest one of its tasks."""
+    code, calls = batch(slurm, STATUS="69", T5X_LIKE_MAX_RESTARTS="1", T5X_LIKE_RESTART_DELAY="0")
+    assert code == 69 and len([call for call in calls if call.startswith("node-a:")]) == 4
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -198,7 +215,10 @@ def test_crash_is_restarted_in_the_same_allocation(slurm):
         (["--time=2:59", *COMMAND], "before --time=2:59 (179 s)"),
         (["--time=0-00:03", *COMMAND], "before --time=0-00:03 (180 s)"),
         (["--time=1-08:09:08", "--save_seconds=115748", *COMMAND], "(115748 s)"),
-        (["--gpus=8", *COMMAND], "unknown option --gpus=8"),
+        (["--gpus=8", *COMMAND], "--gpus=8: the script sets this option"),
+        (["--signal=B:TERM@9", *COMMAND], "--signal=B:TERM@9: the script sets this option"),
+        (["--ntasks_per_node=2", *COMMAND], "--ntasks_per_node=2: the script sets this option"),
+        (["gpu", *COMMAND], "unknown argument gpu. Write options as --NAME=VALUE"),
         (["--nodes", "2", *COMMAND], "--nodes: value missing. Write --nodes=VALUE"),
         (["--", "python", "train.py"], "python after -- is not supported"),
         (["--", "t5x_like", "train"], "without --gin.MODEL_DIR"),

@@ -22,7 +22,7 @@ T5X_LIKE_COMMANDS = [words for words in COMMANDS if words[0] == "t5x_like"]
 
 def test_guide_covers_all_actions():
     actions = {words[1] for words in LAUNCHER_COMMANDS}
-    steps = ["train", "create", "wait", "copy", "install", "start", "logs", "status", "stop", "fetch", "delete"]
+    steps = ["train", "logs", "status", "stop", "fetch", "delete"]
     assert actions == set(steps)
     assert [words[1] for words in T5X_LIKE_COMMANDS] == ["cache", "train", "plan", "eval"]
     assert len(COMMANDS) == TEXT.count("    launch/tpu.py") + TEXT.count("\n    t5x_like")
@@ -49,7 +49,6 @@ def test_t5x_like_commands_parse_and_gin_files_exist(words):
 
 def test_plan_and_train_commands_set_hardware_file_and_train_steps():
     with_topology = [words for words in COMMANDS if any(word.startswith("--topology=") for word in words)]
-    with_topology = [words for words in with_topology if words[1] != "create"]
     assert len(with_topology) == 4
     for words in with_topology:
         chip = re.search(r"--topology=(\w+):", " ".join(words))[1]
