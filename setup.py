@@ -39,13 +39,14 @@ CORE = [
     "tensorstore>=0.1.84",
 ]
 
-# Dependencies of SeqIO tasks. SeqIO requires tensorflow-text and TFDS without versions, but old versions of them cannot
-# be imported together, so they have bounds here.
+# Dependencies of SeqIO tasks, which `data_tasks` defines. SeqIO requires tensorflow-text and TFDS without versions, but
+# old versions of them cannot be imported together, so they have bounds here.
 SEQIO = [
     "seqio>=0.0.20",
     "tensorflow>=2.20",
     "tensorflow-datasets>=4.9.9",
     "tensorflow-text>=2.20",
+    "zstandard>=0.22",  # reads compressed text files
 ]
 
 EXTRAS = {
@@ -57,6 +58,9 @@ EXTRAS = {
     "vocabulary": ["tokenizers>=0.21"],
     # Metrics of the downstream tasks in data_tasks/metrics.
     "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
+    # Loggers of metrics besides TensorBoard, by the names that the setting LOGGERS gives them.
+    "wandb": ["wandb>=0.19"],
+    "mlflow": ["mlflow-skinny>=2.20"],
     # The documentation site. mkdocstrings reads modules without importing them; ruff formats their signatures.
     "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "ruff>=0.9"],
     "test": [

@@ -93,16 +93,19 @@ def make_ours(sizes: Sizes, *, attention: str) -> Step:
     from t5x_like.metrics import throughput
     from t5x_like.partitioning import Partitioner
     from t5x_like.training.program import make_program
+    from t5x_like.training.recipe import Periods, Recipe
 
     config, objective = _our_model(sizes)
     device = jax.devices()[0]
-    program = make_program(
+    recipe = Recipe(
         model=config,
         objective=objective,
         optimizer=optimizers.adamw(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
         data=_Shapes(sizes),
+        periods=Periods(total=1),
         partitioner=Partitioner(devices=[device], attention=attention),
     )
+    program = make_program(recipe)
     batch = synthetic.make_batch(objective.features, program.batch_shapes, sizes.vocabulary)
     running = parts.RunningStep(program, 0, program.partitioner.put_batch(batch, program.batch_axes))
     counted = matrix_products.count_products(running.jaxpr)

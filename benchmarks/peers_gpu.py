@@ -10,7 +10,7 @@ has it. BERT predicts 15 % of the tokens; transformers computes the logits of al
 
 Each measurement is a process of its own, so that it has the whole memory of the GPU. Compilation and warm-up are not
 part of the time. A combination that fails, such as one without enough memory, has no time; its error is on the
-standard error. Neither TensorFlow nor SeqIO is needed: pip install 't5x_like[cuda]' torch transformers.
+standard error. Neither TensorFlow nor SeqIO is needed: pip install -e '.[cuda]' -c constraints.txt torch transformers.
 
 `--sizes tiny` checks the paths on any machine, also without a GPU; its times mean nothing.
 """

@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 
 
 def require_word_pieces(vocabulary: seqio.Vocabulary) -> WordPieceVocabulary:
-    """Return a vocabulary whose words consist of pieces that do not depend on the words around them.
+    """Returns a vocabulary whose words consist of pieces that do not depend on the words around them.
 
     Args:
       vocabulary: a vocabulary, or one that is looked up at its path.
@@ -29,7 +29,7 @@ def require_word_pieces(vocabulary: seqio.Vocabulary) -> WordPieceVocabulary:
 
 
 def words_of(texts: Sequence[str], vocabulary: WordPieceVocabulary) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Split texts into words.
+    """Splits texts into words.
 
     Args:
       texts: any number of texts.

@@ -48,7 +48,7 @@ class BartNoise:
             )
 
     def apply(self, tokens: tf.Tensor, counts: tf.Tensor, special: "NoiseTokens", seed: tf.Tensor) -> bart_noise.Noised:
-        """Apply the noise to rows of text without special tokens.
+        """Applies the noise to rows of text without special tokens.
 
         Args:
           tokens: int32 `[rows, width]`, 0 after the end of each row.
@@ -100,19 +100,22 @@ class NoiseTokens:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: seqio.Vocabulary, mask_id: int | None = None) -> "NoiseTokens":
-        """Read the ids from a vocabulary.
+        """Reads the ids from a vocabulary.
 
         Args:
           vocabulary: a vocabulary with the attribute `word_starts` (bool `[vocab_size]`), a SentencePiece vocabulary,
             or any other one; in the last case words begin after whitespace.
-          mask_id: the mask id. Default: the last id of the vocabulary, which is its first sentinel.
+          mask_id: the mask id. Default: the last id of the vocabulary, which is its first sentinel, or `mask_id` of a
+            vocabulary without sentinels.
 
         Returns:
           The ids.
 
         Raises:
-          UserError: the vocabulary has no sentinel and `mask_id` is not given.
+          UserError: the vocabulary has neither sentinel nor mask, and `mask_id` is not given.
         """
+        if mask_id is None and not vocabulary.extra_ids:
+            mask_id = getattr(vocabulary, "mask_id", None)
         if mask_id is None and not vocabulary.extra_ids:
             raise UserError(
                 f"{type(vocabulary).__name__} has no sentinel that BART's noise can use as its mask. Give mask_id, or "
@@ -122,7 +125,7 @@ class NoiseTokens:
         return cls(mask, full_stop=vocabulary.encode("a.")[-1], begin_words=_begin_words(vocabulary))
 
     def word_starts(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Return which tokens of `[rows, width]` begin a word, bool. The first token of a row always does."""
+        """Returns which tokens of `[rows, width]` begin a word, bool. The first token of a row always does."""
         return self.begin_words(tokens) | (tf.range(tf.shape(tokens)[1]) == 0)
 
 
@@ -174,15 +177,15 @@ def bart(
     bos_id: int | None = None,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
-    """Split each document into chunks and apply BART's noise to them.
+    """Splits each document into chunks and applies BART's noise to them.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
       sequence_length: lengths of `inputs` and `targets` in tokens. A chunk fills the shorter one.
       output_features: `inputs` and `targets`, with the same vocabulary.
       noise: the noise functions.
-      mask_id: the mask id. Default: the first sentinel of the vocabulary.
-      bos_id: an id to prepend to inputs and targets, if any.
+      mask_id: the mask id. Default: the first sentinel of the vocabulary, or the mask of one without sentinels.
+      bos_id: an id to prepend to inputs and targets. Default: the `text_prefix` of the vocabulary, <s> in BART, if any.
       documents_per_batch: number of documents processed together.
 
     Returns:
@@ -194,7 +197,7 @@ def bart(
     """
     lengths = require_lengths("BART's noise", sequence_length, "inputs", "targets")
     vocabulary = require_shared_vocabulary("BART's noise", output_features)
-    prefix = () if bos_id is None else (bos_id,)
+    prefix = getattr(vocabulary, "text_prefix", ()) if bos_id is None else (bos_id,)
     length = min(lengths.values()) - len(prefix) - 1
     if length < 1:
         raise UserError(f"TASK_FEATURE_LENGTHS={lengths}: too short for a token, BOS and EOS, which BART's noise needs")
@@ -226,15 +229,15 @@ def add_bart_task(
     bos_id: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """Register a task that reconstructs text chunks from BART's noise.
+    """Registers a task that reconstructs text chunks from BART's noise.
 
     Args:
       name: the task name.
       source: a source of documents.
       vocabulary: a vocabulary with an EOS.
       noise: the noise functions. Default: those that BART was trained with.
-      mask_id: the mask id. Default: the first sentinel of the vocabulary.
-      bos_id: an id to prepend to inputs and targets, if any.
+      mask_id: the mask id. Default: the first sentinel of the vocabulary, or the mask of one without sentinels.
+      bos_id: an id to prepend to inputs and targets. Default: the `text_prefix` of the vocabulary, <s> in BART, if any.
       text_feature: the feature of the source that holds the text.
 
     Returns:

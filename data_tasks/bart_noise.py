@@ -67,7 +67,7 @@ def infill(
 
 
 def insert(tokens: tf.Tensor, counts: tf.Tensor, inserted: tf.Tensor, mask_id: int) -> Noised:
-    """Insert masks between tokens, as text infilling does for spans of length 0: A B -> A _ B.
+    """Inserts masks between tokens, as text infilling does for spans of length 0: A B -> A _ B.
 
     Args:
       tokens: `[rows, width]`.
@@ -115,14 +115,14 @@ def rotate(tokens: tf.Tensor, counts: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
 
 
 def choose(among: tf.Tensor, ratio: float, seed: tf.Tensor) -> tf.Tensor:
-    """Choose the fraction `ratio` of the True entries of each row, rounded up: bool `[rows, width]`."""
+    """Chooses the fraction `ratio` of the True entries of each row, rounded up: bool `[rows, width]`."""
     return _first(among, _share(tf.reduce_sum(tf.cast(among, tf.int32), axis=1), ratio), seed)
 
 
 def draw_spans(
     word_starts: tf.Tensor, ratio: float, mean_length: float, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draw the spans of text infilling until they cover `ratio` of the words. The last span is shortened to fit.
+    """Draws the spans of text infilling until they cover `ratio` of the words. The last span is shortened to fit.
 
     Args:
       word_starts: which tokens begin a word, bool `[rows, width]`, False for padding.
@@ -157,13 +157,13 @@ def draw_spans(
 
 
 def draw_insertions(counts: tf.Tensor, added: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Draw where `added[i]` masks go in a row of `counts[i]` tokens: bool `[rows, width]`, positions of the result."""
+    """Draws where `added[i]` masks go in a row of `counts[i]` tokens: bool `[rows, width]`, positions of the result."""
     total = counts + added
     return _first(tf.sequence_mask(total), added, seed)
 
 
 def draw_order(numbers: tf.Tensor, width: int | tf.Tensor, ratio: float, seed: tf.Tensor) -> tf.Tensor:
-    """Draw permutations of 0 … width - 1 in which `ratio` of the first `numbers[i]` indices, rounded up, may move."""
+    """Draws permutations of 0 … width - 1 in which `ratio` of the first `numbers[i]` indices, rounded up, may move."""
     chosen_seed, first_seed, second_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 3))
     moved = choose(tf.sequence_mask(numbers, width), ratio, chosen_seed)
     fixed = 1.0 + tf.range(width, dtype=tf.float32)  # fixed indices come last, in order, on both sides
@@ -179,7 +179,7 @@ def _share(counts: tf.Tensor, ratio: float) -> tf.Tensor:
 
 
 def _first(among: tf.Tensor, how_many: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Choose `how_many` of the True entries of each row at random."""
+    """Chooses `how_many` of the True entries of each row at random."""
     scores = tf.where(among, tf.random.stateless_uniform(tf.shape(among), seed), 2.0)
     rank = tf.argsort(tf.argsort(scores, axis=1), axis=1)
     return among & (rank < how_many[:, tf.newaxis])

@@ -103,19 +103,19 @@ class ContiguousSource(seqio.DataSource):
         return True
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Return the split as the only shard."""
+        """Returns the split as the only shard."""
         return [split]
 
     def num_input_examples(self, split: str) -> int:
-        """Return the number of texts of a split."""
+        """Returns the number of texts of a split."""
         return len(self._read().splits[split])
 
     def describe(self) -> str:
-        """Return one line about the text; reads it."""
+        """Returns one line about the text; reads it."""
         return self._read().describe()
 
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
-        """Return the passes over a split; see `seqio.DataSource`."""
+        """Returns the passes over a split; see `seqio.DataSource`."""
         corpus = self._read()
         if split not in corpus.splits:
             raise UserError(f"{corpus.name}: split {split!r} not found. Give one of {', '.join(corpus.splits)}.")
@@ -138,7 +138,7 @@ def windows(
     *,
     read: Callable[[], Corpus],
 ) -> tf.data.Dataset:
-    """Cut each pass over a text into adjacent windows.
+    """Cuts each pass over a text into adjacent windows.
 
     Unshuffled windows begin at the start of the text, and the last one is short. When shuffled, each pass begins at
     another random offset, so that windows eventually begin everywhere, and visits the full windows in another order.
@@ -182,7 +182,7 @@ def windows(
 
 @functools.lru_cache(maxsize=2)
 def read(path: str, validation_fraction: float = 0.1) -> Corpus:
-    """Read a text file as one document per split: the beginning for training, the end for validation.
+    """Reads a text file as one document per split: the beginning for training, the end for validation.
 
     Args:
       path: path of a UTF-8 text file, local or in a bucket.
@@ -212,7 +212,7 @@ def read(path: str, validation_fraction: float = 0.1) -> Corpus:
 
 
 def add_characters_task(name: str) -> seqio.Task:
-    """Register a task whose `targets` are windows of characters of the file in the task argument `path`.
+    """Registers a task whose `targets` are windows of characters of the file in the task argument `path`.
 
     With the features `NEXT_TOKEN` a model predicts every character of a window except the first. Set the length of
     `targets` to the context length plus one.

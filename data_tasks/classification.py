@@ -1,6 +1,6 @@
-"""Classification and regression tasks: one or two texts in the template of the vocabulary, and a label or a score.
+"""Classification and regression tasks: one or two texts in the template of the vocabulary, and a label or scores.
 
-Features: `inputs`, `token_types`, and `targets`, the index of the label (int32 `[1]`) or the score (float32 `[1]`).
+Features: `inputs`, `token_types`, and `targets`, the index of the label (int32 `[1]`) or the scores (float32).
 Any vocabulary can be used; its path is the task argument `vocabulary_path`.
 """
 
@@ -20,12 +20,15 @@ VOCABULARY_PATH = "vocabulary_path"
 """The name of the task argument."""
 
 
-def output_features(vocabulary: seqio.Vocabulary, labels: Sequence[str] | None) -> dict[str, seqio.Feature]:
-    """Return the output features of a classification task.
+def output_features(
+    vocabulary: seqio.Vocabulary, labels: Sequence[str] | None, scores: Sequence[str] = ()
+) -> dict[str, seqio.Feature]:
+    """Returns the output features of a classification task.
 
     Args:
       vocabulary: the vocabulary of the texts.
       labels: the names of the labels; None for regression.
+      scores: the names of the scores of a regression, if there are several.
 
     Returns:
       The features `inputs`, `token_types` and `targets`.
@@ -34,27 +37,27 @@ def output_features(vocabulary: seqio.Vocabulary, labels: Sequence[str] | None) 
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "token_types": seqio.Feature(PASS_THROUGH, add_eos=False),
-        "targets": seqio.Feature(LabelVocabulary(labels or ()), add_eos=False, dtype=dtype),
+        "targets": seqio.Feature(LabelVocabulary(labels or scores), add_eos=False, dtype=dtype),
     }
 
 
 def late_vocabulary(arguments: Mapping[str, Any]) -> LateVocabulary:
-    """Return the vocabulary at the path that the arguments of a task hold."""
+    """Returns the vocabulary at the path that the arguments of a task hold."""
     return LateVocabulary(lambda: arguments[VOCABULARY_PATH])
 
 
 def targets_of_label(ds: tf.data.Dataset, *, dtype: tf.DType) -> tf.data.Dataset:
-    """Replace the scalar `label` of each example by `targets`, `[1]`."""
+    """Replaces the `label` of each example, a scalar or `[scores]`, by `targets`, `[1]` or `[scores]`."""
 
     def with_targets(example):
         others = {name: value for name, value in example.items() if name != "label"}
-        return {**others, "targets": tf.cast(example["label"], dtype)[tf.newaxis]}
+        return {**others, "targets": tf.reshape(tf.cast(example["label"], dtype), [-1])}
 
     return ds.map(with_targets, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def flatten_idx(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Replace a dictionary `idx` by scalars such as `idx/question`, as the t5 package does."""
+    """Replaces a dictionary `idx` by scalars such as `idx/question`, as the t5 package does."""
     if not isinstance(ds.element_spec.get("idx"), dict):
         return ds
 
@@ -72,26 +75,29 @@ def add(
     *,
     texts: tuple[str, ...],
     labels: Sequence[str] | None,
+    scores: Sequence[str] = (),
     metric_fns: Sequence[Callable],
     prepare: Sequence[Callable[[tf.data.Dataset], tf.data.Dataset]] = (),
     postprocess_fn: Callable | None = None,
 ) -> seqio.Task:
-    """Register a classification or regression task.
+    """Registers a classification or regression task.
 
     Args:
       name: the task name.
-      source: examples with texts and a scalar `label`.
+      source: examples with texts and a scalar `label`, or a `label` `[scores]` after `prepare`.
       arguments: the declared arguments of the task, with `vocabulary_path`.
       texts: the one or two features that hold texts.
       labels: the names of the labels; None for regression.
+      scores: the names of the scores of a regression, if there are several.
       metric_fns: the metrics.
       prepare: changes the examples of the source, for example their texts.
-      postprocess_fn: see `seqio.Task`. Default: the index of the label, or the score.
+      postprocess_fn: see `seqio.Task`. Default: the index of the label, the score, or the list of several scores.
 
     Returns:
       The registered task.
     """
     dtype = tf.float32 if labels is None else tf.int32
+    of_scores = postprocessors.scores if scores else postprocessors.score
     return seqio.TaskRegistry.add(
         name,
         source=source,
@@ -101,7 +107,7 @@ def add(
             functools.partial(targets_of_label, dtype=dtype),
             functools.partial(templates.fill, texts=texts),
         ],
-        output_features=output_features(late_vocabulary(arguments), labels),
-        postprocess_fn=postprocess_fn or (postprocessors.score if labels is None else postprocessors.label_index),
+        output_features=output_features(late_vocabulary(arguments), labels, scores),
+        postprocess_fn=postprocess_fn or (of_scores if labels is None else postprocessors.label_index),
         metric_fns=list(metric_fns),
     )

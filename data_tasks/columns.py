@@ -29,7 +29,7 @@ class Column(Protocol):
     default: Any
 
     def parse(self, value: Any) -> Any:
-        """Return the value of the feature.
+        """Returns the value of the feature.
 
         Args:
           value: a string, or what a JSON file holds.
@@ -48,7 +48,7 @@ class Text:
     dtype = tf.string
 
     def parse(self, value: Any) -> bytes:
-        """Return the text in UTF-8."""
+        """Returns the text in UTF-8."""
         if not isinstance(value, str):
             raise ValueError(f"{value!r:.80} is not text. Give a string")
         return value.encode("utf-8", errors="surrogatepass")  # JSON may contain a lone surrogate
@@ -63,7 +63,7 @@ class Texts:
     dtype = tf.string
 
     def parse(self, value: Any) -> list[bytes]:
-        """Return the texts in UTF-8."""
+        """Returns the texts in UTF-8."""
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ValueError(f"{value!r:.80} is not a list of texts. Give a list of strings")
         return [text.encode("utf-8", errors="surrogatepass") for text in value]
@@ -85,7 +85,7 @@ class Label:
     dtype = tf.int32
 
     def parse(self, value: Any) -> int:
-        """Return the index of a label; -1 in a file is an unknown one."""
+        """Returns the index of a label; -1 in a file is an unknown one."""
         text = str(value).strip()
         if text in self.names:
             return self.names.index(text)
@@ -120,7 +120,7 @@ class Labels:
     dtype = tf.int32
 
     def parse(self, value: Any) -> list[int]:
-        """Return the indices of the labels."""
+        """Returns the indices of the labels."""
         if not isinstance(value, list):
             raise ValueError(f"{value!r:.80} is not a list of labels. Give a list")
         return [Label(self.names).parse(label) for label in value]
@@ -135,7 +135,7 @@ class Number:
     dtype = tf.float32
 
     def parse(self, value: Any) -> float:
-        """Return the number."""
+        """Returns the number."""
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -150,7 +150,7 @@ class Score(Number):
     """The target of a regression, scalar float32. It is not negative, because -1 is an unknown score."""
 
     def parse(self, value: Any) -> float:
-        """Return the score."""
+        """Returns the score."""
         score = super().parse(value)
         if score < 0 and score != UNKNOWN:
             raise ValueError(f"{value!r:.80} is negative, like an unknown score. Add a constant to all scores")
@@ -166,7 +166,7 @@ class Integer:
     dtype = tf.int32
 
     def parse(self, value: Any) -> int:
-        """Return the integer."""
+        """Returns the integer."""
         if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d+", str(value).strip()):
             raise ValueError(f"{value!r:.80} is not an integer. Give an integer")
         if abs(int(value)) > tf.int32.max:
@@ -183,19 +183,19 @@ class Integers:
     dtype = tf.int32
 
     def parse(self, value: Any) -> list[int]:
-        """Return the integers."""
+        """Returns the integers."""
         if not isinstance(value, list):
             raise ValueError(f"{value!r:.80} is not a list of integers. Give a list")
         return [Integer().parse(number) for number in value]
 
 
 def unlabeled(column: Column) -> Column:
-    """Return the column of a test split, which may be missing from its file: labels are unknown, texts empty."""
+    """Returns the column of a test split, which may be missing from its file: labels are unknown, texts empty."""
     return dataclasses.replace(column, default=b"" if isinstance(column, Text) else UNKNOWN)
 
 
 def to_tensor(column: Column, values: Sequence[Any]) -> tf.Tensor | tf.RaggedTensor:
-    """Return the values of all rows, `[rows]`, or ragged `[rows, (any)]` for lists."""
+    """Returns the values of all rows, `[rows]`, or ragged `[rows, (any)]` for lists."""
     if isinstance(column, Texts | Labels | Integers):
         flat = tf.constant([item for items in values for item in items], column.dtype)
         return tf.RaggedTensor.from_row_lengths(flat, [len(items) for items in values])

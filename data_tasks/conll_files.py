@@ -38,11 +38,11 @@ class ConllTable:
     tags: tuple[str, ...]
 
     def files(self, path: str) -> list[str]:
-        """Return the path, or an empty list if the file does not exist."""
+        """Returns the path, or an empty list if the file does not exist."""
         return [path] if paths.is_file(path) else []
 
     def read(self, path: str) -> Rows:
-        """Read a file. Each file is read once.
+        """Reads a file. Each file is read once.
 
         Args:
           path: a path or URL.

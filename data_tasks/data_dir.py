@@ -23,10 +23,10 @@ class Layout(Protocol):
     """How the examples of a split are stored at a path, such as `table_files.Table`."""
 
     def files(self, path: str) -> Sequence[str]:
-        """Return the files that hold the examples; empty if the path does not have this layout."""
+        """Returns the files that hold the examples; empty if the path does not have this layout."""
 
     def read(self, path: str) -> Rows:
-        """Return the examples. They are read once.
+        """Returns the examples. They are read once.
 
         Raises:
           UserError: a file is invalid.
@@ -38,7 +38,7 @@ Files = Mapping[str, Sequence[tuple[str, Layout]]]
 
 
 def with_tfds_schema(official: Files, columns: Mapping[str, Column]) -> dict[str, list[tuple[str, Layout]]]:
-    """Add files named after the split, `validation.jsonl` or `validation.csv`, whose columns have the names of TFDS.
+    """Adds files named after the split, `validation.jsonl` or `validation.csv`, whose columns have the names of TFDS.
 
     Args:
       official: the files as the benchmark publishes them.
@@ -107,7 +107,7 @@ class DataDirSource(ParsesRows, seqio.DataSource):
         return f"Set TASK_ARGUMENTS={{'{DATA_DIR}': …}} to a directory with one of {names}."
 
     def _find(self, split: str) -> tuple[str, Layout] | None:
-        """Return the path and the layout of a split in the directory, or None."""
+        """Returns the path and the layout of a split in the directory, or None."""
         for name, layout in self._files[split]:
             if layout.files(path := paths.join(self._directory, name)):
                 return path, layout
@@ -126,11 +126,11 @@ class DataDirSource(ParsesRows, seqio.DataSource):
         return self._directory is not None
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Return the shards of a split."""
+        """Returns the shards of a split."""
         return self._source().list_shards(split)
 
     def num_input_examples(self, split: str) -> int | None:
-        """Return the number of examples of a split."""
+        """Returns the number of examples of a split."""
         return self._source().num_input_examples(split)
 
     def _source(self) -> seqio.DataSource:
@@ -146,7 +146,7 @@ class DataDirSource(ParsesRows, seqio.DataSource):
         return dict(table.columns) | {name: Text(default=b"") for name in self._target_texts()}
 
     def describe(self) -> str:
-        """Return one line about the data: the files and a hash of their contents, or the dataset of TFDS."""
+        """Returns one line about the data: the files and a hash of their contents, or the dataset of TFDS."""
         if self._directory is None:
             return f"{self._task}: TFDS {self._tfds_name}"
         found = dict.fromkeys(place for split in self.splits if (place := self._find(split)))
@@ -156,7 +156,7 @@ class DataDirSource(ParsesRows, seqio.DataSource):
         return f"{self._task}: {', '.join(dict.fromkeys(path for path, _ in found))}, hash {digest.hexdigest()}"
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **reading) -> tf.data.Dataset:
-        """Return the examples of a split; see `seqio.DataSource`."""
+        """Returns the examples of a split; see `seqio.DataSource`."""
         if split not in self.splits:
             raise UserError(f"{self._task}: split {split!r} not found. Give one of {', '.join(self.splits)}.")
         if self._directory is not None:

@@ -46,18 +46,18 @@ class Recipe:
     join_documents: bool = True
 
     def encode_inputs(self) -> Encoding:
-        """Return the encoding of `inputs`."""
+        """Returns the encoding of `inputs`."""
         if mixed := re.fullmatch(r"r(\d+)s(\d+)", self.inputs):
             rate = int(mixed[1]) / 100
             return functools.partial(token_encodings.noise_token_to_random_token_or_sentinel, random_prob=rate)
         return _INPUTS[self.inputs]
 
     def encode_targets(self) -> Encoding:
-        """Return the encoding of `targets`."""
+        """Returns the encoding of `targets`."""
         return _TARGETS[self.targets]
 
     def max_lengths(self, length: int) -> tuple[int, int]:
-        """Return the maximum lengths of `inputs` and `targets` for a chunk of `length`, without EOS."""
+        """Returns the maximum lengths of `inputs` and `targets` for a chunk of `length`, without EOS."""
         noise, spans = self.pattern.max_noise(length)
         shorter = {"d": noise, "s": noise - spans, "u": noise - spans}.get(self.inputs, 0) if self.pattern.exact else 0
         other_spans = spans + (not self.pattern.ends_in_noise)
@@ -69,7 +69,7 @@ class Recipe:
         return "u" in (self.inputs, self.targets)
 
     def max_sentinels(self, length: int) -> int:
-        """Return the maximum number of different sentinels that a chunk of `length` needs."""
+        """Returns the maximum number of different sentinels that a chunk of `length` needs."""
         if self.unique_sentinels:
             return self.pattern.max_noise(length)[1] + (not self.pattern.ends_in_noise)
         return int(self.inputs == "m" or "s" in self.inputs or self.targets == "s")
@@ -98,7 +98,7 @@ _NAME = re.compile(
 
 
 def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
-    """Parse the name of a recipe such as `iid_15_u_u`.
+    """Parses the name of a recipe such as `iid_15_u_u`.
 
     Args:
       name: a name that follows GRAMMAR, except `lm` and `prefix_lm`, which only `preprocessor_of` accepts.
@@ -143,7 +143,7 @@ def _pattern(name: str, match: re.Match, random_roll: bool) -> Pattern:
 
 
 def preprocessor_of(name: str, *, random_roll: bool = False) -> Callable[..., tf.data.Dataset]:
-    """Return the preprocessor of a recipe, which makes examples from token ids.
+    """Returns the preprocessor of a recipe, which makes examples from token ids.
 
     Args:
       name: any name that follows GRAMMAR, including `lm` and `prefix_lm`.
@@ -170,7 +170,7 @@ def denoise(
     reserved_sentinels: int = 0,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
-    """Cut documents into chunks and apply a denoising recipe to each chunk.
+    """Cuts documents into chunks and applies a denoising recipe to each chunk.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
@@ -220,7 +220,7 @@ def denoise(
 
 
 def chunk_length(recipe: Recipe, inputs_length: int, targets_length: int, sentinels: int) -> int:
-    """Return the maximum chunk length at which inputs and targets fit with EOS and the sentinels suffice.
+    """Returns the maximum chunk length at which inputs and targets fit with EOS and the sentinels suffice.
 
     Args:
       recipe: the denoising recipe.
@@ -261,7 +261,7 @@ def add_denoising_task(
     random_roll: bool = False,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """Register a denoising task for a T5 recipe.
+    """Registers a denoising task for a T5 recipe.
 
     Args:
       name: the task name.
@@ -278,6 +278,7 @@ def add_denoising_task(
       UserError: the recipe does not exist. The message gives the grammar.
     """
     features = ("targets",) if recipe == "lm" else ("inputs", "targets")
+    ended = ("targets",) if recipe == "prefix_lm" else features  # EOS ends a document, not the prefix of one
     return seqio.TaskRegistry.add(
         name,
         source=source,
@@ -287,5 +288,5 @@ def add_denoising_task(
             seqio.CacheDatasetPlaceholder(),
             preprocessor_of(recipe, random_roll=random_roll),
         ],
-        output_features={feature: seqio.Feature(vocabulary) for feature in features},
+        output_features={feature: seqio.Feature(vocabulary, add_eos=feature in ended) for feature in features},
     )

@@ -46,7 +46,7 @@ class Corpus:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """Return one line with counts, size, hash, origin and skipped documents."""
+        """Returns one line with counts, size, hash, origin and skipped documents."""
         counts = ", ".join(f"{len(documents):,} {split}" for split, documents in self.splits.items())
         size = sum(len(document) for documents in self.splits.values() for document in documents)
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items() if count)
@@ -56,7 +56,7 @@ class Corpus:
 
 
 def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dict[str, list[bytes]]:
-    """Split documents into train and validation by a hash of their text.
+    """Splits documents into train and validation by a hash of their text.
 
     The split of a document depends only on its own text, so adding documents does not move others.
 
@@ -103,20 +103,20 @@ class DocumentSource(seqio.DataSource):
         return True
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Return the split as the only shard."""
+        """Returns the split as the only shard."""
         return [split]
 
     def num_input_examples(self, split: str) -> int:
-        """Return the number of documents of a split."""
+        """Returns the number of documents of a split."""
         return len(self._read().splits[split])
 
     def describe(self) -> str:
-        """Return one line about the corpus; reads it."""
+        """Returns one line about the corpus; reads it."""
         return self._read().describe()
 
     @tf.autograph.experimental.do_not_convert
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
-        """Return the documents of a split; see `seqio.DataSource`."""
+        """Returns the documents of a split; see `seqio.DataSource`."""
         corpus = self._read()
         if split not in corpus.splits:
             raise UserError(f"{corpus.name}: split {split!r} not found. Give one of {', '.join(corpus.splits)}.")
@@ -132,7 +132,7 @@ class DocumentSource(seqio.DataSource):
 
 
 def shuffled_indices(count: int, seed: int | None) -> tf.data.Dataset:
-    """Permute 0 … count - 1 differently each time the dataset is iterated."""
+    """Permutes 0 … count - 1 differently each time the dataset is iterated."""
 
     def permutation(epoch_seed):
         key = tf.stack([epoch_seed, epoch_seed // 2**31])

@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 
 
 def require_lengths(purpose: str, sequence_length: Mapping[str, int] | None, *features: str) -> dict[str, int]:
-    """Return the lengths of the given features.
+    """Returns the lengths of the given features.
 
     Args:
       purpose: what needs the lengths, for the message.
@@ -28,7 +28,7 @@ def require_lengths(purpose: str, sequence_length: Mapping[str, int] | None, *fe
 
 
 def require_shared_vocabulary(purpose: str, output_features: Mapping[str, seqio.Feature]) -> seqio.Vocabulary:
-    """Return the vocabulary that `inputs` and `targets` share.
+    """Returns the vocabulary that `inputs` and `targets` share.
 
     Args:
       purpose: what needs a shared vocabulary, for the message.
@@ -47,7 +47,7 @@ def require_shared_vocabulary(purpose: str, output_features: Mapping[str, seqio.
 
 
 def require_eos(vocabulary: seqio.Vocabulary) -> int:
-    """Return the EOS id of a vocabulary.
+    """Returns the EOS id of a vocabulary.
 
     Args:
       vocabulary: any SeqIO vocabulary.

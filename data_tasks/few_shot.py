@@ -60,20 +60,20 @@ class FewShotSource(seqio.DataSource):
         return False
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Return the shards of the task."""
+        """Returns the shards of the task."""
         return self._task.source.list_shards(split)
 
     def num_input_examples(self, split: str) -> int | None:
-        """Return the number of examples of a split."""
+        """Returns the number of examples of a split."""
         return self._task.source.num_input_examples(split)
 
     def describe(self) -> str:
-        """Return one line about the data and the shots."""
+        """Returns one line about the data and the shots."""
         describe = getattr(self._task.source, "describe", lambda: self._task.name)
         return f"{describe()}, {self._arguments['shots']} shots, seed {self._arguments['shots_seed']}"
 
     def get_dataset(self, split="validation", shuffle=False, seed=None, shard_info=None, **_) -> tf.data.Dataset:
-        """Return pairs of shots, `train`, and an example, `eval`; see `seqio.DataSource`."""
+        """Returns pairs of shots, `train`, and an example, `eval`; see `seqio.DataSource`."""
         shots, train = self._arguments["shots"], self._arguments["shots_split"]
         if shots < 0:
             raise UserError(f"TASK_ARGUMENTS: shots={shots} is negative. Give a number of examples, or 0.")
@@ -100,7 +100,7 @@ class FewShotSource(seqio.DataSource):
         return getattr(self._task.source, "text_features", ())
 
     def parse_rows(self, path: str, records: Iterable[Record]) -> tf.data.Dataset:
-        """Return pairs of shots and a record of a file; see `table_files.ParsesRows`.
+        """Returns pairs of shots and a record of a file; see `table_files.ParsesRows`.
 
         The shots of a record are those of the example with its number in any split.
 
@@ -119,7 +119,7 @@ class FewShotSource(seqio.DataSource):
         return tf.data.Dataset.zip(pairs)
 
     def _text(self, ds: tf.data.Dataset) -> tf.data.Dataset:
-        """Make `inputs` and `targets` of the examples of the task's source, as the form writes them."""
+        """Makes `inputs` and `targets` of the examples of the task's source, as the form writes them."""
         form = self._form()
         for preprocessor in self._task.preprocessors[: text_stage(self._task)]:
             if preprocessor is not text_to_text.check_eos:  # nothing ends in EOS
@@ -144,7 +144,7 @@ def prompts(
     *,
     form: Callable[[], Form],
 ) -> tf.data.Dataset:
-    """Join shots and examples to prompts that fit into `inputs`.
+    """Joins shots and examples to prompts that fit into `inputs`.
 
     Args:
       ds: pairs of shots and an example; see `FewShotSource`.
@@ -194,7 +194,7 @@ def tokenize(
     *,
     form: Callable[[], Form],
 ) -> tf.data.Dataset:
-    """Encode prompts and targets together, and divide the result after the tokens of the prompt.
+    """Encodes prompts and targets together, and divides the result after the tokens of the prompt.
 
     Args:
       ds: examples with `inputs` and `targets`, scalar strings.
@@ -219,7 +219,7 @@ def tokenize(
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a generated text that is not empty, without the whitespace around it."""
+    """Returns the first line of a generated text that is not empty, without the whitespace around it."""
     return (text.strip().splitlines() or [""])[0].strip()
 
 
@@ -231,14 +231,14 @@ def label_of_word(
     form: Callable[[], Form],
     postprocess: Callable | None,
 ) -> Any:
-    """Return what the postprocessor of the task makes of a target, or of the first line of a prediction."""
+    """Returns what the postprocessor of the task makes of a target, or of the first line of a prediction."""
     text = text if is_target else first_line(text)
     label = {word: target for target, word in form().words}.get(text, text)
     return postprocess(label, example=example, is_target=is_target) if postprocess else label
 
 
 def add(task: seqio.Task, *, forms: Mapping[str, Form] = PLAIN) -> None:
-    """Register a text-to-text task for in-context evaluation: by generation and, with label words, by rank.
+    """Registers a text-to-text task for in-context evaluation: by generation and, with label words, by rank.
 
     Args:
       task: the registered task, whose metrics are functions of targets and predictions.
@@ -275,7 +275,7 @@ def _add(task: seqio.Task, name: str, forms: Mapping[str, Form], answers: Sequen
         return forms[arguments["form"]]
 
     def rows(ds: tf.data.Dataset) -> tf.data.Dataset:
-        """Make a row per answer, in the words of the form."""
+        """Makes a row per answer, in the words of the form."""
         words = dict(form().words)
         return rows_of_answers(ds, answers=[words.get(answer, answer) for answer in answers])
 

@@ -3,9 +3,10 @@
     TASK_ARGUMENTS = {"data_dir": "glue/SST-2"}
 
 Each task has two forms: `glue_<name>_classification`, for models with a classification head, and `glue_<name>_v002`,
-text to text as in the t5 package. Without `data_dir`, TFDS provides the data. With it, the official files of the task
-are read, or files named after the splits (`train.jsonl`, `validation.csv`) whose columns have the names of TFDS. A
-directory with the official directories of all tasks (`SST-2`, `MRPC`, …) also works.
+text to text as in the t5 package; `data_tasks.wnli_simple` has another form of WNLI. Without `data_dir`, TFDS provides
+the data. With it, the official files of the task are read, or files named after the splits (`train.jsonl`,
+`validation.csv`) whose columns have the names of TFDS. A directory with the official directories of all tasks
+(`SST-2`, `MRPC`, …) also works.
 """
 
 import dataclasses
@@ -58,8 +59,12 @@ class GlueTask:
     skip_incomplete: bool = False
 
     def label(self, column: str | int | None = None) -> Column:
-        """Return the column of labels."""
+        """Returns the column of labels."""
         return Score(column) if self.labels is None else Label(self.labels, column)
+
+    def evaluated(self) -> "GlueTask":
+        """Returns the task without its training split."""
+        return dataclasses.replace(self, files={split: file for split, file in self.files.items() if split != "train"})
 
     @property
     def tfds_columns(self) -> dict[str, Column]:
@@ -67,7 +72,7 @@ class GlueTask:
         return {**{name: Text() for name in self.texts}, "label": unlabeled(self.label()), "idx": Integer()}
 
     def tables(self) -> Files:
-        """Return the files of each split."""
+        """Returns the files of each split."""
         official = {}
         for split, file in self.files.items():
             label = self.label(self.label_column)
@@ -82,7 +87,7 @@ class GlueTask:
         return with_tfds_schema(official, self.tfds_columns)
 
     def source(self, task: str, arguments: Mapping[str, Any]) -> DataDirSource:
-        """Return the source of a registered task."""
+        """Returns the source of a registered task."""
         return DataDirSource(
             task, arguments, self.tables(), folders=(self.folder,), tfds=f"glue/{self.name}:{TFDS_VERSION}"
         )
@@ -138,7 +143,7 @@ TASKS = (
 
 
 def stsb_to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Make text of STS-B: the score is rounded to the nearest of 0.0, 0.2, …, 5.0, as in T5.
+    """Makes text of STS-B: the score is rounded to the nearest of 0.0, 0.2, …, 5.0, as in T5.
 
     An unknown score becomes -1.0, as in the t5 package.
     """
@@ -151,7 +156,8 @@ def stsb_to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
     return ds.map(to_text, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _declare(name: str) -> task_arguments.Arguments:
+def declare(name: str) -> task_arguments.Arguments:
+    """Declares the arguments of a task of GLUE."""
     return task_arguments.declare(
         name,
         # A directory with the files of the benchmark. Default: TFDS.
@@ -162,7 +168,7 @@ def _declare(name: str) -> task_arguments.Arguments:
 
 
 def _add_classification(task: GlueTask) -> None:
-    arguments = _declare(name := f"glue_{task.name}_classification")
+    arguments = declare(name := f"glue_{task.name}_classification")
     classification.add(
         name,
         task.source(name, arguments),
@@ -174,7 +180,7 @@ def _add_classification(task: GlueTask) -> None:
 
 
 def _add_text_to_text(task: GlueTask) -> None:
-    arguments = _declare(name := f"glue_{task.name}_v002")
+    arguments = declare(name := f"glue_{task.name}_v002")
     if task.labels is None:
         prepare, postprocess = stsb_to_text, postprocessors.string_to_float
     else:

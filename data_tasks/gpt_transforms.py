@@ -93,7 +93,7 @@ class GPTVocabulary(seqio.Vocabulary):
         return self._base.encode_tf(s)
 
     def _decode(self, ids: Iterable[int]) -> str:
-        """Decode the texts between the new tokens, and join all by spaces."""
+        """Decodes the texts between the new tokens, and joins all by spaces."""
         found, text = [], []
         for index in ids:
             if index < self.start_id:
@@ -123,7 +123,7 @@ def both_orders(
     *,
     texts: tuple[str, str],
 ) -> tf.data.Dataset:
-    """Replace two texts of each example by `inputs_0`, in their order, and `inputs_1`, in the reverse order.
+    """Replaces two texts of each example by `inputs_0`, in their order, and `inputs_1`, in the reverse order.
 
     Args:
       ds: examples with texts, scalar strings.
@@ -155,7 +155,7 @@ def both_orders(
 
 
 def add(task: seqio.Task, name: str, *, similarity: bool = False) -> seqio.Task:
-    """Register a task for classification or multiple choice once more, with GPT-1's tokens.
+    """Registers a task for classification or multiple choice once more, with GPT-1's tokens.
 
     Both tasks have the same arguments.
 

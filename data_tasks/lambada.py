@@ -36,7 +36,7 @@ _LAST_WORD = r"(?s)^(.*\S)\s+(\S+)\s*$"
 
 
 def passage_of_row(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row with the column `passage`, which may be named `text`.
+    """Yields a row with the column `passage`, which may be named `text`.
 
     Raises:
       ValueError: the passage has fewer than two words.
@@ -48,7 +48,7 @@ def passage_of_row(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def split_last_word(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Divide a passage: `a b c` -> inputs `a b`, targets ` c`."""
+    """Divides a passage: `a b c` -> inputs `a b`, targets ` c`."""
 
     def divided(example):
         passage = example["passage"]
@@ -61,14 +61,14 @@ def split_last_word(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def keep_last_tokens(ds: tf.data.Dataset, sequence_length: Mapping[str, int] | None) -> tf.data.Dataset:
-    """Drop the beginning of `inputs` that are too long, since the word follows their end."""
+    """Drops the beginning of `inputs` that are too long, since the word follows their end."""
     if not (length := (sequence_length or {}).get("inputs")):
         return ds
     return ds.map(lambda example: {**example, "inputs": example["inputs"][-length:]})
 
 
 def without_spaces(text: str, **_) -> str:
-    """Return a text without whitespace at its ends."""
+    """Returns a text without whitespace at its ends."""
     return text.strip()
 
 

@@ -1,7 +1,7 @@
 """Language modeling data: full text for causal models (T5's `full_lm`), split text for prefix models.
 
-`prefix_lm` splits chunks as T5's function of this name does, but EOS ends a document only. The tasks of T5 append EOS
-to `inputs` and `targets` of each chunk.
+`prefix_lm` splits chunks as T5's function of this name does, but EOS ends a document only, in `python_docs_prefix_lm`
+and in every other task with it. T5's task `c4_v220_prefix_lm` appends EOS to `inputs` and `targets` of each chunk.
 
 Chunks are made from many documents at once, because the cost of tf.data grows with the number of its elements.
 """
@@ -28,7 +28,7 @@ def full_lm(
     *,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Join documents, each ending in EOS, and cut the result into chunks.
+    """Joins documents, each ending in EOS, and cuts the result into chunks.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
@@ -63,7 +63,7 @@ def prefix_lm(
     *,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Cut chunks of single documents at a random position into `inputs` and `targets`.
+    """Cuts chunks of single documents at a random position into `inputs` and `targets`.
 
     The length of a chunk is that of the shorter feature, so that both fit wherever the chunk is cut. EOS marks the end
     of a document, so it occurs only in `targets`.
@@ -98,7 +98,7 @@ def prefix_lm(
 
 
 def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
-    """Cut rows into a prefix and the rest.
+    """Cuts rows into a prefix and the rest.
 
     Args:
       tokens: `[rows, length]`, 0 after the end of a row.
@@ -117,7 +117,7 @@ def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -
 def add_causal_lm_task(
     name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
 ) -> seqio.Task:
-    """Register a causal LM task: `targets` are chunks of joined documents, each of which ends in EOS.
+    """Registers a causal LM task: `targets` are chunks of joined documents, each of which ends in EOS.
 
     Args:
       name: the task name.
@@ -134,7 +134,7 @@ def add_causal_lm_task(
 def add_prefix_lm_task(
     name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
 ) -> seqio.Task:
-    """Register a prefix LM task: `inputs` are the beginning of a text chunk, `targets` its rest; see `prefix_lm`.
+    """Registers a prefix LM task: `inputs` are the beginning of a text chunk, `targets` its rest; see `prefix_lm`.
 
     Args:
       name: the task name.
@@ -158,5 +158,5 @@ def _add(name, source, vocabulary, text_feature, preprocessor, features) -> seqi
             seqio.CacheDatasetPlaceholder(),
             preprocessor,
         ],
-        output_features={feature: seqio.Feature(vocabulary) for feature in features},
+        output_features={feature: seqio.Feature(vocabulary, add_eos=feature == "targets") for feature in features},
     )

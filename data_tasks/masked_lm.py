@@ -63,13 +63,13 @@ class Masking(Protocol):
     """A rule for choosing tokens and drawing random tokens."""
 
     def check(self, length: int, max_predictions: int) -> None:
-        """Raise a UserError if the feature lengths do not fit together."""
+        """Raises a UserError if the feature lengths do not fit together."""
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-        """Choose the tokens to predict, bool `[examples, length]`, at most `max_predictions` per example."""
+        """Chooses the tokens to predict, bool `[examples, length]`, at most `max_predictions` per example."""
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Return the ids that random tokens are drawn from, `[ids]`."""
+        """Returns the ids that random tokens are drawn from, `[ids]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +93,10 @@ class BertMasking:
             raise UserError(f"mask rate {self.rate}: not in [0, 1). Give a fraction of the tokens; 0 masks none.")
 
     def check(self, length: int, max_predictions: int) -> None:
-        """Accept all lengths: `max_predictions` is only an upper limit in this recipe."""
+        """Accepts all lengths: `max_predictions` is only an upper limit in this recipe."""
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-        """Choose the tokens to predict; see `Masking.choose`."""
+        """Chooses the tokens to predict; see `Masking.choose`."""
         wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
         wanted = tf.minimum(tf.maximum(wanted, 1 if self.rate else 0), max_predictions)
         if not self.whole_words:
@@ -104,7 +104,7 @@ class BertMasking:
         return select_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Return all ids."""
+        """Returns all ids."""
         return np.arange(vocabulary.vocab_size)
 
 
@@ -125,7 +125,7 @@ class RobertaMasking:
     rate: float = MASK_RATE
 
     def check(self, length: int, max_predictions: int) -> None:
-        """Raise a UserError if `targets` cannot hold all masked tokens."""
+        """Raises a UserError if `targets` cannot hold all masked tokens."""
         if max_predictions < (most := math.ceil(self.rate * length)):
             raise UserError(
                 f"TASK_FEATURE_LENGTHS: up to {most} of {length} tokens of 'inputs' are masked, but 'targets' holds "
@@ -133,25 +133,25 @@ class RobertaMasking:
             )
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-        """Choose the tokens to predict; see `Masking.choose`."""
+        """Chooses the tokens to predict; see `Masking.choose`."""
         rounding = fraction(draw(_COUNT)[:, 0])
         wanted = tf.cast(tf.cast(rows.counts, tf.float64) * self.rate + rounding, tf.int32)
         return select_top(draw(_ORDER), rows.real, tf.minimum(wanted, max_predictions))
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Return the ids that are neither special nor sentinels."""
+        """Returns the ids that are neither special nor sentinels."""
         others = (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, special.cls, special.sep, special.mask)
         ids = np.arange(vocabulary.vocab_size - vocabulary.extra_ids)
         return np.setdiff1d(ids, [index for index in others if index is not None])
 
 
 def fraction(draws: tf.Tensor) -> tf.Tensor:
-    """Convert uint32 to float64 in [0, 1)."""
+    """Converts uint32 to float64 in [0, 1)."""
     return tf.cast(draws, tf.float64) / 2.0**32
 
 
 def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-    """Select the `wanted` candidates with the highest scores in each row, or all candidates if there are fewer.
+    """Selects the `wanted` candidates with the highest scores in each row, or all candidates if there are fewer.
 
     Args:
       scores: uint32 `[rows, length]`. Ties are broken by position.
@@ -168,7 +168,7 @@ def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> t
 
 
 def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-    """Select words in the order of their scores until `wanted` tokens are selected or no further word fits.
+    """Selects words in the order of their scores until `wanted` tokens are selected or no further word fits.
 
     Args:
       rows: `[examples, length]`. A word never extends over a special token.
@@ -209,7 +209,7 @@ def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Te
 
 
 def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, random_tokens: tf.Tensor) -> tf.Tensor:
-    """Replace 80 % of the chosen tokens by the mask and 10 % by random tokens; the other 10 % stay unchanged.
+    """Replaces 80 % of the chosen tokens by the mask and 10 % by random tokens; the other 10 % stay unchanged.
 
     Args:
       tokens: int32 `[examples, length]`.
@@ -230,7 +230,7 @@ def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, rand
 
 
 def predictions(tokens: tf.Tensor, chosen: tf.Tensor, max_predictions: int) -> dict[str, tf.Tensor]:
-    """Gather the tokens to predict and their positions.
+    """Gathers the tokens to predict and their positions.
 
     Args:
       tokens: uncorrupted tokens, int32 `[examples, length]`.
@@ -257,7 +257,7 @@ def mask_inputs(
     special: SpecialTokens | None = None,
     examples_per_batch: int = EXAMPLES_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Corrupt `inputs`. All other features are passed through.
+    """Corrupts `inputs`. All other features are passed through.
 
     Args:
       ds: examples with uncorrupted `inputs` including special tokens, int32 `[any length]`, optionally padded with 0.
@@ -309,7 +309,7 @@ def mask_inputs(
 
 
 def seeded_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
-    """Make draws from a stateless seed `[2]`."""
+    """Makes draws from a stateless seed `[2]`."""
 
     def draw(number: int) -> tf.Tensor:
         key = tf.random.experimental.stateless_fold_in(seed, number)
@@ -319,7 +319,7 @@ def seeded_draws(shape: tf.Tensor, seed: tf.Tensor) -> Draw:
 
 
 def hashed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
-    """Make draws that are hashes of a whole row, its duplicate number, the position and the number of the draw.
+    """Makes draws that are hashes of a whole row, its duplicate number, the position and the number of the draw.
 
     Args:
       tokens: int32 `[examples, length]`.
@@ -341,5 +341,5 @@ def hashed_draws(tokens: tf.Tensor, duplicate: tf.Tensor) -> Draw:
 
 
 def _hash(values: tf.Tensor) -> tf.Tensor:
-    """Hash each row of int32 `[rows, columns]` to 64 bits, as int32 `[rows, 2]`."""
+    """Hashes each row of int32 `[rows, columns]` to 64 bits, as int32 `[rows, 2]`."""
     return tf.bitcast(tf.reshape(tf.fingerprint(values), [-1, 2, 4]), tf.int32)

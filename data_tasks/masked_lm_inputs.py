@@ -19,7 +19,7 @@ _SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after the text
 
 
 def duplicate_documents(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.data.Dataset:
-    """Repeat all documents with the copy number as the feature `duplicate`, for static masking.
+    """Repeats all documents with the copy number as the feature `duplicate`, for static masking.
 
     This preprocessor comes before the cache placeholder. Repeating the data for further epochs comes after it.
 
@@ -51,7 +51,7 @@ def single_documents(
     special: SpecialTokens | None = None,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Cut each document into pieces of maximum length: [CLS] piece [SEP]. The last piece of a document is shorter.
+    """Cuts each document into pieces of maximum length: [CLS] piece [SEP]. The last piece of a document is shorter.
 
     Args:
       ds: documents as token ids, `targets` `[length]`, optionally with `duplicate`.
@@ -94,7 +94,7 @@ def full_sentences(
     special: SpecialTokens | None = None,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
 ) -> tf.data.Dataset:
-    """Fill every example with joined documents: <s> text </s>, with one more </s> between documents.
+    """Fills every example with joined documents: <s> text </s>, with one more </s> between documents.
 
     This is FULL-SENTENCES of RoBERTa (Liu et al. 2019, section 4.2), except that an example ends when it is full
     instead of at the end of the last sentence that fits.
@@ -134,6 +134,6 @@ def _length(sequence_length: Mapping[str, int] | None) -> int:
 
 
 def _add_special_tokens(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
-    """Enclose each row in [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
+    """Encloses each row in [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
     ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(special)[:_SPECIAL_TOKENS]]
     return tf.concat([ends[0], text, ends[1]], axis=1).to_tensor(shape=[None, length])

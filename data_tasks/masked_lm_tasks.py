@@ -12,7 +12,7 @@ from data_tasks.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_s
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-    """Return the output features of every masked LM task."""
+    """Returns the output features of every masked LM task."""
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "targets": seqio.Feature(vocabulary, add_eos=False),
@@ -30,7 +30,7 @@ def add_masked_lm_task(
     dupe_factor: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """Register a masked LM task: `inputs` are corrupted text, `targets` the original tokens at `masked_positions`.
+    """Registers a masked LM task: `inputs` are corrupted text, `targets` the original tokens at `masked_positions`.
 
     Args:
       name: the task name.

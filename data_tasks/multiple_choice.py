@@ -23,7 +23,7 @@ def fill_choices(
     *,
     choices: Sequence[tuple[str, ...]],
 ) -> tf.data.Dataset:
-    """Replace the texts of each example by `inputs_<n>` and `token_types_<n>`, in the template of the vocabulary.
+    """Replaces the texts of each example by `inputs_<n>` and `token_types_<n>`, in the template of the vocabulary.
 
     Args:
       ds: examples with texts, scalar strings.
@@ -65,7 +65,7 @@ def add(
     metric_fns: Sequence[Callable],
     prepare: Sequence[Callable[[tf.data.Dataset], tf.data.Dataset]] = (),
 ) -> seqio.Task:
-    """Register a multiple choice task.
+    """Registers a multiple choice task.
 
     Args:
       name: the task name.

@@ -10,13 +10,13 @@ from t5x_like.errors import UserError
 
 
 def uniform_below(limits: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Draw an integer uniformly from 0 … limit - 1 for each of `limits` (at least 1), int32 `[rows]`."""
+    """Draws an integer uniformly from 0 … limit - 1 for each of `limits` (at least 1), int32 `[rows]`."""
     fractions = tf.random.stateless_uniform(tf.shape(limits), seed, dtype=tf.float64)
     return tf.cast(fractions * tf.cast(limits, tf.float64), tf.int32)
 
 
 def iid_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float) -> tf.Tensor:
-    """Choose each token independently as noise with probability `noise_density`.
+    """Chooses each token independently as noise with probability `noise_density`.
 
     Args:
       lengths: number of tokens per row, `[rows]`.
@@ -34,7 +34,7 @@ def iid_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: flo
 def regular_mask(
     lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float, min_span: int = 1, max_span: int = 5
 ) -> tf.Tensor:
-    """Place spans of equal length at equal distances. The span length and the offset are drawn per row.
+    """Places spans of equal length at equal distances. The span length and the offset are drawn per row.
 
     Args:
       lengths: number of tokens per row, `[rows]`.
@@ -56,7 +56,7 @@ def regular_mask(
 
 
 def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
-    """Draw the length of the prefix that precedes the noise.
+    """Draws the length of the prefix that precedes the noise.
 
     The length is uniform from `(1 - 2 * noise_density) * (length - 1)`, rounded and at least 1, to `length - 1`. The
     noise after the prefix has at least one token, and a mean fraction of `noise_density`.
@@ -83,7 +83,7 @@ def random_prefix_lengths(lengths: tf.Tensor, seed: tf.Tensor, noise_density: fl
 
 
 def after_prefix_mask(lengths: tf.Tensor, width: int, seed: tf.Tensor, noise_density: float = 0.5) -> tf.Tensor:
-    """Choose all tokens after a random prefix as noise, bool `[rows, width]`; see `random_prefix_lengths`."""
+    """Chooses all tokens after a random prefix as noise, bool `[rows, width]`; see `random_prefix_lengths`."""
     prefixes = random_prefix_lengths(lengths, seed, noise_density)
     return tf.sequence_mask(lengths, width) & ~tf.sequence_mask(prefixes, width)
 
@@ -97,7 +97,7 @@ def random_spans_mask(
     *,
     random_roll: bool = False,
 ) -> tf.Tensor:
-    """Place spans of random lengths.
+    """Places spans of random lengths.
 
     The noise tokens and the other tokens are each divided into the same number of spans by a uniformly random
     composition. The spans alternate. The first span of a row is not noise, the last one is.
@@ -137,7 +137,7 @@ def random_spans_mask(
 
 
 def roll(rows: tf.Tensor, lengths: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Roll the tokens of each row to the right. Tokens rolled over the end of a row reappear at its beginning.
+    """Rolls the tokens of each row to the right. Tokens rolled over the end of a row reappear at its beginning.
 
     Args:
       rows: `[rows, width]`.
@@ -160,7 +160,7 @@ def _rows_of(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def _random_composition_ends(
     totals: tf.Tensor, parts: tf.Tensor, max_total: int, max_parts: int, seed: tf.Tensor
 ) -> tf.Tensor:
-    """Draw a uniformly random composition of each total into positive parts and return the ends of the parts.
+    """Draws a uniformly random composition of each total into positive parts and returns the ends of the parts.
 
     A composition of n into k parts is a choice of k - 1 of the n - 1 positions between items.
 

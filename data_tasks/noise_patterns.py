@@ -25,10 +25,10 @@ class Pattern(Protocol):
     ends_in_noise: bool
 
     def __call__(self, lengths: tf.Tensor, width: int, seed: tf.Tensor) -> tf.Tensor:
-        """Return which tokens are noise: lengths `[rows]` -> bool `[rows, width]`."""
+        """Returns which tokens are noise: lengths `[rows]` -> bool `[rows, width]`."""
 
     def max_noise(self, length: int) -> tuple[int, int]:
-        """Return the maximum numbers of noise tokens and noise spans of a row of `length` (in 99.9 % of cases)."""
+        """Returns the maximum numbers of noise tokens and noise spans of a row of `length` (in 99.9 % of cases)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Iid:
     exact = ends_in_noise = False
 
     def __call__(self, lengths, width, seed):
-        """Return which tokens are noise; see `Pattern`."""
+        """Returns which tokens are noise; see `Pattern`."""
         return noise_masks.iid_mask(lengths, width, seed, self.density)
 
     def max_noise(self, length):
-        """Return the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
+        """Returns the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
         mean_runs = self.density * (1 - self.density)  # a span begins at a noise token after a token that is not noise
         noise = length * self.density + _DEVIATIONS * math.sqrt(length * mean_runs)
         runs = 1 + length * mean_runs + _DEVIATIONS * math.sqrt(length * mean_runs * max(1 - 3 * mean_runs, 0))
@@ -65,13 +65,13 @@ class RandomSpans:
         return not self.random_roll
 
     def __call__(self, lengths, width, seed):
-        """Return which tokens are noise; see `Pattern`."""
+        """Returns which tokens are noise; see `Pattern`."""
         return noise_masks.random_spans_mask(
             lengths, width, seed, self.density, self.mean_span, random_roll=self.random_roll
         )
 
     def max_noise(self, length):
-        """Return the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
+        """Returns the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
         noise, spans = span_lengths.noise_counts(length, self.density, self.mean_span)
         return noise, spans + self.random_roll
 
@@ -86,11 +86,11 @@ class RegularSpans:
     exact = ends_in_noise = False
 
     def __call__(self, lengths, width, seed):
-        """Return which tokens are noise; see `Pattern`."""
+        """Returns which tokens are noise; see `Pattern`."""
         return noise_masks.regular_mask(lengths, width, seed, self.density, self.min_span, self.max_span)
 
     def max_noise(self, length):
-        """Return the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
+        """Returns the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
         counts = []
         for span in range(self.min_span, self.max_span + 1):
             whole, rest = divmod(length, round(span / self.density))
@@ -106,10 +106,10 @@ class AfterPrefix:
     exact, ends_in_noise = False, True
 
     def __call__(self, lengths, width, seed):
-        """Return which tokens are noise; see `Pattern`."""
+        """Returns which tokens are noise; see `Pattern`."""
         return noise_masks.after_prefix_mask(lengths, width, seed, self.density)
 
     def max_noise(self, length):
-        """Return the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
+        """Returns the maximum numbers of noise tokens and noise spans; see `Pattern.max_noise`."""
         min_prefix = max(round((1 - 2 * self.density) * (length - 1)), 1)
         return length - min_prefix, 1

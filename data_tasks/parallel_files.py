@@ -28,12 +28,12 @@ class ParallelFiles:
         return tuple((language, Text()) for language in self.languages)
 
     def files(self, path: str) -> Sequence[str]:
-        """Return the file of each language, as far as they exist."""
+        """Returns the file of each language, as far as they exist."""
         named = ([f"{path}.{language}{suffix}" for suffix in ("", GZIP_SUFFIX)] for language in self.languages)
         return [existing[0] for names in named if (existing := [name for name in names if paths.is_file(name)])]
 
     def read(self, path: str) -> Rows:
-        """Return the pairs of lines.
+        """Returns the pairs of lines.
 
         Raises:
           UserError: the file of a language is missing, is not UTF-8, or has another number of lines.

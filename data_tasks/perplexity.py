@@ -47,7 +47,7 @@ _ARGUMENTS = task_arguments.declare(
 
 @functools.lru_cache(maxsize=2)
 def read(pattern: str, json_field: str) -> Corpus:
-    """Read whole files, or records, as the documents of the split `validation`.
+    """Reads whole files, or records, as the documents of the split `validation`.
 
     Args:
       pattern: files to read, a path that may contain *, ** and ?.
@@ -72,7 +72,7 @@ def windows(
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """Divide documents into the positions of a sliding window.
+    """Divides documents into the positions of a sliding window.
 
     Args:
       ds: documents with `text`, a scalar string.
@@ -116,7 +116,7 @@ def windows(
 
 
 def counts_of(text: str, *, example: Mapping[str, Any], is_target: bool = True) -> dict[str, int]:
-    """Return the features of a window that the metric reads."""
+    """Returns the features of a window that the metric reads."""
     del text, is_target
     return {name: int(example[name]) for name in (_DOCUMENT, _WINDOWS, _WORDS, _BYTES)}
 
@@ -124,7 +124,7 @@ def counts_of(text: str, *, example: Mapping[str, Any], is_target: bool = True) 
 def perplexity(
     targets: Sequence[Mapping[str, int]], scores: Sequence[float], intermediates: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Compute the perplexity per token, word and byte.
+    """Computes the perplexity per token, word and byte.
 
     Args:
       targets: what `counts_of` returns for each window.

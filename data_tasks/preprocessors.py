@@ -22,7 +22,7 @@ MAX_DOCUMENT_BYTES = 1 << 24
 
 
 def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
-    """Check a document for the problems that exclude it.
+    """Checks a document for the problems that exclude it.
 
     Args:
       text: the document, scalar string.
@@ -40,7 +40,7 @@ def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BY
 
 
 def count_skipped(task: seqio.Task, split: str, limit: int) -> tuple[int, Counter[str]]:
-    """Count the documents that `documents` skips.
+    """Counts the documents that `documents` skips.
 
     Args:
       task: a task; without this preprocessor, no document is counted.
@@ -67,7 +67,7 @@ def count_skipped(task: seqio.Task, split: str, limit: int) -> tuple[int, Counte
 
 
 def options_of(task: seqio.Task, function: Callable) -> Mapping[str, Any] | None:
-    """Return the keyword arguments of a preprocessor in a task, or None if the task does not use it."""
+    """Returns the keyword arguments of a preprocessor in a task, or None if the task does not use it."""
     for preprocessor in task.preprocessors:
         if getattr(preprocessor, "func", preprocessor) is function:
             return getattr(preprocessor, "keywords", {})
@@ -78,7 +78,7 @@ def options_of(task: seqio.Task, function: Callable) -> Mapping[str, Any] | None
 def documents(
     ds: tf.data.Dataset, *, text_feature: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
 ) -> tf.data.Dataset:
-    """Keep `text_feature` of every valid document as `targets`. `t5x_like inspect` counts the others by problem.
+    """Keeps `text_feature` of every valid document as `targets`. `t5x_like inspect` counts the others by problem.
 
     Args:
       ds: examples of a source.
@@ -107,7 +107,7 @@ def documents(
 
 
 def tokenize(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Convert `targets` from text to token ids without EOS, int32 `[length]`."""
+    """Converts `targets` from text to token ids without EOS, int32 `[length]`."""
     vocabulary = output_features["targets"].vocabulary
     return ds.map(
         lambda example: {"targets": tf.cast(vocabulary.encode_tf(example["targets"]), tf.int32)},
@@ -125,7 +125,7 @@ def span_corruption(
     mean_noise_span_length: float = span_lengths.MEAN_NOISE_SPAN_LENGTH,
     documents_per_batch: int = 128,
 ) -> tf.data.Dataset:
-    """Apply T5's span corruption to chunks of joined documents (Raffel et al. 2020, section 3.1.4).
+    """Applies T5's span corruption to chunks of joined documents (Raffel et al. 2020, section 3.1.4).
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
@@ -169,7 +169,7 @@ def span_corruption(
 
 
 def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cut a token sequence into chunks.
+    """Cuts a token sequence into chunks.
 
     Args:
       tokens: `[total]`.
@@ -188,7 +188,7 @@ def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor,
 
 
 def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cut each document into chunks of its own.
+    """Cuts each document into chunks of its own.
 
     Args:
       documents: ragged token ids, `[documents, (tokens)]`.
@@ -208,7 +208,7 @@ def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int =
 
 
 def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """Make the inputs of span corruption: each noise span is replaced by one sentinel.
+    """Makes the inputs of span corruption: each noise span is replaced by one sentinel.
 
     Args:
       tokens: `[rows, length]`.
@@ -225,7 +225,7 @@ def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_si
 
 
 def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
-    """Make the targets of span corruption: each noise span follows its sentinel; see `replace_spans`."""
+    """Makes the targets of span corruption: each noise span follows its sentinel; see `replace_spans`."""
     first, sentinels = _sentinels(noise, vocab_size)
     # With one more column, the sentinel of a span takes the column of the token before the span, which is not noise.
     before, after = [[0, 0], [0, 1]], [[0, 0], [1, 0]]
@@ -234,27 +234,27 @@ def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.Ra
 
 
 def _sentinels(noise: tf.Tensor, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return where spans begin, and at each position the sentinel of the latest span."""
+    """Returns where spans begin, and at each position the sentinel of the latest span."""
     first = noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
     return first, vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
 
 
 def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:
-    """Append EOS to every row of `[rows, (length)]`."""
+    """Appends EOS to every row of `[rows, (length)]`."""
     return tf.concat([sequences, tf.fill([sequences.nrows(), 1], eos_id)], axis=1)
 
 
 def truncate_with_eos(
     sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Append EOS to `[rows, (any)]`, truncate rows so that it fits `length`, and apply `pad_for_unbatch`."""
+    """Appends EOS to `[rows, (any)]`, truncates rows so that it fits `length`, and applies `pad_for_unbatch`."""
     return pad_for_unbatch(append_eos(sequences[:, : length - 1], vocabulary.eos_id), length, vocabulary)
 
 
 def pad_for_unbatch(
     sequences: tf.RaggedTensor, length: int, vocabulary: seqio.Vocabulary
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Pad sequences, if this keeps their ends recognizable, before they are unbatched.
+    """Pads sequences, if this keeps their ends recognizable, before they are unbatched.
 
     If the padding id of the vocabulary is 0, rows are padded with it, because dense rows unbatch twice as fast as
     ragged ones. Otherwise 0 may be text, and only the length of a sequence marks its end.

@@ -24,7 +24,7 @@ add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
 
 
 def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:
-    """Return the byte-level BPE vocabulary whose files are in the directory given by the argument `vocabulary_path`."""
+    """Returns the byte-level BPE vocabulary of the files in the directory of the argument `vocabulary_path`."""
 
     def given() -> str:
         if path() is None:

@@ -45,7 +45,7 @@ def _files() -> Files:
 
 
 def to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Put `*` around the first occurrence of the pronoun, if a space, period or comma follows it, as in the t5 package.
+    """Puts `*` around the first occurrence of the pronoun that a space, period or comma follows, as in the t5 package.
 
     Returns:
       Examples with `inputs`, `targets` (the referent, or `UNKNOWN_LABEL`), `candidates` and `label`.
@@ -66,7 +66,7 @@ def to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def referent(text: str, example: Mapping[str, Any] | None = None, is_target: bool = False) -> int:
-    """Return the position of a predicted referent among the candidates, -1 if it is none; for a target the label."""
+    """Returns the position of a predicted referent among the candidates, -1 if it is none; for a target the label."""
     if is_target:
         return int(example["label"])
     candidates = [candidate.decode("utf-8") for candidate in example["candidates"]]

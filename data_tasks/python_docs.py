@@ -29,13 +29,13 @@ _DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def module_paths() -> list[str]:
-    """Return the listed source files, relative to the directory of the standard library."""
+    """Returns the listed source files, relative to the directory of the standard library."""
     return MODULES_FILE.read_text().split()
 
 
 @functools.cache
 def read(stdlib: str | None = None) -> Corpus:
-    """Read the corpus.
+    """Reads the corpus.
 
     Args:
       stdlib: directory of the standard library's sources. Default: that of this interpreter.
@@ -69,7 +69,7 @@ def read(stdlib: str | None = None) -> Corpus:
 
 
 def _topics() -> Iterator[str]:
-    """Yield the language reference in documents of a few paragraphs."""
+    """Yields the language reference in documents of a few paragraphs."""
     if importlib.util.find_spec("pydoc_data") is None:
         raise UserError(
             "the corpus python_docs needs pydoc_data.topics, which this Python does not have. Install the full Python "
@@ -89,7 +89,7 @@ def _topics() -> Iterator[str]:
 
 
 def _module(path: Path, dotted: str) -> Iterator[str]:
-    """Yield the docstrings of a module: one document for its own, one per top-level class or function."""
+    """Yields the docstrings of a module: one document for its own, one per top-level class or function."""
     tree = ast.parse(path.read_bytes())
     if docstring := ast.get_docstring(tree):
         yield f"module {dotted}\n\n{docstring}"
@@ -99,7 +99,7 @@ def _module(path: Path, dotted: str) -> Iterator[str]:
 
 
 def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
-    """Yield signature and docstring of a class or function, if it has one, and those of a class's members."""
+    """Yields signature and docstring of a class or function, if it has one, and those of a class's members."""
     docstring = ast.get_docstring(node)
     children = (
         [child for child in node.body if isinstance(child, _DEFINITIONS)] if isinstance(node, ast.ClassDef) else []
@@ -119,7 +119,7 @@ def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
 
 
 def _without_repetition(texts: list[str]) -> Iterator[str]:
-    """Yield the texts without paragraphs that occurred before, and skip texts without a new long paragraph."""
+    """Yields the texts without paragraphs that occurred before, and skip texts without a new long paragraph."""
     seen: set[str] = set()
     for text in texts:
         kept = []

@@ -48,7 +48,7 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def questions_of_article(article: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the questions of an article with several ones, or the row itself if it has one question.
+    """Yields the questions of an article with several ones, or the row itself if it has one question.
 
     Raises:
       ValueError: the numbers of questions, answers and options differ from each other, or options from four.
@@ -74,11 +74,11 @@ class ArticleFolder:
     columns: tuple[tuple[str, Column], ...]
 
     def files(self, path: str) -> Sequence[str]:
-        """Return the files in the order of their names."""
+        """Returns the files in the order of their names."""
         return [paths.join(path, name) for name in sorted(paths.listdir(path)) if name.endswith(".txt")]
 
     def read(self, path: str) -> Rows:
-        """Return the rows of all files."""
+        """Returns the rows of all files."""
         return _read_articles(path, self)
 
 
@@ -113,7 +113,7 @@ def _source(task: str, arguments: Mapping[str, Any], level: str) -> DataDirSourc
 
 
 def questions(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Make an example per question of TFDS's articles. Rows of files are not changed."""
+    """Makes an example per question of TFDS's articles. Rows of files are not changed."""
     if "questions" not in ds.element_spec:
         return ds
 
@@ -132,7 +132,7 @@ def questions(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def answer_question(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Join the question with each option, as the features `A` to `D`, as fairseq's recipe of RoBERTa does.
+    """Joins the question with each option, as the features `A` to `D`, as fairseq's recipe of RoBERTa does.
 
     The option is put into the gaps (`_`) of the question, or after a question without gaps.
     """
@@ -151,7 +151,7 @@ def answer_question(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Make text of RACE: `race question: … A: … B: … C: … D: … article: …` -> `B`.
+    """Makes text of RACE: `race question: … A: … B: … C: … D: … article: …` -> `B`.
 
     The article comes last, because a text that is too long is truncated at its end.
     """

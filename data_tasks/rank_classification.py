@@ -28,7 +28,7 @@ EXAMPLE, ANSWER, ANSWERS, LABEL = "rank/example", "rank/answer", "rank/answers",
 
 
 def text_stage(task: seqio.Task) -> int:
-    """Return the number of the preprocessor that tokenizes; the ones before it make `inputs` and `targets` as text.
+    """Returns the number of the preprocessor that tokenizes; the ones before it make `inputs` and `targets` as text.
 
     Raises:
       UserError: the task does not tokenize with SeqIO's preprocessor.
@@ -43,7 +43,7 @@ def text_stage(task: seqio.Task) -> int:
 
 
 def rows_of_answers(ds: tf.data.Dataset, *, answers: Sequence[str] | str) -> tf.data.Dataset:
-    """Make a row per answer of each example.
+    """Makes a row per answer of each example.
 
     Args:
       ds: examples with `inputs` and `targets`, scalar strings.
@@ -69,7 +69,7 @@ def rows_of_answers(ds: tf.data.Dataset, *, answers: Sequence[str] | str) -> tf.
 def ranked(
     text: str, *, example: Mapping[str, Any], is_target: bool = True, postprocess: Callable | None = None
 ) -> dict[str, Any]:
-    """Return what the metrics read of a row.
+    """Returns what the metrics read of a row.
 
     Args:
       text: the answer.
@@ -96,7 +96,7 @@ def ranked(
 
 
 def rank_classification(metric_fns: Sequence[Callable]) -> Callable[[Sequence, Sequence], dict[str, float]]:
-    """Return a metric of scores that computes metrics of predictions.
+    """Returns a metric of scores that computes metrics of predictions.
 
     The prediction for an example is the answer with the highest score, the first of equal ones. Examples of which some
     answers are missing, because the number of rows is limited, do not count.
@@ -140,14 +140,14 @@ def _metrics(metric_fns, examples, key) -> dict[str, float]:
 
 
 def answers_of(task: seqio.Task) -> tuple[str, ...] | None:
-    """Return the label words of a task, which its postprocessor holds, or None if it has none."""
+    """Returns the label words of a task, which its postprocessor holds, or None if it has none."""
     # `task.postprocess_fn` is a method, which hides the keywords of the function.
     answers = getattr(task._postprocess_fn, "keywords", {}).get("label_classes")
     return tuple(answers) if answers else None
 
 
 def add(task: seqio.Task, name: str | None = None, *, answers: Sequence[str] | str | None = None) -> seqio.Task:
-    """Register a text-to-text task once more, for rank classification.
+    """Registers a text-to-text task once more, for rank classification.
 
     Both tasks have the same arguments. Answers end in EOS if the targets of the task do.
 

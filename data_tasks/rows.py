@@ -30,7 +30,7 @@ class Rows:
         return int(next(iter(self.features.values())).shape[0])
 
     def row(self, index: tf.Tensor) -> dict[str, Any]:
-        """Return the features of one row."""
+        """Returns the features of one row."""
         example: dict[str, Any] = {}
         for name, values in self.features.items():
             *outer, last = name.split(NESTED)
@@ -62,19 +62,19 @@ class RowSource(seqio.DataSource):
         return True
 
     def list_shards(self, split: str) -> Sequence[str]:
-        """Return the split as the only shard."""
+        """Returns the split as the only shard."""
         return [split]
 
     def num_input_examples(self, split: str) -> int:
-        """Return the number of rows of a split."""
+        """Returns the number of rows of a split."""
         return len(self._read(split))
 
     def describe(self) -> str:
-        """Return one line about the data."""
+        """Returns one line about the data."""
         return self._describe()
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
-        """Return the rows of a split; see `seqio.DataSource`."""
+        """Returns the rows of a split; see `seqio.DataSource`."""
         if split not in self.splits:
             raise UserError(f"split {split!r} not found. Give one of {', '.join(self.splits)}.")
         rows = self._read(split)

@@ -42,7 +42,7 @@ class Documents:
 
     @classmethod
     def from_batch(cls, batch: Mapping[str, tf.Tensor]) -> "Documents":
-        """Convert a ragged batch of documents in the format of `data_tasks.sentences`."""
+        """Converts a ragged batch of documents in the format of `data_tasks.sentences`."""
         lengths = batch["sentence_lengths"]
         return cls(
             tokens=batch["tokens"].flat_values,
@@ -90,7 +90,7 @@ def sentence_pairs(
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
     passes: int = 1,
 ) -> tf.data.Dataset:
-    """Make pairs of text segments, half of which are consecutive in a document.
+    """Makes pairs of text segments, half of which are consecutive in a document.
 
     A chunk of full sentences is cut into two segments between sentences. In half of the pairs, sentences of another
     document replace the second segment, which then begins the next pair. Pairs that are too long lose tokens at random
@@ -137,7 +137,7 @@ def sentence_pairs(
 
 
 def random_target_lengths(documents: tf.Tensor, most: int, short_pair_probability: float, seed: tf.Tensor) -> tf.Tensor:
-    """Draw the target length of the pairs of each document.
+    """Draws the target length of the pairs of each document.
 
     Args:
       documents: number of documents, scalar.
@@ -155,7 +155,7 @@ def random_target_lengths(documents: tf.Tensor, most: int, short_pair_probabilit
 
 
 def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pairs:
-    """Draw the pairs of all documents, before truncation: first pairs, then second pairs, and so on.
+    """Draws the pairs of all documents, before truncation: first pairs, then second pairs, and so on.
 
     Args:
       documents: at least one document, each of at least one sentence.
@@ -192,7 +192,7 @@ def _random_draws(documents: tf.Tensor, seed: tf.Tensor) -> Draws:
 
 
 def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draws: Draws) -> tuple[Pairs, tf.Tensor]:
-    """Make the next pair of each document.
+    """Makes the next pair of each document.
 
     Args:
       documents: the documents.
@@ -225,30 +225,30 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
 
 
 def _chunk_ends(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
-    """Return the sentence at which a chunk of `tokens` ends: at least one sentence long, at most up to `lasts`."""
+    """Returns the sentence at which a chunk of `tokens` ends: at least one sentence long, at most up to `lasts`."""
     enough = tf.searchsorted(documents.boundaries, _token_offsets(documents.boundaries, starts) + tokens)
     return tf.clip_by_value(enough, starts + 1, tf.maximum(lasts, starts + 1))
 
 
 def _token_offsets(boundaries: tf.Tensor, sentences: tf.Tensor) -> tf.Tensor:
-    """Return the offsets of sentences. The index may exceed the last sentence for an exhausted document."""
+    """Returns the offsets of sentences. The index may exceed the last sentence for an exhausted document."""
     return tf.gather(boundaries, tf.minimum(sentences, tf.size(boundaries) - 1))
 
 
 def _random_indices(counts: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Convert draws in [0, 1) to integers from 0 to count - 1."""
+    """Converts draws in [0, 1) to integers from 0 to count - 1."""
     return tf.minimum(tf.cast(draws * tf.cast(counts, draws.dtype), tf.int32), counts - 1)
 
 
 def _first_different(hashes: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
-    """Return the first candidate whose text differs from the document's own, or the last candidate, `[documents]`."""
+    """Returns the first candidate whose text differs from the document's own, or the last candidate, `[documents]`."""
     differ = tf.gather(hashes, candidates) != hashes[:, tf.newaxis]
     differ |= tf.range(tf.shape(candidates)[1]) == tf.shape(candidates)[1] - 1
     return tf.gather(candidates, tf.argmax(differ, axis=1), batch_dims=1)
 
 
 def truncate_pairs(pairs: Pairs, most: int, seed: tf.Tensor) -> Pairs:
-    """Truncate pairs to at most `most` tokens.
+    """Truncates pairs to at most `most` tokens.
 
     Each excess token is removed from the longer segment (B if both have the same length), at its front or back with
     equal probability.
@@ -274,7 +274,7 @@ def truncate_pairs(pairs: Pairs, most: int, seed: tf.Tensor) -> Pairs:
 
 
 def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return how many tokens A and B lose, one at a time from the longer segment (B if equal), `[pairs]` each."""
+    """Returns how many tokens A and B lose, one at a time from the longer segment (B if equal), `[pairs]` each."""
     excess = tf.maximum(a_length + b_length - most, 0)
     drop_a = tf.clip_by_value(a_length - b_length, 0, excess)
     drop_b = tf.clip_by_value(b_length - a_length, 0, excess)
@@ -283,7 +283,7 @@ def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple
 
 
 def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
-    """Assemble [CLS] A [SEP] B [SEP] for every pair.
+    """Assembles [CLS] A [SEP] B [SEP] for every pair.
 
     Args:
       tokens: int32 `[total]`.

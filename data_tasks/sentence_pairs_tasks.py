@@ -61,7 +61,7 @@ def add_sentence_pairs_task(
     masking: Callable[[], Masking] = BertMasking,
     text_feature: str = "text",
 ) -> seqio.Task:
-    """Register a task of masked sentence pairs for the features `specs.SENTENCE_PAIRS`.
+    """Registers a task of masked sentence pairs for the features `specs.SENTENCE_PAIRS`.
 
     The features are `inputs`, `targets`, `masked_positions`, `token_types` and `next_sentence_label`. Pairs and masks
     differ in every epoch.
@@ -104,7 +104,7 @@ def add_sentence_pairs_task(
 
 
 def _text_files() -> Corpus:
-    """Read the corpus that the current arguments describe."""
+    """Reads the corpus that the current arguments describe."""
     names = ("pattern", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
     values = {name: _ARGUMENTS[name] for name in names}
     if _ARGUMENTS["one_sentence_a_line"]:
@@ -121,7 +121,7 @@ def documents_between_blank_lines(
     json_field: str = "text",
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
-    """Read files whose documents are separated by blank lines.
+    """Reads files whose documents are separated by blank lines.
 
     A file that is not valid UTF-8 is skipped as a whole and counted.
 

@@ -27,12 +27,12 @@ _IDEOGRAPHIC_STOP = r"([。！？][」』”’）]*)"
 
 
 def split_lines(text: tf.Tensor) -> tf.Tensor:
-    """Split a text `[]` into its lines that are not blank, `[sentences]`: BERT's format, one sentence per line."""
+    """Splits a text `[]` into its lines that are not blank, `[sentences]`: BERT's format, one sentence per line."""
     return _strip_nonempty(tf.strings.split(text, sep="\n"))
 
 
 def split_prose(text: tf.Tensor) -> tf.Tensor:
-    """Split a text `[]` into sentences at punctuation and paragraphs, `[sentences]`. Line breaks within them are kept.
+    """Splits a text `[]` into sentences at punctuation and paragraphs, `[sentences]`. Line breaks within them are kept.
 
     Splitting uses a few regular expressions and no model: it may split at an abbreviation, and splits code at blank
     lines.
@@ -55,7 +55,7 @@ def tokenize_sentences(
     *,
     split: Callable[[tf.Tensor], tf.Tensor] = split_prose,
 ) -> tf.data.Dataset:
-    """Convert documents from text to token ids with sentence boundaries. Documents without sentences are dropped.
+    """Converts documents from text to token ids with sentence boundaries. Documents without sentences are dropped.
 
     Args:
       ds: documents as text, `targets`, scalar string.

@@ -29,6 +29,7 @@ from data_tasks import (
     text_table,
     translation,
     trivia_qa,
+    wnli_simple,
 )
 
 __all__ = [
@@ -59,4 +60,5 @@ __all__ = [
     "text_table",
     "translation",
     "trivia_qa",
+    "wnli_simple",
 ]

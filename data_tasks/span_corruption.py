@@ -15,7 +15,7 @@ def add_span_corruption_task(
     text_feature: str = "text",
     **rates: float,
 ) -> seqio.Task:
-    """Register a span corruption task: `inputs` are chunks of text without the noise spans, `targets` those spans.
+    """Registers a span corruption task: `inputs` are chunks of text without the noise spans, `targets` those spans.
 
     Args:
       name: the task name.

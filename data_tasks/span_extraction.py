@@ -39,7 +39,7 @@ class Windows(NamedTuple):
 
 
 def windows_of(pieces: tf.Tensor, room: tf.Tensor, stride: int) -> Windows:
-    """Divide a context into windows.
+    """Divides a context into windows.
 
     Args:
       pieces: number of pieces of the context, scalar int32.
@@ -63,7 +63,7 @@ def windows_of(pieces: tf.Tensor, room: tf.Tensor, stride: int) -> Windows:
 
 
 def answer_pieces(context: Encoded, text: tf.Tensor, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the first and the last piece that share a character with an answer.
+    """Returns the first and the last piece that share a character with an answer.
 
     Args:
       context: the pieces of the context.
@@ -90,7 +90,7 @@ def span_windows(
     stride: Callable[[], int] = lambda: DOC_STRIDE,
     max_question_length: Callable[[], int] = lambda: MAX_QUESTION_LENGTH,
 ) -> tf.data.Dataset:
-    """Replace each question by an example per window of its context.
+    """Replaces each question by an example per window of its context.
 
     Args:
       ds: examples with the features of TFDS's SQuAD: `id`, `question`, `context`, and `answers` with `text` and

@@ -24,7 +24,7 @@ class SpecialTokens:
 
 
 def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
-    """Return the special tokens of a vocabulary.
+    """Returns the special tokens of a vocabulary.
 
     They are its attributes `cls_id`, `sep_id` and `mask_id`, or its pieces [CLS], [SEP] and [MASK]. For a vocabulary
     with neither, they are its last sentinels: the last id is [MASK], the id before it [CLS], the id before that [SEP].
@@ -56,7 +56,7 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Return which ids begin a word.
+    """Returns which ids begin a word.
 
     They are the vocabulary's attribute `word_starts`. In a SentencePiece model they are the pieces that begin with
     whitespace (`▁`) and all ids that are not text.

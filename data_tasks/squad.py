@@ -7,6 +7,7 @@
 | `squad_v1_spans`, `squad_v2_spans` | the positions of the answer in windows of the context, as in BERT |
 | `squad_v010_allanswers` | SQuAD 1.1 as text, as in the t5 package |
 | `squad_v010_context_free` | SQuAD 1.1 as text without the context, as in the t5 package |
+| `squad_v010_allanswers_span` | SQuAD 1.1 as text; the target is where the answer is: `start: 12 end: 14` |
 | `squad_v2_allanswers` | SQuAD 2.0 as text; the answer of an unanswerable question is `unanswerable` |
 
 Without `data_dir`, TFDS provides the data. With it, the official files are read (`train-v1.1.json`, `dev-v2.0.json`),
@@ -14,6 +15,7 @@ or files named after the splits (`train.json`, `validation.jsonl`) with the rows
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +48,7 @@ COLUMNS = {
 
 
 def questions_of_document(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the questions of an official file, or the rows of a file with a list `data` of them.
+    """Yields the questions of an official file, or the rows of a file with a list `data` of them.
 
     Raises:
       ValueError: an answer is not at its position in the context.
@@ -63,7 +65,7 @@ def questions_of_document(document: Mapping[str, Any]) -> Iterator[Mapping[str, 
 
 
 def question_of_row(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row of TFDS with the columns of `COLUMNS`.
+    """Yields a row of TFDS with the columns of `COLUMNS`.
 
     Raises:
       ValueError: an answer is not at its position in the context.
@@ -131,12 +133,12 @@ def _add_spans(name: str, version: str, metric: Callable) -> None:
 
 
 def pad_punctuation(text: tf.Tensor) -> tf.Tensor:
-    """Put spaces around punctuation, and replace each run of whitespace by one space, as the t5 package does."""
+    """Puts spaces around punctuation, and replaces each run of whitespace by one space, as the t5 package does."""
     return tf.strings.regex_replace(tf.strings.regex_replace(text, r"([[:punct:]])", r" \1 "), r"\s+", " ")
 
 
 def question_and_context(ds: tf.data.Dataset, *, include_context: bool = True) -> tf.data.Dataset:
-    """Make text of SQuAD: `question: Who ? context: Rollo was it .` -> `Rollo`, with spaces around punctuation.
+    """Makes text of SQuAD: `question: Who ? context: Rollo was it .` -> `Rollo`, with spaces around punctuation.
 
     Args:
       ds: examples with the features of TFDS.
@@ -164,14 +166,59 @@ def question_and_context(ds: tf.data.Dataset, *, include_context: bool = True) -
     return ds.map(to_text, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+def question_and_span(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Makes text of SQuAD whose target is the position of the first answer in the context: `start: 12 end: 14`.
+
+    As in the t5 package, a context and an answer with spaces around punctuation are cut at each space and at each
+    character that is not a letter, a digit or `_`, so that some pieces are empty. Both positions count pieces from 0
+    and are inclusive. Questions whose answer is not a sequence of pieces before the last piece are left out.
+
+    Returns:
+      The examples of `question_and_context` with other `targets`.
+    """
+
+    def to_span(example):
+        context, answer = _pieces(example["context"]), _pieces(example["targets"])
+        count = tf.size(answer)
+        # The package compares windows up to the one before the last.
+        starts = tf.range(tf.maximum(tf.size(context) - count, 0))
+        windows = tf.gather(context, starts[:, tf.newaxis] + tf.range(count))
+        found = tf.boolean_mask(starts, tf.reduce_all(windows == answer, axis=1))
+        start = tf.concat([found, [-1]], axis=0)[0]
+        words = ["start:", tf.as_string(start), "end:", tf.as_string(start + count - 1)]
+        return {**example, "targets": tf.where(start < 0, "", tf.strings.join(words, separator=" "))}
+
+    ds = question_and_context(ds).map(to_span, num_parallel_calls=tf.data.AUTOTUNE)
+    return ds.filter(lambda example: tf.strings.length(example["targets"]) > 0)
+
+
+def _pieces(text: tf.Tensor) -> tf.Tensor:
+    return tf.strings.split(tf.strings.regex_replace(text, r"\W", " "), " ")
+
+
+def span_text(text: str, *, example: Mapping[str, Any], is_target: bool) -> Sequence[str] | str:
+    """Returns all answers of an example as its target, and the words at the predicted positions.
+
+    Positions are those of `question_and_span`. The metric of the t5 package counts words without the empty pieces that
+    its targets count, so it gives less than 100 for the targets themselves.
+    """
+    if is_target:
+        return postprocessors.answers_or_text(text, example=example, is_target=True)
+    positions = re.fullmatch(r"\s*start:\s*(\d{1,9})\s+end:\s*(\d{1,9})\s*", text)
+    if positions is None:
+        return ""
+    pieces = re.sub(r"[^A-Za-z0-9_]", " ", example["context"].decode("utf-8")).split(" ")
+    return " ".join(pieces[int(positions[1]) : int(positions[2]) + 1])
+
+
 def answers_or_none(text: str, *, example: Mapping[str, Any], is_target: bool) -> Sequence[str] | str:
-    """Return all answers of an example as its target, and a predicted text, empty for `UNANSWERABLE`."""
+    """Returns all answers of an example as its target, and a predicted text, empty for `UNANSWERABLE`."""
     text = "" if text.strip() == UNANSWERABLE else text
     return postprocessors.answers_or_text(text, example=example, is_target=is_target)
 
 
 def _add_text_to_text(
-    name: str, version: str, metric: Callable, postprocess: Callable, *, include_context: bool = True
+    name: str, version: str, metric: Callable, postprocess: Callable, prepare: Callable = question_and_context
 ) -> None:
     arguments = task_arguments.declare(
         name,
@@ -184,7 +231,7 @@ def _add_text_to_text(
         name,
         _source(name, arguments, version),
         arguments,
-        prepare=[functools.partial(question_and_context, include_context=include_context)],
+        prepare=[prepare],
         metric_fns=[metric],
         postprocess_fn=postprocess,
     )
@@ -194,6 +241,8 @@ _add_spans("squad_v1_spans", "1.1", spans.squad_v1_spans)
 _add_spans("squad_v2_spans", "2.0", spans.squad_v2_spans)
 _add_text_to_text("squad_v010_allanswers", "1.1", question_answering.squad, postprocessors.answers_or_text)
 _add_text_to_text(
-    *("squad_v010_context_free", "1.1", question_answering.squad, postprocessors.answers_or_text), include_context=False
+    *("squad_v010_context_free", "1.1", question_answering.squad, postprocessors.answers_or_text),
+    prepare=functools.partial(question_and_context, include_context=False),
 )
+_add_text_to_text("squad_v010_allanswers_span", "1.1", question_answering.squad, span_text, prepare=question_and_span)
 _add_text_to_text("squad_v2_allanswers", "2.0", question_answering.squad_v2, answers_or_none)

@@ -11,14 +11,14 @@ from t5x_like.decoding.spans import Window, answers_of
 
 
 def best_spans(examples: Sequence[Example], predictions: Sequence[Any], outputs: Mapping[str, Sequence[Any]]) -> str:
-    """Write the best span over the windows of each question."""
+    """Writes the best span over the windows of each question."""
     return _write_spans(examples, outputs, may_be_unanswerable=False)
 
 
 def best_spans_or_none(
     examples: Sequence[Example], predictions: Sequence[Any], outputs: Mapping[str, Sequence[Any]]
 ) -> str:
-    """Write the best span over the windows of each question, or no text if the question seems unanswerable."""
+    """Writes the best span over the windows of each question, or no text if the question seems unanswerable."""
     return _write_spans(examples, outputs, may_be_unanswerable=True)
 
 

@@ -56,17 +56,17 @@ class Submission:
         predictions: Sequence[Any],
         outputs: Mapping[str, Sequence[Any]],
     ) -> dict[str, str]:
-        """Return file name -> content for the predictions of a split."""
+        """Returns file name -> content for the predictions of a split."""
         return {self.file_names[split]: self.write(examples, predictions, outputs)}
 
 
 def attach(task: str, submission: Submission) -> None:
-    """State the benchmark of a registered task."""
+    """States the benchmark of a registered task."""
     seqio.TaskRegistry.get(task).benchmark = submission
 
 
 def tsv(values: Callable[[Any], Any]) -> Writer:
-    """Return a writer of GLUE's format: a line `index<tab>prediction` per example.
+    """Returns a writer of GLUE's format: a line `index<tab>prediction` per example.
 
     Args:
       values: from a prediction to the submitted value.
@@ -80,7 +80,7 @@ def tsv(values: Callable[[Any], Any]) -> Writer:
 
 
 def jsonl(values: Callable[[Any], Any]) -> Writer:
-    """Return a writer of SuperGLUE's format: an object `{"idx": …, "label": …}` per example.
+    """Returns a writer of SuperGLUE's format: an object `{"idx": …, "label": …}` per example.
 
     Args:
       values: from a prediction to the submitted value.
@@ -93,18 +93,18 @@ def jsonl(values: Callable[[Any], Any]) -> Writer:
 
 
 def lines(objects: Iterable[Any]) -> str:
-    """Return one JSON object per line."""
+    """Returns one JSON object per line."""
     return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects)
 
 
 def squad_json(examples: Sequence[Example], predictions: Sequence[Any], outputs: Mapping[str, Sequence[Any]]) -> str:
-    """Write SQuAD's format: an object from the id of each question to the text of its answer."""
+    """Writes SQuAD's format: an object from the id of each question to the text of its answer."""
     answers = {_text(example["id"]): _text(answer) for example, answer in zip(examples, predictions, strict=True)}
     return json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
 
 
 def label_of(names: Sequence[Any]) -> Callable[[int], Any]:
-    """Return a function from the index of a label to its name.
+    """Returns a function from the index of a label to its name.
 
     A generated text that is not a label has the index -1. The first label is submitted for it, because benchmarks
     reject other values.
@@ -113,7 +113,7 @@ def label_of(names: Sequence[Any]) -> Callable[[int], Any]:
 
 
 def score(value: float) -> str:
-    """Return the score of STS-B, limited to its range [0, 5]."""
+    """Returns the score of STS-B, limited to its range [0, 5]."""
     return f"{float(np.clip(value, 0.0, 5.0)):.3f}"
 
 

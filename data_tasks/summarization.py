@@ -22,7 +22,7 @@ PREFIX = "summarize:"
 
 
 def summarize(ds: tf.data.Dataset, *, article: str, summary: str) -> tf.data.Dataset:
-    """Make `inputs` and `targets` of an article and its summary.
+    """Makes `inputs` and `targets` of an article and its summary.
 
     Args:
       ds: examples.

@@ -58,7 +58,7 @@ _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happe
 
 
 def _declare(name: str, task: str, splits: Sequence[str]) -> tuple[task_arguments.Arguments, DataDirSource]:
-    """Declare the arguments of a task and return them with its source."""
+    """Declares the arguments of a task and returns them with its source."""
     arguments = task_arguments.declare(
         name,
         # A directory with the files of the benchmark. Default: TFDS.
@@ -85,7 +85,7 @@ def _splits(task: str) -> tuple[str, ...]:
 
 
 def _map(make: Callable[[Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]):
-    """Return a preprocessor that adds features to each example."""
+    """Returns a preprocessor that adds features to each example."""
 
     def preprocessor(ds: tf.data.Dataset) -> tf.data.Dataset:
         return ds.map(lambda example: {**example, **make(example)}, num_parallel_calls=tf.data.AUTOTUNE)
@@ -116,7 +116,7 @@ def _copa_texts(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def record_pairs(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Make an example per entity of each question of ReCoRD, with label 1 if the entity is an answer.
+    """Makes an example per entity of each question of ReCoRD, with label 1 if the entity is an answer.
 
     Returns:
       Examples with `passage`, `query`, `label`, `entity`, `idx/passage`, `idx/query`, and `answers`, string `[any]`.
@@ -151,7 +151,7 @@ def _replace_placeholder(query: tf.Tensor, entity: tf.Tensor) -> tf.Tensor:
 
 
 def _record_entity(values: Sequence[int], example=None, is_target: bool = False) -> dict[str, Any]:
-    """Return the entity of an example with its question, and for a target also the answers."""
+    """Returns the entity of an example with its question, and for a target also the answers."""
     group = (int(example["idx/passage"]), int(example["idx/query"]))
     entity = {"entity": example["entity"].decode(), "group": group}
     return entity | ({"answers": [answer.decode() for answer in example["answers"]]} if is_target else {})

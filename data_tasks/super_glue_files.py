@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 
 def _with_flat_index(record: Record) -> dict[str, Any]:
-    """Return a record whose dictionary `idx`, if it is one, is flat: `idx/question`."""
+    """Returns a record whose dictionary `idx`, if it is one, is flat: `idx/question`."""
     index = record.get("idx")
     if not isinstance(index, dict):
         return dict(record)
@@ -28,7 +28,7 @@ def _with_flat_index(record: Record) -> dict[str, Any]:
 
 
 def multirc(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield a row per answer of an official record; a row of TFDS is passed through."""
+    """Yields a row per answer of an official record; a row of TFDS is passed through."""
     if "passage" not in record:
         yield _with_flat_index(record)
         return
@@ -46,7 +46,7 @@ def multirc(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def record(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield a row per question of an official record of ReCoRD; a row of TFDS is passed through."""
+    """Yields a row per question of an official record of ReCoRD; a row of TFDS is passed through."""
     if not isinstance(record["passage"], dict):
         yield _with_flat_index(record)
         return
@@ -63,7 +63,7 @@ def record(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def wsc(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the row of an official record of WSC, with spans corrected as in TFDS; a row of TFDS is passed through."""
+    """Yields the row of an official record of WSC, with spans corrected as in TFDS; a row of TFDS is passed through."""
     if "target" not in record:
         yield dict(record)
         return
@@ -74,7 +74,7 @@ def wsc(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def _correct_span(row: dict[str, Any], span: str) -> None:
-    """Correct the capitalization and the end of a span that the text does not contain."""
+    """Corrects the capitalization and the end of a span that the text does not contain."""
     text, index = row[f"{span}_text"], row[f"{span}_index"]
     if text in row["text"] or text in _INTERRUPTED_SPANS:
         return
@@ -122,7 +122,7 @@ LABELS: dict[str, tuple[str, ...]] = {
 
 
 def _optional(name: str, column: Column) -> Column:
-    """Return the column of a test split: labels, answers, and the groups that metrics need may be missing."""
+    """Returns the column of a test split: labels, answers, and the groups that metrics need may be missing."""
     if name == "label" or name.startswith("idx/"):
         return unlabeled(column)
     return dataclasses.replace(column, default=()) if name == "answers" else column
@@ -133,7 +133,7 @@ _DIAGNOSTIC = {"axb": "AX-b", "axg": "AX-g"}
 
 
 def files(name: str, splits: tuple[str, ...]) -> Files:
-    """Return the files of a task: the official ones, or files of TFDS's schema named after the splits.
+    """Returns the files of a task: the official ones, or files of TFDS's schema named after the splits.
 
     Args:
       name: the name of the task in TFDS.

@@ -18,7 +18,7 @@ _VALUES = {"boolq": _LOWER_CASE, "wic": _LOWER_CASE, "copa": (0, 1)}
 
 
 def multirc(examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]], outputs: Any) -> str:
-    """Write the labels of answers, nested in their questions and paragraphs."""
+    """Writes the labels of answers, nested in their questions and paragraphs."""
     rows = sorted(
         (*(int(example[f"idx/{level}"]) for level in ("paragraph", "question", "answer")), max(found["value"], 0))
         for example, found in zip(examples, predictions, strict=True)
@@ -38,7 +38,7 @@ def multirc(examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]
 
 
 def record_text(examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]], outputs: Any) -> str:
-    """Write the first generated answer of each question."""
+    """Writes the first generated answer of each question."""
     answers: dict[int, str] = {}
     for example, found in zip(examples, predictions, strict=True):
         answers.setdefault(int(example["idx/query"]), found["value"])
@@ -48,7 +48,7 @@ def record_text(examples: Sequence[Example], predictions: Sequence[Mapping[str, 
 def record_entities(
     examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]], outputs: Mapping[str, Sequence[Any]]
 ) -> str:
-    """Write the entity with the highest probability of label 1 of each question."""
+    """Writes the entity with the highest probability of label 1 of each question."""
     best: dict[int, tuple[float, str]] = {}
     for example, found, probabilities in zip(examples, predictions, outputs["probabilities"], strict=True):
         query, probability = int(example["idx/query"]), float(probabilities[1])

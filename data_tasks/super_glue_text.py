@@ -18,17 +18,17 @@ _DETERMINERS = frozenset(
 
 
 def remove_markup(text: tf.Tensor) -> tf.Tensor:
-    """Remove the HTML of MultiRC from a text, scalar string: `<br>` becomes a space, `<b>` nothing."""
+    """Removes the HTML of MultiRC from a text, scalar string: `<br>` becomes a space, `<b>` nothing."""
     return tf.strings.regex_replace(tf.strings.regex_replace(text, "<br>", " "), "</?b>", "")
 
 
 def without_markup(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Remove the HTML of MultiRC from `inputs`; see `remove_markup`."""
+    """Removes the HTML of MultiRC from `inputs`; see `remove_markup`."""
     return ds.map(lambda example: {**example, "inputs": remove_markup(example["inputs"])})
 
 
 def multirc(text: Any, example=None, is_target: bool = False) -> dict[str, Any]:
-    """Return the label of an answer, grouped by question. A head predicts `[label]`, text is a label word."""
+    """Returns the label of an answer, grouped by question. A head predicts `[label]`, text is a label word."""
     label = string_label_to_class_id(text, FALSE_TRUE) if isinstance(text, str) else int(text[0])
     return grouped(label, int(example["idx/question"]) if is_target else None, is_target)
 
@@ -37,13 +37,13 @@ def multirc(text: Any, example=None, is_target: bool = False) -> dict[str, Any]:
 
 
 def without_highlights(passage: tf.Tensor) -> tf.Tensor:
-    """Join the sentences that a passage of ReCoRD highlights, which follow it on lines of their own."""
+    """Joins the sentences that a passage of ReCoRD highlights, which follow it on lines of their own."""
     passage = tf.strings.regex_replace(passage, r"([.?!\"'])\n@highlight\n", r"\1 ")
     return tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
 
 
 def record_to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Make an example per answer of each question of ReCoRD, or one with an unknown target without answers.
+    """Makes an example per answer of each question of ReCoRD, or one with an unknown target without answers.
 
     Returns:
       Examples with `inputs`, `targets`, `idx/passage`, `idx/query`, and all `answers`, string `[any]`.
@@ -70,7 +70,7 @@ def record_to_text(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def record(text: str, example=None, is_target: bool = False) -> dict[str, Any]:
-    """Return a predicted answer, or for a target all answers, grouped by question."""
+    """Returns a predicted answer, or for a target all answers, grouped by question."""
     if not is_target:
         return grouped(text, None, False)
     answers = [answer.decode() for answer in example["answers"]]
@@ -81,7 +81,7 @@ def record(text: str, example=None, is_target: bool = False) -> dict[str, Any]:
 
 
 def mark_word(text: tf.Tensor, word: tf.Tensor, index: tf.Tensor, mark: str) -> tf.Tensor:
-    """Put marks around a span of a text, as T5 does: `This is a test` -> `This is a * test *`.
+    """Puts marks around a span of a text, as T5 does: `This is a test` -> `This is a * test *`.
 
     Args:
       text: scalar string.
@@ -98,7 +98,7 @@ def mark_word(text: tf.Tensor, word: tf.Tensor, index: tf.Tensor, mark: str) -> 
 
 
 def mark_spans(example: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Return the text of WSC with `*` around the noun and `#` around the pronoun."""
+    """Returns the text of WSC with `*` around the noun and `#` around the pronoun."""
     text = mark_word(example["text"], example["span1_text"], example["span1_index"], "*")
     # The marks of the first span are words too.
     shift = 2 * tf.cast(example["span1_index"] < example["span2_index"], tf.int32)
@@ -106,7 +106,7 @@ def mark_spans(example: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def wsc_to_text(ds: tf.data.Dataset, *, correct_referent_only: bool) -> tf.data.Dataset:
-    """Make text of WSC: `wsc: Bob asked Tom if *he* can lend some money.` -> `Tom`.
+    """Makes text of WSC: `wsc: Bob asked Tom if *he* can lend some money.` -> `Tom`.
 
     The target is the noun, whether the pronoun refers to it or not.
 
@@ -134,7 +134,7 @@ def wsc_to_text(ds: tf.data.Dataset, *, correct_referent_only: bool) -> tf.data.
 
 
 def _with_blank(example: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Return the text with X in place of the pronoun."""
+    """Returns the text with X in place of the pronoun."""
     text = example["text"]
     # In these two texts, `span2_index` is not the position of the pronoun.
     for wrong, right in (
@@ -157,7 +157,7 @@ def _with_blank(example: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def wsc_simple(text: str, example=None, is_target: bool = False) -> int:
-    """Return whether a predicted referent is the noun, as T5 judges it; for a target the label.
+    """Returns whether a predicted referent is the noun, as T5 judges it; for a target the label.
 
     The words of one must be among those of the other. Capitalization and determiners do not count.
     """
@@ -179,7 +179,7 @@ def _content_words(text: str) -> list[str]:
 
 
 def mark_characters(text: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Put `*` around the characters `start` … `end - 1` of a text: `a *bank* robbery`."""
+    """Puts `*` around the characters `start` … `end - 1` of a text: `a *bank* robbery`."""
 
     def piece(first, count):
         return tf.strings.substr(text, first, count, unit="UTF8_CHAR")

@@ -28,7 +28,7 @@ _TEXTS = ("sent1", "sent2", *ENDINGS)
 
 
 def source(task: str, arguments: Mapping[str, Any]) -> DataDirSource:
-    """Return the source of a registered task."""
+    """Returns the source of a registered task."""
     columns = {**{name: Text() for name in _TEXTS}, "label": Label(ENDINGS)}
     without = {**columns, "label": unlabeled(columns["label"])}
     official = {
@@ -40,7 +40,7 @@ def source(task: str, arguments: Mapping[str, Any]) -> DataDirSource:
 
 
 def continue_sentence(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Put the beginning of the second sentence before each ending."""
+    """Puts the beginning of the second sentence before each ending."""
 
     def continued(example):
         whole = {name: tf.strings.join([example["sent2"], example[name]], separator=" ") for name in ENDINGS}

@@ -39,7 +39,7 @@ class Table:
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], **options) -> "Table":
-        """Return a table with columns given as a mapping."""
+        """Returns a table with columns given as a mapping."""
         return cls(tuple(columns.items()), **options)
 
     @property
@@ -48,16 +48,16 @@ class Table:
         return not any(isinstance(column.column, int) for _, column in self.columns)
 
     def files(self, path: str) -> list[str]:
-        """Return the path, or an empty list if the file does not exist."""
+        """Returns the path, or an empty list if the file does not exist."""
         return [path] if paths.is_file(path) else []
 
     def read(self, path: str) -> Rows:
-        """Return the rows of a file; see `read_table`."""
+        """Returns the rows of a file; see `read_table`."""
         return read_table(path, self)
 
 
 def read_table(path: str, table: Table) -> Rows:
-    """Read a file. Each file is read once.
+    """Reads a file. Each file is read once.
 
     Args:
       path: a path or URL that ends in .tsv, .txt, .csv, .jsonl or .json.
@@ -86,7 +86,7 @@ def _read_table(path: str, table: Table) -> Rows:
 
 
 def parse_records(path: str, records: Iterable[Record], table: Table) -> Rows:
-    """Parse records that were read from a file.
+    """Parses records that were read from a file.
 
     Args:
       path: the path, for messages.
@@ -108,7 +108,7 @@ def parse_records(path: str, records: Iterable[Record], table: Table) -> Rows:
 
 
 def expanded(path: str, records: Iterable[Record], expand: Callable) -> Iterator[Record]:
-    """Yield the records that `expand` makes of each record of a file; see `Table.expand`.
+    """Yields the records that `expand` makes of each record of a file; see `Table.expand`.
 
     Raises:
       UserError: it cannot. The message names file and line.
@@ -128,7 +128,7 @@ def expanded(path: str, records: Iterable[Record], expand: Callable) -> Iterator
 
 
 def _parse(path: str, records: Iterable[Record], table: Table) -> dict[str, list[Any]]:
-    """Return the values of each feature in all rows."""
+    """Returns the values of each feature in all rows."""
     values: dict[str, list[Any]] = {name: [] for name, _ in table.columns}
     present: set[Place] | None = None
     for record in records:
@@ -150,7 +150,7 @@ def _parse(path: str, records: Iterable[Record], table: Table) -> dict[str, list
 
 
 def _check_columns(path: str, first: Record, table: Table) -> None:
-    """Check the columns of the first record."""
+    """Checks the columns of the first record."""
     for name, column in table.columns:
         place = name if column.column is None else column.column
         if place not in first.values and column.default is None:
@@ -183,7 +183,7 @@ class ParsesRows:
         return tuple(name for name, column in self.row_columns.items() if column == Text())
 
     def parse_rows(self, path: str, records: Iterable[Record]) -> tf.data.Dataset:
-        """Return the records of a file as examples, for predictions. Labels and the column `id` may be missing.
+        """Returns the records of a file as examples, for predictions. Labels and the column `id` may be missing.
 
         Args:
           path: the path, for messages.

@@ -36,7 +36,7 @@ _UNEQUAL = "an example has different numbers of words and tags. Give one tag per
 
 
 def encode_words(vocabulary: seqio.Vocabulary, words: tf.Tensor) -> tf.RaggedTensor:
-    """Encode words one by one.
+    """Encodes words one by one.
 
     Args:
       vocabulary: the vocabulary. Byte-level BPE encodes each word with a preceding space, also the first one.
@@ -64,14 +64,14 @@ def encode_words(vocabulary: seqio.Vocabulary, words: tf.Tensor) -> tf.RaggedTen
 
 
 def entity_types(labels: Sequence[str]) -> np.ndarray:
-    """Return the index of the entity type of each tag, from 1; 0 for `O`. int32 `[labels]`."""
+    """Returns the index of the entity type of each tag, from 1; 0 for `O`. int32 `[labels]`."""
     names = [label[2:] if label != OUTSIDE else OUTSIDE for label in labels]
     kinds = [OUTSIDE, *dict.fromkeys(name for name in names if name != OUTSIDE)]
     return np.array([kinds.index(name) for name in names], np.int32)
 
 
 def begins_entity(tags: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
-    """Return which words begin an entity: `B-X`, and `I-X` after a word of another type. bool `[words]`."""
+    """Returns which words begin an entity: `B-X`, and `I-X` after a word of another type. bool `[words]`."""
     kinds = tf.constant([0, *entity_types(labels)])
     is_begin = tf.constant([False, *(label.startswith(BEGIN) for label in labels)])
     kind = tf.gather(kinds, tags + 1)
@@ -80,7 +80,7 @@ def begins_entity(tags: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
 
 
 def to_iob2(ds: tf.data.Dataset, *, labels: Sequence[str]) -> tf.data.Dataset:
-    """Convert the tags of each example from IOB1 to IOB2. If there are none, each word has an unknown tag."""
+    """Converts the tags of each example from IOB1 to IOB2. If there are none, each word has an unknown tag."""
     begin_of = [labels.index(BEGIN + label[2:]) if label != OUTSIDE else index for index, label in enumerate(labels)]
     begin_of = tf.constant([UNKNOWN, *begin_of])
 
@@ -101,7 +101,7 @@ def fill_words(
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """Replace the words of each example by `inputs`, `token_types` and `targets`, in the template of the vocabulary.
+    """Replaces the words of each example by `inputs`, `token_types` and `targets`, in the template of the vocabulary.
 
     Args:
       ds: examples with words, string `[words]`, and tags, int32 `[words]`.
@@ -143,7 +143,7 @@ def fill_words(
 def tags_of_words(
     values: Sequence[int], example: Mapping[str, Any], is_target: bool, *, labels: Sequence[str]
 ) -> list[str]:
-    """Return the tag of each word whose tag is known.
+    """Returns the tag of each word whose tag is known.
 
     Args:
       values: a tag per position of `inputs`, or more. It is not read for a target.
@@ -164,7 +164,7 @@ def tags_of_words(
 
 
 def add(name: str, source: seqio.DataSource, arguments: Mapping[str, Any], *, labels: Sequence[str]) -> seqio.Task:
-    """Register a tagging task; its metrics are precision, recall and F1 of entities.
+    """Registers a tagging task; its metrics are precision, recall and F1 of entities.
 
     Args:
       name: the task name.
@@ -193,7 +193,7 @@ def _postprocess_tags(values, example=None, is_target=False, *, labels):
 
 
 def to_text(ds: tf.data.Dataset, *, prefix: str, labels: Sequence[str]) -> tf.data.Dataset:
-    """Make text of sentences: `conll2003: EU rejects a Bonn call` -> `ORG: EU; LOC: Bonn`, or `none` without entities.
+    """Makes text of sentences: `conll2003: EU rejects a Bonn call` -> `ORG: EU; LOC: Bonn`, or `none` without entities.
 
     Args:
       ds: examples with words and tags.
@@ -221,7 +221,7 @@ def to_text(ds: tf.data.Dataset, *, prefix: str, labels: Sequence[str]) -> tf.da
 
 
 def entities_of_text(text: str, is_target: bool = False, **_) -> list[tuple[str, str]] | None:
-    """Return the entities of a text-to-text target or prediction as pairs of type and words; None for no target."""
+    """Returns the entities of a text-to-text target or prediction as pairs of type and words; None for no target."""
     if is_target and text == text_to_text.UNKNOWN_LABEL:
         return None
     if text.strip() in ("", NO_ENTITIES):
@@ -233,7 +233,7 @@ def entities_of_text(text: str, is_target: bool = False, **_) -> list[tuple[str,
 def add_text_to_text(
     name: str, source: seqio.DataSource, arguments: Mapping[str, Any], *, labels: Sequence[str], prefix: str
 ) -> seqio.Task:
-    """Register the text-to-text form of a tagging task; see `to_text`.
+    """Registers the text-to-text form of a tagging task; see `to_text`.
 
     Args:
       name: the task name.

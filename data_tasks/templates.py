@@ -62,11 +62,11 @@ class Template:
     second_type: int = 0
 
     def special_tokens(self, *, pair: bool) -> int:
-        """Return the number of special tokens around one text, or around two."""
+        """Returns the number of special tokens around one text, or around two."""
         return len(self.prefix) + len(self.suffix) + (len(self.separator) if pair else 0)
 
     def single(self, text: tf.Tensor, length: int) -> Filled:
-        """Place special tokens around a text, which is truncated at its end.
+        """Places special tokens around a text, which is truncated at its end.
 
         Args:
           text: ids without special tokens, int32 `[any]`.
@@ -85,7 +85,7 @@ class Template:
     def pair(
         self, first: tf.Tensor, second: tf.Tensor, length: int, truncation: Truncation = "longest_first"
     ) -> Filled:
-        """Place special tokens around two texts, which are truncated at their ends.
+        """Places special tokens around two texts, which are truncated at their ends.
 
         Args:
           first: ids without special tokens, int32 `[any]`.
@@ -112,7 +112,7 @@ class Template:
         return Filled(tf.concat([head, tail], axis=0), types, tf.constant(len(self.prefix)), tf.size(head))
 
     def budget(self, length: int, *, pair: bool) -> int:
-        """Return the number of tokens that texts may have.
+        """Returns the number of tokens that texts may have.
 
         Args:
           length: maximum length with special tokens.
@@ -134,7 +134,7 @@ class Template:
 
 
 def longest_first(first: tf.Tensor, second: tf.Tensor, budget: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return how many tokens of two texts are kept, as `truncation="longest_first"` of Hugging Face's tokenizers does.
+    """Returns how many tokens of two texts are kept, as `truncation="longest_first"` of Hugging Face's tokenizers does.
 
     The longer text is truncated to what the shorter one leaves. If this makes it the shorter one, both are truncated to
     half of the budget; the one token of an odd budget goes to the longer text, or to the second of two equal ones.
@@ -158,7 +158,7 @@ def longest_first(first: tf.Tensor, second: tf.Tensor, budget: int) -> tuple[tf.
 
 
 def template_of(vocabulary: seqio.Vocabulary) -> Template:
-    """Return the template of a vocabulary, from its special tokens.
+    """Returns the template of a vocabulary, from its special tokens.
 
     Args:
       vocabulary: any SeqIO vocabulary. Its attribute `template`, if it has one, takes precedence.
@@ -193,7 +193,7 @@ def template_of(vocabulary: seqio.Vocabulary) -> Template:
 
 
 def _special_id(vocabulary: seqio.Vocabulary, role: str) -> int | None:
-    """Return the id of the special token of a role, or None."""
+    """Returns the id of the special token of a role, or None."""
     if isinstance(vocabulary, BPEVocabulary):
         return vocabulary._optional_id(role)
     model = getattr(vocabulary, "tokenizer", None)
@@ -209,7 +209,7 @@ def _special_id(vocabulary: seqio.Vocabulary, role: str) -> int | None:
 
 
 def encode(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> tf.Tensor:
-    """Encode a text, scalar string, as int32 `[length]` without special tokens."""
+    """Encodes a text, scalar string, as int32 `[length]` without special tokens."""
     return tf.cast(vocabulary.encode_tf(text), tf.int32)
 
 
@@ -220,7 +220,7 @@ def fill(
     *,
     texts: tuple[str, ...],
 ) -> tf.data.Dataset:
-    """Replace one or two texts of each example by `inputs` and `token_types`, in the template of the vocabulary.
+    """Replaces one or two texts of each example by `inputs` and `token_types`, in the template of the vocabulary.
 
     Args:
       ds: examples with texts, scalar strings.

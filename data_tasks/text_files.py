@@ -10,7 +10,6 @@ so that a file without line ends is processed as fast as any other. Every proces
 
 import codecs
 import functools
-import io
 import itertools
 import json
 from collections import Counter
@@ -22,15 +21,13 @@ import seqio
 from data_tasks import vocabularies
 from data_tasks.documents import TRAIN, VALIDATION, Corpus, DocumentSource, split_by_hash
 from data_tasks.span_corruption import add_span_corruption_task
+from data_tasks.text_lines import BYTE_ORDER_MARK, COMPRESSIONS, lines
 from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
 TASK = "text_files_span_corruption"
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
 MAX_DOCUMENT_BYTES = 1 << 15
-_BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
 _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32 begins with the same bytes on most systems
 
 _DEFAULTS = dict(
@@ -58,7 +55,7 @@ _DEFAULTS = dict(
 def declare(
     task: str, make_vocabulary: Callable[[Callable[[], str | None]], seqio.Vocabulary] | None = None
 ) -> tuple[DocumentSource, seqio.Vocabulary]:
-    """Declare the arguments of a task over text files and return its source and vocabulary.
+    """Declares the arguments of a task over text files and returns its source and vocabulary.
 
     Args:
       task: the name that the task will be registered under.
@@ -93,7 +90,7 @@ def read(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
-    """Read the files of a pattern.
+    """Reads the files of a pattern.
 
     Args:
       pattern: files to read, a path that may contain *, ** and ?.
@@ -111,28 +108,35 @@ def read(
       UserError: the pattern matches no file, or an argument or file is invalid. The message names the file and line.
     """
     if not pattern:
-        raise UserError("a task over text files needs task_arguments {'pattern': 'path/to/*.txt'} (or '*.jsonl')")
+        raise UserError(
+            "TASK_ARGUMENTS has no 'pattern', the text files of the task. Give "
+            "--gin.TASK_ARGUMENTS=\"{'pattern': 'books/*.txt'}\", or '*.jsonl'."
+        )
     if lines_per_document < 1 or max_document_bytes < 16:
         raise UserError(f"{lines_per_document=} must be at least 1 and {max_document_bytes=} at least 16")
     counts: Counter[str] = Counter()
 
     def read_all(chosen: Sequence) -> list[bytes]:
-        found, size = [], 0
-        for document in documents(
-            chosen,
-            json_field=json_field,
-            lines_per_document=lines_per_document,
-            max_document_bytes=max_document_bytes,
-            counts=counts,
-        ):
-            found.append(document)
-            size += len(document)
+        size = 0
+
+        def count_bytes(number_of_bytes: int) -> None:
+            nonlocal size
+            size += number_of_bytes
             if size > max_corpus_bytes:
                 raise UserError(
                     f"the files of {pattern!r} hold more than max_corpus_bytes={max_corpus_bytes:,} bytes of text, "
                     "which would be held in memory. Increase it, or prepare the corpus with TFDS."
                 )
-        return found
+
+        found = documents(
+            chosen,
+            json_field=json_field,
+            lines_per_document=lines_per_document,
+            max_document_bytes=max_document_bytes,
+            counts=counts,
+            count_bytes=count_bytes,
+        )
+        return list(found)
 
     chosen = files(pattern)
     if validation_pattern:
@@ -154,8 +158,9 @@ def documents(
     lines_per_document: int = 64,
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     counts: Counter[str],
+    count_bytes: Callable[[int], None] = lambda number_of_bytes: None,
 ) -> Iterator[bytes]:
-    """Yield the documents of files in order, in UTF-8.
+    """Yields the documents of files in order, in UTF-8.
 
     Args:
       chosen: files, see `files`.
@@ -163,6 +168,7 @@ def documents(
       lines_per_document: lines of a .txt file per document.
       max_document_bytes: longer documents are split.
       counts: number of skipped documents by reason. It is updated in place.
+      count_bytes: called with the number of bytes of each line that was read; see `text_lines.lines`.
 
     Yields:
       UTF-8 documents.
@@ -171,17 +177,17 @@ def documents(
       UserError: a file is invalid. The message names the file and the line.
     """
     for file in chosen:
-        for raw in _records(file, json_field, lines_per_document):
+        for raw in _records(file, json_field, lines_per_document, count_bytes):
             yield from _usable(raw, max_document_bytes, counts)
 
 
 def total_bytes(chosen: Iterable) -> int:
-    """Return the total stored size of files in bytes; see `files`."""
+    """Returns the total stored size of files in bytes; see `files`."""
     return sum(file.fs.size(file.path) or 0 for file in chosen)
 
 
 def files(pattern: str) -> list:
-    """Return the files that a pattern matches, sorted by path.
+    """Returns the files that a pattern matches, sorted by path.
 
     Args:
       pattern: a path that may contain *, ** and ?, local or in a bucket.
@@ -201,42 +207,32 @@ def files(pattern: str) -> list:
         )
     for found in paths:
         if not _kind(found):
-            raise UserError(f"{found}: only .txt and .jsonl files are supported (also with {' '.join(_COMPRESSED)})")
-    return [fsspec.core.OpenFile(filesystem, found, "rb", fsspec.utils.infer_compression(found)) for found in paths]
+            raise UserError(f"{found}: only .txt and .jsonl files are supported (also with {' '.join(COMPRESSIONS)})")
+    return [fsspec.core.OpenFile(filesystem, found, "rb") for found in paths]
 
 
 def _kind(path: str) -> str | None:
-    for suffix in _COMPRESSED:
+    for suffix in COMPRESSIONS:
         path = path.removesuffix(suffix)
     return next((kind for kind in (".txt", ".jsonl") if path.endswith(kind)), None)
 
 
-def _records(file, json_field: str, lines_per_document: int) -> Iterator[bytes]:
-    """Yield the documents of a file without validation."""
-    with file as raw_lines:
-        # Latin-1 preserves every byte, and the wrapper converts all kinds of line ends to \n.
-        text = io.TextIOWrapper(raw_lines, encoding="latin-1", newline=None)
-        lines = (line.encode("latin-1") for line in text)
-        lines = (line if number else line.removeprefix(_BYTE_ORDER_MARK) for number, line in enumerate(lines))
-        first = next(lines, b"")
-        if first.startswith(_UTF_16_MARKS):
-            raise UserError(
-                f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8."
-            )
-        lines = itertools.chain([first] if first else [], lines)
-        if _kind(file.path) == ".txt":
-            block: list[bytes] = []
-            for line in lines:
-                block.append(line)
-                if len(block) == lines_per_document:
-                    yield b"".join(block)
-                    block = []
-            if block:
-                yield b"".join(block)
-            return
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _text_of(line, json_field, f"{file.path}:{number}")
+def _records(file, json_field: str, lines_per_document: int, count_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    """Yields the documents of a file without validation."""
+    found = lines(file, count_bytes)
+    first = next(found, b"")
+    if first.startswith(_UTF_16_MARKS):
+        raise UserError(
+            f"{file.path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8."
+        )
+    found = itertools.chain([first] if first else [], found)
+    if _kind(file.path) == ".txt":
+        while block := b"".join(itertools.islice(found, lines_per_document)):
+            yield block
+        return
+    for number, line in enumerate(found, 1):
+        if line.strip():
+            yield _text_of(line, json_field, f"{file.path}:{number}")
 
 
 def _text_of(line: bytes, json_field: str, where: str) -> bytes:
@@ -244,20 +240,20 @@ def _text_of(line: bytes, json_field: str, where: str) -> bytes:
         record = json.loads(line)
     except UnicodeDecodeError:
         return line  # not UTF-8: counted and skipped later like any other such document
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
         raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(record, dict) or json_field not in record:
         fields = sorted(record) if isinstance(record, dict) else f"a {type(record).__name__}"
         raise UserError(f"{where} has no field {json_field!r} (task_arguments json_field), only {fields}")
     if not isinstance(record[json_field], str):
         raise UserError(f"{where}: the field {json_field!r} is {record[json_field]!r:.80}, not a string")
-    text = record[json_field].removeprefix(_BYTE_ORDER_MARK.decode()).replace("\r\n", "\n").replace("\r", "\n")
+    text = record[json_field].removeprefix(BYTE_ORDER_MARK.decode()).replace("\r\n", "\n").replace("\r", "\n")
     # JSON may contain a lone surrogate, which is not valid UTF-8.
     return text.encode("utf-8", errors="surrogatepass")
 
 
 def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[bytes]:
-    """Yield the document, in pieces if it is too long. Documents that are empty or not UTF-8 are counted instead."""
+    """Yields the document, in pieces if it is too long. Documents that are empty or not UTF-8 are counted instead."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -277,7 +273,7 @@ def _usable(raw: bytes, max_document_bytes: int, counts: Counter) -> Iterator[by
 
 
 def _split_point(raw: bytes, start: int, limit: int) -> int:
-    """Return where to split: after the last line or word before the limit, otherwise between two characters."""
+    """Returns where to split: after the last line or word before the limit, otherwise between two characters."""
     for separator in (b"\n", b" "):
         if (found := raw.rfind(separator, (start + limit) // 2, limit)) >= 0:
             return found + 1

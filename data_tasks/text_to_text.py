@@ -1,4 +1,7 @@
-"""Text-to-text tasks: `inputs` and `targets` are texts that end in EOS, as in T5 (Raffel et al. 2020, section 2.4)."""
+"""Text-to-text tasks: `inputs` and `targets` are texts that end in EOS, as in T5 (Raffel et al. 2020, section 2.4).
+
+With the vocabulary of BART, they also begin with <s>.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,13 +17,13 @@ UNKNOWN_LABEL = "<unk>"
 
 
 def label_text(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
-    """Return the name of a label, scalar string, or `UNKNOWN_LABEL` if it is below 0."""
+    """Returns the name of a label, scalar string, or `UNKNOWN_LABEL` if it is below 0."""
     names = tf.constant([UNKNOWN_LABEL, *labels])
     return tf.gather(names, tf.maximum(tf.cast(label, tf.int32) + 1, 0))
 
 
 def join_features(ds: tf.data.Dataset, *, prefix: str, texts: Sequence[str], labels: Sequence[str]) -> tf.data.Dataset:
-    """Join texts with their names: `rte sentence1: A man sleeps. sentence2: A man is awake.` -> `not_entailment`.
+    """Joins texts with their names: `rte sentence1: A man sleeps. sentence2: A man is awake.` -> `not_entailment`.
 
     Args:
       ds: examples with texts and a scalar `label`.
@@ -44,10 +47,23 @@ def join_features(ds: tf.data.Dataset, *, prefix: str, texts: Sequence[str], lab
 
 
 def check_eos(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Check that the vocabularies have an EOS, and return the dataset."""
+    """Checks that the vocabularies have an EOS, and returns the dataset."""
     for feature in output_features.values():
         require_eos(feature.vocabulary)
     return ds
+
+
+def add_prefix(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+    """Begins the token ids of `inputs` and `targets` as the vocabulary does in an encoder-decoder: with <s> in BART."""
+    prefixes = {name: getattr(feature.vocabulary, "text_prefix", ()) for name, feature in output_features.items()}
+    if not any(prefixes.values()):
+        return ds
+
+    def prefixed(example):
+        ids = {name: tf.concat([prefix, example[name]], axis=0) for name, prefix in prefixes.items() if prefix}
+        return {**example, **ids}
+
+    return ds.map(prefixed, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def add(
@@ -58,8 +74,9 @@ def add(
     prepare: Sequence[Callable[[tf.data.Dataset], tf.data.Dataset]],
     metric_fns: Sequence[Callable],
     postprocess_fn: Callable | None = None,
+    prepare_tokens: Sequence[Callable] = (),
 ) -> seqio.Task:
-    """Register a text-to-text task.
+    """Registers a text-to-text task.
 
     Args:
       name: the task name.
@@ -68,6 +85,7 @@ def add(
       prepare: makes `inputs` and `targets`, scalar strings, from the examples of the source.
       metric_fns: the metrics.
       postprocess_fn: see `seqio.Task`.
+      prepare_tokens: SeqIO preprocessors of the token ids, before EOS is appended.
 
     Returns:
       The registered task.
@@ -81,7 +99,9 @@ def add(
             flatten_idx,
             check_eos,
             seqio.preprocessors.tokenize,
+            add_prefix,
             seqio.CacheDatasetPlaceholder(),
+            *prepare_tokens,
             seqio.preprocessors.append_eos_after_trim,
         ],
         output_features={feature: seqio.Feature(vocabulary, add_eos=True) for feature in ("inputs", "targets")},

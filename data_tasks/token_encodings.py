@@ -30,7 +30,7 @@ class Rows:
     real: tf.Tensor
 
     def inverted(self) -> "Rows":
-        """Return the same tokens with the inverted noise mask."""
+        """Returns the same tokens with the inverted noise mask."""
         return dataclasses.replace(self, noise=self.real & ~self.noise)
 
 
@@ -48,7 +48,7 @@ class Ids:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: seqio.Vocabulary) -> "Ids":
-        """Return the ids for a vocabulary whose last `extra_ids` ids are sentinels."""
+        """Returns the ids for a vocabulary whose last `extra_ids` ids are sentinels."""
         size = vocabulary.vocab_size
         return cls(sentinel=size - 1, text_ids=(FIRST_TEXT_ID, size - vocabulary.extra_ids))
 
@@ -57,26 +57,26 @@ Encoding = Callable[[Rows, Ids, tf.Tensor], tf.RaggedTensor]
 
 
 def full(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Keep all tokens."""
+    """Keeps all tokens."""
     del ids, seed
     return tf.ragged.boolean_mask(rows.tokens, rows.real)
 
 
 def noise_token_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replace each noise token by the same sentinel, as a mask."""
+    """Replaces each noise token by the same sentinel, as a mask."""
     del seed
     return tf.ragged.boolean_mask(tf.where(rows.noise, ids.sentinel, rows.tokens), rows.real)
 
 
 def noise_token_to_random_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replace each noise token by a random text token of the vocabulary."""
+    """Replaces each noise token by a random text token of the vocabulary."""
     return tf.ragged.boolean_mask(tf.where(rows.noise, _random_tokens(rows, ids, seed), rows.tokens), rows.real)
 
 
 def noise_token_to_random_token_or_sentinel(
     rows: Rows, ids: Ids, seed: tf.Tensor, random_prob: float = 0.1
 ) -> tf.RaggedTensor:
-    """Replace each noise token by a random token with probability `random_prob`, else by a sentinel, as in BERT."""
+    """Replaces each noise token by a random token with probability `random_prob`, else by a sentinel, as in BERT."""
     which_seed, token_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     is_random = tf.random.stateless_uniform(tf.shape(rows.tokens), which_seed) < random_prob
     replacement = tf.where(is_random, _random_tokens(rows, ids, token_seed), ids.sentinel)
@@ -84,7 +84,7 @@ def noise_token_to_random_token_or_sentinel(
 
 
 def noise_token_to_gathered_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replace each noise token by a random token of the same row."""
+    """Replaces each noise token by a random token of the same row."""
     del ids
     lengths = tf.reduce_sum(tf.cast(rows.real, tf.float64), axis=1, keepdims=True)
     fractions = tf.random.stateless_uniform(tf.shape(rows.tokens), seed, dtype=tf.float64)
@@ -93,7 +93,7 @@ def noise_token_to_gathered_token(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.R
 
 
 def permute_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Permute the noise tokens of each row."""
+    """Permutes the noise tokens of each row."""
     del ids
     drawn = tf.random.stateless_uniform(tf.shape(rows.tokens), seed)
     order = tf.argsort(tf.where(rows.noise, drawn, 2.0), axis=1)  # noise tokens first, in random order
@@ -105,20 +105,20 @@ def permute_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTens
 
 
 def drop_noise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Drop the noise tokens."""
+    """Drops the noise tokens."""
     del ids, seed
     return tf.ragged.boolean_mask(rows.tokens, rows.real & ~rows.noise)
 
 
 def noise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replace each noise span by the same sentinel."""
+    """Replaces each noise span by the same sentinel."""
     del seed
     starts = span_starts(rows.noise)
     return tf.ragged.boolean_mask(tf.where(starts, ids.sentinel, rows.tokens), rows.real & (starts | ~rows.noise))
 
 
 def noise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replace each noise span by a unique sentinel: `ids.sentinel` for the first span of a row, then descending."""
+    """Replaces each noise span by a unique sentinel: `ids.sentinel` for the first span of a row, then descending."""
     del seed
     starts = span_starts(rows.noise)
     sentinels = ids.sentinel + 1 - tf.cumsum(tf.cast(starts, tf.int32), axis=1)
@@ -126,17 +126,17 @@ def noise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.R
 
 
 def drop_nonnoise_tokens(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Keep only the noise tokens."""
+    """Keeps only the noise tokens."""
     return drop_noise_tokens(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Keep the noise and replace each span of other tokens by the same sentinel."""
+    """Keeps the noise and replaces each span of other tokens by the same sentinel."""
     return noise_span_to_sentinel(rows.inverted(), ids, seed)
 
 
 def nonnoise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Keep the noise and replace each span of other tokens by a unique sentinel.
+    """Keeps the noise and replaces each span of other tokens by a unique sentinel.
 
     If a row begins without noise, each sentinel is the one that replaces the following noise span in the inputs. If the
     row also ends without noise, one more sentinel ends the targets.
@@ -145,12 +145,12 @@ def nonnoise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> t
 
 
 def span_starts(noise: tf.Tensor) -> tf.Tensor:
-    """Return where noise spans begin, bool `[rows, width]`."""
+    """Returns where noise spans begin, bool `[rows, width]`."""
     return noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
 
 
 def limit_spans(noise: tf.Tensor, most: int) -> tf.Tensor:
-    """Keep only the first `most` noise spans of each row."""
+    """Keeps only the first `most` noise spans of each row."""
     return noise & (tf.cumsum(tf.cast(span_starts(noise), tf.int32), axis=1) <= most)
 
 

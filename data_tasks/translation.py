@@ -78,7 +78,7 @@ def _add(
     name: str, languages: Callable[[], Pair], arguments: task_arguments.Arguments, tfds: str | None = None
 ) -> None:
     def translate(ds):
-        """Make `inputs` and `targets` of a pair of texts."""
+        """Makes `inputs` and `targets` of a pair of texts."""
         first, second = languages()
         prefix = f"translate {_language(first)} to {_language(second)}: "
 

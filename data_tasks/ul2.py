@@ -8,6 +8,7 @@ applies to each denoiser of the mode.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import seqio
@@ -27,7 +28,7 @@ DENOISERS: Mapping[str, Sequence[str]] = {
 
 
 def mode_id(vocabulary: seqio.Vocabulary, mode: str) -> int:
-    """Return the default id of a mode: `r`, `s` and `x` are the three lowest extra ids."""
+    """Returns the default id of a mode: `r`, `s` and `x` are the three lowest extra ids."""
     return vocabulary.vocab_size - vocabulary.extra_ids + list(DENOISERS).index(mode)
 
 
@@ -40,7 +41,7 @@ def add_ul2_mixture(
     rates: Mapping[str, float] | None = None,
     text_feature: str = "text",
 ) -> seqio.Mixture:
-    """Register seven denoising tasks over one corpus, `<name>_<mode>_<recipe>`, and a mixture of them.
+    """Registers seven denoising tasks over one corpus, `<name>_<mode>_<recipe>`, and a mixture of them.
 
     Args:
       name: the mixture name.
@@ -56,11 +57,14 @@ def add_ul2_mixture(
       The registered mixture.
 
     Raises:
-      UserError: a mode is missing or unknown, a rate is negative, or the vocabulary has too few extra ids.
+      UserError: a mode is missing or unknown, a rate is not a finite nonnegative number, or the vocabulary has too few
+        extra ids.
     """
     rates = {mode: 1.0 for mode in DENOISERS} | dict(rates or {})
-    if set(rates) != set(DENOISERS) or min(rates.values()) < 0:
-        raise UserError(f"{name}: rates={rates} must give nonnegative numbers for the modes {', '.join(DENOISERS)}")
+    if set(rates) != set(DENOISERS) or not all(0 <= rate < math.inf for rate in rates.values()):
+        raise UserError(
+            f"{name}: rates={rates} must give finite nonnegative numbers for the modes {', '.join(DENOISERS)}"
+        )
     if mode_ids is not None and set(mode_ids) != set(DENOISERS):
         raise UserError(
             f"{name}: mode_ids={dict(mode_ids)} must give an id for each of the modes {', '.join(DENOISERS)}"
@@ -104,6 +108,9 @@ def _prefix_ids(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqi
 
 
 def _rate(values: task_arguments.Arguments, argument: str, task: seqio.Task) -> float:
-    if values[argument] < 0:
-        raise UserError(f"task_arguments: {argument}={values[argument]} of {task.name} must not be negative")
+    if not 0 <= values[argument] < math.inf:
+        raise UserError(
+            f"TASK_ARGUMENTS: {argument}={values[argument]} of {task.name} is not a finite nonnegative number. Give a "
+            "number."
+        )
     return values[argument]

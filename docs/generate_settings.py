@@ -69,7 +69,8 @@ def _command(name: str, command) -> list[str]:
     """Returns the section of a command: the macros of its gin file, then the parameters without a macro."""
     file = gin_file(name)
     found = settings.read([file])
-    summary, parameters = settings.describe(command.function)
+    _, parameters = settings.describe(command.function)
+    summary = f"{command.summary[0].upper()}{command.summary[1:]}."
     lines = [f"### {name}", "", summary, "", f"Macros of `{file}`:", ""]
     lines += _macros(found.macros.values(), found, command.function)
     set_by_macros = {

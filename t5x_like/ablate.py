@@ -14,7 +14,8 @@ from absl import logging
 
 from t5x_like import config, metrics, parameters, paths
 from t5x_like.cli import derivations
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.cli.commands import COMMANDS
+from t5x_like.errors import RunStopped, UserError
 from t5x_like.metrics.best import larger_is_better
 from t5x_like.runtime import compilation_cache
 from t5x_like.training import run_directory
@@ -80,7 +81,7 @@ def ablate(
     Raises:
       UserError: The grid is empty, no cell uses a setting, or a run has no evaluation with this metric.
       ConfigError: The configuration of a cell is invalid. No cell has been trained.
-      RunFailed: A signal stopped the run of a cell.
+      RunStopped: A signal stopped the run of a cell.
     """
     cells = []
     runs = resolve_cells(grid=grid, output_dir=output_dir, gin_files=gin_files, settings=settings, seeds=seeds)
@@ -88,12 +89,14 @@ def ablate(
         logging.info("%d/%d: %s, %s%s", number, len(runs), row, column, "" if seed is None else f", seed {seed}")
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
-            raise RunFailed(
-                f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}."
+            raise RunStopped(
+                f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}.",
+                result.stopped_by,
             )
         cells.append(_read(row, column, seed, directory, parameters.count(result.params), metric))
         jax.clear_caches()  # the next cell does not use these programs
-    _write(cells, output_dir, metric, title)
+    with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
+        _write(cells, output_dir, metric, title)
     return cells
 
 
@@ -222,13 +225,12 @@ def _grid(cells: Sequence[Cell]) -> tuple[list[str], dict[tuple[str, str], list[
 def _resolve(entries, bindings, gin_files, settings):
     return config.load(
         "t5x_like.train.train",
-        files=[*(entry for entry in entries if "=" not in entry), *gin_files],
+        files=COMMANDS["train"].gin_files([*(entry for entry in entries if "=" not in entry), *gin_files]),
         bindings=[*(tuple(entry.split("=", 1)) for entry in entries if "=" in entry), *bindings.items()],
         common=[(name, repr(value)) for name, value in settings.items()],
         given=("run_config",),
         process=(compilation_cache.MACRO,),  # the cells share the compilation cache of this process
         derivations=derivations.of_command("train"),
-        root_macro="LOOP",
     )
 
 

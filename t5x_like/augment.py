@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import partitioning, paths
+from t5x_like import paths
 from t5x_like.data.records import GZIP_SUFFIX, Record, decode, format_row, read_bytes, read_records
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.part_files import PartFiles
@@ -18,31 +18,28 @@ from t5x_like.errors import UserError
 from t5x_like.inference import windows
 from t5x_like.inference.augmentation import Augmentation, MaskedWordPredictor, MaskedWords
 from t5x_like.inference.examples import Fields
+from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.word_vectors import WordVectors
-from t5x_like.models.base import ModelConfig, for_platform
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice
 
 _SUFFIXES = (".tsv", ".csv", ".jsonl")
 
 
 @distributed.with_watchdog()
 def augment(
+    loaded: Loaded,
     *,
-    model: ModelConfig,
-    checkpoint_path: str,
-    data: DataSource,
     input_path: str,
     output_path: str,
     columns: str | Sequence[str | int],
     overwrite: bool = False,
-    checkpoint: str | int = "latest",
     augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
     glove_path: str | None = None,
     seed: int = 0,
     batch_size: int = 64,
-    partitioner: partitioning.Partitioner | None = None,
 ) -> str:
     """Writes the rows of a table, each followed by copies of it in which words of one text are replaced.
 
@@ -54,23 +51,19 @@ def augment(
     processes share the rows. After an interruption, finished parts are not computed again.
 
     Args:
-      model: Configuration of an encoder.
-      checkpoint_path: A run directory, one of its checkpoints, or a Hugging Face directory, with the head of masked
-        language modeling.
-      data: A source with a WordPiece vocabulary.
+      loaded: An encoder with the head of masked language modeling, and a source with a WordPiece vocabulary; see
+        `open_model`.
       input_path: The table, a `.tsv`, `.csv` or `.jsonl` file, local or in a bucket. Rows with too few columns are
         skipped.
       output_path: The file to write, with the same suffix. It appears when it is complete.
       columns: The columns of the texts: names, separated by commas or as a list. Numbers from 0 are the columns of a
         `.tsv` or `.csv` file without a header.
       overwrite: Whether to replace an existing output file.
-      checkpoint: Which checkpoint of a run to use: `latest`, `best` (by its evaluation), or a step.
       augmentation: How many copies are drawn, and how.
       glove_path: A text file of word vectors, whose nearest neighbors replace words of several pieces. None: these
         words stay.
       seed: Seed of the copies. Those of a row depend on the seed and on the number of the row alone.
       batch_size: Masked words per batch.
-      partitioner: Mesh and rules; all devices by default.
 
     Returns:
       `output_path`.
@@ -83,30 +76,28 @@ def augment(
     # ---- Settings ---------------------------------------------------------------------------------------------------
     _check_paths(input_path, output_path)
     paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
-    partitioner = partitioner or partitioning.Partitioner()
-    config = for_platform(model, partitioner.platform)
+    loaded = dataclasses.replace(loaded, objective=MaskedLM())
     columns = _columns(columns)
-    predictor = MaskedWordPredictor(config, augmentation.candidates)
+    predictor = MaskedWordPredictor(loaded.config, augmentation.candidates)
 
     # ---- Rows: all of them are checked before the parameters are loaded ---------------------------------------------
     records = _read(input_path, columns)
     texts = [tuple(_text(input_path, record, column) for column in columns) for record in records]
     vectors = None if glove_path is None else WordVectors.read(glove_path)
-    examples = _examples(texts, data, config, augmentation, vectors)
+    examples = _examples(texts, loaded.data, loaded.config, augmentation, vectors)
     predictor.check(examples)
-    checkpoint_path = checkpoint_choice.choose_together(checkpoint_path, checkpoint)
+    loaded.check_vocabulary(loaded.data, "omit VOCABULARY_PATH")
 
     # ---- Output: the rows that an interrupted command has not written -----------------------------------------------
     table = input_path.removesuffix(GZIP_SUFFIX)
     has_header = not table.endswith(".jsonl") and not isinstance(columns[0], int)
     header = format_row(table, list(records[0].values)) if has_header else ""
     output = PartFiles(output_path, render=lambda rows: "".join(format_row(table, row) for row in rows), header=header)
-    fingerprint = _fingerprint(records, columns, checkpoint_path, data, augmentation, glove_path, batch_size, seed)
+    fingerprint = _fingerprint(loaded, records, columns, augmentation, glove_path, batch_size, seed)
     ranges = windows.open_output(output, len(records), batch_size, fingerprint)
 
     # ---- Copies -----------------------------------------------------------------------------------------------------
-    distributed.heartbeat(f"the parameters of {checkpoint_path}")
-    runner = Runner(predictor, predictor.load(checkpoint_path, partitioner), partitioner, batch_size)
+    runner = Runner(predictor, loaded.read(), loaded.partitioner, batch_size)
 
     def rows(index: int, fields: Fields | None) -> list[dict[str | int, Any]]:
         copies = examples.copies(index, fields, seed)
@@ -171,19 +162,18 @@ def _examples(
 ) -> MaskedWords:
     from data_tasks.augmentation import require_word_pieces, words_of
 
-    vocabulary = require_word_pieces(data.vocabularies()["targets"])
-    data.check_vocabulary(config.vocab_size)
     max_length = getattr(config, "max_length", None)
     if max_length is None:
         raise UserError(f"MODEL: {type(config).__name__} is not an encoder with a maximum length. Give a BERT.")
+    vocabulary = require_word_pieces(data.vocabularies()["targets"])
+    data.check_vocabulary(config.vocab_size)
     return MaskedWords(texts, lambda texts: words_of(texts, vocabulary), vocabulary, augmentation, max_length, vectors)
 
 
 def _fingerprint(
+    loaded: Loaded,
     records: Sequence[Record],
     columns: Sequence[str | int],
-    checkpoint_path: str,
-    data: DataSource,
     augmentation: Augmentation,
     glove_path: str | None,
     batch_size: int,
@@ -194,6 +184,7 @@ def _fingerprint(
     digest = hashlib.sha256(values.encode()).hexdigest()[:16]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(augmentation).items())
     return (
-        f"{checkpoint_path}, vocabulary {getattr(data, 'vocabulary_path', None)}, columns {list(columns)}, {settings}, "
-        f"vectors {glove_path}, batches of {batch_size}, seed {seed}, input {digest}"
+        f"{loaded.checkpoint_path}, vocabulary {getattr(loaded.data, 'vocabulary_path', None)}, "
+        f"columns {list(columns)}, {settings}, vectors {glove_path}, batches of {batch_size}, seed {seed}, "
+        f"input {digest}"
     )

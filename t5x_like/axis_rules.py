@@ -28,6 +28,10 @@ INPUT_TOKENS_SUFFIX = "_input_tokens"
 Rules = Mapping[str, str | tuple[str, ...]]
 # Feature of a batch -> its logical axes.
 Axes = Mapping[str, tuple[str | None, ...]]
+# Beginning of the name of an array of a batch that has no axis of rows; see `batch_axes`.
+SHARED = "shared/"
+# Beginning of the name of an array `[batch, …]` of the state that a network carries from batch to batch.
+CARRY = "carry/"
 NO_AXES: Axes = types.MappingProxyType({})
 
 # Logical axis -> mesh axes. A mesh axis shards only the first dimension of an array that maps to it: `embed` is sharded
@@ -88,7 +92,8 @@ def batch_axes(name: str, dimensions: int, axes: Axes = NO_AXES) -> tuple[str | 
     No rule shards `choices`, so the choices of a row are on one device.
 
     Args:
-      name: the feature.
+      name: the feature. A name that begins with `SHARED` is that of an array which all rows read, without their axis:
+        it is whole on every device and in every microbatch.
       dimensions: number of its dimensions.
       axes: model feature -> logical axes, as `FeatureSpec.axes` has them. A feature that is missing is a value per row,
         a row of tokens, or a row with choices, by the number of its dimensions.
@@ -96,6 +101,10 @@ def batch_axes(name: str, dimensions: int, axes: Axes = NO_AXES) -> tuple[str | 
     Raises:
       ValueError: `axes` has another number of axes for the feature.
     """
+    if name.startswith(SHARED):
+        return (None,) * dimensions
+    if name.startswith(CARRY):
+        return ("batch",) + (None,) * (dimensions - 1)
     found = axes.get(name, ("batch",) + ("choices",) * (dimensions - 2) + (LENGTH,) * (dimensions > 1))
     if len(found) != dimensions:
         raise ValueError(f"{name} has {dimensions} dimensions, but the axes {found}. Give an axis or None for each.")

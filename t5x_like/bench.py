@@ -10,25 +10,25 @@ import jax
 import numpy as np
 from absl import logging
 
-from t5x_like import config, distill, metrics, optimizers, parameters, paths
+from t5x_like import metrics, optimizers, parameters, paths
 from t5x_like.benchmarking import matrix_products, parts, report, synthetic, timing
 from t5x_like.data import batches, cached
 from t5x_like.data.source import DataSource
-from t5x_like.distillation.teachers import LoadedTeacher
 from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
 from t5x_like.planning.compilation import peak_memory
 from t5x_like.runtime import console_log, cpu, distributed
 from t5x_like.training import run_directory
-from t5x_like.training.program import Program
+from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.training.program import Program, make_program
+from t5x_like.training.recipe import Recipe
 
 
 @console_log.enabled()
 @distributed.with_watchdog()
 def bench(
     *,
-    loop: Callable,
-    make_program: Callable[..., Program],
+    recipe: Recipe,
     steps: int = 10,
     warmup_steps: int = 2,
     max_seconds: float = 600.0,
@@ -37,13 +37,12 @@ def bench(
 ) -> report.Benchmark:
     """Measures the training step of a run and prints the result. Nothing is trained or stored.
 
-    The step is that of `train` or `distill` on the run's mesh. Parameters are random, those of teachers as well. The
+    The step is that of `train` on the run's mesh. All parameters are random, also those of teachers. The
     batch stays on the devices: it is read from a cache if the run reads one. Otherwise it has random tokens, and a task
     is not read.
 
     Args:
-      loop: The training loop with its arguments, configured by gin or as a `functools.partial`. It is not called.
-      make_program: Creates the program of the loop from the arguments of the run that are its parameters.
+      recipe: The recipe of the run. Its teachers need no weights.
       steps: Number of measured steps.
       warmup_steps: Number of steps before them.
       max_seconds: Time in seconds after which no further step is measured.
@@ -54,7 +53,7 @@ def bench(
       The `Benchmark`.
 
     Raises:
-      UserError: A number is not positive, or the run is invalid; see `train.train` and `distill.distill`.
+      UserError: A number is not positive, or the recipe is invalid; see `train.train`.
     """
     for name, value, least in (("steps", steps, 1), ("warmup_steps", warmup_steps, 1), ("max_seconds", max_seconds, 0)):
         if isinstance(value, bool) or value < least:
@@ -63,15 +62,14 @@ def bench(
     is_main = jax.process_index() == 0
 
     # ---- the program of the run, and a batch -------------------------------------------------------------------------
-    arguments = distill.run_arguments(loop, weights=False)
-    program = make_program(**config.filter_kwargs(make_program, arguments))
-    objective, partitioner = arguments["objective"], program.partitioner
-    batch = partitioner.put_batch(_host_batch(program, objective, arguments["data"]), program.batch_axes)
+    program = make_program(recipe)
+    objective, update, partitioner = recipe.objective, recipe.update, program.partitioner
+    batch = partitioner.put_batch(_host_batch(program, objective, recipe.data), program.batch_axes)
 
     # ---- compile the step and its parts ------------------------------------------------------------------------------
     distributed.heartbeat("the compiled step")
     logging.info("initializing parameters, and compiling the step")
-    running = parts.RunningStep(program, arguments.get("seed", 0), batch)
+    running = parts.RunningStep(program, recipe.seed, batch)
     logging.info("compiled in %.1f s", running.compile_seconds)
     for number in range(warmup_steps):
         logging.info("warm-up step %d of %d: %.3f s", number + 1, warmup_steps, timing.time_call(running))
@@ -81,9 +79,9 @@ def bench(
     if measure_parts:
         loss = parts.LossOfRun(
             objective,
-            arguments.get("microbatches", 1),
-            arguments.get("loss_normalizing_factor", "NUM_REAL_TARGET_TOKENS"),
-            arguments.get("gather_parameters", "per_use"),
+            update.microbatches,
+            update.loss_normalizing_factor,
+            update.gather_parameters,
         )
         measured = {**parts.compile_parts(running, program, loss), **measured}
         for name in (parts.FORWARD, parts.FORWARD_BACKWARD):
@@ -102,11 +100,11 @@ def bench(
     found = report.Benchmark(
         model=type(program.config).__name__,
         parameters=parameters.count(optimizers.merge(running.state.params, running.frozen.params)),
-        teachers={name: _describe(each) for name, each in arguments.get("teachers", {}).items()},
-        batches=_name(arguments["data"]),
+        teachers={name: _describe(each) for name, each in recipe.teachers.items()},
+        batches=_name(recipe.data),
         rows=next(iter(program.batch_shapes.values()))[0],
         tokens=tokens,
-        microbatches=arguments.get("microbatches", 1),
+        microbatches=update.microbatches,
         times=times,
         model_flops=program.flops,
         peak_flops=rate.flops_per_second if rate else peak and peak * partitioner.mesh.size,
@@ -123,7 +121,7 @@ def bench(
     if is_main:
         print(report.text(found))
         if json_path:
-            paths.write_atomic(json_path, json.dumps(report.as_json(found), indent=2) + "\n")
+            paths.write_output("JSON_PATH", json_path, json.dumps(report.as_json(found), indent=2) + "\n")
     return found
 
 
@@ -172,7 +170,7 @@ def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | N
 
 
 def _describe(teacher: LoadedTeacher) -> str:
-    return f"{teacher}, " + ("in the step" if teacher.runs else f"cached logits in {teacher.teacher.logits}")
+    return f"{teacher}, " + ("in the step" if teacher.runs else f"cached logits in {teacher.logits}")
 
 
 def _environment(partitioner: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -16,11 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import paths
 from t5x_like.data import mixing
+from t5x_like.data.cached import shard_files
 from t5x_like.data.cached.manifest import Manifest, Shard
-from t5x_like.data.cached.mixture import MixtureFile
+from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.source import TaskSource
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
+from t5x_like.runtime import terminal
 
 if TYPE_CHECKING:
     from t5x_like.data.cached.writer import Plan
@@ -36,7 +38,6 @@ def cache(
     objective: Objective,
     cache_dir: str,
     eval_data: TaskSource | None = None,
-    loop: Callable[..., Any] | None = None,
     passes: int = 1,
     examples: int | None = None,
     shards: int = 8,
@@ -59,7 +60,6 @@ def cache(
       objective: Objective whose features are written.
       cache_dir: Directory to write to: a local path or `gs://…`.
       eval_data: Evaluation data, of which one pass is written, for one or several splits; None to write none.
-      loop: Training loop that will use the cache. It is not called; it allows using the gin files of the run unchanged.
       passes: Number of passes over the training data, each with different corruption.
       examples: For a mixture, the number of examples of a single cache of examples that are mixed when they are
         written, and that `data.cached.CachedSource` reads; otherwise None.
@@ -76,9 +76,9 @@ def cache(
     Raises:
       UserError: TensorFlow and SeqIO, or Apache Beam for `beam`, are not installed; the settings do not suit each
         other; or the directory contains another cache.
-      RunFailed: shards are missing or truncated after writing.
+      RunFailed: the storage is full or cannot be written, or shards are missing or truncated after writing.
     """
-    writer, console = _writer(), console or Console(file=sys.stderr, highlight=False)
+    writer, console = _writer(), console or terminal.console(file=sys.stderr, highlight=False)
     _check_path(cache_dir)
     _check_beam(beam)
     processes = (os.cpu_count() or 1) if processes is None else processes
@@ -101,9 +101,11 @@ def cache(
             )
     for plan in plans.values():
         plan.check()
-    written = {name: _write(plan, writer, processes, beam, console) for name, plan in plans.items()}
+    with paths.explain_storage_errors("CACHE_DIR", cache_dir, shard_files.ADVICE):
+        written = {name: _write(plan, writer, processes, beam, console) for name, plan in plans.items()}
+        if mixture is not None:
+            mixture.write(cache_dir)
     if mixture is not None:
-        mixture.write(cache_dir)
         console.print(mixing.describe(mixture.rates, mixture.name), soft_wrap=True, markup=False)
     return written
 
@@ -200,8 +202,8 @@ def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> N
         from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
         raise UserError(
-            "BEAM: Apache Beam is not installed. Run `pip install 't5x_like[cache]'`, or omit BEAM to write the cache "
-            "on this machine."
+            "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM to "
+            "write the cache on this machine."
         ) from error
     with apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()

@@ -21,13 +21,14 @@ from t5x_like.data.cached.manifest import MIXTURE
 from t5x_like.data.cached.source import RowReader
 from t5x_like.data.features import FeatureSpec
 from t5x_like.distillation import cached_logits
-from t5x_like.distillation.teachers import LoadedTeacher, Teacher
+from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.inference.progress import Progress
-from t5x_like.models.base import for_platform
+from t5x_like.loading import open_teacher
+from t5x_like.models import networks
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training import teachers as teacher_files
+from t5x_like.training.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import check_inputs
 
 DIRECTORY = "teacher_logits"
@@ -42,8 +43,7 @@ def cache_logits(
     teacher: Teacher,
     logits_dir: str | None = None,
     objective: Objective | None = None,
-    loop: Callable[..., Any] | None = None,
-    splits: Sequence[str] = ("train",),
+    splits: str | Sequence[str] = ("train",),
     predictions: Sequence[str] | None = None,
     k: int | None = 64,
     dtype: str = "float16",
@@ -65,9 +65,7 @@ def cache_logits(
       teacher: The teacher. Its objective reads the rows.
       logits_dir: Directory to write to; by default `teacher_logits` in `cache_dir`.
       objective: Objective of the student, for a teacher that does not have one; see `distillation.teachers.Teacher`.
-      loop: Training loop of the student. It is not called; it allows using the gin files and settings of the student
-        unchanged.
-      splits: Splits whose rows are read.
+      splits: The split whose rows are read, or several.
       predictions: What is stored of the predictions of the teacher's objective; by default those of all of its terms.
       k: Number of the largest logits to store; None for all. Predictions with fewer classes, such as labels, are stored
         as a whole.
@@ -87,7 +85,7 @@ def cache_logits(
     # ---- Teacher and caches: everything that is known without parameters and rows -----------------------------------
     logits_dir = _check(cache_dir, logits_dir, k, dtype, temperature, batch_size)
     partitioner = partitioner or partitioning.Partitioner()
-    loaded = teacher_files.load(teacher, objective)
+    loaded = open_teacher(teacher, objective).on(partitioner)
     logging.info("teacher %s", loaded)
     sources = _sources(cache_dir, splits)
     for source in sources.values():
@@ -100,7 +98,7 @@ def cache_logits(
         described = {
             "digest": loaded.digest,
             "vocabulary": loaded.vocabulary,
-            "dtype": teacher.dtype or for_platform(loaded.config, partitioner.platform).dtype,
+            "dtype": loaded.resolved.dtype,
         }
         plans[name] = LogitsPlan(
             directory_of(logits_dir, source.manifest),
@@ -118,8 +116,7 @@ def cache_logits(
     # ---- Logits: each process computes and writes shards of its own --------------------------------------------------
     if left:
         distributed.check_agreement(logits_dir, repr(plans), "TEACHER_LOGITS")
-        distributed.heartbeat(f"the parameters of {teacher.path}")
-        params, compute = loaded.read(partitioner), _program(loaded, temperature, partitioner)
+        params, compute = loaded.read(), _program(loaded, temperature, partitioner)
         is_main, lengths = jax.process_index() == 0, collections.Counter()
         with Progress(total, total - left, enabled=is_main, noun="rows") as progress:
             for name, units in missing.items():
@@ -167,7 +164,7 @@ def _check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
     read, has = teacher.objective.features.task_features, source.manifest.layout.lengths
     if set(read) != set(has):
         raise UserError(
-            f"TEACHER={teacher.teacher.path}: {type(teacher.objective).__name__} reads {_names(read)}, but the cache "
+            f"TEACHER={teacher.path}: {type(teacher.objective).__name__} reads {_names(read)}, but the cache "
             f"{source.directory} has {_names(has)}. Give a teacher whose objective is that of the cache."
         )
     source.check(teacher.objective.features)
@@ -175,7 +172,7 @@ def _check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
     digest = source.text_vocabulary(teacher.objective.features).digest
     if None not in (digest, teacher.vocabulary) and digest != teacher.vocabulary:
         raise UserError(
-            f"TEACHER={teacher.teacher.path}: its vocabulary ({teacher.vocabulary}) is not that of the cache "
+            f"TEACHER={teacher.path}: its vocabulary ({teacher.vocabulary}) is not that of the cache "
             f"{source.directory} ({digest}). Give a teacher with the vocabulary of the cache."
         )
 
@@ -184,7 +181,7 @@ def _names(features: Iterable[str]) -> str:
     return ", ".join(sorted(map(repr, features)))
 
 
-def _sources(cache_dir: str | Sequence[str], splits: Sequence[str]) -> dict[str, CachedSource]:
+def _sources(cache_dir: str | Sequence[str], splits: str | Sequence[str]) -> dict[str, CachedSource]:
     """Returns `TASK/SPLIT` -> cache. Tasks of a mixture without a split are left out."""
     if not isinstance(cache_dir, str):
         directories = list(cache_dir)
@@ -193,7 +190,7 @@ def _sources(cache_dir: str | Sequence[str], splits: Sequence[str]) -> dict[str,
     else:
         directories = [cache_dir]
     found: dict[str, CachedSource] = {}
-    for split in splits:
+    for split in (splits,) if isinstance(splits, str) else splits:
         having = [each for each in directories if split in paths.listdir(each)] or directories[:1]
         for source in (CachedSource(cache_dir=each, split=split, batch_size=1) for each in having):
             name = f"{source.manifest.settings['task']}/{split}"  # raises if the cache does not exist
@@ -213,8 +210,7 @@ def _stored(
     names = tuple(objective.coefficients) if names is None else tuple(names)
 
     def logits(key, batch):
-        model = config.make(key)
-        params = {"model": model, "objective": objective.init(key, model)}
+        params = networks.make(objective, config, key)
         predicted = cached_logits.predictions_of(objective, params, batch, names)
         return {name: each.logits(each.hidden) for name, each in predicted.items()}
 

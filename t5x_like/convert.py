@@ -1,27 +1,30 @@
 """`t5x_like convert`: converts weights from and to Hugging Face directories, and from T5X checkpoints."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
+from t5x_like.config.stored import StoredSettings
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import description, generation, t5x, tokenizer_export, tokenizer_ids
+from t5x_like.interop import description, generation, json_files, t5x, tokenizer_export, tokenizer_ids
 from t5x_like.interop.description import describe
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
+from t5x_like.objectives.sequence_regression import SequenceRegression
+from t5x_like.reporting import model_card
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, run_tokenizer, weight_files
+from t5x_like.training import checkpoint_choice, run_tokenizer, weight_files, weight_source
 from t5x_like.training.checkpoints import Checkpoints
-
-_PARAMS, _MODEL = "params/", "model/"
 
 
 def convert(
@@ -36,6 +39,7 @@ def convert(
     vocabulary_path: str | None = None,
     bos_id: int | None = None,
     fold_norms: bool = False,
+    allow_nonfinite: bool = False,
 ) -> str:
     """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
 
@@ -43,7 +47,8 @@ def convert(
     config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
     INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
     stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
-    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such.
+    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. An exported model
+    has a README.md, which says what the run knows about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
@@ -53,93 +58,132 @@ def convert(
         Required for a T5X checkpoint, which does not describe it.
       checkpoint: Which checkpoint of a run to convert: `latest`, `best` (by its evaluation), or a step.
       heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`).
-      labels: Names of the labels of a run's head, for config.json; `LABEL_0`, … by default.
+      labels: Names of the labels or scores of a run's head, for config.json; `LABEL_0`, … by default.
       head: The form of a run's head, whose dropout rate is written to config.json.
       vocabulary_path: The vocabulary of a run, by default its copy in the run directory.
       bos_id: The first input of the decoder of a run, which config.json states unless the run started from a Hugging
         Face directory with ids of its own.
       fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
         rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
+      allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
       `output_path`.
 
     Raises:
-      UserError: The output exists, the other format does not support the model, or a tensor is missing, unexpected or
-        has another shape. Nothing has been written.
+      UserError: The output exists, the other format does not support the model, or a tensor is missing, unexpected, not
+        finite or has another shape. Nothing has been written.
+      RunFailed: The output cannot be written. What was written is deleted.
     """
     if paths.exists(output_path) and paths.listdir(output_path):
-        raise UserError(f"output_path={output_path!r}: exists and is not empty. Give a new directory.")
+        raise UserError(f"OUTPUT_PATH={output_path}: exists and is not empty. Give a new directory.")
+    given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
+
+    # ---- Tensors: from any of the three formats ----------------------------------------------------------------------
+    is_run = False
     if weight_files.is_huggingface(checkpoint_path):
-        stored = interop.config_from_huggingface(checkpoint_path)
-        leaves = _select(interop.read(checkpoint_path, model or stored), heads)
-        config = model or stored
-        config = dataclasses.replace(
-            config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
-        )
-        leaves = interop.fold_norms(config, leaves) if fold_norms else leaves
-        task_head = interop.task_head(checkpoint_path) if heads == "all" else None
-        _write_run(leaves, describe(config, task_head), checkpoint_path, output_path)
+        model, leaves, described = _read_huggingface(checkpoint_path, model, heads)
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
-        if model is None:
-            raise UserError(
-                f"{checkpoint_path}: missing model: a T5X checkpoint does not describe it. Give the model of the "
-                "checkpoint, such as --gin_file=models/t5_1_1/base.gin"
-            )
-        leaves = t5x.read(index, model)
-        leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
-        _write_run(leaves, describe(model), checkpoint_path, output_path)
+        model, leaves, described = _read_t5x(index, checkpoint_path, model)
     else:
-        if model is None:
-            if checkpoint_choice.find_step(checkpoint_path) is None:
-                raise UserError(weight_files.explain_missing(checkpoint_path))
-            raise UserError(
-                f"{checkpoint_path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the "
-                "model with --gin_file=models/…"
-            )
-        leaves = _select(_read_run(checkpoint_path), heads)
-        leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
-        rate = getattr(head, "dropout_rate", None)
+        is_run, leaves = True, _select(_read_run(checkpoint_path, model), heads)
+    leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
+    _check_finite(leaves, checkpoint_path, allow_nonfinite)
+
+    # ---- Output: a Hugging Face directory of a run, and a run of anything else ---------------------------------------
+    if is_run:
         tokenizer = _tokenizer(checkpoint_path, vocabulary_path)
         model = _with_special_tokens(model, tokenizer, bos_id)
-        padding_id = _padding_id(tokenizer, model)
-        interop.to_huggingface(
-            leaves,
-            model,
-            output_path,
-            labels=labels or (),
-            dropout_rate=rate,
-            padding_id=padding_id,
-            generation_settings=_generation_settings(checkpoint_path),
-        )
-        tokenizer_files.write(_tokenizer_files(tokenizer, model, bos_id), output_path)
+        files = _tokenizer_files(tokenizer, model, bos_id)
+        choice = "named" if checkpoint_path.rstrip("/") == given else str(checkpoint)
+        with _removed_on_failure(output_path):
+            interop.to_huggingface(
+                leaves,
+                model,
+                output_path,
+                labels=labels or (),
+                regression=StoredSettings.read(_run(checkpoint_path)).has_objective(SequenceRegression.__name__),
+                dropout_rate=getattr(head, "dropout_rate", None),
+                padding_id=_padding_id(tokenizer, model),
+                generation_settings=_generation_settings(checkpoint_path),
+            )
+            tokenizer_files.write(files, output_path)
+            run = model_card.ExportedRun.read(checkpoint_path, choice)
+            model_card.write(output_path, run, model, _counts(leaves))
+    else:
+        with _removed_on_failure(output_path):
+            _write_run(leaves, described, checkpoint_path, output_path)
     _report(leaves, checkpoint_path, output_path)
     return output_path
 
 
-def _read_run(path: str) -> dict[str, Any]:
-    """Reads the parameters of a checkpoint by name, `model/…` and `objective/…`."""
-    directory, step = checkpoint_choice.locate(path)
-    reader = Checkpoints(directory, read_only=True)
-    try:
-        step = reader.latest() if step is None else step
-        if step is None:
+def _read_huggingface(path: str, model: ModelConfig | None, heads: str) -> tuple[ModelConfig, dict[str, Any], str]:
+    """Returns the model of a Hugging Face directory, its tensors, and the configuration of its run."""
+    stored = interop.config_from_huggingface(path)
+    leaves = _select(interop.read(path, model or stored), heads)
+    config = model or stored
+    config = dataclasses.replace(
+        config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
+    )
+    _log_class(path, config, leaves)
+    return config, leaves, describe(config, interop.task_head(path) if heads == "all" else None)
+
+
+def _read_t5x(index: str, path: str, model: ModelConfig | None) -> tuple[ModelConfig, dict[str, Any], str]:
+    """Returns the model of a T5X checkpoint, its tensors, and the configuration of its run."""
+    if model is None:
+        raise UserError(
+            f"{path}: missing model: a T5X checkpoint does not describe it. Give the model of the checkpoint, such as "
+            "--gin_file=models/t5_1_1/base.gin"
+        )
+    return model, t5x.read(index, model), describe(model)
+
+
+def _read_run(path: str, model: ModelConfig | None) -> dict[str, Any]:
+    """Returns the parameters of a checkpoint of a run by name, `model/…` and `objective/…`."""
+    if model is None:
+        if checkpoint_choice.find_step(path) is None:
             raise UserError(weight_files.explain_missing(path))
-        sharding = partitioning.Partitioner(rules="dp").replicated
-        shapes = {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-            for name, shape in reader.shapes(step).items()
-            if name.startswith(_PARAMS)
-        }
-        return {name.removeprefix(_PARAMS): leaf for name, leaf in reader.read(step, shapes).items()}
-    finally:
-        reader.close()
+        raise UserError(
+            f"{path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the model with "
+            "--gin_file=models/…"
+        )
+    sharding = partitioning.Partitioner(rules="dp").replicated
+    with weight_source.open_source(weight_source.InitialWeights(path=path), model) as (shapes, read):
+        return read({n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for n, shape in shapes.items()})
 
 
 def _select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:
     """Returns the parameters to convert."""
-    return {name: leaf for name, leaf in leaves.items() if heads == "all" or name.startswith(_MODEL)}
+    return {name: leaf for name, leaf in leaves.items() if heads == "all" or name.startswith(weight_source.MODEL)}
+
+
+def _check_finite(leaves: Mapping[str, Any], checkpoint_path: str, allow: bool) -> None:
+    """Checks that all values are finite, or logs a warning with the tensors that are not."""
+    counts = {name: np.size(leaf) - int(np.sum(np.isfinite(leaf))) for name, leaf in leaves.items()}
+    counts = {name: count for name, count in counts.items() if count}
+    if not counts:
+        return
+    shown = ", ".join(f"{name} ({count:,} of {np.size(leaves[name]):,})" for name, count in list(counts.items())[:5])
+    problem = (
+        f"{checkpoint_path}: {len(counts)} of {len(leaves)} tensors have values that are not finite: {shown}"
+        f"{', …' if len(counts) > 5 else ''}"
+    )
+    if not allow:
+        raise UserError(f"{problem}. Give an earlier checkpoint, or --allow_nonfinite to convert them.")
+    logging.warning("%s", problem)
+
+
+def _log_class(directory: str, config: ModelConfig, leaves: Mapping[str, Any]) -> None:
+    """Logs that a bare model comes back as a language model, which has the same parameters."""
+    stored = json_files.read(paths.join(directory, generation.CONFIG)).get("architectures") or []
+    bare = [name for name in stored if name.endswith("Model")]
+    if bare and (exported := interop.exported_class(config, leaves)) not in stored:
+        logging.info(
+            "%s: a %s is read as a language model with tied embeddings. Its export is a %s with the same parameters.",
+            *(directory, bare[0], exported),
+        )
 
 
 def _tokenizer_of_run(checkpoint_path: str) -> str:
@@ -148,7 +192,7 @@ def _tokenizer_of_run(checkpoint_path: str) -> str:
 
 
 def _run(checkpoint_path: str) -> str:
-    return checkpoint_choice.locate(checkpoint_path)[0].rpartition("/")[0]
+    return checkpoint_choice.run_of(checkpoint_path)
 
 
 def _tokenizer(checkpoint_path: str, vocabulary_path: str | None) -> str | None:
@@ -165,6 +209,13 @@ def _tokenizer(checkpoint_path: str, vocabulary_path: str | None) -> str | None:
             path,
         )
         return None
+    if vocabulary_path is None and paths.is_local(path):
+        for file in (path, *(paths.join(path, name) for name in paths.listdir(path))):
+            if paths.leaves(file, _run(checkpoint_path)):
+                raise UserError(
+                    f"{file}: a link that leaves the run directory, so its target is not exported. Replace it by a "
+                    "copy, or give --gin.VOCABULARY_PATH=…"
+                )
     given = TextVocabulary(vocabulary_digest.of_path(path), path)
     run_tokenizer.check_checkpoint(checkpoint_path, given, "omit VOCABULARY_PATH")
     return path
@@ -201,19 +252,28 @@ def _tokenizer_files(tokenizer: str | None, model: ModelConfig, bos_id: int | No
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         sentencepiece=interop.sentencepiece_name(model),
-        has_token_types=bool(getattr(model, "num_token_types", 0)),
+        has_token_types="token_types" in model.reads,
     )
     return tokenizer_export.files(tokenizer, reader)
 
 
-def _write_run(leaves: Mapping[str, Any], config: str, source: str, output_path: str) -> None:
-    checkpoints = Checkpoints(paths.join(output_path, "checkpoints"))
+@contextlib.contextmanager
+def _removed_on_failure(output_path: str) -> Iterator[None]:
+    """Deletes the output if it is not written completely, and explains errors of its storage."""
     try:
+        with paths.explain_storage_errors("OUTPUT_PATH", output_path):
+            yield
+    except BaseException:
+        paths.remove_directory(output_path)
+        raise
+
+
+def _write_run(leaves: Mapping[str, Any], config: str, source: str, output_path: str) -> None:
+    """Writes a run directory with one checkpoint, of step 0."""
+    with contextlib.closing(Checkpoints(paths.join(output_path, run_files.CHECKPOINTS))) as checkpoints:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
         checkpoints.save(0, {"params": arrays}, about={"converted_from": source})
         checkpoints.wait()
-    finally:
-        checkpoints.close()
     names = tokenizer_files.MODEL
     if tokenizer_files.find(source) is not None:
         names |= tokenizer_files.TOKENIZER
@@ -223,11 +283,16 @@ def _write_run(leaves: Mapping[str, Any], config: str, source: str, output_path:
     paths.write_atomic(paths.join(output_path, run_files.CONFIG), config)
 
 
-def _report(leaves, checkpoint_path, output_path):
-    counts = {
+def _counts(leaves: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the number of parameters of the model and of the heads."""
+    return {
         root: parameters.count({name: leaf for name, leaf in leaves.items() if name.startswith(f"{root}/")})
         for root in ("model", "objective")
     }
+
+
+def _report(leaves, checkpoint_path, output_path):
+    counts = _counts(leaves)
     heads = sorted({name.split("/")[1] for name in leaves if name.startswith("objective/")})
     logging.info(
         "%s -> %s: %d tensors, model with %s parameters, %s",

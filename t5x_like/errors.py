@@ -1,5 +1,7 @@
 """Errors that a command reports by their message alone, without a traceback."""
 
+from t5x_like.runtime import protocol
+
 
 class UserError(ValueError):
     """Invalid user input. The command exits with code 2, and supervisors do not restart it.
@@ -10,7 +12,27 @@ class UserError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot continue. The command exits with code 1, and a supervisor may restart it.
+    """A run that cannot continue, or output that cannot be written.
 
-    The message names the problem, the saved state and the solution.
+    A supervisor may restart the command. The message names the problem, the saved state and the solution.
+
+    Attributes:
+      exit_code: exit code of the command; see `runtime.protocol`.
     """
+
+    exit_code: int = protocol.FAILURE
+
+
+class RunStopped(RunFailed):
+    """A run that a signal has stopped after it was saved, so that its command cannot go on.
+
+    The exit code of the command is that of a run that is stopped by itself; see docs/reliability.md.
+
+    Args:
+      message: The message.
+      stopped_by: The signal or notice.
+    """
+
+    def __init__(self, message: str, stopped_by: str):
+        super().__init__(message)
+        self.stopped_by = stopped_by

@@ -1,6 +1,7 @@
 """`t5x_like eval`: evaluates checkpoints by their loss and by the metrics of a task."""
 
 import contextlib
+import dataclasses
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +10,16 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import partitioning, paths
+from t5x_like import paths
 from t5x_like.data import benchmarks
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
+from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics.best import flatten
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
-from t5x_like.models.base import ModelConfig, for_platform
-from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice, run_directory, run_lock, run_tokenizer, warm_start
+from t5x_like.training import checkpoint_choice, run_directory, run_lock
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.stored_checkpoints import StoredCheckpoints
 
@@ -32,20 +32,14 @@ RESULTS = "eval"
 
 @distributed.with_watchdog()
 def evaluate(
+    loaded: Loaded,
     *,
-    model: ModelConfig,
-    objective: Objective,
     data: DataSource,
-    checkpoint_path: str,
-    checkpoint: str | int = "latest",
     splits: str | Sequence[str] | None = None,
     eval_steps: int | None = None,
     task_metrics: bool | None = None,
     num_examples: int | None = None,
-    decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
-    partitioner: partitioning.Partitioner | None = None,
     output_dir: str | None = None,
-    other_vocabulary: bool = False,
     poll_seconds: float = 10.0,
 ) -> dict[str, float]:
     """Evaluates one or several checkpoints.
@@ -54,24 +48,19 @@ def evaluate(
     evaluated again.
 
     Args:
-      model: Configuration of the model.
-      objective: The objective whose loss and metrics are computed with teacher forcing.
+      loaded: The model; see `open_model`. Its objective computes loss and metrics with teacher forcing. Its checkpoint
+        may also be `all`, or `watch`: all, and new ones as they appear, until the run has finished or failed, or was
+        killed.
       data: The evaluation data. SeqIO's Evaluator also evaluates tasks with metric functions. Each task of a mixture is
         evaluated by itself.
-      checkpoint_path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
-      checkpoint: Which checkpoint of a run: `latest`, `best` (by its evaluation), a step, `all`, or `watch`: all, and
-        new ones as they appear, until the run has finished or failed, or was killed.
       splits: The split, or several; by default that of `data`. For a split without labels, predictions are written to
         `output_dir` in the format of the task's benchmark; those of several checkpoints to directories `step_<step>`.
       eval_steps: Batches of the teacher-forced evaluation; None for all.
       task_metrics: Whether to compute the task's metrics from predictions and scores. By default, they are computed if
         the task has any.
       num_examples: Examples to predict; None for all.
-      decoding: How text is generated for the metrics of a task. The default is greedy.
-      partitioner: Mesh and rules; all devices by default.
       output_dir: Directory for results, and for each example with its prediction. By default, results are written to
         the directory `eval` of the run, and predictions are not written.
-      other_vocabulary: Whether the data may have another vocabulary than the model. This is an error otherwise.
       poll_seconds: Seconds between two looks for new checkpoints.
 
     Returns:
@@ -83,16 +72,21 @@ def evaluate(
         no labels and there is no `output_dir`.
       ProcessLost: Another process of the run has exited.
     """
-    settings = _settings(dict(locals()))
-    partitioner = partitioner or partitioning.Partitioner()
-    config = for_platform(model, partitioner.platform)
-    options = {"batches": eval_steps, "task_metrics": task_metrics, "num_examples": num_examples}
-    options["decoding"] = decoding
-    if not other_vocabulary:
-        run_tokenizer.check_checkpoint(checkpoint_path, data.text_vocabulary(objective.features))
+    objective, checkpoint = loaded.objective, loaded.checkpoint
+    options = {
+        "batches": eval_steps,
+        "task_metrics": task_metrics,
+        "num_examples": num_examples,
+        "decoding": loaded.decoding,
+    }
+    settings = _digest({"model": loaded.config, "objective": objective, "data": data, "splits": splits, **options})
+    shown = _shown(data, **options)
+    loaded.check_vocabulary(data)
     evaluation = Evaluation(data=data, splits=splits, per_task=True, **options)
     log_dir = paths.join(output_dir, "inference_eval") if output_dir else None
-    evaluations = Evaluations({"": evaluation}, objective, config, partitioner, log_dir=log_dir, required=True)
+    evaluations = Evaluations(
+        {"": evaluation}, objective, loaded.resolved, loaded.partitioner, log_dir=log_dir, required=True
+    )
     unlabeled = [source for source in evaluations.sources.values() if not benchmarks.has_labels(source)]
     if unlabeled and not output_dir:
         raise UserError(
@@ -100,17 +94,21 @@ def evaluate(
             "predictions are written."
         )
     titles = {name: _title(source) for name, source in evaluations.sources.items()}
-    table = _Table(output_dir, checkpoint_path)
+    if eval_steps is not None:
+        logging.info(
+            "EVAL_STEPS=%d: only %d rows are evaluated (BATCH_SIZE=%d), so the results depend on BATCH_SIZE",
+            *(eval_steps, eval_steps * data.batch_size, data.batch_size),
+        )
+    table = _Table(output_dir, loaded.path)
     values: dict[str, float] = {}
-    for path in _chosen(checkpoint_path, checkpoint, poll_seconds):
-        with _skip_if_deleted(path, checkpoint):
+    for path in _chosen(loaded.path, checkpoint, poll_seconds):
+        with _skip_if_deleted(path, checkpoint), _explain_storage_errors(output_dir):
             step, fingerprint = checkpoint_choice.find_step(path), _fingerprint(path)
             result = None if unlabeled else table.find(path, fingerprint, settings)
             if result is None:
-                distributed.heartbeat(f"the parameters of {path}")
-                params = warm_start.load_params(path, config, objective, partitioner)
+                params = loaded.read(path)
                 found = evaluations(params, step=step)
-                result = _result(path, step, fingerprint, settings, found, evaluations.sources)
+                result = _result(path, step, fingerprint, settings, shown, found, evaluations.sources)
                 table.add(result)
                 _write_submissions(evaluations, params, output_dir, step if checkpoint in _SEVERAL else None)
             labeled = {name: result.evaluations[title] for name, title in titles.items() if title in result.evaluations}
@@ -119,13 +117,27 @@ def evaluate(
     return values
 
 
-def _settings(arguments: dict[str, Any]) -> str | None:
-    """Returns a hash of the arguments that the results depend on, or None if an argument cannot be described."""
+def _digest(settings: Mapping[str, Any]) -> str | None:
+    """Returns a hash of the settings that the results depend on, or None if one cannot be described."""
     from t5x_like.config.derived import derive
 
-    where = ("checkpoint_path", "checkpoint", "partitioner", "output_dir", "other_vocabulary", "poll_seconds")
-    text, unknown = derive("t5x_like.eval.evaluate", {k: v for k, v in arguments.items() if k not in where})
+    text, unknown = derive("t5x_like.eval.evaluate", settings)
     return None if unknown else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _shown(
+    data: DataSource, batches: int | None, task_metrics: bool | None, num_examples: int | None, decoding: Decoding
+) -> dict[str, str]:
+    """Returns the settings that users change between evaluations of a run, for the table of results."""
+    values = {
+        "EVAL_STEPS": batches,
+        "BATCH_SIZE": getattr(data, "batch_size", None),
+        "NUM_EXAMPLES": num_examples,
+        "TASK_METRICS": task_metrics,
+        "TASK_FEATURE_LENGTHS": getattr(data, "task_feature_lengths", None),
+    }
+    values |= {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
+    return {name: str(dict(value) if isinstance(value, Mapping) else value) for name, value in values.items()}
 
 
 def _chosen(path: str, checkpoint: str | int, poll_seconds: float) -> Iterator[str]:
@@ -135,7 +147,7 @@ def _chosen(path: str, checkpoint: str | int, poll_seconds: float) -> Iterator[s
         return
     checkpoint_choice.check_is_run(path, checkpoint)
     seen: set[str] = set()
-    run = checkpoint_choice.locate(path)[0].rpartition("/")[0]
+    run = checkpoint_choice.run_of(path)
 
     lock = run_lock.LockObserver(run)
 
@@ -176,6 +188,12 @@ def _skip_if_deleted(path: str, checkpoint: str | int) -> Iterator[None]:
         logging.warning("%s is skipped, because the run has deleted it", path)
 
 
+def _explain_storage_errors(output_dir: str | None) -> contextlib.AbstractContextManager:
+    if output_dir is None:  # results in the run directory are optional
+        return contextlib.nullcontext()
+    return paths.explain_storage_errors("OUTPUT_DIR", output_dir)
+
+
 def _fingerprint(path: str) -> str | None:
     step = checkpoint_choice.find_step(path)
     return None if step is None else StoredCheckpoints(checkpoint_choice.locate(path)[0]).fingerprint(step)
@@ -186,6 +204,7 @@ def _result(
     step: int | None,
     fingerprint: str | None,
     settings: str | None,
+    options: Mapping[str, str],
     found: Mapping[str, Mapping[str, float]],
     sources: Mapping[str, DataSource],
 ) -> Result:
@@ -194,7 +213,7 @@ def _result(
         of_task = {metric: value for metric, value in values.items() if "/" in metric}
         of_benchmarks += [(benchmark, of_task) for benchmark in benchmarks.of(sources[name])]
     titled = {_title(sources[name]): values for name, values in found.items()}
-    return Result(path, step, fingerprint, settings, titled, benchmarks.averages(of_benchmarks))
+    return Result(path, step, fingerprint, settings, titled, benchmarks.averages(of_benchmarks), options)
 
 
 def _title(source: DataSource) -> str:
@@ -211,7 +230,7 @@ class _Table:
     def __init__(self, output_dir: str | None, checkpoint_path: str):
         self._optional = output_dir is None
         if output_dir is None and checkpoint_choice.find_step(checkpoint_path) is not None:
-            run = checkpoint_choice.locate(checkpoint_path)[0].rpartition("/")[0]
+            run = checkpoint_choice.run_of(checkpoint_path)
             output_dir = paths.join(run, RESULTS)
         self._table = EvaluationTable(output_dir) if output_dir else None
 
@@ -248,7 +267,7 @@ def _write_submissions(evaluations: Evaluations, params: Any, output_dir: str | 
 
 
 def _log(path: str, step: int | None, result: Result) -> None:
-    stored = path if step is None else f"step {step} of {checkpoint_choice.locate(path)[0].rpartition('/')[0]}"
+    stored = path if step is None else f"step {step} of {checkpoint_choice.run_of(path)}"
     for title, values in result.evaluations.items():
         logging.info("%s, %s:", stored, title)
         for name, value in values.items():

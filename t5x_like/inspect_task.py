@@ -18,6 +18,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.span_lengths import span_lengths
 from t5x_like.data.token_text import length_name, piece, rows_as_text
 from t5x_like.errors import UserError
+from t5x_like.runtime import terminal
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed import SeqIOSource
@@ -103,7 +104,7 @@ def inspect(
     """
     from t5x_like.data.seqio_feed import SeqIOSource
 
-    console = console or Console()
+    console = console or terminal.console()
     source = SeqIOSource(
         mixture_or_task_name=mixture_or_task_name,
         task_feature_lengths=dict(task_feature_lengths or {}),

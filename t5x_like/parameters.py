@@ -14,9 +14,27 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like.errors import UserError
+
 Tree = Any
 LAYERS = "layers"
 _UNROLLED = re.compile(rf"^(?P<stack>(?:.*/)?{LAYERS})/(?P<index>\d+)(?P<rest>/.*)$")
+
+
+def check_pattern(setting: str, pattern: str) -> None:
+    """Checks that a pattern of names is a regular expression.
+
+    Args:
+      setting: name of the setting, for the message.
+      pattern: the pattern.
+
+    Raises:
+      UserError: it is not.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{setting}={pattern!r} is not a regular expression: {error}. Correct the pattern.") from error
 
 
 def _is_variable(node) -> bool:

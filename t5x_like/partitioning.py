@@ -52,13 +52,11 @@ class Partitioner:
         matrix products everywhere.
 
     Attributes:
-      mesh: the device mesh.
       rules: logical axis -> mesh axes.
       rules_name: name of the rule set, or `custom`.
 
     Raises:
-      UserError: the rule set, a mesh axis or `attention` is unknown, or a size is invalid.
-      DeviceMismatchError: the mesh does not match the devices.
+      UserError: the rule set, a mesh axis of a rule, or `attention` is unknown.
     """
 
     def __init__(
@@ -74,11 +72,20 @@ class Partitioner:
             raise UserError(f"Partitioner.attention={attention!r} is unknown. Give one of {', '.join(ATTENTION)}.")
         self.attention = attention
         self.rules_name, self.rules = checked_rules(rules)
-        self.mesh = make_mesh(ici=ici, dcn=dcn, devices=devices)
+        self._sizes = {"ici": ici, "dcn": dcn, "devices": devices}
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The device mesh; raises the errors of `make_mesh` at its first use, as it may be that of other machines."""
+        return make_mesh(**self._sizes)
+
+    def __str__(self):
+        sizes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items() if size > 1) or "one device"
+        return f"{self.mesh.size} {self.platform} devices, mesh {sizes}, rules {self.rules_name}"
 
     @property
     def platform(self) -> str:
-        """Platform of the mesh's devices: `cpu`, `gpu` or `tpu`."""
+        """Platform of the devices: `cpu`, `gpu` or `tpu`."""
         return self.mesh.devices.flat[0].platform
 
     def axis_size(self, logical: str, size: int | None = None) -> int:

@@ -10,14 +10,28 @@ the lock of a run needs. Local files are opened by the standard library, which a
 """
 
 import contextlib
+import errno
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 
 # Orbax interprets the whole path as a glob pattern, and a backslash in it as a separator.
 _PATTERN_CHARACTERS = "*?[\\"
+# Error messages of storage that cannot be written; libraries include them in messages of their own.
+_UNWRITABLE = {
+    os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+}
+
+
+class StoreUnreachable(RunFailed, OSError):
+    """A store that cannot be read. A retry may succeed."""
+
+
+class StoreNotSupported(UserError, ImportError):
+    """A URL for which fsspec has no package."""
 
 
 def is_local(path: str | os.PathLike) -> bool:
@@ -36,6 +50,22 @@ def join(path: str | os.PathLike, *parts: str) -> str:
     if is_local(path):
         return str(local(path).joinpath(*parts))
     return "/".join([os.fspath(path).rstrip("/"), *parts])
+
+
+def is_name(value: object) -> bool:
+    """Returns whether a value, such as one of a manifest, names an entry of the directory that it is joined to."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
+
+
+def is_inside(value: object) -> bool:
+    """Returns whether a value is a relative path that stays in the directory that it is joined to; see `is_name`."""
+    return isinstance(value, str) and all(map(is_name, value.split("/")))
+
+
+def leaves(path: str | os.PathLike, directory: str | os.PathLike) -> bool:
+    """Returns whether a local path leads, through a symbolic link, out of a local directory."""
+    root = os.path.realpath(local(directory))
+    return os.path.commonpath((os.path.realpath(local(path)), root)) != root
 
 
 def exists(path: str | os.PathLike) -> bool:
@@ -203,6 +233,61 @@ def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]
         raise UserError(f"{setting}={os.fspath(path)}: {reason}{at}. Check the path and its permissions.") from error
 
 
+def unwritable_reason(error: Exception) -> str | None:
+    """Returns why storage cannot be written, such as that it is full, if the message of an error says so."""
+    return next((reason for reason in _UNWRITABLE if reason in str(error)), None)
+
+
+@contextlib.contextmanager
+def explain_storage_errors(setting: str, path: str | os.PathLike, advice: str = "") -> Iterator[None]:
+    """Converts errors about storage that is full or cannot be written to `RunFailed`. Use it where outputs are written.
+
+    Args:
+      setting: name of the setting, such as `MODEL_DIR`.
+      path: its value.
+      advice: what is intact, and what to do. By default, to repeat the command.
+
+    Raises:
+      RunFailed: instead of an error of the operating system or of a library that writes files.
+    """
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        # A library's message may be long and end with the reason, so only the reason is shown.
+        reason = unwritable_reason(error)
+        if reason is None and getattr(error, "errno", None) not in _UNWRITABLE.values():
+            raise
+        advice = advice or "Free space or repair the storage, then repeat the command."
+        raise RunFailed(f"{setting}={os.fspath(path)} cannot be written: {reason or error}. {advice}") from error
+
+
+def write_output(setting: str, path: str | os.PathLike, contents: str | bytes) -> None:
+    """Replaces an output file of a command atomically, and names its setting in errors.
+
+    Args:
+      setting: name of the setting, such as `OUTPUT_PATH`.
+      path: its value.
+      contents: the contents of the file.
+
+    Raises:
+      UserError: the path is of the wrong kind, or access is denied.
+      RunFailed: the storage is full or cannot be written.
+    """
+    with explain_path_errors(setting, path), explain_storage_errors(setting, path):
+        write_atomic(path, contents)
+
+
+def remove_directory(directory: str | os.PathLike) -> None:
+    """Deletes a directory with its contents if it exists."""
+    if is_local(directory):
+        shutil.rmtree(local(directory), ignore_errors=True)
+    elif exists(directory):
+        filesystem, inner = _open_store(directory)
+        filesystem.rm(inner, recursive=True)
+
+
 def check_writable(setting: str, directory: str | os.PathLike) -> None:
     """Checks that a local directory can be created or written to. Creates nothing, and does not check URLs.
 
@@ -290,7 +375,7 @@ def _store_type(path) -> str | None:
     checkpoints and begin again.
 
     Raises:
-      OSError: the store cannot be read.
+      StoreUnreachable: the store cannot be read.
     """
     filesystem, inner = _open_store(path)
     try:
@@ -298,16 +383,18 @@ def _store_type(path) -> str | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # stores raise errors of their own
-        reason = str(error) or type(error).__name__
-        raise OSError(
-            f"{os.fspath(path)} cannot be read: {reason}. Check the network and your access. For gs://, log in with "
-            "`gcloud auth application-default login`."
+        raise StoreUnreachable(
+            f"{os.fspath(path)} cannot be read: {str(error) or type(error).__name__}. Check the network and your "
+            "access. For gs://, log in with `gcloud auth application-default login`."
         ) from error
 
 
 def _open_store(path):
     import fsspec  # imported only for URLs, because the import takes 0.1 s
 
-    filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
+    except (ImportError, ValueError) as error:  # a missing package, or an unknown scheme
+        raise StoreNotSupported(f"{os.fspath(path)} cannot be opened: {error}. Give a local path or gs://….") from error
     filesystem.invalidate_cache()
     return filesystem, inner

@@ -1,25 +1,26 @@
 """`t5x_like plan`: compiles the step of a run for a TPU slice, and reports memory and speed."""
 
+import dataclasses
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import jax
 from absl import logging
 
-from t5x_like import config, distill, optimizers, parameters, partitioning, paths
+from t5x_like import optimizers, parameters, partitioning, paths
 from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
-from t5x_like.training.program import Program
+from t5x_like.training.program import make_program
+from t5x_like.training.recipe import Recipe
 
 
 def plan(
     *,
-    loop: Callable,
-    make_program: Callable[..., Program],
+    recipe: Recipe,
     topology: str,
     num_slices: int = 1,
     price: float | None = None,
@@ -30,9 +31,8 @@ def plan(
     """Compiles the training step of a run for a TPU slice that need not be available, and prints the plan.
 
     Args:
-      loop: The training loop with its arguments, configured by gin or as a `functools.partial`. Its `partitioner` uses
-        `topologies.devices(topology, num_slices)`. It is not called.
-      make_program: Creates the program of the loop from the arguments of the run that are its parameters.
+      recipe: The recipe of the run. Its `partitioner` uses `topologies.devices(topology, num_slices)`; a search makes
+        its own. Its teachers need no weights.
       topology: The slice, such as `v5p:8x8x8`.
       num_slices: Number of slices.
       price: Price of a chip per hour, in any currency.
@@ -55,19 +55,16 @@ def plan(
         )
     if price is not None and price < 0:
         raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour.")
-    # ---- the slice and the arguments of the loop ---------------------------------------------------------------------
     slice_ = topologies.parse(topology, num_slices)
-    # A search creates its own meshes; the configured mesh need not fit the slices.
-    arguments = distill.run_arguments(loop, without=("partitioner",) if search_for else (), weights=False)
-    steps = None if "TRAIN_STEPS" in placeholders else arguments["total_steps"]
+    steps = None if "TRAIN_STEPS" in placeholders else recipe.periods.total
 
     # ---- compile the step, or the candidates of a search -------------------------------------------------------------
     if search_for:
         devices = topologies.devices(topology, num_slices)
-        plans = _searched(arguments, make_program, slice_, devices, search_for, steps, price)
+        plans = _searched(recipe, slice_, devices, search_for, steps, price)
     else:
         logging.info("compiling for %s: this takes minutes for large models", slice_)
-        plans = [_compiled(arguments, make_program, slice_, steps, price)]
+        plans = [_compiled(recipe, slice_, steps, price)]
 
     # ---- report ------------------------------------------------------------------------------------------------------
     best = plans[0]
@@ -76,19 +73,18 @@ def plan(
         print("\n" + report.ranking(plans))
     if json_path:
         found = report.as_json(best) | ({"searched": [report.as_json(each) for each in plans]} if search_for else {})
-        paths.write_atomic(json_path, json.dumps(found, indent=2) + "\n")
+        paths.write_output("JSON_PATH", json_path, json.dumps(found, indent=2) + "\n")
     return best
 
 
 def _compiled(
-    arguments: Mapping[str, Any],
-    make_program: Callable[..., Program],
+    recipe: Recipe,
     slice_: Topology,
     steps: int | None,
     price: float | None,
 ) -> report.Plan:
-    program = make_program(**config.filter_kwargs(make_program, arguments))
-    features, shapes = arguments["objective"].features, program.batch_shapes
+    program = make_program(recipe)
+    features, shapes = recipe.objective.features, program.batch_shapes
     counted = features.segment_features or tuple(shapes)[:1]
     state, frozen = program.shapes
     mesh = program.partitioner.mesh
@@ -104,7 +100,7 @@ def _compiled(
         topology=slice_,
         mesh={axis: int(size) for axis, size in mesh.shape.items()},
         rules=program.partitioner.rules_name,
-        microbatches=arguments.get("microbatches", 1),
+        microbatches=recipe.update.microbatches,
         model=type(program.config).__name__,
         remat=getattr(program.config, "remat", None),
         parameters=parameters.count(optimizers.merge(state.params, frozen.params)),
@@ -118,25 +114,24 @@ def _compiled(
     )
 
 
-def _searched(
-    arguments, make_program, slice_: Topology, devices: list[Any], number: int, steps, price
-) -> list[report.Plan]:
+def _searched(recipe: Recipe, slice_: Topology, devices: list[Any], number: int, steps, price) -> list[report.Plan]:
     """Compiles the most promising candidates, and returns the plans that fit, fastest first."""
     # The search varies mesh, rules and microbatches. Shapes come from one device and one microbatch, which divide every
     # size.
-    single_device = {**arguments, "partitioner": partitioning.Partitioner(devices=devices[:1]), "microbatches": 1}
-    program = make_program(**config.filter_kwargs(make_program, single_device))
-    found = search.candidates(program, arguments["objective"], slice_, arguments.get("gather_parameters", "per_use"))
+    single_device = partitioning.Partitioner(devices=devices[:1])
+    undivided = dataclasses.replace(recipe.update, microbatches=1)
+    program = make_program(dataclasses.replace(recipe, partitioner=single_device, update=undivided))
+    found = search.candidates(program, recipe.objective, slice_, recipe.update.gather_parameters)
     logging.info("%d combinations are estimated to fit %s; compiling %d", len(found), slice_, min(number, len(found)))
     plans, compiled, last_error = [], 0, None
     for candidate in found:
         if compiled == number:
             break
         try:
-            changed = candidate.arguments(arguments, slice_.slices, devices)
+            changed = candidate.apply(recipe, slice_.slices, devices)
             logging.info("compiling %s", candidate)
             compiled += 1
-            plans.append(_compiled(changed, make_program, slice_, steps, price))
+            plans.append(_compiled(changed, slice_, steps, price))
         except (UserError, jax.errors.JaxRuntimeError) as error:
             logging.warning("skipping %s: %s", candidate, error)
             last_error = error

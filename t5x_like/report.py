@@ -35,6 +35,6 @@ def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> s
         raise UserError(f"OUTPUT_PATH={output}: the report is an HTML page. Give a file whose name ends in .html.")
     runs = read_runs(directories)
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    paths.write_atomic(output, render(runs, created))
+    paths.write_output("OUTPUT_PATH", output, render(runs, created))
     logging.info("wrote %s", output)
     return output

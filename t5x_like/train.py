@@ -1,183 +1,247 @@
-"""Pretrains or fine-tunes a model on an objective. The function `train` reads in the order in which data flows."""
+"""Pretrains, fine-tunes or distills a model. The function `train` reads in the order in which data flows."""
 
+import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from t5x_like import optimizers, partitioning
-from t5x_like.data.source import DataSource
-from t5x_like.models.base import ModelConfig
-from t5x_like.objectives.base import Objective
-from t5x_like.runtime import console_log, distributed
-from t5x_like.training import gathering, loop, run, run_directory, step, weight_source
-from t5x_like.training.checkpoints import Checkpoints
-from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.local_checkpoints import LocalTier
+import jax
+from absl import logging
+
+from t5x_like import metrics, optimizers, paths
+from t5x_like.data import provenance as data_provenance
+from t5x_like.runtime import console_log, distributed, provenance
+from t5x_like.runtime.background import Background
+from t5x_like.runtime.preemption import StopRequest
+from t5x_like.training import (
+    debugging,
+    loaded_teachers,
+    loop,
+    resuming,
+    run_directory,
+    run_feed,
+    run_lock,
+    run_log,
+    run_tokenizer,
+    run_vocabulary,
+    start_record,
+    stored_config,
+    warm_start,
+)
+from t5x_like.training.evaluation import Evaluations
+from t5x_like.training.improvement import check_metric, check_run, restore_improvement
 from t5x_like.training.program import make_program
-from t5x_like.training.run import TrainResult
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.repeated_step import RepeatedStep
+
+
+@dataclasses.dataclass
+class TrainResult:
+    """The result of `train`.
+
+    Attributes:
+      model_dir: The run directory.
+      step: The last step.
+      params: The parameters after it, `{"model": …, "objective": …}`.
+      stopped_by: The signal that ended the run early, or None.
+      evaluation: The metrics of the last evaluation of this start: `metric` -> value, or `evaluation/metric` if there
+        are several; empty without one.
+      best_step: The step of the best checkpoint by the checkpointer's `best_metric`, or None if no checkpoint was
+        saved with an evaluation.
+    """
+
+    model_dir: str
+    step: int
+    params: Any
+    stopped_by: str | None
+    evaluation: dict[str, float]
+    best_step: int | None = None
 
 
 @console_log.enabled()
 @distributed.with_watchdog()
 def train(
+    recipe: Recipe,
     *,
-    model: ModelConfig,
-    objective: Objective,
-    optimizer: optimizers.Optimizer,
-    data: DataSource,
-    total_steps: int,
-    model_dir: str | None = None,
-    evaluations: Mapping[str, Evaluation] | None = None,
-    partitioner: partitioning.Partitioner | None = None,
-    microbatches: int = 1,
-    max_grad_norm: float | None = None,
-    loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
-    gather_parameters: gathering.Gathering = "per_use",
-    seed: int = 0,
-    log_period: int = 100,
-    eval_period: int | None = 1000,
-    save_period: int | None = 1000,
-    checkpoints: Callable[..., Checkpoints] = Checkpoints,
-    local_checkpoints: LocalTier | None = None,
-    patience: int | None = None,
-    initial_checkpoint_path: str | None = None,
-    initial_mapping: Sequence[tuple[str, str]] = (),
-    initial_new_tokens: int = 0,
-    initial_layers: Mapping[str, Sequence[int] | Callable] | None = None,
-    initial_dropped: Sequence[str] = (),
-    initial_truncated: Sequence[str] = (),
-    initial_other_vocabulary: bool = False,
-    vocabulary_path: str | None = None,
-    stop_after_skipped: int = 20,
-    repeat_period: int | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
+    on_log: loop.StepCallback | None = None,
+    on_eval: loop.StepCallback | None = None,
+    on_save: Callable[[int], None] | None = None,
     on_finish: Callable[..., None] | None = None,
     run_config: run_directory.RunConfig | None = None,
 ) -> TrainResult:
-    """Trains until `total_steps`, and resumes from the latest checkpoint in `model_dir`.
+    """Trains until the last step, and resumes from the latest checkpoint in the run directory.
 
     Args:
-      model: The configuration of a model family, such as `models.t5.T5Config`.
-      objective: What the model learns; see `objectives.base.Objective`.
-      optimizer: See `optimizers`. Its parameter groups say which parameters are frozen.
-      data: Source of training batches, such as `data.seqio_feed.SeqIOSource`.
-      total_steps: The step to stop at.
-      model_dir: The run directory, a local path or a bucket. By default a new numbered directory under `./runs`.
-      evaluations: Name -> what to evaluate. The name is the split of its rows in metrics.jsonl. None or an empty
-        mapping disables evaluation.
-      partitioner: Device mesh and sharding rules. By default all devices with fully sharded parameters.
-      microbatches: Number of microbatches that each batch is split into. They run one after the other, which lowers
-        peak memory.
-      max_grad_norm: Gradients with a larger global norm are scaled down to it.
-      loss_normalizing_factor: What the summed loss is divided by: `"NUM_REAL_TARGET_TOKENS"` (the mean over target
-        tokens), a number, or None (the sum, which is T5X's default).
-      gather_parameters: When a device gathers sharded parameters and reduces their gradients. `"per_use"`: in each
-        pass of each microbatch, layer by layer. `"per_step"`: once per step, which sends fewer bytes if there are
-        several microbatches, and needs memory for all parameters in the dtype of the computation and for all gradients
-        in float32. The mesh may then only have the axes `data` and `fsdp`. Without dropout, the result is the same.
-      seed: Seed of initialization and dropout. Data sources have their own.
-      log_period: Steps between two rows of training metrics.
-      eval_period: Steps between two evaluations. None disables evaluation. The last step is always evaluated otherwise.
-      save_period: Steps between two checkpoints. None disables checkpoints. The last step is always saved otherwise.
-      checkpoints: Creates the checkpointer of a directory. Its `keep_best` and `best_metric` decide which checkpoints
-        are kept besides the latest.
-      local_checkpoints: Where and how often to save on each host as well; see `TieredCheckpoints`.
-      patience: Number of evaluations without improvement of the checkpointer's `best_metric` after which the run
-        finishes early; None for no limit.
-      initial_checkpoint_path: Pretrained weights to start from: a run directory, a checkpoint, a Hugging Face
-        directory, or a T5X checkpoint. Heads are restored if they match.
-      initial_mapping: (regex, replacement) pairs that turn this model's tensor names into those of the checkpoint.
-      initial_new_tokens: Number of token ids of the model that follow those of the pretrained vocabulary. Their rows of
-        the embeddings are freshly initialized.
-      initial_layers: Stack -> indices of the pretrained layers that its layers start from, such as
-        `{"encoder": (0, 2, 4)}`, or a rule of `training.layer_choice`. The pretrained model may then have other numbers
-        of layers. By default all layers.
-      initial_dropped: Regular expressions of names of pretrained tensors that this model lacks, such as
-        `("token_type_embedder",)`. Others that it lacks are an error.
-      initial_truncated: Logical axes, `positions` or `vocab`, along which pretrained tables may be longer than those of
-        the model, which start from their first rows.
-      initial_other_vocabulary: Whether the token ids of the pretrained weights may belong to another vocabulary than
-        those of `data`. This is an error otherwise, unless there are new tokens or truncated vocabularies.
-      vocabulary_path: The Hugging Face directory or SentencePiece model that `data` uses, for tasks that can use any
-        vocabulary. The vocabulary of `data`, whatever setting names it, is copied to `model_dir/tokenizer`, which the
-        commands that read the run use instead.
-      stop_after_skipped: Number of consecutive non-finite updates that ends the run.
-      repeat_period: Steps between two steps that are computed twice, to detect hardware that computes wrongly. They
-        need memory for two states. None disables the check.
-      compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`. With None, XLA's
-        defaults, and the log names the file for the devices.
+      recipe: What the run trains, on which data, and how.
+      on_log: Called in process 0 with a step and its training metrics, whenever they are logged.
+      on_eval: Called in process 0 with a step and the metrics of its evaluation, named as in `TrainResult.evaluation`.
+      on_save: Called in process 0 with the step of a checkpoint in the run directory when it is complete. Checkpoints
+        are written in the background, so this is before the next one is saved, or at the end of the run.
       on_finish: Called with `params`, `objective`, `partitioner`, `data` and `model_dir` when training has finished.
-      run_config: The resolved gin configuration. It is stored in `model_dir` and compared when the run resumes.
+      run_config: The resolved gin configuration. It is stored in the run directory and compared when the run resumes.
 
     Returns:
       The `TrainResult`.
 
     Raises:
-      UserError: Arguments are invalid or do not fit together. Nothing has been written.
+      UserError: Parts of the recipe are invalid or do not fit together. No step has been computed.
       TrainingFailed: The loss stayed non-finite.
       ProcessLost: Another process of the run has ended.
-      RunInUse: Another run writes to `model_dir`.
+      RunInUse: Another run writes to the run directory.
       SilentDataCorruption: A repeated step has given other bits.
-      RunFailed: `model_dir` can no longer be written to.
+      RunFailed: The run directory can no longer be written to.
       Stopped: A signal arrived before the end of the first step.
     """
-    # ---- Program: everything that is known without data or arrays ------------------------------------------------
-    arguments = dict(locals())
+    # ---- Program: everything that is known without data or arrays ----------------------------------------------------
     started = time.monotonic()
-    periods = loop.make_periods(
-        total_steps=total_steps,
-        log_period=log_period,
-        eval_period=eval_period,
-        save_period=save_period,
-        local_checkpoints=local_checkpoints,
-        model_dir=model_dir,
-    )
-    if local_checkpoints is not None:
-        local_checkpoints.check_writable()
-    initial = weight_source.initial_source(
-        initial_checkpoint_path=initial_checkpoint_path,
-        initial_mapping=initial_mapping,
-        initial_new_tokens=initial_new_tokens,
-        initial_layers=initial_layers,
-        initial_dropped=initial_dropped,
-        initial_truncated=initial_truncated,
-        initial_other_vocabulary=initial_other_vocabulary,
-    )
-    program = make_program(
-        model=model,
-        objective=objective,
-        optimizer=optimizer,
-        data=data,
-        partitioner=partitioner,
-        microbatches=microbatches,
-        max_grad_norm=max_grad_norm,
-        loss_normalizing_factor=loss_normalizing_factor,
-        gather_parameters=gather_parameters,
-        seed=seed,
-        compiler_options=compiler_options,
-    )
+    given_recipe, recipe = recipe, run_vocabulary.with_copy(recipe)
+    objective, data, periods, storage = recipe.objective, recipe.data, recipe.periods, recipe.storage
+    for name, teacher in recipe.teachers.items():
+        logging.info("teacher %s: %s", name, teacher)
+    storage.check(periods)
+    if storage.local is not None:
+        storage.local.check_writable()
+    initial = recipe.initial if recipe.initial.path else None
+    program = make_program(recipe)
+    config, shapes, partitioner = program.config, program.shapes, program.partitioner
+    all_shapes = optimizers.merge(shapes[0].params, shapes[1].params)
+    command = provenance.command_line(run_config.words if run_config else None)
+    is_main = jax.process_index() == 0
 
-    # ---- Run: data, state, reports, and the loop from the first batch to the last checkpoint -----------------------
-    return run.run(
-        program,
-        objective=objective,
-        evaluated=objective,
-        optimizer=optimizer,
-        data=data,
-        periods=periods,
-        model_dir=model_dir,
-        evaluations=evaluations,
-        microbatches=microbatches,
-        seed=seed,
-        checkpoints=checkpoints,
-        local_checkpoints=local_checkpoints,
-        patience=patience,
-        initial=initial,
-        vocabulary_path=vocabulary_path,
-        stop_after_skipped=stop_after_skipped,
-        repeat_period=repeat_period,
-        on_finish=on_finish,
-        run_config=run_config,
-        arguments=arguments,
-        started=started,
-    )
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(run_log.RunLog(enabled=is_main))
+        # ---- Checks: of the data and the initial weights, while the step is compiled ---------------------------------
+        compilation = stack.enter_context(Background(program.compile))
+        data.check(objective.features)
+        data.check_vocabulary(config.vocab_size)
+        vocabulary = run_tokenizer.of_data(data, objective.features, recipe.vocabulary_path)
+        evaluate = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
+        check_run(evaluate.names if periods.evaluate is not None else (), periods.patience)
+        if initial is not None and not run_directory.may_resume(storage.model_dir):
+            warm_start.check(initial, all_shapes["model"], config, partitioner)
+            run_tokenizer.check_initial(initial, vocabulary)
+
+        # ---- Run directory: exclusive, and its stored configuration agrees -------------------------------------------
+        model_dir = run_directory.resolve(storage.model_dir)
+        logging.info("run directory %s", model_dir)
+        logging.info("%s", partitioner)
+        stop = stack.enter_context(StopRequest())
+        # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the
+        # supervisor's log have the same message as the command.
+        with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
+            lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
+        stack.enter_context(log.open(model_dir, command))
+        goodput = stack.enter_context(metrics.GoodputMonitor(model_dir, enabled=is_main, started=started))
+        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main, goodput=goodput))
+        stack.enter_context(distributed.explain_lost_process())
+        stack.enter_context(distributed.reports_hangs(model_dir, status.report_hang))
+        stack.enter_context(run_directory.explain_storage_errors(model_dir))
+        stack.enter_context(debugging.explain_out_of_memory(program, recipe.update.microbatches))
+        stored_config.check(model_dir, run_config)
+        loaded_teachers.check(model_dir, recipe.teachers, run_config)
+        distributed.heartbeat("the other processes, to compare configurations and directories")
+        distributed.check_agreement(model_dir, run_config.text if run_config else "")
+
+        # ---- Data: batches are prefetched while the model is initialized ---------------------------------------------
+        feed = stack.enter_context(run_directory.closing(run_feed.open_feed(recipe, config.vocab_size, partitioner)))
+        described = {
+            split: data_provenance.describe(source) for split, source in ({"train": data} | evaluate.sources).items()
+        }
+        distributed.heartbeat("the other processes, to compare their data")
+        data_provenance.check_agreement(described, vocabulary.digest)
+
+        # ---- State: restored, or initialized directly into its shards ------------------------------------------------
+        checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
+        checkpointer.prepare(resuming.saved_shapes(shapes), partitioner)
+        if evaluate.names and periods.evaluate is not None and (periods.patience is not None or checkpointer.keep_best):
+            check_metric(evaluate, checkpointer.best_metric, all_shapes)
+        with goodput.phase("restore"):
+            start = run_directory.resume_step(checkpointer, model_dir, run_config)
+        if start:
+            run_tokenizer.check(model_dir, vocabulary)
+        status.step = start
+        distributed.heartbeat(f"the state of step {start}")
+        if start:
+            with goodput.phase("restore"):
+                state, frozen = resuming.restore(checkpointer, start, shapes, recipe.optimizer, partitioner)
+            about = checkpointer.about(start)
+            run_directory.warn_if_environment_changed(about, partitioner)
+        else:
+            state, frozen = program.init(jax.random.key(recipe.seed))
+            if initial is not None:
+                state, frozen = warm_start.restore(initial, state, frozen, config, partitioner, objective.other_names)
+        improvement = restore_improvement(checkpointer.best_metric, periods.patience, model_dir, start, evaluate.names)
+        early = improvement.reason() if start and improvement.is_exhausted else None
+        if start >= periods.total or early:
+            best = checkpointer.best()
+            logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
+            logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
+            params = optimizers.merge(state.params, frozen.params)
+            return TrainResult(model_dir, start, params, None, {}, best and best.step)
+        read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
+        frozen = frozen.replace(teachers=read)
+        if start:
+            with goodput.phase("restore"):
+                run_feed.restore_position(feed, checkpointer.restore_feed(start), run_config)
+
+        # ---- Reports: metrics, progress, description -----------------------------------------------------------------
+        info = run_directory.model_info(all_shapes, partitioner)
+        logging.info("%s", info.splitlines()[-1])
+        rows = metrics.MetricsWriter(model_dir, enabled=is_main, logger_names=storage.loggers)
+        writer = stack.enter_context(run_directory.closing(rows))
+        checkpointer.begin()  # first, because no later start may resume from a step whose metrics are removed
+        writer.rewind(start)
+        if start and is_main:
+            writer.warn_if_changed(about.get(metrics.rows.DIGEST))
+        if is_main:
+            run_directory.write_description(model_dir, info, run_config, given_recipe)
+            start_record.append(model_dir, step=start, command=command, partitioner=partitioner, data=described)
+            loaded_teachers.store(model_dir, recipe.teachers)
+            if not start:
+                run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)
+                kind = data.vocabulary_kind(objective.features)
+                run_vocabulary.store(model_dir, vocabulary.digest, kind, data.name, data.add_eos())
+        progress = stack.enter_context(metrics.Progress(periods.total, start, enabled=is_main))
+        profile_steps = run_config.profile_steps if run_config and is_main else None
+        profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
+
+        # ---- Training: from the first batch to the last checkpoint ---------------------------------------------------
+        distributed.heartbeat("the compilation of the training step")
+        with goodput.phase("compile"):
+            compilation.wait()
+        if periods.repeat is not None:
+            repeated = RepeatedStep(program.train_step, partitioner.mesh, program.shardings[0], periods.repeat)
+            program = dataclasses.replace(program, train_step=repeated)
+        callbacks = (on_log, on_eval, on_save) if is_main else ()
+        result = loop.run(
+            program,
+            state,
+            frozen,
+            feed,
+            periods=periods,
+            local=storage.local,
+            checkpointer=checkpointer,
+            evaluate=evaluate if evaluate.names else None,
+            improvement=improvement,
+            reports=loop.Reports(writer, progress, status, profile, goodput, *callbacks),
+            stop=stop,
+            lock=lock,
+            started=started,
+        )
+        if result.stopped_by:
+            resume = run_directory.how_to_resume(model_dir, checkpointer.latest(), result.step)
+            logging.warning("stopped by %s, %s", result.stopped_by, resume)
+        else:
+            logging.info("%s", run_directory.describe_end(model_dir, result.step, result.finished, checkpointer.best()))
+        best = checkpointer.best()
+
+    # ---- Result ------------------------------------------------------------------------------------------------------
+    params = optimizers.merge(result.state.params, frozen.params)
+    if on_finish is not None and not result.stopped_by:
+        distributed.heartbeat("the final report")
+        held_out = next((each.data for each in (recipe.evaluations or {}).values() if each.data is not None), data)
+        on_finish(
+            params=params, objective=recipe.predicting, partitioner=partitioner, data=held_out, model_dir=model_dir
+        )
+    return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best and best.step)

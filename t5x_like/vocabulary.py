@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from absl import logging
@@ -51,8 +51,9 @@ def vocabulary(
       The value for `vocabulary_path`: the file, or the directory of a vocabulary with several files.
 
     Raises:
-      UserError: no file matches, the size does not suit the text, a library is missing, or the directory cannot be
-        written.
+      UserError: no file matches, the size does not suit the text, a library is missing, or the directory is not
+        writable.
+      RunFailed: the storage of the directory is full or cannot be written.
     """
     from data_tasks.vocabularies import trainers
 
@@ -75,11 +76,7 @@ def vocabulary(
         files = trainers.KINDS[kind](documents, size, **options)
 
     # ---- writing -----------------------------------------------------------------------------------------------------
-    try:
-        for name, contents in files.items():
-            paths.write_atomic(paths.join(directory, name), contents)
-    except OSError as error:
-        raise UserError(f"OUTPUT_PATH={directory}: cannot be written ({error}). Give another directory.") from error
+    _write(directory, files)
     path = directory if len(files) > 1 else paths.join(directory, next(iter(files)))
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     print(f"wrote {size:,} pieces: {', '.join(paths.join(directory, name) for name in files)}")
@@ -96,6 +93,19 @@ def _check_output(directory: str, overwrite: bool) -> None:
         raise UserError(
             f"OUTPUT_PATH={directory}: not empty ({', '.join(names[:3])}). Give another directory, or --overwrite."
         )
+
+
+def _write(directory: str, files: Mapping[str, bytes]) -> None:
+    """Writes the files of a vocabulary. If one cannot be written, those before it are deleted."""
+    written = []
+    try:
+        for name, contents in files.items():
+            paths.write_output("OUTPUT_PATH", paths.join(directory, name), contents)
+            written.append(name)
+    except BaseException:
+        for name in written:
+            paths.remove(paths.join(directory, name))
+        raise
 
 
 def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:

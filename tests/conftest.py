@@ -24,23 +24,12 @@ CACHE_FROM_SECONDS = 0.2
 
 # Smoke tests: a few tests of each module that another version of Python or JAX is likely to break.
 SMOKE = re.compile(
-    r"tests/((kernels|layers|decoding)/test_|data/test_(feed|features|cached_rows)"
-    r"|models/test_llama\.py|training/test_(checkpoints|step)\.py|test_(imports|parameters|partitioning|mesh|train)\.py)"
-)
-# Tests in these files that take about ten seconds, and do not depend on the versions.
-NOT_SMOKE = re.compile(
-    "test_(patience_ends|rates_of_a_resumed|override_config_restarts|resume_in_a_store|initial_checkpoint_keeps)"
+    r"tests/((kernels|layers|decoding)/test_(?!residual|.*_parity)|data/test_(feed|features|cached_rows)"
+    r"|models/test_llama\.py|training/test_(checkpoints|step)\.py|test_(imports|parameters|partitioning|mesh)\.py"
+    r"|test_train\.py::test_(run_writes|first_loss|resume_in_another|every_rule_set.*fsdp_tp_sp|evaluation_results))"
 )
 # Marker -> packages that its tests import, which are not in the extra `test`, and the extra that installs them.
 NEEDED = {"parity": (("torch", "transformers"), "parity"), "beam": (("apache_beam",), "cache")}
-# Tests in these files are deselected by default, because they take a minute or more together with few other tests of
-# the same code: whole journeys, killed and resumed processes, several hosts. `pytest -m full` runs them.
-FULL = re.compile(
-    r"tests/(docs/test_(journeys|distillation_journeys)|runtime/test_(distributed|lost_process|slow_host)"
-    r"|test_(resume|cached_training|buckets|distill_cached_logits|huggingface_journey)"
-    r"|data_tasks/test_(pretraining_tasks|offsets)|launch/test_(workers|supervise)"
-    r"|training/test_tiered_checkpoints)\.py"
-)
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 
@@ -114,6 +103,14 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle_files", type=int, metavar="SEED", help="run the test files in a random order")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out the files without smoke tests for `-m smoke`, because importing them takes longer than the tests."""
+    if config.option.markexpr == "smoke" and collection_path.suffix == ".py":
+        path = collection_path.relative_to(ROOT).as_posix()
+        return True if not (SMOKE.match(f"{path}::") or path == "tests/test_train.py") else None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks tests by the rules above, skips tests of missing extras, and sorts `LONG` files first."""
@@ -129,10 +126,7 @@ def pytest_collection_modifyitems(config, items):
         if reason := reason_to_skip({mark.name for mark in item.iter_markers()}):
             item.add_marker(pytest.mark.skip(reason=reason))
         path = item.path.relative_to(ROOT).as_posix()
-        if FULL.match(path):
-            item.add_marker("full")
-        smoke = SMOKE.match(path) and not NOT_SMOKE.match(item.name)
-        if smoke and not item.get_closest_marker("slow"):
+        if SMOKE.match(f"{path}::{item.name}") and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
         if item.get_closest_marker("parity"):
             given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -157,6 +151,14 @@ def _restore_logging():
     for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
         logger.handlers[:], logger.propagate = handlers, propagate
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _clear_gin():
+    """Removes the bindings of the test: they may refer to functions that it has replaced."""
+    yield
+    if "gin" in sys.modules:
+        sys.modules["gin"].clear_config()
 
 
 @pytest.fixture(scope="session")
@@ -208,6 +210,17 @@ def run_command(monkeypatch, capfd):
         return code, captured.out + captured.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def letters_run(tmp_path_factory):
+    """The directory of a run that has learned to copy letters; see `letters`, whose task is registered meanwhile."""
+    import letters
+
+    with letters.registered():
+        directory = str(tmp_path_factory.mktemp("letters") / "run")
+        letters.train_run(directory)
+        yield directory
 
 
 @pytest.fixture(scope="session")

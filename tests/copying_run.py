@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import recipes
 
 from t5x_like import optimizers
 from t5x_like.data import batches, specs
@@ -63,6 +64,9 @@ class Copying:
     def vocabulary_kind(self, spec):
         return None
 
+    def add_eos(self):
+        return {}
+
     def text_vocabulary(self, spec):
         return TextVocabulary("digest")
 
@@ -73,26 +77,27 @@ class Copying:
         return iter([self.make(10_000 + seed) for seed in range(number)])
 
 
-def arguments(model_dir, **changes):
-    """Returns the arguments of `train`."""
-    given = dict(
+def recipe(model_dir, **changes):
+    """Returns the recipe of a run, with other settings; see `recipes`."""
+    made = recipes.make(
         model=CONFIG,
         objective=SequenceToSequence(),
         optimizer=optimizers.adafactor(learning_rate=schedules.rsqrt(1.0, warmup_steps=100)),
         data=Copying(),
         evaluations={"validation": Evaluation(data=Copying(), batches=2)},
-        total_steps=6,
+        total=6,
         model_dir=str(model_dir),
         partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
-        log_period=1,
-        eval_period=3,
-        save_period=3,
+        log=1,
+        evaluate=3,
+        save=3,
     )
-    return given | changes
+    return recipes.change(made, **changes)
 
 
-def run(model_dir, **changes):
-    return train(**arguments(model_dir, **changes))
+def run(model_dir, run_config=None, **changes):
+    callbacks = {name: changes.pop(name) for name in [*changes] if name.startswith("on_")}
+    return train(recipe(model_dir, **changes), run_config=run_config, **callbacks)
 
 
 def losses(model_dir, split="train"):

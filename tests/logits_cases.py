@@ -5,12 +5,16 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from objective_cases import CASES, Case
 
+from t5x_like import cache_logits
 from t5x_like.data.cached import Layout, Manifest, Shard, manifest
 from t5x_like.data.cached.rows import encode
-from t5x_like.distillation.teachers import LoadedTeacher, Teacher
+from t5x_like.distillation.cached_logits import CachedLogits
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.training.loaded_teachers import LoadedTeacher
 
 LENGTHS = {"inputs": 8, "targets": 8}
 IDS = 40
@@ -106,19 +110,31 @@ def _stack(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def teacher_of(case: Case, *, vocabulary=DIGEST, **changes: Any) -> LoadedTeacher:
     """Returns a teacher with the random parameters of a case."""
     params = case.params(**changes)
-    return LoadedTeacher(
-        teacher=Teacher("a/teacher"),
-        config=params["model"].config,
-        objective=case.objective,
-        vocabulary=vocabulary,
-        reader=lambda shapes, config, partitioner: jax.tree.map(jax.device_put, params, partitioner.shardings(params)),
-        hasher=lambda: "digest of the teacher",
-    )
+
+    class WithParams(LoadedTeacher):
+        digest = "digest of the teacher"
+
+        def read(self, checkpoint_path=None):
+            return jax.tree.map(jax.device_put, params, self.partitioner.shardings(params))
+
+    return WithParams(path="a/teacher", config=params["model"].config, objective=case.objective, vocabulary=vocabulary)
 
 
 def with_attached(case: Case, attached):
     """Returns the spec of a case with attached arrays."""
     return dataclasses.replace(case.objective.features, attached=tuple(attached))
+
+
+def write_logits(case: Case, cache_dir, teacher: LoadedTeacher | None = None, **settings: Any):
+    """Runs `cache_logits` with a teacher of a case."""
+    given = {"batch_size": 8, "dtype": "float32", "k": None} | settings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_logits, "open_teacher", lambda *_: teacher or teacher_of(case))
+        return cache_logits.cache_logits(cache_dir=str(cache_dir), teacher=Teacher("a/teacher"), **given)
+
+
+def opened(case, cache_dir, digest="digest of the teacher"):
+    return CachedLogits.open("teacher", f"{cache_dir}/teacher_logits", digest=digest, spec=case.objective.features)
 
 
 PACKED = {name: CASES[name] for name in ("masked_lm", "causal_lm", "sequence_to_sequence", "prefix_lm")}

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from families import FAMILIES
@@ -16,16 +15,22 @@ from families import FAMILIES
 from t5x_like import parameters
 from t5x_like.data import batches
 from t5x_like.data.choices import choice_name, count_choices
+from t5x_like.kernels.chunks import Readout, sum_over_positions
+from t5x_like.models import build
+from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
-from t5x_like.objectives.base import Objective
+from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.gpt1_finetuning import AuxiliaryLM, ExtractToken
 from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.multiple_choice import MultipleChoice
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import Terms, forward, forward_at_evaluation, terms
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.prompted_lm import PromptedLM
+from t5x_like.objectives.replaced_tokens import ReplacedTokenDetection
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -69,6 +74,7 @@ CASES = {
     "sequence_to_sequence": Case(SequenceToSequence(), "t5_1_1"),
     "masked_lm": Case(MaskedLM(z_loss=1e-2), "bert"),
     "pretraining": Case(Joint([MaskedLM(), NextSentence()]), "bert"),
+    "replaced_tokens": Case(ReplacedTokenDetection(generator_size=1 / 3), "bert"),
     "classification": Case(
         SequenceClassification(LABELS, head=heads.PooledFirstToken(), label_smoothing=0.1),
         "bert",
@@ -81,6 +87,11 @@ CASES = {
         SequenceRegression(head=heads.DecoderLastToken(bos_id=2)),
         "bart",
         lambda rng: rng.uniform(-1, 5, (ROWS, 1)).astype(np.float32),
+    ),
+    "regression of several scores": Case(
+        SequenceRegression(labels=LABELS, head=heads.PooledFirstToken()),
+        "bert",
+        lambda rng: rng.uniform(-1, 5, (ROWS, 3)).astype(np.float32),
     ),
     "multiple choice": Case(
         MultipleChoice(3, head=heads.PooledFirstToken()),
@@ -111,13 +122,37 @@ CASES = {
 }
 
 
+def terms_of(
+    objective: Objective, params: Mapping[str, Any], batch: Mapping[str, Any], keys: Keys | None = None
+) -> Terms:
+    """Returns the terms of a batch, whose sums have gradients. Without keys, they are those of an evaluation."""
+    if keys is None:
+        return _differentiable(forward_at_evaluation(objective, params, batch))
+    return _differentiable(forward(objective, params, batch, keys=keys))
+
+
+def read_terms(objective: Objective, params: Mapping[str, Any], outputs: Outputs, rows: Mapping[str, Any]) -> Terms:
+    """Returns the terms of given outputs of a model, whose sums have gradients."""
+    return _differentiable(objective.read(params, outputs, rows))
+
+
+def _differentiable(found: Pass) -> Terms:
+    """Returns the terms, each loss of logits summed by itself instead of in one pass."""
+    sums = dict(found.sums)
+    for prediction in found.predictions.values():
+        readout = Readout(prediction.hidden, prediction.logits)
+        for each in prediction.losses:
+            value = each.share * each.loss.trained(sum_over_positions(readout, each.loss))
+            sums[each.term] = sums.get(each.term, 0.0) + value
+    return Terms(sums, terms(found).metrics)
+
+
 @functools.cache
 def _params(objective: Objective, family: str, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     config = FAMILIES[family].config
     layers = {field.name for field in dataclasses.fields(config)} & {"num_layers", "encoder_layers", "decoder_layers"}
     config = dataclasses.replace(config, **(dict.fromkeys(layers, 1) | dict(changes)))
-    model = jax.eval_shape(config.make, jax.random.key(0))
-    like = {"model": model, "objective": jax.eval_shape(objective.init, jax.random.key(0), model)}
+    like = build.params_shapes(config, objective)
     rng = np.random.default_rng(0)
 
     def draw(name, leaf):

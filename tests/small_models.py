@@ -12,6 +12,7 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_IDS = 257
 BOS_ID = 256
 T5_IDS = 256
+LLAMA_IDS = 128
 _T5_SENTINELS = 100
 
 
@@ -60,6 +61,27 @@ def write_gpt2(directory, *, num_layers=1):
     _write_settings(directory, tokenizer_class="GPT2Tokenizer", **special)
 
 
+def write_bart(directory):
+    """Writes a BART whose pieces are bytes, with the special token ids of bart-large: it generates <s> first.
+
+    Args:
+      directory: The directory, which must not exist.
+    """
+    from data_tasks.vocabularies.byte_bpe import byte_letters
+    from t5x_like.models.bart import BartConfig
+    from t5x_like.models.special_tokens import SpecialTokens
+
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    ids |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *byte_letters().values(), "<mask>"]
+    sizes = SIZES | {"vocab_size": len(pieces), "encoder_layers": 1, "decoder_layers": 1, "max_length": 32}
+    config = BartConfig(activations=("gelu_exact",), special_tokens=SpecialTokens(tuple(ids.items()), None), **sizes)
+    _write(directory, config)
+    (directory / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    _write_settings(directory, tokenizer_class="BartTokenizer")
+
+
 def write_t5(directory, *, num_layers=1):
     """Writes a T5 1.0 whose pieces are letters.
 
@@ -67,26 +89,43 @@ def write_t5(directory, *, num_layers=1):
       directory: The directory, which must not exist.
       num_layers: Number of layers of the encoder and of the decoder.
     """
-    import sentencepiece
-
     from t5x_like.models.t5 import T5Config
 
     layers = {"encoder_layers": num_layers, "decoder_layers": num_layers}
     _write(directory, T5Config(vocab_size=T5_IDS, activations=("relu",), tied_embeddings=True, **layers, **SIZES))
-    with open(directory / "spiece.model", "wb") as model:
+    _write_sentencepiece(directory / "spiece.model", T5_IDS - _T5_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    _write_settings(directory, tokenizer_class="T5Tokenizer", extra_ids=_T5_SENTINELS)
+
+
+def write_llama(directory):
+    """Writes a Llama 2 whose pieces are letters, with the special token ids of the published models.
+
+    Args:
+      directory: The directory, which must not exist.
+    """
+    from t5x_like.models.llama import LlamaConfig
+    from t5x_like.models.special_tokens import SpecialTokens
+
+    ids = SpecialTokens((("bos_token_id", 1), ("eos_token_id", 2)), None)
+    sizes = {"vocab_size": LLAMA_IDS, "num_layers": 1, "num_kv_heads": 2, "max_length": 32}
+    _write(directory, LlamaConfig(special_tokens=ids, **sizes, **SIZES))
+    _write_sentencepiece(directory / "tokenizer.model", LLAMA_IDS, pad_id=-1, eos_id=2, unk_id=0, bos_id=1)
+    _write_settings(directory, tokenizer_class="LlamaTokenizer")
+
+
+def _write_sentencepiece(file, size, **special_ids):
+    import sentencepiece
+
+    with open(file, "wb") as model:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([string.ascii_letters + string.digits + string.punctuation]),
             model_writer=model,
             model_type="char",
-            vocab_size=T5_IDS - _T5_SENTINELS,
+            vocab_size=size,
             hard_vocab_limit=False,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
             minloglevel=2,
+            **special_ids,
         )
-    _write_settings(directory, tokenizer_class="T5Tokenizer", extra_ids=_T5_SENTINELS)
 
 
 def _write(directory, config, objective=None, labels=()):

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import textwrap
+import types
 
 import pytest
 
 from t5x_like import ablate
 from t5x_like.ablate import Cell, table
 from t5x_like.errors import UserError
+from t5x_like.runtime import protocol
 
 
 def cell(row, column, loss, parameters=10, seed=None):
@@ -81,6 +83,7 @@ TINY = {
 SHARED_LM = ("models/t5_study/shared.gin", "runs/study/encoder_decoder_lm.gin")
 
 
+@pytest.mark.full
 def test_ablation_trains_and_compares_cells_and_resumes(tmp_path):
     grid = {
         "language model": {"LM": ("models/t5_study/decoder.gin", "runs/study/language_model_lm.gin")},
@@ -99,6 +102,23 @@ def test_ablation_trains_and_compares_cells_and_resumes(tmp_path):
     assert (tmp_path / "language_model-lm/metrics.jsonl").read_text() == written
     results = json.loads((tmp_path / "results.json").read_text())
     assert [entry["row"] for entry in results] == ["language model", "half the layers"]
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "supervised", "expected"), [("SIGINT", "", 130), ("SIGTERM", "", 0), ("SIGINT", "1", 75)]
+)
+def test_exit_code_of_a_stopped_ablation_is_that_of_its_run(
+    monkeypatch, tmp_path, run_command, stopped_by, supervised, expected
+):
+    for name in protocol.SUPERVISORS:
+        monkeypatch.setenv(name, supervised)
+    run = types.SimpleNamespace(
+        text="", configured=lambda: lambda run_config: types.SimpleNamespace(stopped_by=stopped_by, step=3)
+    )
+    monkeypatch.setattr(ablate, "resolve_cells", lambda **_: [("a", "LM", None, str(tmp_path), run)])
+    code, output = run_command(["ablate", f"--output={tmp_path}"])
+    assert f"ablate: stopped by {stopped_by} in a, LM. The same command resumes from step 3." in output
+    assert code == expected
 
 
 def test_error_in_any_cell_raises_before_training(tmp_path):

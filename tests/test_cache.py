@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import errno
 import sys
 
 import grain
@@ -11,10 +12,10 @@ import seqio
 
 from t5x_like import cache as command
 from t5x_like.data import specs
-from t5x_like.data.cached import CachedMixture, CachedSource, manifest, writer
+from t5x_like.data.cached import CachedMixture, CachedSource, manifest, shard_files, writer
 from t5x_like.data.cached.rows import Decoder
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.training.checkpoint_items import FeedHandler, FeedSave
@@ -167,6 +168,26 @@ def test_interrupted_command_resumes(tmp_path, monkeypatch):
     (continued,) = write(tmp_path / "cut").values()
     assert written == [(0, 0), (0, 1)]
     assert continued.fingerprint == whole.fingerprint
+    uninterrupted, files = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "whole", tmp_path / "cut")
+    )
+    assert files == uninterrupted
+
+
+def test_full_disk_leaves_complete_shards_only(tmp_path, monkeypatch):
+    store = shard_files.store
+
+    def full(local, target):
+        if "00001-of" in target:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        store(local, target)
+
+    monkeypatch.setattr(shard_files, "store", full)
+    with pytest.raises(RunFailed, match="CACHE_DIR=.* cannot be written: No space .* after the complete shards"):
+        write(tmp_path / "cache")
+    left = [path.name for path in tmp_path.rglob("*") if "array_record" in path.name]
+    assert left == ["00000-of-00002.array_record"]
 
 
 def test_complete_cache_is_not_rewritten(written, monkeypatch):
@@ -238,7 +259,7 @@ def test_processes_write_the_same_bytes(tmp_path):
 
 def test_missing_beam_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)  # importing it raises ModuleNotFoundError
-    with pytest.raises(UserError, match=r"pip install 't5x_like\[cache\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[cache\]'"):
         write(tmp_path, beam=[])
 
 

@@ -1,6 +1,6 @@
 """`t5x_like cache_logits`: contents, alignment with the rows of a cache, resuming, and what is refused."""
 
-import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -13,21 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from logits_cases import CASES, LENGTHS, PACKED, teacher_of, with_attached, write_cache
+from logits_cases import CASES, LENGTHS, PACKED, opened, teacher_of, with_attached, write_cache
+from logits_cases import write_logits as write
 
 from t5x_like import cache_logits as command
 from t5x_like import cli
 from t5x_like.cli import execute
 from t5x_like.data.cached import CachedMixture, CachedSource, MixtureFile, logits_writer
-from t5x_like.data.cached.logits import LogitsManifest
 from t5x_like.data.cached.logits_rows import Stored
-from t5x_like.data.feed import DataMismatchError
-from t5x_like.distillation.cached_logits import CachedLogits, predictions_of
-from t5x_like.distillation.teachers import Teacher
-from t5x_like.errors import UserError
+from t5x_like.distillation.cached_logits import predictions_of
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.kernels.chunks import Readout, sum_over_positions
 from t5x_like.kernels.divergence import forward_kl, from_teacher
-from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.partitioning import Partitioner
 
 ROWS = 10
@@ -38,23 +35,6 @@ def small_shards(monkeypatch):
     """Writes shards of four rows."""
     monkeypatch.setattr(logits_writer, "_FEWEST_ROWS", 4)
     monkeypatch.setattr(logits_writer, "SHARD_BYTES", 1)
-
-
-@pytest.fixture
-def write(monkeypatch):
-    """Returns a function that runs the command with a teacher of a case."""
-
-    def run(case, cache_dir, teacher=None, **settings):
-        loaded = teacher or teacher_of(case)
-        monkeypatch.setattr(command.teacher_files, "load", lambda *given: loaded)
-        given = {"batch_size": 8, "dtype": "float32", "k": None} | settings
-        return command.cache_logits(cache_dir=str(cache_dir), teacher=Teacher("a/teacher"), **given)
-
-    return run
-
-
-def opened(case, cache_dir, digest="digest of the teacher"):
-    return CachedLogits.open("teacher", f"{cache_dir}/teacher_logits", digest=digest, spec=case.objective.features)
 
 
 def read(case, cache_dir, cached, **settings):
@@ -102,12 +82,12 @@ def test_command_accepts_the_recipe_of_the_student(tmp_path):
     settings += ["--gin.TRAIN_EPOCHS=2", "--gin.LEARNING_RATE=0.1", "--gin.MIXTURE_OR_TASK_NAME=a_task"]
     files = [f"--gin_file={tmp_path / 'own.gin'}", "--gin_file=runs/bert.gin"]
     resolved = execute.resolve(cli.parse(["cache_logits", *files, *directories, *settings]), None)
-    assert "loop = %LOOP" in resolved.text and "dropout_rate = 0.3" in resolved.text
+    assert "objective = %OBJECTIVE" in resolved.text and "dropout_rate" not in resolved.text
     (tmp_path / "hub").mkdir()
     sizes = {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     (tmp_path / "hub/config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 99} | sizes))
     student = ["--gin_file=runs/bert.gin", f"--gin.HF_PATH={tmp_path / 'hub'}"]
-    assert "vocab_size = 99" in execute.resolve(cli.parse(["cache_logits", *student, *directories]), None).text
+    assert "MaskedLM" in execute.resolve(cli.parse(["cache_logits", *student, *directories]), None).text
     execute.resolve(cli.parse(["cache_logits", *directories]), None)  # the teacher has an objective of its own
     with pytest.raises(UserError, match="LEARNING_RAT is not used; did you mean LEARNING_RATE"):
         execute.resolve(cli.parse(["cache_logits", *files, *directories, "--gin.LEARNING_RAT=1"]), None)
@@ -117,7 +97,7 @@ def test_command_accepts_the_recipe_of_the_student(tmp_path):
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_all_logits_in_float32_equal_the_teacher_online(tmp_path, write, name):
+def test_all_logits_in_float32_equal_the_teacher_online(tmp_path, name):
     case = PACKED[name]
     write_cache(tmp_path / "train", case)
     write(case, tmp_path)
@@ -135,7 +115,7 @@ def causal(tmp_path_factory):
     return directory
 
 
-def test_float16_is_close_to_float32(causal, write, tmp_path):
+def test_float16_is_close_to_float32(causal, tmp_path):
     case = CASES["causal_lm"]
     shutil.copytree(causal, tmp_path, dirs_exist_ok=True)
     write(case, tmp_path, dtype="float16")
@@ -144,7 +124,7 @@ def test_float16_is_close_to_float32(causal, write, tmp_path):
     np.testing.assert_allclose(found["cached"], found["online"], rtol=1e-3)
 
 
-def test_fewer_logits_give_a_lower_bound_at_their_temperature(causal, write, tmp_path):
+def test_fewer_logits_give_a_lower_bound_at_their_temperature(causal, tmp_path):
     case = CASES["causal_lm"]
     shutil.copytree(causal, tmp_path, dirs_exist_ok=True)
     write(case, tmp_path, k=8, temperature=2.0)
@@ -156,7 +136,7 @@ def test_fewer_logits_give_a_lower_bound_at_their_temperature(causal, write, tmp
         divergences(case, batch, cached)
 
 
-def test_all_predictions_and_labels_are_stored(tmp_path, write):
+def test_all_predictions_and_labels_are_stored(tmp_path):
     case = CASES["pretraining"]
     write_cache(tmp_path / "train", case)
     manifest = write(case, tmp_path, k=5, predictions=("all_tokens", "next_sentence"))["a_task/train"]
@@ -167,12 +147,12 @@ def test_all_predictions_and_labels_are_stored(tmp_path, write):
     }
     cached = opened(case, tmp_path)
     batch = read(case, tmp_path, cached)
-    weights = case.objective.prediction_weights(batch)["all_tokens"]
+    weights = case.objective.weights(batch)["all_tokens"]
     values = batch["teacher_logits/teacher/all_tokens/values"]
     np.testing.assert_array_equal(np.abs(values).sum(axis=-1) > 0, weights > 0)
 
 
-def test_rows_are_aligned_in_a_mixture_on_several_processes_and_after_a_restart(tmp_path, write):
+def test_rows_are_aligned_in_a_mixture_on_several_processes_and_after_a_restart(tmp_path):
     case = CASES["causal_lm"]
     for task, seed in (("first", 1), ("second", 2)):
         write_cache(tmp_path / task / "train", case, seed=seed, task=task, lengths={"targets": 48})
@@ -200,7 +180,7 @@ def _stacked(parts):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def test_devices_do_not_change_what_is_stored(causal, write, tmp_path):
+def test_devices_do_not_change_what_is_stored(causal, tmp_path):
     case, found = CASES["causal_lm"], []
     for name, mesh in (("one", {"fsdp": 1}), ("eight", {"fsdp": 2, "sequence": 2, "tensor": 2})):
         shutil.copytree(causal, tmp_path / name)
@@ -235,7 +215,7 @@ from t5x_like.data.cached import logits_writer, shard_files
 from t5x_like.distillation.teachers import Teacher
 
 logits_writer._FEWEST_ROWS, logits_writer.SHARD_BYTES = 4, 1
-command.teacher_files.load = lambda *given: teacher_of(CASES["causal_lm"])
+command.open_teacher = lambda *given: teacher_of(CASES["causal_lm"])
 store = shard_files.store
 shard_files.store = lambda local, target: (
     os.kill(os.getpid(), signal.SIGKILL) if "00001-of" in target else store(local, target)
@@ -244,7 +224,7 @@ command.cache_logits(cache_dir=sys.argv[1], teacher=Teacher("a/teacher"), k=5, d
 """
 
 
-def test_killed_command_resumes_to_the_same_bytes(causal, write, tmp_path, monkeypatch):
+def test_killed_command_resumes_to_the_same_bytes(causal, tmp_path, monkeypatch):
     case = CASES["causal_lm"]
     for name in ("whole", "cut"):
         shutil.copytree(causal, tmp_path / name)
@@ -273,122 +253,24 @@ def test_killed_command_resumes_to_the_same_bytes(causal, write, tmp_path, monke
     write(case, tmp_path / "cut", k=5)
     write(case, tmp_path / "cut", k=5)
     assert written == ["00001", "00002", "00000"]
-    for shard in whole.shards:
-        files = [tmp_path / name / "teacher_logits" / "a_task" / "train" / shard.file for name in ("whole", "cut")]
-        assert files[0].read_bytes() == files[1].read_bytes()
     whole_files, files = (
-        {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
-        for name in ("whole", "cut")
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "whole", tmp_path / "cut")
     )
     assert files == whole_files
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+def test_one_split_needs_no_tuple(causal):
+    assert command._sources(str(causal), "train").keys() == command._sources(str(causal), ("train",)).keys()
 
 
-@pytest.fixture(scope="module")
-def complete(causal, tmp_path_factory):
-    """Writes the cache and the logits of its teacher, which tests must not change."""
-    directory, case = tmp_path_factory.mktemp("complete") / "cache", CASES["causal_lm"]
-    shutil.copytree(causal, directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command.teacher_files, "load", lambda *given: teacher_of(case))
-        command.cache_logits(cache_dir=str(directory), teacher=Teacher("a/teacher"), k=5)
-    return directory
+def test_full_disk_ends_the_command(causal, tmp_path, monkeypatch):
+    shutil.copytree(causal, tmp_path / "cache")
 
+    def full(local, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-def test_logits_of_another_cache_are_refused(complete, tmp_path):
-    case = CASES["causal_lm"]
-    write_cache(tmp_path / "train", case, seed=5)
-    spec = with_attached(case, opened(case, complete).attached)
-    with pytest.raises(UserError, match="belong to the rows of the cache .*, not of a_task, split train, .*CACHE_DIR"):
-        CachedSource(cache_dir=str(tmp_path), batch_size=2).check(spec)
-
-
-def test_logits_of_another_teacher_are_refused(complete):
-    case = CASES["causal_lm"]
-    with pytest.raises(UserError, match="were computed by a/teacher .digest of the teacher., but the teacher"):
-        opened(case, complete, digest="another digest")
-    attached = [dataclasses.replace(each, origin="another digest") for each in opened(case, complete).attached]
-    with pytest.raises(UserError, match="were computed by the teacher digest of the teacher, not by another digest"):
-        CachedSource(cache_dir=str(complete), batch_size=2).check(with_attached(case, attached))
-
-
-def test_logits_for_other_features_are_refused(complete):
-    case, other = CASES["causal_lm"], dataclasses.replace(CASES["causal_lm"], objective=CausalLM(bos_id=3))
-    with pytest.raises(UserError, match="the teacher read other features .* such as another BOS"):
-        opened(other, complete)
-    spec = with_attached(other, opened(case, complete).attached)
-    with pytest.raises(UserError, match="were computed from other features"):
-        CachedSource(cache_dir=str(complete), batch_size=2).check(spec)
-
-
-def test_another_k_or_vocabulary_is_refused(complete):
-    case = CASES["causal_lm"]
-    cached = opened(case, complete)
-    attached = [dataclasses.replace(each, width=each.width and 4) for each in cached.attached]
-    with pytest.raises(UserError, match="has 8 positions, k=5 and dtype float16, but this run reads 8 positions, k=4"):
-        CachedSource(cache_dir=str(complete), batch_size=2).check(with_attached(case, attached))
-    with pytest.raises(UserError, match="'targets' of the teacher 'teacher' has .* classes, that of the student 7"):
-        cached.check_classes({"targets": 7})
-    with pytest.raises(UserError, match="have the predictions targets, but the student predicts masked_lm"):
-        cached.check_classes({"masked_lm": 7})
-
-
-def test_damaged_or_missing_logits_are_refused(complete, tmp_path):
-    case = CASES["causal_lm"]
-    spec = with_attached(case, opened(case, complete).attached)
-    with pytest.raises(UserError, match="has no teacher logits. Write them with `t5x_like cache_logits`"):
-        CachedLogits.open("teacher", str(tmp_path / "none"), digest="", spec=spec)
-    shutil.copytree(complete, tmp_path / "copy")
-    own = tmp_path / "copy" / "teacher_logits"
-    spec = dataclasses.replace(
-        spec, attached=tuple(dataclasses.replace(each, directory=str(own)) for each in spec.attached)
-    )
-    source = CachedSource(cache_dir=str(tmp_path / "copy"), batch_size=2, verify_checksums=True)
-    source.check(spec)
-    file = own / "a_task" / "train" / LogitsManifest.read(str(own / "a_task" / "train")).shards[0].file
-    contents = bytearray(file.read_bytes())
-    contents[-1] ^= 1
-    file.write_bytes(contents)
-    with pytest.raises(UserError, match="in the teacher logits .* does not match its checksum"):
-        source.check(spec)
-    file.write_bytes(contents[:-1])
-    with pytest.raises(UserError, match="is truncated or altered: .* repeat the `t5x_like cache_logits` command"):
-        source.check(spec)
-    path = own / "a_task" / "train" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"predictions": {}}))
-    with pytest.raises(UserError, match="is not a valid manifest of teacher logits: its contents have the hash"):
-        source.check(spec)
-
-
-def test_position_with_other_logits_is_refused(complete, tmp_path, write):
-    case = CASES["causal_lm"]
-    spec, source = case.objective.features, CachedSource(cache_dir=str(complete), batch_size=2)
-    state = source.host_iterator(with_attached(case, opened(case, complete).attached)).state()
-    shutil.copytree(complete / "train", tmp_path / "train")
-    write(case, tmp_path, k=4)
-    other = CachedSource(cache_dir=str(tmp_path), batch_size=2)
-    with pytest.raises(DataMismatchError, match="teacher_logits was"):
-        other.host_iterator(dataclasses.replace(spec, attached=opened(case, tmp_path).attached)).restore(state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"k": 0}, "K=0 is not a positive integer"),
-        ({"dtype": "bfloat16"}, "LOGITS_DTYPE='bfloat16' is not supported"),
-        ({"temperature": 0.0}, "SOFTMAX_TEMPERATURE=0.0 is not positive"),
-        ({"splits": ("test",)}, "test is not a cache"),
-        ({"predictions": ("label",)}, "CausalLM does not predict 'label'. Give one or several of targets"),
-        ({"teacher": teacher_of(CASES["causal_lm"], vocabulary="x")}, "its vocabulary .x. is not that of the cache"),
-        (
-            {"teacher": teacher_of(CASES["masked_lm"])},
-            "MaskedLM reads 'inputs', 'masked_positions', 'targets', but the cache .* has 'targets'",
-        ),
-    ],
-)
-def test_invalid_settings_raise_before_writing(causal, write, tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        write(CASES["causal_lm"], causal, logits_dir=str(tmp_path / "logits"), **changes)
-    assert not (tmp_path / "logits").exists()
+    monkeypatch.setattr(logits_writer.shard_files, "store", full)
+    with pytest.raises(RunFailed, match="TEACHER_LOGITS=.* cannot be written: No space .* after the complete shards"):
+        write(CASES["causal_lm"], tmp_path / "cache", k=5)
+    assert not list((tmp_path / "cache" / "teacher_logits").rglob("*array_record*"))

@@ -6,8 +6,12 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from t5x_like import cli
 from t5x_like.metrics import read_metrics
+
+pytestmark = pytest.mark.full
 
 LENGTHS = {"inputs": 48, "targets": 24}
 RUN = [

@@ -1,20 +1,24 @@
 """Converting weights from and to Hugging Face directories."""
 
 import dataclasses
+import errno
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from t5x_like import config, interop, parameters
+from t5x_like import config, interop, parameters, paths
 from t5x_like.cli import derivations as cli_derivations
 from t5x_like.convert import convert
 from t5x_like.data import batches, specs
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.interop import safetensors_files
 from t5x_like.interop.description import describe
 from t5x_like.layers.rope_scaling import Llama3
+from t5x_like.loading import open_model
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig
@@ -25,10 +29,10 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import forward
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import warm_start
 from t5x_like.training.checkpoints import Checkpoints
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
@@ -74,7 +78,7 @@ def test_converted_directory_can_be_read_as_a_run(directory, tmp_path):
     run = str(tmp_path / "run")
     convert(checkpoint_path=str(directory), output_path=run)
     objective = MaskedLM()
-    params = warm_start.load_params(run, BERT, objective, Partitioner(rules="dp"))
+    params = open_model(run, model=BERT, objective=objective, partitioner=Partitioner(rules="dp")).read()
     expected = interop.read(str(directory), BERT)
     for name, leaf in parameters.stack(parameters.named_leaves(params)).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
@@ -118,6 +122,67 @@ def test_round_trip_keeps_rope_scaling_and_special_tokens(tmp_path):
     assert interop.config_from_huggingface(str(back)) == llama
 
 
+def test_bare_model_comes_back_as_a_language_model_and_is_logged(tmp_path, caplog):
+    caplog.set_level("INFO", "absl")
+    there, run, back = (str(tmp_path / name) for name in ("there", "run", "back"))
+    interop.to_huggingface({"model": GPT.make(jax.random.key(0))}, GPT, there)
+    file = tmp_path / "there/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["GPT2Model"]}))
+    convert(checkpoint_path=there, output_path=run)
+    assert (
+        "a GPT2Model is read as a language model with tied embeddings. Its export is a GPT2LMHeadModel" in caplog.text
+    )
+    convert(checkpoint_path=run, output_path=back, model=GPT)
+    assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+
+
+def test_bare_model_without_its_untied_logits_raises(tmp_path):
+    llama = LlamaConfig(vocab_size=11, embed_dim=4, mlp_dim=6, num_heads=2, head_dim=2, num_layers=1, max_length=8)
+    interop.to_huggingface({"model": llama.make(jax.random.key(0))}, llama, str(tmp_path / "there"))
+    file = tmp_path / "there/model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if name != "lm_head.weight"}, file)
+    with pytest.raises(ValueError, match="tensor 'lm_head.weight' is missing.*Save the class with a language model"):
+        convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("to_run", [True, False])
+def test_non_finite_weights_raise_unless_they_are_allowed(directory, tmp_path, caplog, to_run):
+    path, output = str(directory), tmp_path / "output"
+    given = {"output_path": str(output), "model": None if to_run else BERT}
+    if not to_run:
+        path = convert(checkpoint_path=path, output_path=str(tmp_path / "run"))
+        checkpoints = Checkpoints(f"{path}/checkpoints")
+        shapes = {
+            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=Partitioner(rules="dp").replicated)
+            for name, shape in checkpoints.shapes(0).items()
+        }
+        params = {name.removeprefix("params/"): leaf for name, leaf in checkpoints.read(0, shapes).items()}
+        name = next(iter(sorted(params)))
+        checkpoints.save(1, {"params": params | {name: params[name] * jnp.nan}})
+        checkpoints.close()
+    else:
+        stored = tensors(directory)
+        name = next(iter(sorted(stored)))
+        damaged = np.array(stored[name])
+        damaged.flat[:2] = np.inf
+        save_file(stored | {name: damaged}, f"{path}/model.safetensors")
+    with pytest.raises(UserError, match="1 of .* tensors have values that are not finite: .* of .*--allow_nonfinite"):
+        convert(checkpoint_path=path, **given)
+    assert not output.exists()
+    convert(checkpoint_path=path, **given, allow_nonfinite=True)
+    assert "values that are not finite" in caplog.text and output.exists()
+
+
+def test_tokenizer_behind_a_link_that_leaves_the_run_is_not_exported(directory, tmp_path):
+    run = tmp_path / "run"
+    convert(checkpoint_path=str(directory), output_path=str(run))
+    (tmp_path / "secret.txt").write_text("[PAD]\n[UNK]\n")
+    (run / "tokenizer").mkdir(exist_ok=True)
+    (run / "tokenizer/vocab.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UserError, match="vocab.txt: a link that leaves the run directory"):
+        convert(checkpoint_path=str(run), output_path=str(tmp_path / "out"), model=BERT)
+
+
 def test_existing_output_raises(directory, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/precious").write_text("data")
@@ -132,6 +197,24 @@ def test_truncated_file_raises_and_writes_nothing(directory, tmp_path):
     with pytest.raises(ValueError, match="is truncated: tensor"):
         convert(checkpoint_path=str(directory), output_path=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("to_run", [True, False])
+def test_full_disk_leaves_no_output(to_run, directory, tmp_path, monkeypatch):
+    if not to_run:
+        convert(checkpoint_path=str(directory), output_path=str(tmp_path / "run"))
+    write = paths.write_atomic
+
+    def full(path, contents):  # of the last file
+        if path.endswith("config.gin" if to_run else "config.json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, contents)
+
+    monkeypatch.setattr(paths, "write_atomic", full)
+    source, given = (directory, {}) if to_run else (tmp_path / "run", {"model": BERT})
+    with pytest.raises(RunFailed, match="OUTPUT_PATH=.*out cannot be written: No space left on device. Free space"):
+        convert(checkpoint_path=str(source), output_path=str(tmp_path / "out"), **given)
+    assert not (tmp_path / "out").exists()
 
 
 def test_pickled_weights_raise(tmp_path):
@@ -168,12 +251,12 @@ def test_stored_config_has_the_usual_objective(tmp_path, model, objective, bos_i
         bindings=[("MIXTURE_OR_TASK_NAME", "a_task")],
         run_directory=str(tmp_path),
     )
-    arguments = config.arguments(resolved.configured(), without=("partitioner", "data"))
-    assert arguments["model"] == model and type(arguments["objective"]) is objective
+    loaded = config.arguments(resolved.configured(), without=("data",))["loaded"]
+    assert loaded.config == model and type(loaded.objective) is objective
     if objective is CausalLM and bos_id is None:
-        assert arguments["objective"].features == specs.NEXT_TOKEN
+        assert loaded.features == specs.NEXT_TOKEN
     elif bos_id is not None:
-        assert arguments["objective"].features.bos_id == bos_id
+        assert loaded.features.bos_id == bos_id
 
 
 def test_infer_needs_no_gin_file_for_a_converted_decoder(tmp_path, run_command):
@@ -252,6 +335,6 @@ def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
     with torch.no_grad():
         rows = torch.tensor(np.where(valid, inputs, padding))
         expected = reference(input_ids=rows, attention_mask=torch.tensor(valid)).logits.numpy()
-    (predicted,) = objective.predictions(params, model(batch), batch).values()
+    (predicted,) = forward(objective, params, batch).predictions.values()
     found = predicted.hidden[:, 0]
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t5x_like import ablate, cli, config, interop, parameters
-from t5x_like.distill import combine, distill, run_arguments
+from t5x_like import ablate, cli, interop, parameters
+from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
+from t5x_like.loading import open_teacher
 from t5x_like.metrics import read_metrics
 from t5x_like.models.base import for_platform
 from t5x_like.models.bert import BertConfig
@@ -29,8 +30,9 @@ from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, tracing
 from t5x_like.train import train
-from t5x_like.training import program, run_directory, step, teachers
+from t5x_like.training import program, run_directory
 from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.state import Frozen
 
 pytestmark = pytest.mark.notf
 
@@ -52,8 +54,8 @@ class LastState:
     def init(self, key, student, teacher):
         return {"projection": Projection(key, student.config.embed_dim, teacher.config.embed_dim)}
 
-    def weight(self, batch, objective):
-        return jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32)
+    def weights(self, rows, objective):
+        return rows["decoder_loss_weights"].astype(jnp.float32)
 
     def __call__(self, heads, student, teacher):
         difference = heads["projection"](student.outputs.hidden) - teacher.outputs.hidden.astype(jnp.float32)
@@ -73,21 +75,21 @@ class Projection(nnx.Module):
 def teacher(tmp_path_factory):
     """The directory of a run with two checkpoints."""
     directory = tmp_path_factory.mktemp("teacher")
-    copying_run.run(directory, model=TEACHER, total_steps=2, save_period=1)
+    copying_run.run(directory, model=TEACHER, total=2, save=1)
     return str(directory)
 
 
 def run(model_dir, teacher, *, override=None, **changes):
-    changes = {"total_steps": 4, "eval_period": 4, "save_period": 2} | changes
-    student = functools.partial(train, **copying_run.arguments(model_dir, **changes))
-    run_config = None if override is None else run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override)
-    return distill(
-        student=student,
+    changes = {"total": 4, "evaluate": 4, "save": 2} | changes
+    config = "t5x_like.training.recipe.Recipe.seed = 0\n"
+    run_config = None if override is None else run_directory.RunConfig(config, override)
+    recipe = distill(
+        copying_run.recipe(model_dir, **changes),
         teachers={"t": teacher if isinstance(teacher, Teacher) else Teacher(teacher)},
         losses={"distance": LastState()},
         coefficients={"task": 0.5, "distance": schedules.linear(1.0, total_steps=8)},
-        run_config=run_config,
     )
+    return train(recipe, run_config=run_config)
 
 
 def loss_rows(directory):
@@ -107,7 +109,7 @@ def test_student_learns_and_the_teacher_is_not_stored(whole, teacher):
     assert not [name for name in stored if "teacher" in name]
     assert stored["params/objective/distillation/distance/t/projection/kernel"] == (copying_run.CONFIG.embed_dim, 24)
     (described,) = json.loads((directory / "teachers.json").read_text()).values()
-    assert (described["path"], described["digest"]) == (teacher, teachers.load(Teacher(teacher)).digest)
+    assert (described["path"], described["digest"]) == (teacher, open_teacher(Teacher(teacher)).digest)
 
 
 def test_other_commands_read_the_student_without_the_teacher(whole):
@@ -115,15 +117,15 @@ def test_other_commands_read_the_student_without_the_teacher(whole):
     text = (directory / "config.gin").read_text()
     assert "OBJECTIVE = @t5x_like.objectives.sequence_to_sequence.SequenceToSequence()" in text
     partitioner = Partitioner(devices=jax.devices()[:1])
-    loaded = teachers.load(Teacher(str(directory)))  # a student may be the teacher of the next generation
-    read = loaded.read(partitioner)
+    loaded = open_teacher(Teacher(str(directory)))  # a student may be the teacher of the next generation
+    read = loaded.on(partitioner).read()
     assert type(loaded.objective) is SequenceToSequence
     for name, leaf in parameters.named_leaves(read["model"]).items():
         np.testing.assert_array_equal(leaf, parameters.named_leaves(result.params["model"])[name], err_msg=name)
 
 
 def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):
-    run(tmp_path, teacher, total_steps=2)
+    run(tmp_path, teacher, total=2)
     result = run(tmp_path, teacher)
     assert loss_rows(tmp_path) == loss_rows(whole[0])
     expected = parameters.named_leaves(whole[1].params)
@@ -134,7 +136,7 @@ def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):
 def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, tmp_path, caplog):
     shutil.copytree(whole[0], tmp_path / "run")
     other = Teacher(teacher, checkpoint=1)
-    digests = [teachers.load(each).digest for each in (Teacher(teacher), other)]
+    digests = [open_teacher(each).digest for each in (Teacher(teacher), other)]
     with pytest.raises(UserError, match=f"{digests[0]} stored, {digests[1]} of .*--override_config"):
         run(tmp_path / "run", other)
     assert run(tmp_path / "run", other, override=True).step == 4  # it had finished
@@ -143,22 +145,20 @@ def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, 
 
 def test_teacher_has_its_own_dtype_and_rules_and_no_gradient(teacher):
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": 8})
-    given = copying_run.arguments("unused", partitioner=partitioner)
     each = Teacher(teacher, dtype="bfloat16", rules="dp")
-    arguments = combine(given, {"t": each}, {"distance": LastState()}, {})
-    (loaded,) = arguments["teachers"].values()
-    made = program.make_program(
-        **{name: arguments[name] for name in ("model", "objective", "optimizer", "data", "partitioner", "teachers")}
-    )
+    student = copying_run.recipe("unused", partitioner=partitioner)
+    recipe = distill(student, teachers={"t": each}, losses={"distance": LastState()})
+    (loaded,) = recipe.teachers.values()
+    made = program.make_program(recipe)
     state, frozen = made.init(jax.random.key(0))
-    read = loaded.read(partitioner)
+    read = loaded.on(partitioner).read()
     before = jax.device_get(read)
     leaves = parameters.named_leaves(read)
     assert {leaf.dtype for leaf in leaves.values()} == {jnp.dtype("bfloat16")}
     assert {leaf.sharding.is_fully_replicated for leaf in leaves.values()} == {True}
     assert parameters.named_leaves(made.shapes[1].teachers["t"]).keys() == leaves.keys()
     assert not [name for name in parameters.named_leaves(state) if "teacher" in name]
-    batch = partitioner.put_batch(given["data"].make(0))
+    batch = partitioner.put_batch(student.data.make(0))
     new, metrics = made.train_step(state, frozen.replace(teachers={"t": read}), batch)
     assert np.isfinite(float(metrics["distance"][0])) and int(new.step) == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), before)
@@ -197,26 +197,28 @@ def test_huggingface_teacher_has_the_objective_and_the_heads_of_its_directory(tm
         module = model.make(jax.random.key(0))
         params = {"model": module, "objective": objective.init(jax.random.key(1), module)}
         interop.to_huggingface(params, model, str(tmp_path / directory), labels=getattr(objective, "labels", ()))
-        loaded = teachers.load(Teacher(str(tmp_path / directory)), student)
-        read = loaded.read(Partitioner(devices=jax.devices()[:1]))
+        loaded = open_teacher(Teacher(str(tmp_path / directory)), student)
+        read = loaded.on(Partitioner(devices=jax.devices()[:1])).read()
         assert type(loaded.objective) is type(objective)
         for name, leaf in parameters.named_leaves(read["objective"]).items():
             np.testing.assert_array_equal(leaf, parameters.named_leaves(params["objective"])[name], err_msg=name)
     assert loaded.objective is student
-    assert teachers.load(Teacher(str(tmp_path / "classifier")), student).objective.labels == ("no", "yes")
+    assert open_teacher(Teacher(str(tmp_path / "classifier")), student).objective.labels == ("no", "yes")
+    hf_config = json.loads((tmp_path / "classifier/config.json").read_text())
+    (tmp_path / "classifier/config.json").write_text(json.dumps(hf_config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match=r"tensor 'bert.encoder.layer.2.* is missing"):  # before a device is touched
+        open_teacher(Teacher(str(tmp_path / "classifier")), student)
 
 
 def test_plan_counts_a_teacher_without_weights(tmp_path):
-    given = functools.partial(train, **copying_run.arguments(tmp_path / "run"))
-    run = functools.partial(
-        distill,
-        student=given,
+    recipe = distill(
+        copying_run.recipe(tmp_path / "run", partitioner=None),
         teachers={"t": Teacher("models/t5_1_1/tiny.gin", rules="fsdp_tp")},
         losses={"distance": LastState()},
+        require_weights=False,
     )
-    arguments = run_arguments(run, without=("partitioner",), weights=False) | {"partitioner": Partitioner()}
-    made = program.make_program(**config.filter_kwargs(program.make_program, arguments))
-    (loaded,) = arguments["teachers"].values()
+    made = program.make_program(recipe)
+    (loaded,) = recipe.teachers.values()
     state, frozen = made.shapes
     leaves = search._leaves(made)
     trained, held = ([each for each in leaves if each.is_trained is kind and each.passes] for kind in (True, False))
@@ -224,8 +226,8 @@ def test_plan_counts_a_teacher_without_weights(tmp_path):
     assert sum(each.size for each in held) == parameters.count(frozen.teachers) == 518_240
     assert {each.passes for each in held} == {1}
     cost = functools.partial(tracing.row_cost, made.config, row_shapes=made.batch_shapes, embed=16)
-    alone = cost(arguments["evaluated"], (state, step.Frozen(frozen.params)))
-    both = cost(arguments["objective"], made.shapes)
+    alone = cost(recipe.evaluated, (state, Frozen(frozen.params)))
+    both = cost(recipe.objective, made.shapes)
     forward = for_platform(loaded.config, "cpu").train_flops(made.batch_shapes) / 3 / 8
     assert alone.flops < both.flops < alone.flops + forward  # the loss does not read the teacher's logits
     assert not (tmp_path / "run").exists()
@@ -262,7 +264,7 @@ def test_command_reads_student_and_teacher_from_their_own_configurations(command
     assert cli.main(["distill", *command]) == 0
     assert len(loss_rows(tmp_path / "run")) == 2
     text = (tmp_path / "run" / "config.gin").read_text()
-    assert "t5x_like.distill.distill:" in text and "t5x_like.train.train:" in text
+    assert "t5x_like.distill.distill:" in text and "t5x_like.training.recipe.Recipe:" in text
     assert Checkpoints(str(tmp_path / "run" / "checkpoints")).shapes(2)["params/model/token_embedder/embedding"] == (
         *(32, 16),
     )
@@ -278,8 +280,8 @@ losses.AttentionScoresMSE.layers = ((0, 7),)
 
 
 def test_dry_run_checks_layers_of_teacher_and_of_initial_weights(command, teacher, tmp_path, capsys):
-    initial = [f"--gin.train.train.initial_checkpoint_path='{teacher}'"]
-    layers = "--gin.train.train.initial_layers={'encoder': (5,)}"
+    initial = [f"--gin.weight_source.InitialWeights.path='{teacher}'"]
+    layers = "--gin.weight_source.InitialWeights.layers={'encoder': (5,)}"
     assert cli.main(["distill", "--dry_run", *command, *initial, layers]) == 2
     assert "layer 5 does not exist" in capsys.readouterr().err
     (tmp_path / "losses.gin").write_text("from __gin__ import dynamic_registration\n" + LAYERS)
@@ -293,4 +295,5 @@ def test_cells_of_an_ablation_may_be_distillations(command, tmp_path):
     entries = [*files, "runs/distill.gin", f"TEACHER={names['TEACHER']}", "TRAIN_STEPS=1"]
     grid = {"row": {"distilled": entries, "alone": [str(PROCESSES / "synthetic.gin"), "TRAIN_STEPS=1"]}}
     cells = ablate.resolve_cells(grid=grid, output_dir=str(tmp_path / "study"))
-    assert [cell[-1].root for cell in cells] == ["t5x_like.distill.distill", "t5x_like.train.train"]
+    made = [cell[-1].macros["RECIPE"].selector for cell in cells]
+    assert made == ["t5x_like.distill.distill", "t5x_like.training.recipe.Recipe"]

@@ -1,6 +1,5 @@
 """Distillation from cached logits: equal to a teacher in the training step, and what it refuses."""
 
-import functools
 import shutil
 
 import copying_run
@@ -18,16 +17,15 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.train import train
-from t5x_like.training.program import make_program
 
-pytestmark = pytest.mark.notf
+pytestmark = [pytest.mark.full, pytest.mark.notf]
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Returns the directories of a teacher, of a cache, and of all logits of the teacher in float32."""
     teacher, cache = tmp_path_factory.mktemp("teacher"), tmp_path_factory.mktemp("cache")
-    copying_run.run(teacher, total_steps=1, eval_period=None)
+    copying_run.run(teacher, total=1, evaluate=None)
     write_cache(cache / "train", CASES["sequence_to_sequence"], ids=32, vocabulary="digest")
     cache_logits(
         cache_dir=str(cache), teacher=Teacher(str(teacher)), k=None, dtype="float32", temperature=2.0, batch_size=8
@@ -35,15 +33,14 @@ def stored(tmp_path_factory):
     return str(teacher), str(cache), f"{cache}/teacher_logits"
 
 
-def loop(model_dir, teacher, cache, *, losses=None, **changes):
-    given = {"total_steps": 3, "eval_period": None, "data": CachedSource(cache_dir=cache, batch_size=8), "seed": 1}
-    student = functools.partial(train, **copying_run.arguments(model_dir, **given | changes))
-    losses = losses or {"kl": ForwardKL(temperature=2.0)}
-    return functools.partial(distill, student=student, teachers={"t": teacher}, losses=losses)
+def recipe(model_dir, teacher, cache, *, losses=None, **changes):
+    given = {"total": 3, "evaluate": None, "data": CachedSource(cache_dir=cache, batch_size=8), "seed": 1}
+    student = copying_run.recipe(model_dir, **given | changes)
+    return distill(student, teachers={"t": teacher}, losses=losses or {"kl": ForwardKL(temperature=2.0)})
 
 
 def run(model_dir, teacher, cache, **changes):
-    return loop(model_dir, teacher, cache, **changes)()
+    return train(recipe(model_dir, teacher, cache, **changes))
 
 
 def test_cached_logits_equal_the_teacher_in_the_step(stored, tmp_path):
@@ -62,8 +59,7 @@ def test_bench_reads_a_batch_with_the_cached_logits(stored, monkeypatch):
     teacher, cache, logits = stored
     monkeypatch.setattr(matrix_products, "_SECONDS", 0.0)
     found = bench(
-        loop=loop("unused", Teacher(teacher, logits=logits), cache),
-        make_program=make_program,
+        recipe=recipe("unused", Teacher(teacher, logits=logits), cache),
         steps=1,
         warmup_steps=1,
         measure_parts=False,
@@ -101,6 +97,6 @@ def test_incomplete_logits_are_refused_before_writing(stored, tmp_path):
 
 def test_checkpoint_of_the_teacher_that_did_not_compute_the_logits_is_refused(stored, tmp_path):
     _, cache, logits = stored
-    copying_run.run(tmp_path / "other", total_steps=1, eval_period=None, seed=5)
+    copying_run.run(tmp_path / "other", total=1, evaluate=None, seed=5)
     with pytest.raises(UserError, match="were computed by .*, but the teacher 't' of this run is"):
         run(tmp_path / "run", Teacher(str(tmp_path / "other"), logits=logits), cache)

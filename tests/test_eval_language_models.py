@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from opened import call
 
 from t5x_like import interop
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -38,7 +39,8 @@ def log_probabilities(model, ids):
 
 
 def run(directory, task, lengths, split, **arguments):
-    return evaluate(
+    return call(
+        evaluate,
         model=interop.config_from_huggingface(directory),
         objective=PromptedLM(),
         data=SeqIOSource(

@@ -1,11 +1,12 @@
 """From a Hugging Face directory with a real vocabulary to a fine-tuned run, and back: the run needs no other files."""
 
 import json
+import re
 import shutil
 
 import pytest
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.full, pytest.mark.parity]
 
 LENGTHS = "--gin.TASK_FEATURE_LENGTHS={'inputs': 16}"
 
@@ -74,6 +75,13 @@ def test_fine_tuned_run_needs_no_other_files(directory, rows, tmp_path, run_comm
     tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (directory, exported)]
     ids, expected = (tokenizer("A naïve film, [MASK]!").input_ids for tokenizer in tokenizers)
     assert ids == expected
+
+    with_transformers, _ = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(exported)
+    exec(with_transformers, loaded := {})
+    assert type(loaded["model"]) is type(model)
+    assert loaded["tokenizer"]("A naïve film, [MASK]!").input_ids == expected
+    monkeypatch.chdir(tmp_path)
 
     bare, imported = tmp_path / "bare", tmp_path / "imported"
     assert run_command(["convert", f"--input={moved}", f"--output={bare}", "--heads=none"])[0] == 0

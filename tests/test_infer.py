@@ -10,6 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from opened import call
 
 from t5x_like import interop
 from t5x_like.data.specs import MASKED_LM
@@ -71,36 +72,44 @@ class Words:
 
 
 def test_text_gets_eos_and_long_sequences_are_truncated():
-    codec = Codec({"inputs": Words(), "targets": Words()}, {"inputs": 4, "targets": 3}, targets_eos=True)
-    assert codec.encode(1, {"inputs": "abc"}, needs_targets=False) == {"inputs": [2, 3, 4, 1]}
-    assert codec.encode(2, {"inputs": "abcd", "targets": "ab"}, needs_targets=True) == {
+    lengths, vocabularies = {"inputs": 4, "targets": 3}, {"inputs": Words(), "targets": Words()}
+    codec = Codec(vocabularies, lengths, inputs_eos=True, targets_eos=True)
+    assert codec.encode("q.jsonl:1", {"inputs": "abc"}, needs_targets=False) == {"inputs": [2, 3, 4, 1]}
+    assert codec.encode("q.jsonl:2", {"inputs": "abcd", "targets": "ab"}, needs_targets=True) == {
         "inputs": [2, 3, 4, 1],
         "targets": [2, 3, 1],
     }
     assert codec.truncated == 1
+    without = Codec(vocabularies, lengths)
+    assert without.encode("q.jsonl:3", {"inputs": "abcde"}, needs_targets=False) == {"inputs": [2, 3, 4, 5]}
 
 
 def test_targets_are_scored_as_given():
     codec = Codec({"inputs": Words(), "targets": Words()}, {"inputs": 4, "targets": 3})
     for given, scored in (("ab", [2, 3]), ("abcd", [2, 3, 4]), ([7, 8], [7, 8]), ([7, 8, 9, 5], [7, 8, 9])):
-        assert codec.encode(1, {"inputs": "a", "targets": given}, needs_targets=True)["targets"] == scored
+        assert codec.encode("q.jsonl:1", {"inputs": "a", "targets": given}, needs_targets=True)["targets"] == scored
     assert codec.truncated == 2
     ended = Codec(None, {"inputs": 4, "targets": 3}, targets_eos=True)
-    assert ended.encode(1, {"inputs": [2], "targets": [7, 8]}, needs_targets=True)["targets"] == [7, 8]
+    assert ended.encode("q.jsonl:1", {"inputs": [2], "targets": [7, 8]}, needs_targets=True)["targets"] == [7, 8]
 
 
 @pytest.mark.parametrize(
     "record, message",
     [
-        ({"text": "a"}, r"line 7: missing 'inputs'. Fields of this line: text. Add"),
-        ({"inputs": "a"}, "line 7: 'inputs' is text without a vocabulary. Give VOCABULARY_PATH"),
-        ({"inputs": [1, "a"]}, "line 7: 'inputs' must be text or a list of token ids"),
-        ({"inputs": 3}, "line 7: 'inputs' must be text or a list of token ids"),
+        ({"text": "a"}, r"q.jsonl:7: missing 'inputs'. Fields of this line: text. Add"),
+        ({"inputs": "a"}, "q.jsonl:7: 'inputs' is text without a vocabulary. Give VOCABULARY_PATH"),
+        ({"inputs": [1, "a"]}, "q.jsonl:7: 'inputs' must be text or a list of token ids"),
+        ({"inputs": 3}, "q.jsonl:7: 'inputs' must be text or a list of token ids"),
     ],
 )
 def test_invalid_record_raises(record, message):
     with pytest.raises(ValueError, match=message):
-        Codec(None, {"inputs": 4, "targets": 4}).encode(7, record, needs_targets=False)
+        Codec(None, {"inputs": 4, "targets": 4}).encode("q.jsonl:7", record, needs_targets=False)
+
+
+def test_output_in_another_format_raises():
+    with pytest.raises(UserError, match="OUTPUT_PATH=a.csv: the output has one JSON object per line. Give .* .jsonl"):
+        infer(None, input_path="a.txt", output_path="a.csv")
 
 
 # ---- decoders ----------------------------------------------------------------------------------------------------
@@ -113,31 +122,28 @@ LENGTHS = {"inputs": 3, "targets": 2}
 
 def test_layout_depends_on_the_objective():
     assert Layout.of(PrefixLM(bos_id=7, causal_inputs=True).features) == Layout(encoder=False, bos=(7,))
-    assert PREFIX.prefix and PREFIX.text_to_text and not CAUSAL.text_to_text
+    assert PREFIX.prefix and not CAUSAL.prefix
     assert (CAUSAL.bos, WINDOWS.bos) == ((9,), ())
     bart = Layout.of(SequenceToSequence(bos_id=2).features)
-    assert bart == Layout(bos=(2,)) and bart.encoder and bart.text_to_text
+    assert bart == Layout(bos=(2,)) and bart.encoder
     assert bart.batch([{"inputs": [5], "targets": [7, 8]}], 1, LENGTHS)["decoder_input_tokens"].tolist() == [[2, 7]]
     with pytest.raises(ValueError, match="reads encoder_input_tokens.*, but text needs a decoder"):
         Layout.of(MASKED_LM)
 
 
-def test_prompt_has_no_eos_and_is_truncated_at_its_start():
+def test_prompt_is_truncated_at_its_start():
     codec = Codec({"targets": Words()}, LENGTHS, CAUSAL)
-    assert codec.encode(1, {"inputs": "ab"}, needs_targets=False) == {"inputs": [2, 3]}
-    assert codec.encode(1, {"inputs": "abcde", "targets": "f"}, needs_targets=True) == {
+    assert codec.encode("q.jsonl:1", {"inputs": "ab"}, needs_targets=False) == {"inputs": [2, 3]}
+    assert codec.encode("q.jsonl:1", {"inputs": "abcde", "targets": "f"}, needs_targets=True) == {
         "inputs": [4, 5, 6],
         "targets": [7],
-    }
-    assert Codec({"targets": Words()}, LENGTHS, PREFIX).encode(1, {"inputs": "ab"}, needs_targets=False) == {
-        "inputs": [2, 3, 1]
     }
 
 
 def test_empty_prompt_without_bos_raises():
-    assert Codec(None, LENGTHS, CAUSAL).encode(1, {"inputs": []}, needs_targets=False) == {"inputs": []}
-    with pytest.raises(ValueError, match="line 4: 'inputs' is empty, and the objective has no BOS"):
-        Codec(None, LENGTHS, WINDOWS).encode(4, {"inputs": []}, needs_targets=False)
+    assert Codec(None, LENGTHS, CAUSAL).encode("q.jsonl:1", {"inputs": []}, needs_targets=False) == {"inputs": []}
+    with pytest.raises(ValueError, match="q.jsonl:4: 'inputs' is empty, and the objective has no BOS"):
+        Codec(None, LENGTHS, WINDOWS).encode("q.jsonl:4", {"inputs": []}, needs_targets=False)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,8 @@ def gpt(tmp_path_factory):
 
 def run(gpt, tmp_path, lines, **options):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    output = infer(
+    output = call(
+        infer,
         model=gpt[1].config,
         checkpoint_path=gpt[0],
         input_path=str(tmp_path / "in.jsonl"),
@@ -311,7 +318,7 @@ def test_standard_input_and_output(gpt, monkeypatch, capsys):
 
     def infer_from(text):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        infer(**options)
+        call(infer, **options)
 
     infer_from('{"inputs": [3]}\n{"inputs": [4, 5]}\n')
     assert [json.loads(line)["inputs"] for line in capsys.readouterr().out.splitlines()] == [[3], [4, 5]]
@@ -340,7 +347,7 @@ def test_scores_per_position_are_those_of_the_targets(gpt, tmp_path):
 )
 def test_token_id_outside_the_vocabulary_raises(gpt, tmp_path, mode, record):
     options = dict(objective=CausalLM(bos_id=22), task_feature_lengths={"inputs": 3, "targets": 4}, eos_id=22)
-    with pytest.raises(UserError, match="line 2: token id 23 in '(inp|targ).*: the model only has the ids 0 … 22"):
+    with pytest.raises(UserError, match="jsonl:2: token id 23 in '(inp|targ).*: the model only has the ids 0 … 22"):
         run(gpt, tmp_path, [{"inputs": [1], "targets": [2]}, record], mode=mode, **options)
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from data_tasks import own_tables, preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
 from data_tasks.documents import Corpus, DocumentSource
 from data_tasks.span_corruption import add_span_corruption_task
-from t5x_like import inspect_task
-from t5x_like.data import specs
+from t5x_like import data, inspect_task
+from t5x_like.data import seqio_feed, specs
 from t5x_like.errors import UserError
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
@@ -168,7 +168,7 @@ def test_spec_can_be_given():
         found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
         assert "inputs + targets → decoder_target_tokens" in output
         assert set(found.efficiency) == {"inputs + targets"}
-    with pytest.raises(ValueError, match="SPEC='PREFIXLM': unknown feature spec. Give one of .*PREFIX_LM"):
+    with pytest.raises(ValueError, match="FEATURES='PREFIXLM': unknown feature spec. Give one of .*PREFIX_LM"):
         run("python_docs_prefix_lm", spec="PREFIXLM")
 
 
@@ -208,6 +208,7 @@ def test_missing_tensorflow_is_reported(monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("t5x_like.data.seqio_feed", "tensorflow"))]:
         if name == "tensorflow" or name.startswith("t5x_like."):
             monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(data, "seqio_feed", seqio_feed)  # is restored, so that the module is not loaded twice
     monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
     with pytest.raises(UserError, match="'tensorflow' is not installed.* Run `pip install seqio tensorflow"):
         inspect_task.inspect("python_docs_span_corruption")

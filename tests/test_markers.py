@@ -28,12 +28,19 @@ def test_tests_of_missing_extras_are_skipped(markers, installed, expected):
 
 
 def test_default_tests_have_each_command_and_family():
-    left_out = [
-        path.stem for path in TESTS.rglob("test_*.py") if conftest.FULL.match(f"tests/{path.relative_to(TESTS)}")
-    ]
+    left_out = {path for path in TESTS.rglob("test_*.py") if "mark.full" in _marks_of_file(path)}
     assert left_out
-    assert not {f"test_{command}" for command in COMMANDS} & set(left_out)
-    assert not any(conftest.FULL.match(f"tests/models/{path.name}") for path in (TESTS / "models").glob("*.py"))
+    assert not {f"test_{command}" for command in COMMANDS} & {path.stem for path in left_out}
+    assert not any(TESTS / "models" in path.parents for path in left_out)
+
+
+def _marks_of_file(path):
+    """Returns the source of the value of `pytestmark`, which applies to all tests of a file."""
+    return " ".join(
+        ast.unparse(node.value)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    )
 
 
 def _imported(node):
@@ -50,13 +57,8 @@ def test_tests_that_import_packages_of_other_extras_are_marked():
     """A test that skips itself without a marker would run in no environment of CI."""
     unmarked = []
     for path in TESTS.rglob("test_*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        marks = " ".join(
-            ast.unparse(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-        )
-        for node in tree.body:
+        marks = _marks_of_file(path)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
                 continue  # fixtures and functions that marked tests call
             decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", [])))

@@ -70,7 +70,9 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
     (pythons,) = re.findall(r"^Requires-Python: (.*)$", declared, re.MULTILINE)
     assert set(pythons.split(",")) == {">=3.11", "<3.14"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", declared, re.MULTILINE))
-    assert extras == {"tpu", "cuda", "plan", "cache", "vocabulary", "eval", "docs", "test", "parity"}
+    assert extras == {
+        *("tpu", "cuda", "plan", "cache", "vocabulary", "eval", "docs", "test", "parity", "wandb", "mlflow")
+    }
 
 
 def assigned(name: str):

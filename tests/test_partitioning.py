@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from t5x_like import partitioning
 from t5x_like.partitioning import Partitioner, shard
-from t5x_like.training import step
+from t5x_like.training import gradients
 
 
 def test_mesh_axis_shards_one_dimension_only():
@@ -84,7 +84,7 @@ def test_choices_of_a_row_stay_on_one_device():
         partitioner.batch_specs({"encoder_input_tokens": (8, 4, 18)})
 
     batch = partitioner.put_batch({"encoder_input_tokens": np.arange(8 * 4 * 16, dtype=np.int32).reshape(8, 4, 16)})
-    split = partitioner.jit(lambda batch: step.split_batch(batch, 2))(batch)["encoder_input_tokens"]
+    split = partitioner.jit(lambda batch: gradients.split_batch(batch, 2))(batch)["encoder_input_tokens"]
     assert split.sharding.shard_shape(split.shape) == (2, 2, 4, 4)
     np.testing.assert_array_equal(split[1], batch["encoder_input_tokens"][1::2])
 
@@ -97,7 +97,7 @@ def test_axes_of_a_feature_replace_those_of_its_dimensions():
         "fsdp", "sequence", None
     )
     batch = partitioner.put_batch(rows, axes)
-    split = partitioner.jit(lambda batch: step.split_batch(batch, 2, axes))(batch)["values"]
+    split = partitioner.jit(lambda batch: gradients.split_batch(batch, 2, axes))(batch)["values"]
     assert split.sharding.shard_shape(split.shape) == (2, 2, 4, 6) and split.dtype == np.float16
     with pytest.raises(ValueError, match="values has 3 dimensions, but the axes"):
         partitioner.batch_specs({"values": (8, 16, 6)}, {"values": ("batch", "length")})

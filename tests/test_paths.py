@@ -1,5 +1,6 @@
 """File operations on local paths and in a store."""
 
+import errno
 import os
 import uuid
 
@@ -7,7 +8,7 @@ import fsspec
 import pytest
 
 from t5x_like import paths
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 
 
 @pytest.fixture(params=["local", "file", "store"])
@@ -28,6 +29,13 @@ def test_written_files_are_found_and_read(root):
     assert paths.listdir(paths.join(root, "run")) == ["deep", "notes.txt"]
     paths.write_atomic(file, "new")
     assert paths.read_text(file) == "new"
+
+
+def test_names_and_paths_inside_a_directory():
+    assert all(map(paths.is_name, ["train", "a.b", "...", "train[:1%]", "é"]))
+    assert not any(map(paths.is_name, ["", ".", "..", "a/b", "/a", "a\\b", "a\0", "gs://a", None, 3]))
+    assert all(map(paths.is_inside, ["a", "pass-000/0.array_record", "a/.../b"]))
+    assert not any(map(paths.is_inside, ["", "/a", "a//b", "a/../b", "a/", "./a", "gs://a", None, ["a"]]))
 
 
 def test_missing_file_raises(root):
@@ -117,3 +125,39 @@ def test_check_writable_does_not_create_the_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root can write everywhere
     with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
         paths.check_writable("MODEL_DIR", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("write() failed: No space left on device; writing shard; Failed to close chunk_writer"),
+    ],
+)
+def test_full_disk_is_explained(error):
+    with pytest.raises(RunFailed) as raised, paths.explain_storage_errors("CACHE_DIR", "a/cache"):
+        raise error
+    assert str(raised.value) == (
+        "CACHE_DIR=a/cache cannot be written: No space left on device. Free space or repair the storage, then repeat "
+        "the command."
+    )
+
+
+def test_errors_of_something_else_than_storage_stay():
+    for error in (KeyError("a"), OSError(errno.ECONNRESET, "connection reset"), UserError("No space left on device")):
+        with pytest.raises(type(error)) as raised, paths.explain_storage_errors("CACHE_DIR", "a/cache"):
+            raise error
+        assert raised.value is error
+
+
+@pytest.mark.parametrize("url", ["nothing://bucket/run", "s3://bucket/run"])
+def test_url_without_a_package_is_a_user_error(url, monkeypatch):
+    def missing(url):
+        raise ImportError("Install s3fs to access S3")
+
+    if url.startswith("s3"):
+        monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(
+        UserError, match=f"{url} cannot be opened: (Protocol not known|Install s3fs).* Give a local path"
+    ):
+        paths.exists(url)

@@ -1,6 +1,5 @@
 """`t5x_like plan`. Tests that compile are skipped if the extra `plan` is not installed."""
 
-import functools
 import importlib.util
 import json
 import os
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import jax
 import pytest
+import recipes
 
-from t5x_like import cli, optimizers, partitioning, plan, train
+from t5x_like import cli, optimizers, partitioning, plan
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -22,7 +22,7 @@ from t5x_like.training import program
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, XLA's TPU compiler: pip install 't5x_like[plan]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, XLA's TPU compiler, of the extra plan"
 )
 TINY = T5Config(
     vocab_size=512, embed_dim=128, mlp_dim=256, num_heads=2, head_dim=64, encoder_layers=2, decoder_layers=2
@@ -40,14 +40,13 @@ class Shapes:
         return {name: (self.batch_size, length) for name, length in lengths.items()}
 
 
-def loop(partitioner, batch_size=16, **settings):
-    return functools.partial(
-        train.train,
+def recipe(partitioner, batch_size=16, **settings):
+    return recipes.make(
         model=TINY,
         objective=SequenceToSequence(),
         optimizer=optimizers.adafactor(learning_rate=0.01),
         data=Shapes(batch_size),
-        total_steps=1000,
+        total=1000,
         partitioner=partitioner,
         **settings,
     )
@@ -58,8 +57,7 @@ def loop(partitioner, batch_size=16, **settings):
 def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
     found = plan.plan(
-        loop=loop(partitioner),
-        make_program=program.make_program,
+        recipe=recipe(partitioner),
         topology="v5e:2x4",
         price=2.0,
         json_path=str(tmp_path / "plan.json"),
@@ -94,8 +92,7 @@ def test_plan_with_parameters_that_are_gathered_once_per_step():
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     per_use, per_step = (
         plan.plan(
-            loop=loop(partitioner, microbatches=4, gather_parameters=gather_parameters),
-            make_program=program.make_program,
+            recipe=recipe(partitioner, microbatches=4, gather_parameters=gather_parameters),
             topology="v5e:2x2",
         )
         for gather_parameters in ("per_use", "per_step")
@@ -110,8 +107,7 @@ def test_plan_with_parameters_that_are_gathered_once_per_step():
 def test_search_compiles_the_best_candidates_and_prints_the_settings(tmp_path, capsys):
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     best = plan.plan(
-        loop=loop(partitioner, batch_size=2),  # that mesh has four parts; those that are searched have fewer
-        make_program=program.make_program,
+        recipe=recipe(partitioner, batch_size=2),  # that mesh has four parts; those that are searched have fewer
         topology="v5e:2x2",
         json_path=str(tmp_path / "plan.json"),
         search_for=2,
@@ -133,8 +129,8 @@ def test_search_skips_invalid_candidates(monkeypatch):
             raise UserError("JAX cannot lay this mesh out")
         return original(ici=ici, **others)
 
-    def compiled(arguments, *others):
-        seconds = float(arguments["partitioner"].mesh.shape["tensor"])
+    def compiled(changed, *others):
+        seconds = float(changed.partitioner.mesh.shape["tensor"])
         if seconds == 4:
             raise jax.errors.JaxRuntimeError("the compiler cannot place a gradient in VMEM")
         return types.SimpleNamespace(compiled=types.SimpleNamespace(fits=True), expected_seconds=seconds)
@@ -144,8 +140,7 @@ def test_search_skips_invalid_candidates(monkeypatch):
     monkeypatch.setattr(search, "candidates", lambda *given: found)
     monkeypatch.setattr(partitioning, "make_mesh", make_mesh)
     monkeypatch.setattr(plan, "_compiled", compiled)
-    arguments, slice_ = loop(None).keywords, topologies.parse("v5e:2x4")
-    plans = plan._searched(arguments, program.make_program, slice_, jax.devices(), 3, None, None)
+    plans = plan._searched(recipe(None), topologies.parse("v5e:2x4"), jax.devices(), 3, None, None)
     assert [one.expected_seconds for one in plans] == [1.0, 8.0], "those that compile, the fastest first"
 
 
@@ -153,8 +148,8 @@ def test_search_does_not_create_the_configured_mesh(monkeypatch):
     """On two slices, a mesh without DCN is invalid. A search creates its own meshes."""
     seen = {}
 
-    def searched(arguments, make_program, slice_, devices, *others):
-        seen.update(has_mesh="partitioner" in arguments, devices=devices)
+    def searched(recipe, slice_, devices, *others):
+        seen.update(has_mesh="mesh" in vars(recipe.partitioner), devices=devices)
         raise UserError("enough")
 
     words = ["plan", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=runs/pretrain.gin", "--topology=v5e:4x4"]
@@ -170,13 +165,7 @@ def test_search_does_not_create_the_configured_mesh(monkeypatch):
 @pytest.mark.notf
 def test_dtype_and_scan_depend_on_the_planned_chips():
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x4"))
-    made = program.make_program(
-        model=TINY,
-        objective=SequenceToSequence(),
-        optimizer=optimizers.adafactor(learning_rate=0.01),
-        data=Shapes(8),
-        partitioner=partitioner,
-    )
+    made = program.make_program(recipe(partitioner, batch_size=8))
     assert jax.default_backend() == "cpu"
     assert (made.config.dtype, made.config.scan_layers) == ("bfloat16", True)
 
@@ -184,8 +173,7 @@ def test_dtype_and_scan_depend_on_the_planned_chips():
 def test_indivisible_batch_raises():
     with pytest.raises(ValueError, match="BATCH_SIZE=12 must be a multiple of 16: .*8 shards, .*Give BATCH_SIZE=16"):
         plan.plan(
-            loop=loop(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
-            make_program=program.make_program,
+            recipe=recipe(Partitioner(ici={"fsdp": 8}), batch_size=12, microbatches=2),
             topology="v5e:2x4",
         )
 
@@ -194,13 +182,13 @@ def test_mesh_of_other_devices_raises():
     with pytest.raises(
         ValueError, match="the mesh has 8 devices .cpu, slices: 1., and the topology has 16 .TPU v5 lite, slices: 1."
     ):
-        plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:4x4")
+        plan.plan(recipe=recipe(Partitioner()), topology="v5e:4x4")
 
 
 @pytest.mark.parametrize(("given", "message"), [({"search_for": -2}, "--search=-2"), ({"price": -3.0}, "--price=-3.0")])
 def test_negative_number_raises(given, message):
     with pytest.raises(ValueError, match=message):
-        plan.plan(loop=loop(Partitioner()), make_program=program.make_program, topology="v5e:2x4", **given)
+        plan.plan(recipe=recipe(Partitioner()), topology="v5e:2x4", **given)
 
 
 def command(*arguments, cwd, **environment):
@@ -223,4 +211,4 @@ def test_invalid_topology_is_a_user_error(tmp_path):
 def test_missing_compiler_error_names_the_extra(tmp_path):
     result = command("--topology=v5e:2x4", cwd=tmp_path)
     assert result.returncode == 2
-    assert "pip install 't5x_like[plan]'" in result.stderr
+    assert "pip install -e '.[plan]' -c constraints.txt" in result.stderr

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,13 +23,17 @@ CONFIG = """\
 from __gin__ import dynamic_registration
 import t5x_like.train
 import t5x_like.optimizers
+import t5x_like.training.recipe
 
 RATE = {rate}
 
-t5x_like.train.train:
-    model_dir = {model_dir!r}
+t5x_like.train.train.recipe = @t5x_like.training.recipe.Recipe()
+
+t5x_like.training.recipe.Recipe:
     optimizer = @t5x_like.optimizers.adamw()
-    total_steps = 4
+    storage = @t5x_like.training.recipe.Storage()
+
+t5x_like.training.recipe.Storage.model_dir = {model_dir!r}
 
 t5x_like.optimizers.adamw:
     learning_rate = %RATE
@@ -73,7 +78,7 @@ class Page(HTMLParser):
 
 def write_run(model_dir, *, rate=0.01, steps=4, torn=False):
     """Writes the files of a run that trains, or has trained, with a metric named like a tag."""
-    writer = metrics.MetricsWriter(model_dir, tensorboard=False)
+    writer = metrics.MetricsWriter(model_dir, logger_names="")
     writer.rewind(0)
     for step in range(1, steps + 1):
         row = {"loss": 5.0 - step, "learning_rate": rate, "tokens_per_second": 1000.0 * step, "mfu": 0.25}
@@ -90,6 +95,16 @@ def write_run(model_dir, *, rate=0.01, steps=4, torn=False):
         evaluation = {"metrics": {"accuracy": accuracy}, "best_metric": "accuracy", "best_is_larger": True}
         about = {"jax": "0.10.2", "device": "TPU v5p", "mesh": {"data": 1, "fsdp": 8}, "evaluation": evaluation}
         paths.write_atomic(f"{model_dir}/checkpoints/{step}/about/metadata", json.dumps(about))
+    code = [{"directory": "/code", "commit": 40 * "a", "dirty": torn}]
+    start = {
+        "time": "2026-11-25",
+        "step": 0,
+        "host": "tpu",
+        "devices": 8,
+        "code": code,
+        "command": "t5x_like train <a>",
+    }
+    paths.write_atomic(f"{model_dir}/starts.jsonl", json.dumps(start) + "\n")
     status = {"state": "running" if torn else "finished", "step": steps, "reason": None, "host": "tpu-<0>"}
     paths.write_atomic(f"{model_dir}/status.json", json.dumps(status))
 
@@ -130,6 +145,12 @@ def test_overview_compares_the_runs(page):
     assert page.row("MFU") == ["25.0%", "25.0%"]
 
 
+def test_starts_have_command_and_commit(page):
+    *_, first, second = page.rows
+    assert first == ["first", "2026-11-25", "0", "tpu", "8", "/code aaaaaaaaaaaa", "t5x_like train <a>"]
+    assert second[5] == "/code aaaaaaaaaaaa with changes"
+
+
 def test_curves_are_images_in_the_page(page):
     assert {"loss", "learning_rate", "tokens_per_second", "mfu", "accuracy", "<b>task</b>/accuracy", "goodput"} == set(
         page.images
@@ -164,6 +185,77 @@ def test_run_without_rows_and_files_but_a_configuration_has_a_page(tmp_path):
     paths.write_atomic(tmp_path / "run" / "config.gin", CONFIG.format(rate=1, model_dir="there"))
     page = Page(paths.read_text(report(model_dirs=str(tmp_path / "run"), output=str(tmp_path / "page.html"))))
     assert page.images == {} and page.row("directory") == [str(tmp_path / "run")]
+
+
+DAMAGE = {
+    "status.json": [b"{", b"[1]", b'"text"', b"\xff", b'{"state": {"a": 1e999}}'],
+    "metrics.jsonl": [b"{}\n", b"\xff\n", b'{"step": 1e3, "split": "train"}\n', b'{"step": -1, "split": "train"}\n'],
+    "starts.jsonl": [b"{", b"[]\n", b"\xff"],
+    "config.gin": [b"\xff", b"x = @"],
+    "checkpoints/4/about/metadata": [b"{", b"[]", b'{"evaluation": 3}', b'{"evaluation": {"metrics": []}}'],
+    "eval/results.json": [b"{", b"[{}]", b'{"a": 1}'],
+    "goodput": [b"a file"],
+}
+
+
+def damaged_runs(directory):
+    """Yields run directories with one damaged file each."""
+    for name, contents in DAMAGE.items():
+        for number, content in enumerate(contents):
+            run = directory / f"{name.replace('/', '_')}-{number}"
+            write_run(str(run))
+            file = run / name
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+            file.parent.mkdir(exist_ok=True, parents=True)
+            file.write_bytes(content)
+            yield str(run)
+
+
+def test_damaged_files_are_named_in_the_page(tmp_path):
+    runs = list(damaged_runs(tmp_path / "runs"))
+    text = paths.read_text(report(model_dirs=runs, output=str(tmp_path / "page.html")))
+    assert Page(text).row("directory") == runs
+    for name in ("status.json", "metrics.jsonl", "starts.jsonl", "config.gin", "checkpoints/4/about/metadata"):
+        assert f": {name}: " in text, name
+    assert ": eval: " in text
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "1e308", "-1e308", '"text"', "[1]", "true"])
+def test_values_of_any_size_and_type_have_a_page(tmp_path, value):
+    write_run(str(tmp_path / "run"))
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write(f'{{"step": 5, "split": "train", "loss": {value}}}\n{{"step": 6, "split": "a$b$", "loss": 1.0}}\n')
+    page = Page(paths.read_text(report(model_dirs=str(tmp_path / "run"), output=str(tmp_path / "page.html"))))
+    assert page.row("step") == ["6"] and "accuracy" in page.images
+
+
+def test_names_of_any_characters_have_a_page(tmp_path):
+    runs = [str(tmp_path / name) for name in ("$x$", "a_$b", "tab\there", "esc\x1b[2J", os.fsdecode(b"\xff"))]
+    for run in runs:
+        write_run(run)
+    for name in ("²", "4.tmp", "99999999999999999999"):
+        (tmp_path / "$x$/checkpoints" / name).mkdir()
+    text = paths.read_text(report(model_dirs=runs, output=str(tmp_path / "page.html")))
+    page = Page(text)
+    assert (
+        "\x1b" not in text and "$x$, train" in page.images["loss"] and page.row("best checkpoint")[0].startswith("2 ")
+    )
+
+
+@pytest.mark.parametrize("name", ["status.json", "metrics.jsonl", "config.gin", "eval/step_4/a.tsv", "model_info.txt"])
+def test_links_that_leave_the_run_and_pipes_are_not_read(tmp_path, name):
+    write_run(str(tmp_path / "run"))
+    (tmp_path / "secret").write_text("a secret line\n")
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for make, reason in (
+        (lambda: file.symlink_to(tmp_path / "secret"), "a link that leaves"),
+        (lambda: os.mkfifo(file), "neither a file"),
+    ):
+        file.unlink(missing_ok=True)
+        make()
+        text = paths.read_text(report(model_dirs=str(tmp_path / "run"), output=str(tmp_path / "page.html")))
+        assert "a secret line" not in text and reason in text and name in text
 
 
 def test_long_curves_are_reduced_to_means(tmp_path):

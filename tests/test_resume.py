@@ -15,6 +15,8 @@ from t5x_like.metrics import read_goodput, read_metrics
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.run_directory import read_status
 
+pytestmark = pytest.mark.full
+
 # Enough steps for several checkpoints, some of them between two evaluations.
 STEPS = 40
 PROCESSES = Path(__file__).parent / "processes"
@@ -49,7 +51,8 @@ def start(command, model_dir, log, steps):
 
 def rows(model_dir, torn=False):
     """Returns (step, split) -> metrics without timings; with `torn` the last line may be incomplete."""
-    timed = ("tokens_per_second", "seconds_per_step", "data_wait_fraction", "peak_memory_bytes")
+    timed = {"time", "tokens_per_second", "seconds_per_step", "step_time_deviation", "data_wait_fraction"}
+    timed |= {"goodput", "peak_memory_bytes"}
     lines = (model_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     parsed = [json.loads(line) for line in lines if line.endswith("\n") or not torn]
     found = [((row["step"], row["split"]), {k: v for k, v in row.items() if k not in timed}) for row in parsed]

@@ -18,9 +18,11 @@ from t5x_like.decoding.prompts import left_pad
 from t5x_like.layers.cache import logical_axes
 from t5x_like.models.base import GenerativeDecoder, GenerativeEncoderDecoder
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import program, step
+from t5x_like.training import gradients, program
+from t5x_like.training.state import Frozen
 
 GOLDENS = Path(__file__).parent / "goldens"
 # Family -> gin files of a run. For a new family, add a line and create its golden with the environment variable.
@@ -46,13 +48,18 @@ SETTINGS = [("MIXTURE_OR_TASK_NAME", "any"), ("TRAIN_STEPS", "100000"), ("BATCH_
 
 def make(family, rules):
     """Makes the program of a family on eight devices, with stacked layers as on TPU and a divisible vocabulary."""
-    loaded = config.load("t5x_like.train.train", files=FAMILIES[family], bindings=SETTINGS, given=("run_config",))
-    arguments = config.filter_kwargs(program.make_program, config.arguments(loaded.configured()))
-    model = arguments["model"]
+    loaded = config.load(
+        "t5x_like.train.train",
+        files=["commands/train.gin", *FAMILIES[family]],
+        bindings=SETTINGS,
+        given=("run_config",),
+    )
+    recipe = config.arguments(loaded.configured())["recipe"]
+    model = recipe.model
     vocab_size = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     model = dataclasses.replace(model, scan_layers=True, vocab_size=vocab_size)
     partitioner = Partitioner(rules=rules, ici=MESHES[rules])
-    return program.make_program(**arguments | {"model": model, "partitioner": partitioner})
+    return program.make_program(dataclasses.replace(recipe, model=model, partitioner=partitioner))
 
 
 def rows(made):
@@ -164,14 +171,14 @@ def test_gradients_are_sharded_like_their_parameters():
     lengths = objective.features.model_lengths({"inputs": 4, "targets": 4})
     batch = partitioner.put_batch({name: np.ones((8, length), np.int32) for name, length in lengths.items()})
 
-    def gradients(params, batch):
-        normalize = step.normalizers(objective, batch, None)
-        return step.gradients(objective, params, step.Frozen(frozen), batch, None, 1, normalize)[0]
+    def gradient(params, batch):
+        normalize = gradients.normalizers(objective, batch, None)
+        return gradients.compute(objective, params, Frozen(frozen), batch, NO_KEYS, 1, normalize)[0]
 
     placed = jax.tree.map(
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), params, layouts
     )
-    compiled = partitioner.jit(gradients).lower(placed, batch).compile()
+    compiled = partitioner.jit(gradient).lower(placed, batch).compile()
     expected = parameters.named_leaves(layouts)
     for name, layout in parameters.named_leaves(compiled.output_shardings).items():
         assert layout.is_equivalent_to(expected[name], len(parameters.named_leaves(params)[name].shape)), name

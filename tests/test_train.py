@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import re
+import shutil
 import time
 import types
 
@@ -11,19 +13,19 @@ import numpy as np
 import pytest
 from copying_run import CONFIG, Copying, losses, run
 
-from t5x_like import optimizers, parameters
+from t5x_like import optimizers, parameters, paths
 from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import UserError
-from t5x_like.metrics import read_goodput, read_metrics
+from t5x_like.metrics import read_goodput, read_metrics, read_starts
 from t5x_like.metrics.best import BestMetric
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import run_directory, step
 from t5x_like.training.checkpoints import Checkpoints
-from t5x_like.training.evaluation import Evaluation, Evaluations, restore_improvement
+from t5x_like.training.evaluation import Evaluation, Evaluations
+from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.run_directory import read_status
-
-pytestmark = pytest.mark.notf
+from t5x_like.training.stored_checkpoints import StoredCheckpoints
 
 
 @contextlib.contextmanager
@@ -35,25 +37,38 @@ def compilations_logged():
         jax.config.update("jax_log_compiles", False)
 
 
+@pytest.mark.notf
 def test_run_writes_metrics_status_description_and_checkpoints(tmp_path):
-    result = run(tmp_path)
+    logged, evaluated, saved = {}, {}, []
+
+    def on_save(step):
+        saved.append((step, StoredCheckpoints(str(tmp_path / "checkpoints")).steps()))
+
+    result = run(tmp_path, on_log=logged.__setitem__, on_eval=evaluated.__setitem__, on_save=on_save)
     assert (result.step, result.stopped_by) == (6, None)
     train_rows = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
-    assert [row["step"] for row in train_rows] == list(range(1, 7))
+    assert [row["step"] for row in train_rows] == list(range(1, 7)) == list(logged)
+    assert [row["loss"] for row in train_rows] == [row["loss"] for row in logged.values()]
     wanted = {"loss", "accuracy", "z_loss", "learning_rate", "grad_norm", "param_norm"}
-    rates = {"tokens_per_second", "seconds_per_step", "data_wait_fraction"}
+    rates = {"tokens_per_second", "seconds_per_step", "step_time_deviation", "data_wait_fraction"}
     assert wanted <= set(train_rows[0]) and not rates & set(train_rows[0])  # the first step compiles
-    assert wanted | rates <= set(train_rows[1])
+    assert wanted | rates <= set(train_rows[1]) and 0 < train_rows[1]["goodput"] < 1
     assert len(losses(tmp_path, "validation")) == 2
     assert result.evaluation["loss"] == losses(tmp_path, "validation")[-1]
+    assert list(evaluated) == [3, 6] and evaluated[6] == result.evaluation
+    assert saved == [(3, [3]), (6, [3, 6])]  # each is complete
     assert read_status(str(tmp_path))["state"] == "finished"
     assert "[vocab embed]" in (tmp_path / "model_info.txt").read_text()
     assert "MODEL = @t5x_like.models.t5.T5Config()" in (tmp_path / "config.gin").read_text()
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [3, 6]
+    (start,) = read_starts(str(tmp_path))
+    assert (start["step"], start["devices"], start["processes"]) == (0, 1, 1)
+    assert start["data"] == {split: [{"name": "rows to copy"}] for split in ("train", "validation")}
+    assert "command line: " + start["command"] in (tmp_path / "log.txt").read_text()
 
 
 def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
-    run(tmp_path, total_steps=1, objective=SequenceToSequence(z_loss=0.1, label_smoothing=0.2))
+    run(tmp_path, total=1, objective=SequenceToSequence(z_loss=0.1, label_smoothing=0.2))
     key = jax.random.split(jax.random.key(0))[0]
     model = CONFIG.make(key)
     batch = Copying().make(1)
@@ -74,21 +89,22 @@ def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
     ],
 )
 def test_every_rule_set_has_the_losses_of_one_device(tmp_path, rules, ici):
-    run(tmp_path / "one", total_steps=4)
-    run(tmp_path / "eight", total_steps=4, partitioner=Partitioner(rules=rules, ici=ici))
+    run(tmp_path / "one", total=4)
+    run(tmp_path / "eight", total=4, partitioner=Partitioner(rules=rules, ici=ici))
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(tmp_path / "one"), rtol=2e-5)
 
 
 @pytest.mark.parametrize("changes", [{"microbatches": 4}, {"model": dataclasses.replace(CONFIG, scan_layers=True)}])
 def test_microbatches_and_scanned_layers_keep_the_losses(tmp_path, changes):
-    run(tmp_path / "plain", total_steps=4)
-    run(tmp_path / "other", total_steps=4, **changes)
+    run(tmp_path / "plain", total=4)
+    run(tmp_path / "other", total=4, **changes)
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(tmp_path / "plain"), rtol=2e-5)
 
 
+@pytest.mark.notf
 def test_resume_in_another_layout_and_mesh(tmp_path, caplog):
     run(tmp_path / "whole")
-    run(tmp_path / "parts", total_steps=3)
+    run(tmp_path / "parts", total=3)
     scanned = dataclasses.replace(CONFIG, scan_layers=True)
     with compilations_logged():
         run(tmp_path / "parts", model=scanned, partitioner=Partitioner(rules="fsdp", ici={"fsdp": 4, "data": 2}))
@@ -98,18 +114,47 @@ def test_resume_in_another_layout_and_mesh(tmp_path, caplog):
     assert [record.threadName for record in steps] == ["background work"]
 
 
+def test_checkpoints_by_time_resume_with_the_same_losses(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "parts", total=5, save=None, save_seconds=1e-9)  # always due, and agreed one step later
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["4", "5"]  # of 2, 4 and the last step, 5
+    shutil.rmtree(checkpoints / "5")
+    run(tmp_path / "parts")
+    assert [start["step"] for start in read_starts(tmp_path / "parts")] == [0, 4]
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
 def test_resume_in_a_store_that_cannot_append(tmp_path):
     run(tmp_path / "whole")
     url = f"memory:/{tmp_path}/run"
     began = time.time()
-    run(url, total_steps=4)  # saved at step 3 and at the last step, 4
+    run(url, total=4)  # saved at step 3 and at the last step, 4
     run(url)
     elapsed = time.time() - began
     assert losses(url) == losses(tmp_path / "whole")
     status, spent = read_status(url), read_goodput(url)
     assert status["state"] == "finished" and status["goodput"]["seconds"]["compile"] > 0
+    assert [start["step"] for start in read_starts(url)] == [0, 4]
+    assert paths.read_text(f"{url}/log.txt").count(" I command line: ") == 2
     assert spent.starts == 2 and spent.seconds["lost"] == spent.seconds["idle"] == 0
     assert 0.5 * elapsed < spent.total < elapsed  # the rest is before the first and after the last line of a start
+
+
+def test_changed_metrics_are_reported_when_a_run_resumes(tmp_path, caplog):
+    run(tmp_path, total=3)
+    shutil.copytree(tmp_path, tmp_path.with_name("same"))
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        re.sub(
+            r'"loss": (\d)\.(\d)', lambda found: f'"loss": {found[1]}.{9 - int(found[2])}', file.read_text(), count=1
+        )
+    )
+    run(tmp_path)
+    assert "metrics.jsonl: changed since the run has written it" in caplog.text
+    caplog.clear()
+    run(tmp_path.with_name("same"))
+    assert "metrics.jsonl: changed" not in caplog.text
 
 
 def test_finished_run_is_reported(tmp_path, caplog):
@@ -133,7 +178,7 @@ def test_frozen_parameters_are_unchanged_and_saved(tmp_path):
     stored = Checkpoints(str(tmp_path / "checkpoints")).shapes(6)
     assert any(name.startswith("params/model/token_embedder") for name in stored)
     assert not any(name.startswith("opt_state") and "token_embedder" in name for name in stored)
-    assert run(tmp_path, optimizer=optimizer, total_steps=8).step == 8
+    assert run(tmp_path, optimizer=optimizer, total=8).step == 8
 
 
 def test_evaluation_results_are_saved_with_their_checkpoint(tmp_path):
@@ -143,7 +188,7 @@ def test_evaluation_results_are_saved_with_their_checkpoint(tmp_path):
         def save(self, step, tree, *, metrics=None, **kwargs):
             self.metrics[step] = metrics
 
-    run(tmp_path, checkpoints=Recorder, eval_period=2, save_period=1, total_steps=4)
+    run(tmp_path, checkpoints=Recorder, evaluate=2, save=1, total=4)
     assert [step for step, metrics in Recorder.metrics.items() if metrics] == [2, 4]
 
 
@@ -164,9 +209,9 @@ def test_patience_ends_the_run_as_if_it_had_not_been_interrupted(tmp_path, caplo
     """Nothing improves after the first evaluation, because the learning rate is 0 after the second step."""
     arguments = dict(
         optimizer=optimizers.adamw(learning_rate=lambda step: jax.numpy.where(step < 2, 1e-2, 0.0)),
-        total_steps=40,
-        eval_period=2,
-        save_period=100,
+        total=40,
+        evaluate=2,
+        save=100,
         patience=2,
         checkpoints=keeping_best,
     )
@@ -202,7 +247,7 @@ def test_evaluations_without_labels_do_not_count_for_patience(tmp_path):
     partitioner = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
     names = Evaluations(evaluations, SequenceToSequence(), CONFIG, partitioner).names
     assert names == ("validation",)
-    run(tmp_path, evaluations=evaluations, total_steps=2, eval_period=1)
+    run(tmp_path, evaluations=evaluations, total=2, evaluate=1)
     assert len(losses(tmp_path, "validation")) == 2 and not losses(tmp_path, "test")
     improvement = restore_improvement(BestMetric("loss"), 1, str(tmp_path), 2, names)
     assert improvement.best_step in (1, 2)
@@ -211,7 +256,7 @@ def test_evaluations_without_labels_do_not_count_for_patience(tmp_path):
 def test_each_evaluation_has_its_own_rows(tmp_path):
     evaluations = {name: Evaluation(data=Copying(), batches=number) for name, number in (("one", 1), ("two", 2))}
     best = lambda directory: keeping_best(directory, best_metric="two/accuracy")  # noqa: E731
-    result = run(tmp_path, evaluations=evaluations | {"off": Evaluation(data=None)}, checkpoints=best, total_steps=3)
+    result = run(tmp_path, evaluations=evaluations | {"off": Evaluation(data=None)}, checkpoints=best, total=3)
     assert losses(tmp_path, "one") == [result.evaluation["one/loss"]]
     assert losses(tmp_path, "two") == [result.evaluation["two/loss"]] != losses(tmp_path, "one")
     with pytest.raises(UserError, match="the name 'train' is that of the training metrics"):
@@ -220,51 +265,58 @@ def test_each_evaluation_has_its_own_rows(tmp_path):
         run(tmp_path / "other", evaluations=None, patience=2)
 
 
+def test_unknown_best_metric_raises_before_the_first_step(tmp_path):
+    best = lambda directory: keeping_best(directory, best_metric="acc")  # noqa: E731
+    with pytest.raises(UserError, match="BEST_METRIC='acc': no evaluation has this metric. Give one of accuracy, loss"):
+        run(tmp_path, checkpoints=best, evaluations={"validation": Evaluation(data=Copying())})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_initial_checkpoint_keeps_optimizer_and_step_fresh(tmp_path):
     first = run(tmp_path / "first")
-    second = run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), total_steps=1, evaluations=None)
+    second = run(tmp_path / "second", path=str(tmp_path / "first"), total=1, evaluations=None)
     assert second.step == 1
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0]
     step_directory = tmp_path / "first" / "checkpoints" / "6"
-    third = run(tmp_path / "third", initial_checkpoint_path=str(step_directory), total_steps=1, evaluations=None)
+    third = run(tmp_path / "third", path=str(step_directory), total=1, evaluations=None)
     assert losses(tmp_path / "third") == losses(tmp_path / "second")
     assert parameters.count(third.params) == parameters.count(first.params)
 
 
 def test_initial_checkpoint_of_another_shape_raises(tmp_path):
-    run(tmp_path / "first", total_steps=1)
+    run(tmp_path / "first", total=1)
     wider = dataclasses.replace(CONFIG, mlp_dim=48)
     with pytest.raises(
         ValueError, match=r"mlp/.* has shape \(2, 16, 32\), but .* of this model has shape \(2, 16, 48\)"
     ):
-        run(tmp_path / "second", model=wider, initial_checkpoint_path=str(tmp_path / "first"))
+        run(tmp_path / "second", model=wider, path=str(tmp_path / "first"))
     with pytest.raises(UserError, match=r"INITIAL_LAYERS={'encoder': \(0, 5\)}: layer 5 does not exist"):
-        run(tmp_path / "second", initial_checkpoint_path=str(tmp_path / "first"), initial_layers={"encoder": (0, 5)})
+        run(tmp_path / "second", path=str(tmp_path / "first"), layers={"encoder": (0, 5)})
     assert not (tmp_path / "second").exists()
 
 
-def test_initial_mapping_selects_the_restored_tensors(tmp_path, caplog):
+def test_mapping_of_initial_weights_selects_the_restored_tensors(tmp_path, caplog):
     run(tmp_path / "first")
     with caplog.at_level("INFO", logger="absl"):
         run(
             tmp_path / "second",
-            initial_checkpoint_path=str(tmp_path / "first"),
-            initial_mapping=[("^decoder/.*", "")],
-            total_steps=1,
+            path=str(tmp_path / "first"),
+            mapping=[("^decoder/.*", "")],
+            total=1,
         )
     fresh = next(record.getMessage() for record in caplog.records if "freshly initialized" in record.getMessage())
     assert "decoder/" in fresh and "encoder/" not in fresh
 
 
 def test_checkpoint_stores_the_environment(tmp_path):
-    run(tmp_path, total_steps=3)
+    run(tmp_path, total=3)
     about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)
     assert about["jax"] == jax.__version__ and about["rules"] == "fsdp"
     assert json.dumps(about)
 
 
 def test_rates_of_a_resumed_run_exclude_compilation(tmp_path, monkeypatch):
-    run(tmp_path, total_steps=3)
+    run(tmp_path, total=3)
     original = step.make_train_step
 
     def slow_to_trace(*args, **kwargs):
@@ -277,7 +329,7 @@ def test_rates_of_a_resumed_run_exclude_compilation(tmp_path, monkeypatch):
         return traced
 
     monkeypatch.setattr(step, "make_train_step", slow_to_trace)
-    run(tmp_path, total_steps=6, log_period=6)
+    run(tmp_path, total=6, log=6)
     last = [row for row in read_metrics(str(tmp_path)) if row["split"] == "train"][-1]
     assert last["step"] == 6 and last["seconds_per_step"] < 0.5
 
@@ -297,13 +349,13 @@ class Identified(Copying):
 
 
 def test_override_config_restarts_the_data_for_another_batch_size(tmp_path, caplog):
-    once = dict(evaluations=None, save_period=2)
-    run(tmp_path, data=Identified(), total_steps=2, **once)
+    once = dict(evaluations=None, save=2)
+    run(tmp_path, data=Identified(), total=2, **once)
     with pytest.raises(DataMismatchError, match="batch_size was 8, is 4"):
         run(tmp_path, data=Identified(batch_size=4), **once)
     override = run_directory.RunConfig("t5x_like.train.train.seed = 0\n", override=True)
     drawn = Identified(batch_size=4)
-    run(tmp_path, data=drawn, total_steps=4, run_config=override, **once)
+    run(tmp_path, data=drawn, total=4, run_config=override, **once)
     assert "batch_size was 8, is 4: because of --override_config, the data starts from its beginning" in caplog.text
     assert Checkpoints(str(tmp_path / "checkpoints"), read_only=True).latest() == 4
     position = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).restore_feed(4)

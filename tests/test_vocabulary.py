@@ -1,5 +1,6 @@
 """`t5x_like vocabulary` writes the files that the tasks over text files read."""
 
+import errno
 import json
 import random
 import sys
@@ -9,9 +10,9 @@ import seqio
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.vocabularies import trainers
-from t5x_like import cli, config
+from t5x_like import cli, config, paths
 from t5x_like.data import task_arguments
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.vocabulary import vocabulary
 
 TEXT = "The naïve café — Zwölf Boxkämpfer, 2026!\n\tdon't  stop\n"
@@ -72,7 +73,7 @@ def test_vocabulary_works_with_its_task_and_a_tiny_model(kind, texts, tmp_path, 
         (f"{model}.vocab_size", "512"),
         ("TRAIN_STEPS", "2"),
     ]
-    config.load("t5x_like.train.train", files=files, bindings=bindings, given=("run_config",))
+    config.load("t5x_like.train.train", files=["commands/train.gin", *files], bindings=bindings, given=("run_config",))
 
 
 def test_special_token_ids(texts, tmp_path):
@@ -168,6 +169,21 @@ def test_non_empty_output_needs_overwrite(texts, tmp_path, monkeypatch):
     assert (tmp_path / "sentencepiece.model").read_bytes() == b"old"
     vocabulary(pattern=f"{texts}/*.txt", output=str(tmp_path), overwrite=True)
     assert (tmp_path / "sentencepiece.model").read_bytes() == b"new"
+
+
+def test_full_disk_leaves_no_files(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(trainers.KINDS, "wordpiece", lambda documents, size: {"vocab.txt": b"a", "config.json": b"b"})
+    write = paths.write_atomic
+
+    def full(path, contents):
+        if path.endswith("config.json"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, contents)
+
+    monkeypatch.setattr(paths, "write_atomic", full)
+    with pytest.raises(RunFailed, match="OUTPUT_PATH=.*config.json cannot be written: No space left on device. Free"):
+        vocabulary(pattern=f"{texts}/*.txt", kind="wordpiece", output=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_output_below_a_file_raises_before_reading_text(tmp_path):

@@ -35,6 +35,7 @@ def arguments(text, **others):
     return f"--gin.TASK_ARGUMENTS={dict(pattern=str(text / 'own.txt'), validation_fraction=0.5, **others)}"
 
 
+@pytest.mark.full
 def test_vocabulary_in_task_arguments_belongs_to_the_run(text, tmp_path, run_command, monkeypatch):
     shutil.copytree(text, here := tmp_path / "here")
     monkeypatch.chdir(here)
@@ -42,6 +43,11 @@ def test_vocabulary_in_task_arguments_belongs_to_the_run(text, tmp_path, run_com
     code, output = run_command([*own, arguments(text, vocabulary_path="own"), "--gin.MODEL_DIR=run"])
     assert code == 0, output
     assert {path.name for path in here.joinpath("run/tokenizer").iterdir()} >= {"vocab.json", "merges.txt"}
+
+    shutil.move(here / "own", here / "elsewhere")
+    for more in ([], ["--dry_run"]):
+        code, output = run_command([*own, arguments(text, vocabulary_path="own"), "--gin.MODEL_DIR=run", *more])
+        assert code == 0 and "VOCABULARY_PATH=own not found; its copy in the run directory" in output, output
 
     monkeypatch.chdir(tmp_path)
     run, exported = str(shutil.move(here / "run", tmp_path / "moved")), tmp_path / "exported"

@@ -20,7 +20,7 @@ def _known(targets: Sequence[float], predictions: Sequence[float]) -> tuple[np.n
 
 
 def accuracy(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Compute the accuracy.
+    """Computes the accuracy.
 
     Args:
       targets: label indices, `[examples]`.
@@ -36,7 +36,7 @@ def accuracy(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
 
 
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Compute the F1 of label 1 of two labels.
+    """Computes the F1 of label 1 of two labels.
 
     Args:
       targets: label indices, `[examples]`.
@@ -53,7 +53,7 @@ def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
 
 
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Compute Matthews' correlation coefficient, from -100 to 100; 0 for constant predictions."""
+    """Computes Matthews' correlation coefficient, from -100 to 100; 0 for constant predictions."""
     targets, predictions = _known(targets, predictions)
     if not len(targets):
         return {}
@@ -61,7 +61,7 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Compute Pearson's correlation coefficient, from -100 to 100; NaN for constant predictions."""
+    """Computes Pearson's correlation coefficient, from -100 to 100; NaN for constant predictions."""
     targets, predictions = _known(targets, predictions)
     if len(targets) < 2:
         return {}
@@ -69,15 +69,33 @@ def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> 
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Compute Spearman's rank correlation coefficient, from -100 to 100; NaN for constant predictions."""
+    """Computes Spearman's rank correlation coefficient, from -100 to 100; NaN for constant predictions."""
     targets, predictions = _known(targets, predictions)
     if len(targets) < 2:
         return {}
     return {"spearman_corrcoef": 100 * float(require("scipy.stats").spearmanr(targets, predictions)[0])}
 
 
+def per_score(names: Sequence[str], metric: Callable[[Sequence[float], Sequence[float]], Metrics]) -> Callable:
+    """Returns a metric of each of several scores, as `<metric>_<name>`, and their mean, as `<metric>`.
+
+    Args:
+      names: the names of the scores.
+      metric: a metric of one score. Its name is that of the function.
+    """
+    key = metric.__name__
+
+    def of_scores(targets, predictions):
+        columns = [np.asarray(values).reshape(-1, len(names)).T for values in (targets, predictions)]
+        values = {name: metric(*column).get(key) for name, *column in zip(names, *columns, strict=True)}
+        known = {f"{key}_{name}": value for name, value in values.items() if value is not None}
+        return {key: float(np.mean([*known.values()])), **known} if known else {}
+
+    return of_scores
+
+
 def mean_multiclass_f1(num_classes: int) -> Callable[[Sequence[int], Sequence[int]], Metrics]:
-    """Return the metric `mean_<num_classes>class_f1`: the F1 of each label, averaged without weights."""
+    """Returns the metric `mean_<num_classes>class_f1`: the F1 of each label, averaged without weights."""
 
     def mean_f1(targets, predictions):
         targets, predictions = _known(targets, predictions)

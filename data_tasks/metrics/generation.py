@@ -14,13 +14,13 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute the percentage of predictions that equal their target."""
+    """Computes the percentage of predictions that equal their target."""
     equal = [target == prediction for target, prediction in zip(targets, predictions, strict=True)]
     return {"exact_match": 100 * sum(equal) / len(equal)}
 
 
 def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute corpus BLEU (Papineni et al. 2002) with sacrebleu (Post 2018), and log its signatures.
+    """Computes corpus BLEU (Papineni et al. 2002) with sacrebleu (Post 2018), and log its signatures.
 
     Args:
       targets: the reference of each prediction, or a list with the same number of references for each prediction.
@@ -41,7 +41,7 @@ def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute ROUGE (Lin 2004).
+    """Computes ROUGE (Lin 2004).
 
     Each value is the median of the means of 1,000 bootstrap resamples, as in T5, but with a fixed seed. The words are
     not stemmed. Sentences end at lines and at " . ".

@@ -16,7 +16,7 @@ Grouped = Sequence[Mapping[str, Any]]
 
 
 def first_of_each_group(metric: Callable) -> Callable[[Grouped, Grouped], dict[str, float]]:
-    """Return a metric over the first example of each group, for data that repeats an example per answer (ReCoRD)."""
+    """Returns a metric over the first example of each group, for data that repeats an example per answer (ReCoRD)."""
 
     def deduplicated(targets, predictions):
         first: dict[Hashable, tuple[Any, Any]] = {}
@@ -28,7 +28,7 @@ def first_of_each_group(metric: Callable) -> Callable[[Grouped, Grouped], dict[s
 
 
 def multirc_f1_over_all_answers(targets: Grouped, predictions: Grouped) -> dict[str, float]:
-    """Compute MultiRC's F1a: the F1 over the answers of all questions.
+    """Computes MultiRC's F1a: the F1 over the answers of all questions.
 
     Args:
       targets: label indices, 1 for a correct answer.
@@ -41,7 +41,7 @@ def multirc_f1_over_all_answers(targets: Grouped, predictions: Grouped) -> dict[
 
 
 def exact_match_of_groups(targets: Grouped, predictions: Grouped) -> dict[str, float]:
-    """Compute MultiRC's exact match: the percentage of groups with correct predictions only.
+    """Computes MultiRC's exact match: the percentage of groups with correct predictions only.
 
     Args:
       targets: label indices. Groups with an unknown one are not counted.

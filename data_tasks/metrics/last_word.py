@@ -7,7 +7,7 @@ import numpy as np
 
 
 def last_word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute how often the first generated word is the target.
+    """Computes how often the first generated word is the target.
 
     A model that was not trained to stop after one word continues, so only its first word counts, without the
     punctuation around it.
@@ -24,7 +24,7 @@ def last_word_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> di
 
 
 def last_word_perplexity(targets: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """Compute the perplexity per word.
+    """Computes the perplexity per word.
 
     Args:
       targets: last words.
@@ -40,7 +40,7 @@ def last_word_perplexity(targets: Sequence[str], scores: Sequence[float]) -> dic
 def last_word_by_score(
     targets: Sequence[str], scores: Sequence[float], intermediates: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Compute how often greedy decoding would begin with the target, without generating it.
+    """Computes how often greedy decoding would begin with the target, without generating it.
 
     Args:
       targets: last words.

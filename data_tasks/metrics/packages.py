@@ -7,7 +7,7 @@ from t5x_like.errors import UserError
 
 
 def require(name: str) -> ModuleType:
-    """Import a module of a package that the extra `eval` installs.
+    """Imports a module of a package that the extra `eval` installs.
 
     Args:
       name: the full name of the module, such as `sklearn.metrics`.
@@ -25,5 +25,5 @@ def require(name: str) -> ModuleType:
             raise  # the package is installed, and something that it needs is missing
         raise UserError(
             f"{name}: not installed, but a metric of the task computes with it. Install the extra `eval`: "
-            "pip install 't5x_like[eval]'."
+            "pip install -e '.[eval]' -c constraints.txt."
         ) from error

@@ -15,12 +15,12 @@ _TRIVIA_QA_PUNCTUATION = string.punctuation + "‘’´`_"
 
 
 def normalize_squad(answer: str) -> str:
-    """Lower-case an answer, and remove punctuation, articles and repeated whitespace."""
+    """Lower-cases an answer, and removes punctuation, articles and repeated whitespace."""
     return _normalize(answer, string.punctuation, "")
 
 
 def normalize_trivia_qa(answer: str) -> str:
-    """Normalize an answer as `normalize_squad` does, but replace punctuation by spaces."""
+    """Normalizes an answer as `normalize_squad` does, but replace punctuation by spaces."""
     return _normalize(answer, _TRIVIA_QA_PUNCTUATION, " ")
 
 
@@ -30,14 +30,14 @@ def _normalize(answer: str, punctuation: str, replacement: str) -> str:
 
 
 def f1(target: str, prediction: str) -> float:
-    """Return the F1 of the words of two normalized answers, between 0 and 1; 0 if they share none."""
+    """Returns the F1 of the words of two normalized answers, between 0 and 1; 0 if they share none."""
     target_words, predicted_words = target.split(), prediction.split()
     shared = sum((collections.Counter(target_words) & collections.Counter(predicted_words)).values())
     return 2 * shared / (len(target_words) + len(predicted_words)) if shared else 0.0
 
 
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute the metrics of SQuAD 1.1: the best match among the answers of each question, averaged.
+    """Computes the metrics of SQuAD 1.1: the best match among the answers of each question, averaged.
 
     Args:
       targets: the answers of each question.
@@ -50,7 +50,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def trivia_qa(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute the metrics of TriviaQA; see `squad`, with the normalization of TriviaQA."""
+    """Computes the metrics of TriviaQA; see `squad`, with the normalization of TriviaQA."""
     return _mean_of_best(targets, predictions, normalize_trivia_qa)
 
 
@@ -66,7 +66,7 @@ def _mean_of_best(
 
 
 def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute the metrics of SQuAD 2.0 for a model that predicts the empty answer by itself.
+    """Computes the metrics of SQuAD 2.0 for a model that predicts the empty answer by itself.
 
     Args:
       targets: the answers of each question; none if it is unanswerable.
@@ -86,7 +86,7 @@ def squad_v2_with_scores(
     no_answer_scores: Sequence[float],
     threshold: float = 0.0,
 ) -> dict[str, float]:
-    """Compute the metrics of SQuAD 2.0 for a model that scores the absence of an answer.
+    """Computes the metrics of SQuAD 2.0 for a model that scores the absence of an answer.
 
     Args:
       targets: the answers of each question; none if it is unanswerable.
@@ -111,7 +111,7 @@ def squad_v2_with_scores(
 def _best_threshold(
     values: np.ndarray, scores: np.ndarray, answerable: np.ndarray, empty: np.ndarray
 ) -> tuple[float, float]:
-    """Return the highest sum of `values` over all thresholds in percent of the questions, and that threshold.
+    """Returns the highest sum of `values` over all thresholds in percent of the questions, and that threshold.
 
     Questions are answered in ascending order of their scores. Below all scores, every unanswerable question is right
     and the threshold is 0. The threshold is the score of the last question that is answered.
@@ -124,7 +124,7 @@ def _best_threshold(
 
 
 def _squad_v2_scores(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exact match and F1 of each prediction, between 0 and 1."""
+    """Returns the exact match and F1 of each prediction, between 0 and 1."""
     exact, overlap = [], []
     for answers, prediction in zip(targets, predictions, strict=True):
         # An answer of articles and punctuation alone does not count. Without an answer, the empty one is right.

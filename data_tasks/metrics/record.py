@@ -8,7 +8,7 @@ from data_tasks.metrics.question_answering import squad
 
 
 def record(targets: Grouped, predictions: Grouped) -> dict[str, float]:
-    """Compute the metrics of generated answers. Repeated questions count once, questions without answers do not.
+    """Computes the metrics of generated answers. Repeated questions count once, questions without answers do not.
 
     Args:
       targets: `value`, the answers of a question, and `group`, the question.
@@ -28,7 +28,7 @@ def record(targets: Grouped, predictions: Grouped) -> dict[str, float]:
 def record_of_entities(
     targets: Grouped, predictions: Sequence[Any], aux_values: Mapping[str, Sequence[Any]]
 ) -> dict[str, float]:
-    """Compute the metrics of a classifier of pairs: the answer is the entity with the highest probability of label 1.
+    """Computes the metrics of a classifier of pairs: the answer is the entity with the highest probability of label 1.
 
     Args:
       targets: `entity`, `answers` and `group`, the question, of each pair.

@@ -11,7 +11,7 @@ _WORD = re.compile("[a-z0-9]+")
 
 
 def rouge_n(target: str, prediction: str, n: int) -> float:
-    """Compute ROUGE-N (section 2): the overlap of n-grams, each counted as often as it occurs in both texts.
+    """Computes ROUGE-N (section 2): the overlap of n-grams, each counted as often as it occurs in both texts.
 
     Args:
       target: the reference.
@@ -26,7 +26,7 @@ def rouge_n(target: str, prediction: str, n: int) -> float:
 
 
 def rouge_lsum(target: str, prediction: str) -> float:
-    """Compute ROUGE-Lsum (section 3.2): longest common subsequences of sentences, which are lines of the texts.
+    """Computes ROUGE-Lsum (section 3.2): longest common subsequences of sentences, which are lines of the texts.
 
     A word of a target sentence matches if it is in the longest common subsequence with any predicted sentence. As in
     ROUGE 1.5.5, a word matches at most as often as it occurs in the prediction.
@@ -49,7 +49,7 @@ def rouge_lsum(target: str, prediction: str) -> float:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text that ROUGE compares."""
+    """Returns the words of a text that ROUGE compares."""
     return _WORD.findall(text.lower())
 
 
@@ -66,7 +66,7 @@ def _f_measure(hits: int, wanted: int, found: int) -> float:
 
 
 def _common_positions(target: Sequence[str], prediction: Sequence[str]) -> list[int]:
-    """Return the positions in `target` of one longest common subsequence of two sentences.
+    """Returns the positions in `target` of one longest common subsequence of two sentences.
 
     Ties are broken as in rouge-score, because the union over several sentences depends on the choice: from the end, a
     target word is left out unless leaving out the predicted word keeps a longer subsequence.

@@ -12,7 +12,7 @@ ScoredMetric = Callable[[Sequence[Any], Sequence[float], Mapping[str, np.ndarray
 
 
 def scored_metric(metric_fn: ScoredMetric, postprocess_fn: Callable | None = None) -> type[seqio.metrics.Metric]:
-    """Return a metric object for a function of targets, scores and SeqIO's intermediates.
+    """Returns a metric object for a function of targets, scores and SeqIO's intermediates.
 
     Args:
       metric_fn: a function of the postprocessed targets; of the log-probabilities of the targets in nats; and of the
@@ -33,7 +33,7 @@ def scored_metric(metric_fn: ScoredMetric, postprocess_fn: Callable | None = Non
         model_output_type: ModelOutputType = ModelOutputType.SCORE_WITH_INTERMEDIATES
 
         def actual_compute(self, examples, features, target_field_name="targets", cached_targets=None):
-            """Return the values of the metric, and the targets and scores."""
+            """Returns the values of the metric, and the targets and scores."""
             targets = cached_targets or self.postprocess_targets(examples, features, target_field_name)
             scores, intermediates = self.values["model_output"]
             return metric_fn(targets, scores, intermediates), {"targets": targets, "score": scores}

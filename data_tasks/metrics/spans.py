@@ -10,7 +10,7 @@ from t5x_like.decoding.spans import Answer, Window, answers_of
 
 
 def window_or_text(values: Sequence[int], *, example: Mapping[str, Any], is_target: bool) -> Window | str:
-    """Return the window of an example as its target, and the text of a predicted span. SeqIO's `postprocess_fn`.
+    """Returns the window of an example as its target, and the text of a predicted span. SeqIO's `postprocess_fn`.
 
     Args:
       values: first and last position of a span.
@@ -24,7 +24,7 @@ def window_or_text(values: Sequence[int], *, example: Mapping[str, Any], is_targ
 def squad_v1_spans(
     targets: Sequence[Window], predictions: Sequence[Sequence[int]], aux_values: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Compute `em` and `f1` of SQuAD 1.1 from the logits of all windows.
+    """Computes `em` and `f1` of SQuAD 1.1 from the logits of all windows.
 
     Args:
       targets: windows.
@@ -43,7 +43,7 @@ def squad_v1_spans(
 def squad_v2_spans(
     targets: Sequence[Window], predictions: Sequence[Sequence[int]], aux_values: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Compute the metrics of SQuAD 2.0 from the logits of all windows.
+    """Computes the metrics of SQuAD 2.0 from the logits of all windows.
 
     A question has no answer if `NULL_POSITION` has a higher score than the best span. `best_exact` and `best_f1` are
     the results with the best threshold of the difference.

@@ -7,7 +7,7 @@ Metrics = dict[str, float]
 
 
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> Metrics:
-    """Compute the metrics of conlleval, the script of the shared task.
+    """Computes the metrics of conlleval, the script of the shared task.
 
     An entity is correct if its first word, its last word and its type are. As in conlleval, `I-X` after a word of
     another type begins an entity.
@@ -29,7 +29,7 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
 
 
 def entities_of_tags(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Return the entities of a sentence.
+    """Returns the entities of a sentence.
 
     Args:
       tags: `O`, `B-X` or `I-X` of each word, where X is the type.
@@ -50,7 +50,7 @@ def entities_of_tags(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 def entity_text_f1(
     targets: Sequence[Sequence[tuple[str, str]] | None], predictions: Sequence[Sequence[tuple[str, str]]]
 ) -> Metrics:
-    """Compute the metrics of entities that a model writes as text: type and words must be equal, positions are unknown.
+    """Computes the metrics of entities that a model writes as text: type and words are equal, positions unknown.
 
     Args:
       targets: the entities of each sentence as pairs of type and words, None if they are unknown. An entity may occur

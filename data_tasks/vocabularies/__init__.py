@@ -48,7 +48,7 @@ class LateSentencePieceVocabulary(SentinelVocabulary):
 
     @_sentencepiece_model_file.setter
     def _sentencepiece_model_file(self, _: str) -> None:
-        """Ignore the path that the base constructor sets."""
+        """Ignores the path that the base constructor sets."""
 
     def _model_context(self) -> SentencePieceModel:
         try:
@@ -80,10 +80,10 @@ class ShippedVocabulary(SentinelVocabulary):
 
 
 def python_docs() -> SentencePieceVocabulary:
-    """Return the vocabulary of the shipped model: 924 pieces and 100 sentinels."""
+    """Returns the vocabulary of the shipped model: 924 pieces and 100 sentinels."""
     return ShippedVocabulary(str(PYTHON_DOCS_MODEL), extra_ids=SENTINELS)
 
 
 def byte_level() -> ByteVocabulary:
-    """Return the vocabulary of UTF-8 bytes (ByT5): 259 ids and 100 sentinels."""
+    """Returns the vocabulary of UTF-8 bytes (ByT5): 259 ids and 100 sentinels."""
     return ByteVocabulary(extra_ids=SENTINELS)

@@ -74,11 +74,11 @@ class Vocabulary:
         raise NotImplementedError
 
     def encode(self, s: str) -> Sequence[int]:
-        """Encode a text, without special tokens."""
+        """Encodes a text, without special tokens."""
         return self._encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids up to and with the first EOS. Ids outside the vocabulary are unknown."""
+        """Decodes ids up to and with the first EOS. Ids outside the vocabulary are unknown."""
         # The elements of an eager tensor are tensors, which are slow to create one by one.
         kept = list(ids.numpy().tolist() if hasattr(ids, "numpy") else ids)
         if self.unk_id is not None:
@@ -89,11 +89,11 @@ class Vocabulary:
         return self._decode(kept)
 
     def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        """Encode a text, without special tokens."""
+        """Encodes a text, without special tokens."""
         return self._encode_tf(s)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Decode ids `[length]`, or several texts `[texts, length]`, each up to and with its first EOS."""
+        """Decodes ids `[length]`, or several texts `[texts, length]`, each up to and with its first EOS."""
         import tensorflow as tf
 
         if ids.shape == (0,):
@@ -244,7 +244,7 @@ class SentencePieceVocabulary(Vocabulary):
         return self._sentencepiece_model_file
 
     def load_model(self) -> None:
-        """Load the model. Otherwise its first use loads it."""
+        """Loads the model. Otherwise its first use loads it."""
         self._model_context()
 
     def _model_context(self) -> SentencePieceModel:
@@ -330,7 +330,7 @@ class SentencePieceVocabulary(Vocabulary):
 
 @functools.lru_cache(maxsize=16)
 def load_sentencepiece(path: str, extra_ids: int, overrides: bytes | None) -> SentencePieceModel:
-    """Load a model, and append its sentinels.
+    """Loads a model, and appends its sentinels.
 
     Args:
       path: path of the model.
@@ -346,7 +346,7 @@ def load_sentencepiece(path: str, extra_ids: int, overrides: bytes | None) -> Se
 
 
 def with_sentinels(contents: bytes, extra_ids: int, overrides: bytes | None = None) -> SentencePieceModel:
-    """Return a serialized model with sentinels after its pieces; see `load_sentencepiece`."""
+    """Returns a serialized model with sentinels after its pieces; see `load_sentencepiece`."""
     model = sentencepiece_model_pb2.ModelProto.FromString(contents)
     for number in reversed(range(extra_ids)):
         kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED

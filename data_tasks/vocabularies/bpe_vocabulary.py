@@ -54,26 +54,26 @@ class BPEVocabulary(Vocabulary):
         return None if token is None else self._special_ids[token]
 
     def _words(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Split texts into words: `[texts]` -> `[texts, (words)]`."""
+        """Splits texts into words: `[texts]` -> `[texts, (words)]`."""
         raise NotImplementedError
 
     def _encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
-        """Encode words: `[words]` -> `[words, (ids)]`."""
+        """Encodes words: `[words]` -> `[words, (ids)]`."""
         raise NotImplementedError
 
     def _words_of(self, text: str) -> Sequence[str]:
-        """Split a text into words, as `_words` does."""
+        """Splits a text into words, as `_words` does."""
         raise NotImplementedError
 
     def _encode_word(self, word: str) -> Sequence[int]:
-        """Encode a word, as `_encode_words` does."""
+        """Encodes a word, as `_encode_words` does."""
         raise NotImplementedError
 
     def _encode(self, s: str) -> list[int]:
         return [index for word in self._words_of(s) for index in self._encode_word(word)]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """Encode one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
+        """Encodes one text as int32 `[length]`, or several texts as ragged int32 `[texts, (length)]`."""
         import tensorflow as tf
 
         s = tf.convert_to_tensor(s)

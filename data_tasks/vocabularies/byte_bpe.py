@@ -112,6 +112,11 @@ class ByteBPEVocabulary(BPEVocabulary):
         return GPT2_SPECIAL if self.files[2] is None else ROBERTA_ROLES
 
     @property
+    def special_names(self) -> Mapping[int, str]:
+        """The special token of each id that is not text."""
+        return {index: token for token, index in self._special_ids.items()}
+
+    @property
     def unk_id(self) -> int | None:
         """The id of the unknown token, or None. No text is encoded as it, since bytes can encode any text."""
         return self._optional_id("unk")
@@ -125,6 +130,12 @@ class ByteBPEVocabulary(BPEVocabulary):
     def sep_id(self) -> int:
         """The id of the last token of a segment, </s> in RoBERTa; see `mask_id`."""
         return self._id("sep")
+
+    @property
+    def text_prefix(self) -> tuple[int, ...]:
+        """The ids that begin each text of an encoder-decoder, beside the EOS at its end: <s> of BART."""
+        bos_id = self.bos_id
+        return () if bos_id is None or bos_id == self.eos_id or bos_id != self._optional_id("cls") else (bos_id,)
 
     @property
     def mask_id(self) -> int:
@@ -172,18 +183,20 @@ class ByteBPEVocabulary(BPEVocabulary):
         return self._bpe.encode(words, self._keep_whole_words)
 
     def _decode(self, ids: Iterable[int]) -> str:
-        pieces, eos_id = self.pieces, self.eos_id
+        pieces, eos_id, special = self.pieces, self.eos_id, self.special_names
         ids = itertools.takewhile(lambda index: index != eos_id, ids)
-        return b"".join(pieces[i] if i < len(pieces) else b"\xff" for i in ids).decode("utf-8", errors="replace")
+        text = b"".join(pieces[i] if i < len(pieces) else b"\xff" for i in ids if i not in special)
+        return text.decode("utf-8", errors="replace")
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        """Decode ids `[length]`, or several texts `[texts, length]`, each up to and without its first EOS."""
+        """Decodes ids `[length]`, or several texts `[texts, length]`: the text before each first EOS."""
         import tensorflow as tf
 
-        if self.eos_id is None:
-            return self._decode_tf(ids)
-        after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
-        return self._decode_tf(tf.ragged.boolean_mask(ids, tf.logical_not(after)))
+        is_text = ~np.isin(np.arange(self.vocab_size), list(self.special_names))
+        kept = tf.ragged.map_flat_values(tf.gather, is_text, ids)
+        if self.eos_id is not None:
+            kept &= tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) == 0
+        return self._decode_tf(tf.ragged.boolean_mask(ids, kept))
 
     def _decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         import tensorflow as tf
@@ -219,7 +232,7 @@ class _BPE:
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
     def encode_word(self, word: bytes, keep_whole_words: bool) -> tuple[int, ...]:
-        """Encode a word without TensorFlow; see `encode`."""
+        """Encodes a word without TensorFlow; see `encode`."""
         if keep_whole_words and (index := self._ids.get(word)) is not None:
             return (index,)
         return tuple(self.merges.apply_to_word(self.byte_ids[list(word)].tolist()))
@@ -229,7 +242,7 @@ class _BPE:
         return {piece: index for index, piece in enumerate(self.pieces)}
 
     def encode(self, words: tf.Tensor, keep_whole_words: bool) -> tf.RaggedTensor:
-        """Encode words: `[words]` -> ragged `[words, (ids)]`."""
+        """Encodes words: `[words]` -> ragged `[words, (ids)]`."""
         import tensorflow as tf
 
         letters = tf.strings.bytes_split(words)
@@ -244,7 +257,7 @@ class _BPE:
         return self.merges.apply(tokens.flat_values, tokens.value_rowids(), tf.size(words, tf.int64))
 
     def _whole_words(self, words: tf.Tensor) -> tf.Tensor:
-        """Return the id of each word that is a piece, int32 `[words]`, and -1 for other words."""
+        """Returns the id of each word that is a piece, int32 `[words]`, and -1 for other words."""
         import tensorflow as tf
 
         hashes, ids = self._hashes
@@ -304,7 +317,7 @@ def _read(
 
 
 def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[bytes], dict[str, int]]:
-    """Return RoBERTa's id of each GPT-2 id, RoBERTa's pieces in the order of their ids, and its special ids."""
+    """Returns RoBERTa's id of each GPT-2 id, RoBERTa's pieces in the order of their ids, and its special ids."""
     listed = [line.split(" ")[0] for line in read_text(path).split("\n") if line]
     old = [int(number) for number in listed if number.isdigit()]
     if sorted(old) != list(range(len(gpt2_pieces))):
@@ -322,7 +335,7 @@ def _roberta(path: str, gpt2_pieces: list[bytes]) -> tuple[np.ndarray, list[byte
 
 
 def byte_letters() -> dict[int, str]:
-    """Return the letter that represents each byte in the files: itself if printable, otherwise a letter from U+0100."""
+    """Returns the letter of each byte in the files: itself if printable, otherwise a letter from U+0100."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printed]
     return {byte: chr(byte) for byte in printed} | {byte: chr(256 + n) for n, byte in enumerate(others)}

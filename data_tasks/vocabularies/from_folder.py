@@ -37,7 +37,7 @@ _SENTINEL = sentencepiece_json.SENTINEL
 
 
 def from_folder(path: str | os.PathLike) -> Vocabulary:
-    """Return the vocabulary of a Hugging Face model directory.
+    """Returns the vocabulary of a Hugging Face model directory.
 
     Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3), BPE of words
     (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral).
@@ -85,7 +85,7 @@ def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
 
 
 def _require_pieces(files: TokenizerFiles, tokens: Mapping[str, str], pieces: Sequence[str]) -> None:
-    """Check that all added tokens are pieces of the vocabulary."""
+    """Checks that all added tokens are pieces of the vocabulary."""
     for token, index in files.added_tokens(tokens).items():
         if tuple(pieces[index : index + 1]) != (token,):
             raise files.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
@@ -137,7 +137,7 @@ def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
 def _sentencepiece(
     files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
 ) -> HuggingFaceSentencePieceVocabulary:
-    """Return a SentencePiece vocabulary, from `tokenizer.json` if the directory does not have the model.
+    """Returns a SentencePiece vocabulary, from `tokenizer.json` if the directory does not have the model.
 
     The setting `legacy` of transformers is not read: it only changes the text after a special token.
     """
@@ -192,7 +192,7 @@ def _generic(files: TokenizerFiles) -> Vocabulary:
 
 
 def _generic_sentencepiece(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    """Return the vocabulary of a `tokenizer.json`, or of the SentencePiece model next to it, which has equal pieces."""
+    """Returns the vocabulary of a `tokenizer.json`, or of the SentencePiece model next to it with equal pieces."""
     names, known = sentencepiece_json.pieces(files), files.added_tokens(files.special_tokens({}))
     vocab = files.tokenizer["model"]["vocab"]
     listed = (piece for piece, _ in vocab) if isinstance(vocab, list) else vocab

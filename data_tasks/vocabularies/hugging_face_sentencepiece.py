@@ -80,7 +80,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         return super()._encode_tf(tf.strings.regex_replace(s, "^ ", "") if self._keeps_first_space else s)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Decode ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
+        """Decodes ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
         import tensorflow as tf
 
         if self.unk_id is not None:
@@ -93,7 +93,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
 
 
 def sentencepiece_pieces(path: str, contents: bytes | None) -> sentencepiece.SentencePieceProcessor:
-    """Return the pieces of a model, without sentinels.
+    """Returns the pieces of a model, without sentinels.
 
     Args:
       path: path of the model.

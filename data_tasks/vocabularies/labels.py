@@ -12,7 +12,8 @@ class LabelVocabulary(PassThroughVocabulary):
     """The names of labels in the order of their indices. The targets of a task are indices, not text.
 
     Args:
-      names: the name of each label; empty for regression, whose targets are real numbers.
+      names: the name of each label. For regression, whose targets are real numbers, the names of several scores, or
+        none.
     """
 
     def __init__(self, names: Sequence[str]):

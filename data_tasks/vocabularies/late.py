@@ -103,19 +103,19 @@ class LateVocabulary(Vocabulary):
         return self.vocabulary.vocab_size - self.vocabulary.extra_ids
 
     def encode(self, s: str) -> Sequence[int]:
-        """Encode a text, without special tokens."""
+        """Encodes a text, without special tokens."""
         return self.vocabulary.encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids up to the first EOS."""
+        """Decodes ids up to the first EOS."""
         return self.vocabulary.decode(ids)
 
     def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        """Encode a text, without special tokens."""
+        """Encodes a text, without special tokens."""
         return self.vocabulary.encode_tf(s)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Decode ids up to the first EOS."""
+        """Decodes ids up to the first EOS."""
         return self.vocabulary.decode_tf(ids)
 
     _encode, _decode, _encode_tf, _decode_tf = encode, decode, encode_tf, decode_tf
@@ -140,12 +140,19 @@ class LateVocabulary(Vocabulary):
 
 @functools.lru_cache(maxsize=8)
 def _read(path: str, extra_ids: int) -> Vocabulary:
-    return sentencepiece_model(path, extra_ids) if path.endswith(SENTENCEPIECE_SUFFIX) else from_folder(path)
+    if path.endswith(SENTENCEPIECE_SUFFIX):
+        return sentencepiece_model(path, extra_ids)
+    if not paths.listdir(path):
+        raise UserError(
+            f"VOCABULARY_PATH={path!r}: not a directory with files. Give a Hugging Face directory, or a SentencePiece "
+            "model whose name ends in .model."
+        )
+    return from_folder(path)
 
 
 @functools.lru_cache(maxsize=8)
 def sentencepiece_model(path: str, extra_ids: int = SENTINELS) -> SentencePieceVocabulary:
-    """Return the vocabulary of a SentencePiece model. Each path is read once.
+    """Returns the vocabulary of a SentencePiece model. Each path is read once.
 
     Args:
       path: a file, or a directory with one `*.model`.

@@ -37,7 +37,7 @@ class Merges:
 
     @classmethod
     def from_ids(cls, ids: Sequence[tuple[int, int, int]], size: int) -> Merges:
-        """Return merges given as ids, in the order learned.
+        """Returns merges given as ids, in the order learned.
 
         Args:
           ids: left, right and resulting id of each merge.
@@ -55,13 +55,13 @@ class Merges:
 
     @functools.cached_property
     def _by_pair(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Rank and result of the merge of each pair of tokens."""
+        """Ranks and result of the merge of each pair of tokens."""
         rows = zip(self.pairs[:-1].tolist(), self.ranks.tolist(), self.results.tolist(), strict=False)
         # The first of several merges of a pair has the lowest rank.
         return {divmod(pair, self.size): (rank, result) for pair, rank, result in reversed(list(rows))}
 
     def apply_to_word(self, tokens: Sequence[int]) -> list[int]:
-        """Merge the tokens of one word until no merge applies, without TensorFlow; see `apply`."""
+        """Merges the tokens of one word until no merge applies, without TensorFlow; see `apply`."""
         tokens, known = list(tokens), self._by_pair
         while found := [known.get(pair, (_NO_MERGE, 0)) for pair in itertools.pairwise(tokens)]:
             lowest = min(found)[0]
@@ -76,7 +76,7 @@ class Merges:
         return tokens
 
     def apply(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor) -> tf.RaggedTensor:
-        """Merge the tokens of words until no merge applies.
+        """Merges the tokens of words until no merge applies.
 
         Args:
           tokens: tokens of all words in sequence, int32 `[tokens]`.
@@ -103,7 +103,7 @@ class Merges:
         return tf.RaggedTensor.from_value_rowids(tokens, owners, nrows=words, validate=False)
 
     def _merge_lowest_rank(self, tokens: tf.Tensor, owners: tf.Tensor, words: tf.Tensor):
-        """Apply to each word the merge of lowest rank, wherever it occurs.
+        """Applies to each word the merge of lowest rank, wherever it occurs.
 
         Args:
           tokens: tokens of all words in sequence, int32 `[tokens]`.
@@ -128,7 +128,7 @@ class Merges:
 
 
 def every_other(flags: tf.Tensor) -> tf.Tensor:
-    """Keep the first, third, … flag of each run of True flags `[length]`: in "aaa" only the first two letters merge."""
+    """Keeps the first, third, … flag of each run of True flags `[length]`: in "aaa" the first two letters merge."""
     import tensorflow as tf
 
     begins = flags & ~tf.pad(flags, [[1, 0]])[:-1]

@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
 
 def encode_with_offsets(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> Encoded:
-    """Encode a text without special tokens.
+    """Encodes a text without special tokens.
 
     Args:
       vocabulary: WordPiece, byte-level BPE, GPT-1's BPE, SentencePiece or bytes.
@@ -117,7 +117,7 @@ def _(vocabulary: WordBPEVocabulary, text: tf.Tensor) -> Encoded:
 
 
 def _of_words(text: tf.Tensor, ids: tf.Tensor, lengths: tf.Tensor, options: dict) -> Encoded:
-    """Return pieces whose characters, joined, are the words of the text without spaces.
+    """Returns pieces whose characters, joined, are the words of the text without spaces.
 
     Args:
       text: UTF-8, scalar.
@@ -137,7 +137,7 @@ def _of_words(text: tf.Tensor, ids: tf.Tensor, lengths: tf.Tensor, options: dict
 
 
 def _at_characters(text: tf.Tensor, ids: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor) -> Encoded:
-    """Convert offsets in bytes to offsets in characters. A piece of part of a character contains the character."""
+    """Converts offsets in bytes to offsets in characters. A piece of part of a character contains the character."""
     character_ends = tf.cumsum(tf.strings.length(tf.strings.unicode_split(text, "UTF-8")))
     first = tf.searchsorted(character_ends, starts, side="right")
     last = tf.searchsorted(character_ends, ends, side="left") + 1

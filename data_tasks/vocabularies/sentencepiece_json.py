@@ -16,7 +16,7 @@ _Trainer = sentencepiece_model_pb2.TrainerSpec
 
 
 def is_sentencepiece(files: TokenizerFiles) -> bool:
-    """Return whether a `tokenizer.json` has a SentencePiece model: a unigram model, or BPE that is not byte-level."""
+    """Returns whether a `tokenizer.json` has a SentencePiece model: a unigram model, or BPE that is not byte-level."""
     model = files.tokenizer.get("model", {})
     if tokenizer_json.is_byte_level(files):
         return False
@@ -24,7 +24,7 @@ def is_sentencepiece(files: TokenizerFiles) -> bool:
 
 
 def pieces(files: TokenizerFiles) -> list[str]:
-    """Return the pieces of the model in the order of their ids, without sentinels at their end."""
+    """Returns the pieces of the model in the order of their ids, without sentinels at their end."""
     vocab = files.tokenizer["model"]["vocab"]
     found = [piece for piece, _ in vocab] if isinstance(vocab, list) else sorted(vocab, key=vocab.get)
     if isinstance(vocab, dict) and sorted(vocab.values()) != list(range(len(vocab))):
@@ -35,7 +35,7 @@ def pieces(files: TokenizerFiles) -> list[str]:
 
 
 def to_model(files: TokenizerFiles, special: Sequence[str]) -> sentencepiece_model_pb2.ModelProto:
-    """Return the SentencePiece model of a `tokenizer.json`, without sentinels.
+    """Returns the SentencePiece model of a `tokenizer.json`, without sentinels.
 
     Args:
       files: the files of a directory.
@@ -77,7 +77,7 @@ def to_model(files: TokenizerFiles, special: Sequence[str]) -> sentencepiece_mod
 
 
 def _scores_of_merges(files: TokenizerFiles) -> dict[str, float]:
-    """Return the score of each piece that a merge produces: SentencePiece merges all pairs of a piece at one score.
+    """Returns the score of each piece that a merge produces: SentencePiece merges all pairs of a piece at one score.
 
     Raises:
       UserError: the merges of a piece are not all of its splits, or are not next to each other.

@@ -15,7 +15,7 @@ _VOCAB_TXT = "vocab.txt"
 
 
 def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterator[Vocabulary]:
-    """Yield the vocabularies that a run may have.
+    """Yields the vocabularies that a run may have.
 
     Args:
       kind: the name of the class of the vocabulary.

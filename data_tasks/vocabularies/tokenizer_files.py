@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import paths
+from t5x_like.data import tokenizer_json
+from t5x_like.data.tokenizer_json import ROLES
 from t5x_like.errors import UserError
 
 CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
 ADDED_TOKENS, MODEL_CONFIG = "added_tokens.json", "config.json"
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""The roles of special tokens: `bos_token` in the files is the token of the role bos."""
-
 # The tokenizer class of each `model_type` in config.json, for directories whose tokenizer_config.json names no class.
 _CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
@@ -31,7 +30,7 @@ _GENERIC_CLASS_5 = "TokenizersBackend"
 
 
 def has_tokenizer(path: str) -> bool:
-    """Return whether a path is a directory whose files name the class of its tokenizer, as Hugging Face's do."""
+    """Returns whether a path is a directory whose files name the class of its tokenizer, as Hugging Face's do."""
     if not {CONFIG, TOKENIZER, MODEL_CONFIG} & set(paths.listdir(path)):
         return False
     files = TokenizerFiles(path)
@@ -56,11 +55,11 @@ class TokenizerFiles:
             )
 
     def has(self, name: str) -> bool:
-        """Return whether the directory has a file."""
+        """Returns whether the directory has a file."""
         return paths.is_file(paths.join(self.directory, name))
 
     def path(self, name: str) -> str:
-        """Return the path of a file.
+        """Returns the path of a file.
 
         Raises:
           UserError: the file does not exist.
@@ -70,20 +69,12 @@ class TokenizerFiles:
         return paths.join(self.directory, name)
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the contents of a JSON file, or {} if it does not exist.
+        """Returns the contents of a JSON file, or {} if it does not exist.
 
         Raises:
-          UserError: the file is not a JSON object.
+          UserError: the file is not a JSON object, or has values of other types than a tokenizer's.
         """
-        if not self.has(name):
-            return {}
-        try:
-            contents = json.loads(paths.read_text(self.path(name)))
-        except json.JSONDecodeError as error:
-            raise self.error(name, None, f"not valid JSON ({error}). Download the file again") from error
-        if not isinstance(contents, dict):
-            raise self.error(name, None, "not a JSON object. Download the file again")
-        return contents
+        return tokenizer_json.read(self.path(name)) if self.has(name) else {}
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -96,12 +87,11 @@ class TokenizerFiles:
         return self.json(TOKENIZER)
 
     def error(self, name: str, key: str | None, reason: str) -> UserError:
-        """Return the error for a key of a file, or for the file."""
-        path = paths.join(self.directory, name)
-        return UserError(f"{path!r}, key {key}: {reason}" if key else f"{path!r}: {reason}")
+        """Returns the error for a key of a file, or for the file."""
+        return tokenizer_json.error(paths.join(self.directory, name), key, reason)
 
     def unsupported(self, name: str, key: str, value: Any, supported: str) -> UserError:
-        """Return the error for a value that no vocabulary of this package can represent."""
+        """Returns the error for a value that no vocabulary of this package can represent."""
         shown = json.dumps(value, ensure_ascii=False)
         shown = shown if len(shown) <= 120 else f"{shown[:120]}…"
         return self.error(name, key, f"{shown} is not supported, only {supported}. Use another model's tokenizer")
@@ -131,7 +121,7 @@ class TokenizerFiles:
         )
 
     def setting(self, key: str, in_tokenizer: Any, default: Any) -> Any:
-        """Return a setting that tokenizer_config.json and tokenizer.json may both have.
+        """Returns a setting that tokenizer_config.json and tokenizer.json may both have.
 
         Args:
           key: the key in tokenizer_config.json.
@@ -153,7 +143,7 @@ class TokenizerFiles:
         return next((known for known in (value, in_tokenizer) if known is not None), default)
 
     def special_tokens(self, defaults: Mapping[str, str]) -> dict[str, str]:
-        """Return the special token of each role.
+        """Returns the special token of each role.
 
         As in transformers, special_tokens_map.json counts only if tokenizer_config.json has no `added_tokens_decoder`.
 
@@ -172,7 +162,7 @@ class TokenizerFiles:
         return {role: token for role, token in tokens.items() if token is not None}
 
     def added_tokens(self, known: Mapping[str, str]) -> dict[str, int]:
-        """Return the ids of all tokens that the files add to the vocabulary or mark as special in it.
+        """Returns the ids of all tokens that the files add to the vocabulary or mark as special in it.
 
         Args:
           known: the special tokens of the roles. A file that has ids only, added_tokens.json, may add no others.
@@ -189,7 +179,7 @@ class TokenizerFiles:
         return ids
 
     def _listed_added_tokens(self) -> Iterator[tuple[str, str, str, int, bool]]:
-        """Yield file, key, token, id, and whether it is special, of all added tokens."""
+        """Yields file, key, token, id, and whether it is special, of all added tokens."""
         for number, entry in enumerate(self.tokenizer.get("added_tokens") or []):
             yield TOKENIZER, f"added_tokens[{number}]", entry["content"], entry["id"], entry.get("special", False)
         for index, entry in self.config.get("added_tokens_decoder", {}).items():

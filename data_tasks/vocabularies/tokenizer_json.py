@@ -3,6 +3,7 @@
 A directory without `tokenizer.json` passes: its other files then define the tokenizer.
 """
 
+import base64
 import dataclasses
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ _OUTER_SPACES = r"\A +| +\z"
 
 
 def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
-    """Return the settings of the normalizer of a WordPiece tokenizer, {} without `tokenizer.json`.
+    """Returns the settings of the normalizer of a WordPiece tokenizer, {} without `tokenizer.json`.
 
     Raises:
       UserError: the tokenizer is not BERT's.
@@ -31,7 +32,7 @@ def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
 
 
 def check_word_bpe(files: TokenizerFiles, unk_token: str) -> None:
-    """Check that `tokenizer.json`, if it exists, has the settings of GPT-1.
+    """Checks that `tokenizer.json`, if it exists, has the settings of GPT-1.
 
     Args:
       files: the files of a directory.
@@ -57,12 +58,12 @@ def check_word_bpe(files: TokenizerFiles, unk_token: str) -> None:
 
 
 def is_byte_level(files: TokenizerFiles) -> bool:
-    """Return whether `tokenizer.json` replaces the bytes of a text by letters."""
+    """Returns whether `tokenizer.json` replaces the bytes of a text by letters."""
     return any(step.get("type") == "ByteLevel" for _, step in _steps(files, "pre_tokenizer", "pretokenizers"))
 
 
 def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool | None]:
-    """Return the split into words and `add_prefix_space` of a byte-level BPE tokenizer.
+    """Returns the split into words and `add_prefix_space` of a byte-level BPE tokenizer.
 
     Without `tokenizer.json` the split is that of GPT-2, and `add_prefix_space` is None.
 
@@ -113,7 +114,7 @@ class Spaces:
 
 
 def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
-    """Return how a SentencePiece tokenizer normalizes texts, None without `tokenizer.json`.
+    """Returns how a SentencePiece tokenizer normalizes texts, None without `tokenizer.json`.
 
     Raises:
       UserError: the tokenizer changes texts in ways that a SentencePiece model does not.
@@ -131,7 +132,7 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
                 found = dataclasses.replace(found, prefix="unless_present")
         elif step.get("type") == "WhitespaceSplit":
             found = dataclasses.replace(found, merged=True)
-        elif step.get("type") == "Split" and step.get("behavior") == "Isolated":
+        elif step.get("type") == "Split" and step.get("behavior") == "Isolated" and "pattern" in step:
             found = dataclasses.replace(found, isolated=step["pattern"])
         else:
             raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Metaspace and WhitespaceSplit")
@@ -139,32 +140,44 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
 
 
 def _normalized(files: TokenizerFiles, key: str, step: dict[str, Any], found: Spaces) -> Spaces:
-    """Return what a normalizer adds to those before it."""
+    """Returns what a normalizer adds to those before it."""
     if step.get("type") == "Replace":
         supported = ({"String": " "}, {"Regex": " {2,}"}, {"Regex": _OUTER_SPACES})
-        if step["pattern"] not in supported or step["content"] not in ("", " ", _SPACE_SYMBOL):
+        if step.get("pattern") not in supported or step.get("content") not in ("", " ", _SPACE_SYMBOL):
             raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")
-        return dataclasses.replace(found, merged=found.merged or step["pattern"] == {"Regex": " {2,}"})
+        return dataclasses.replace(found, merged=found.merged or step.get("pattern") == {"Regex": " {2,}"})
     if step.get("type") == "Prepend":
-        if step["prepend"] != _SPACE_SYMBOL:
-            raise files.unsupported(TOKENIZER, f"{key}.prepend", step["prepend"], f'"{_SPACE_SYMBOL}"')
+        if step.get("prepend") != _SPACE_SYMBOL:
+            raise files.unsupported(TOKENIZER, f"{key}.prepend", step.get("prepend"), f'"{_SPACE_SYMBOL}"')
         return dataclasses.replace(found, prefix="always")
     if step.get("type") == "Precompiled":
-        return dataclasses.replace(found, charsmap=step["precompiled_charsmap"])
+        return dataclasses.replace(found, charsmap=_charsmap(files, key, step))
     if step.get("type") != "Strip":
         raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Precompiled, Prepend, Replace and Strip")
     return found
 
 
+def _charsmap(files: TokenizerFiles, key: str, step: dict[str, Any]) -> str | None:
+    """Returns the replacements of a step in base 64."""
+    charsmap = step.get("precompiled_charsmap")
+    try:
+        base64.b64decode(charsmap or "", validate=True)
+    except (TypeError, ValueError) as error:
+        raise files.error(
+            TOKENIZER, f"{key}.precompiled_charsmap", f"not base 64 ({error}). Download the file again"
+        ) from error
+    return charsmap
+
+
 def _require_bert_words(files: TokenizerFiles) -> None:
-    """Check that texts are split into words as in BERT."""
+    """Checks that texts are split into words as in BERT."""
     _require(files, "normalizer.type", "BertNormalizer")
     _require(files, "normalizer.clean_text", True)
     _require(files, "pre_tokenizer.type", "BertPreTokenizer")
 
 
 def _steps(files: TokenizerFiles, key: str, within: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return key and contents of each step of a normalizer or pre-tokenizer, which may be a sequence."""
+    """Returns key and contents of each step of a normalizer or pre-tokenizer, which may be a sequence."""
     step = files.tokenizer.get(key)
     if step is None:
         return []
@@ -174,7 +187,7 @@ def _steps(files: TokenizerFiles, key: str, within: str) -> list[tuple[str, dict
 
 
 def _require(files: TokenizerFiles, key: str, *supported: Any) -> None:
-    """Check the value of a dotted key; a missing key is None.
+    """Checks the value of a dotted key; a missing key is None.
 
     Raises:
       UserError: the value is not one of those supported.

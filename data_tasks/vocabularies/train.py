@@ -26,7 +26,7 @@ _RULES = "2581\t20\n"
 
 
 def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1) -> bytes:
-    """Train a SentencePiece model for T5: padding 0, EOS 1, unknown 2. Decoding restores every text exactly.
+    """Trains a SentencePiece model for T5: padding 0, EOS 1, unknown 2. Decoding restores every text exactly.
 
     Args:
       documents: text to train on.
@@ -72,7 +72,7 @@ def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str,
 
 
 def main(output: str = str(PYTHON_DOCS_MODEL)) -> None:
-    """Train the model and write it to a file."""
+    """Trains the model and writes it to a file."""
     corpus = python_docs.read()
     print(corpus.describe())
     model = train(document.decode() for document in corpus.splits[TRAIN])

@@ -192,6 +192,6 @@ def _tokenizers() -> ModuleType:
     except ModuleNotFoundError as error:
         raise UserError(
             "tokenizers: not installed, but needed for WordPiece and byte-level BPE. "
-            "Run pip install 't5x_like[vocabulary]'."
+            "Run pip install -e '.[vocabulary]' -c constraints.txt."
         ) from error
     return tokenizers

@@ -78,7 +78,7 @@ class WordBPEVocabulary(BPEVocabulary):
         return "".join(self.pieces[index] for index in ids).replace(END_OF_WORD, " ").removesuffix(" ")
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        """Decode ids `[length]`, or several texts `[texts, length]`, each up to and with its first EOS."""
+        """Decodes ids `[length]`, or several texts `[texts, length]`, each up to and with its first EOS."""
         import tensorflow as tf
 
         ids = tf.where(ids < self.vocab_size, ids, self.unk_id)
@@ -124,12 +124,12 @@ class _BPE:
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
     def encode_word(self, word: str, unk_id: int) -> tuple[int, ...]:
-        """Encode a word without TensorFlow; see `encode`."""
+        """Encodes a word without TensorFlow; see `encode`."""
         tokens = [self.ids.get(character, unk_id) for character in word[:-1]]
         return tuple(self.merges.apply_to_word([*tokens, self.ids.get(word[-1] + END_OF_WORD, unk_id)]))
 
     def encode(self, words: tf.Tensor, unk_id: int) -> tf.RaggedTensor:
-        """Encode words: `[words]` -> ragged `[words, (ids)]`."""
+        """Encodes words: `[words]` -> ragged `[words, (ids)]`."""
         import tensorflow as tf
 
         points = tf.strings.unicode_decode(words, "UTF-8")

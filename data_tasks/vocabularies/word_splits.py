@@ -51,7 +51,7 @@ class WordSplit:
     kinds: str
 
     def __call__(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Split texts into words: `[texts]` -> `[texts, (words)]`. The words of a text, joined, are the text."""
+        """Splits texts into words: `[texts]` -> `[texts, (words)]`. The words of a text, joined, are the text."""
         import tensorflow as tf
 
         text = tf.strings.regex_replace(text, self.before_word, rf"\1{_SEPARATOR}\2")
@@ -59,7 +59,7 @@ class WordSplit:
         return tf.ragged.boolean_mask(words, words != "")
 
     def of_text(self, text: str) -> list[str]:
-        """Split a text into words without TensorFlow."""
+        """Splits a text into words without TensorFlow."""
         words = []
         for part in text.split(_SEPARATOR):
             kinds, position = "".join(map(_kind, part)), 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ import numpy as np
 
 from data_tasks.vocabularies.base import Vocabulary
 from data_tasks.vocabularies.bpe_files import TOKENIZER_FILE
+from t5x_like.data import tokenizer_json
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def split_words(
     split_cjk: bool = True,
     compose: bool = True,
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Split text into words as BERT's `BasicTokenizer` does.
+    """Splits text into words as BERT's `BasicTokenizer` does.
 
     Args:
       text: UTF-8, of any shape.
@@ -81,7 +81,7 @@ def split_words(
 def words_of(
     text: str, lower_case: bool, strip_accents: bool | None = None, split_cjk: bool = True, compose: bool = True
 ) -> list[str]:
-    """Split a text into words without TensorFlow; see `split_words`."""
+    """Splits a text into words without TensorFlow; see `split_words`."""
     strip_accents = lower_case if strip_accents is None else strip_accents
     text = "".join(character for character in text if not _is_dropped(character))
     if compose and not strip_accents:
@@ -100,7 +100,7 @@ def _is_dropped(character: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _spaced(character: str, split_cjk: bool) -> str:
-    """Return a space for whitespace, and a character that is a word of its own between spaces."""
+    """Returns a space for whitespace, and a character that is a word of its own between spaces."""
     category = unicodedata.category(character)[0]
     if category == "Z":
         return " "
@@ -210,11 +210,11 @@ class WordPieceVocabulary(Vocabulary):
         return [index for word in words_of(s, **self.split_options) for index in pieces.encode_word(word)]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-        """Encode text as int32 ids, `[…, (pieces)]`, ragged unless `s` is a scalar."""
+        """Encodes text as int32 ids, `[…, (pieces)]`, ragged unless `s` is a scalar."""
         return self.encode_words(split_words(s, **self.split_options)).merge_dims(-2, -1)
 
     def encode_words(self, words: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
-        """Encode words of `split_words`: `[…, words]` -> ragged int32 `[…, words, (pieces)]`."""
+        """Encodes words of `split_words`: `[…, words]` -> ragged int32 `[…, words, (pieces)]`."""
         import tensorflow as tf
 
         return _tokenizer(self.vocab_file).tokenize(tf.ragged.map_flat_values(_without_too_long, words))
@@ -259,7 +259,7 @@ class _Pieces:
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 (at most four vocabularies are kept)
     def encode_word(self, word: str) -> tuple[int, ...]:
-        """Return the longest pieces of a word from its beginning on, or [UNK] if a part of it is not a piece."""
+        """Returns the longest pieces of a word from its beginning on, or [UNK] if a part of it is not a piece."""
         unknown, found, start = (self._ids[UNKNOWN],), [], 0
         if len(word) > MAX_WORD_CHARACTERS:
             return unknown
@@ -285,7 +285,7 @@ def _read(path: str) -> _Pieces:
             f"{path!r} is not a WordPiece vocabulary: not UTF-8 text ({error}). Give a vocab.txt."
         ) from error
     if path.endswith(TOKENIZER_FILE):
-        ids = json.loads("\n".join(lines))["model"]["vocab"]
+        ids = dict(tokenizer_json.pieces(tokenizer_json.read(path)))
         lines = sorted(ids, key=ids.get)
     # splitlines() would split at pieces that are line separators of Unicode.
     pieces = tuple(line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines))

@@ -11,9 +11,11 @@ from absl import logging
 
 from t5x_like import optimizers
 from t5x_like.objectives.base import Objective
-from t5x_like.training import step
+from t5x_like.objectives.keys import Keys
+from t5x_like.training import gradients
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
+from t5x_like.training.state import assemble
 
 STEP, FORWARD, FORWARD_BACKWARD = "step", "forward", "forward_backward"
 
@@ -78,7 +80,7 @@ class LossOfRun:
 
     objective: Objective
     microbatches: int
-    normalization: step.LossNormalization
+    normalization: gradients.LossNormalization
     gather: Gathering = "per_use"
 
 
@@ -104,8 +106,8 @@ def _compiled(
 ) -> Callable[[], Any]:
     def compute(state, frozen, batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-        normalize = step.normalizers(loss.objective, batch, loss.normalization)
-        return function(loss, state, frozen, batch, key, normalize)
+        normalize = gradients.normalizers(loss.objective, batch, loss.normalization)
+        return function(loss, state, frozen, batch, gradients.keys_of_step(loss.objective, key, batch), normalize)
 
     logging.info("compiling %s", name.replace("_", " and "))
     jitted = program.partitioner.jit(compute)
@@ -113,25 +115,26 @@ def _compiled(
     return lambda: compiled(running.state, running.frozen, running.batch)
 
 
-def _forward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
+def _forward(loss: LossOfRun, state, frozen, batch, keys, normalize) -> Any:
     """Returns the loss and the metrics of all microbatches, one after the other as in the step."""
-    factors = step.factors_at(loss.objective, state.step, normalize)
+    factors = gradients.factors_at(loss.objective, state.step, normalize)
+    batch = gradients.with_row_keys(batch, keys)
 
     def one(microbatch, index):
-        params = step.assemble(state.params, frozen)
-        key_of_one = jax.random.fold_in(key, index)
-        total, terms = loss.objective.loss_and_terms(params, microbatch, factors, dropout_key=key_of_one)
+        params = assemble(state.params, frozen)
+        own = Keys(dropout=jax.random.fold_in(keys.dropout, index), step=keys.step)
+        total, terms, _ = gradients.loss_of_rows(loss.objective, params, microbatch, own, factors)
         return total, terms.metrics
 
     if loss.microbatches == 1:
         return one(batch, 0)
-    stacked = step.split_batch(batch, loss.microbatches, loss.objective.features.axes)
+    stacked = gradients.split_batch(batch, loss.microbatches, loss.objective.features.axes)
     return jax.lax.map(lambda indexed: one(indexed[1], indexed[0]), (jnp.arange(loss.microbatches), stacked))
 
 
-def _forward_backward(loss: LossOfRun, state, frozen, batch, key, normalize) -> Any:
+def _forward_backward(loss: LossOfRun, state, frozen, batch, keys, normalize) -> Any:
     """Returns the norm of the gradient, so that no gradient needs memory as a result, and the metrics."""
-    grads, metrics = step.gradients(
-        loss.objective, state.params, frozen, batch, key, loss.microbatches, normalize, state.step, loss.gather
+    grads, metrics, _ = gradients.compute(
+        loss.objective, state.params, frozen, batch, keys, loss.microbatches, normalize, state.step, loss.gather
     )
     return optimizers.global_norm(grads), metrics

@@ -38,10 +38,11 @@ class Arguments:
       coordinator_address: HOST:PORT of process 0.
       num_processes: Number of processes of the run.
       process_id: Index of this process.
-      max_restarts: Restarts after crashes in a row, or None for a command without a supervisor.
+      max_restarts: Restarts after crashes without a new checkpoint, or None for a command without a supervisor.
       profile_steps: The first and the last step to trace.
       restore: One of `RESTORE`.
       help: Whether to print the help of the command.
+      words: The command line after `t5x_like`.
     """
 
     command: str
@@ -60,6 +61,7 @@ class Arguments:
     profile_steps: tuple[int, int] | None = None
     restore: str = RESTORE[0]
     help: bool = False
+    words: tuple[str, ...] = ()
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -95,7 +97,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             else f"{error.argument_name}: {error.message}. Give {error.argument_name}=VALUE"
         )
         raise UsageError(f"{name}: {detail}") from None
-    arguments = Arguments(name, **vars(parsed))
+    arguments = Arguments(name, **vars(parsed), words=tuple(argv))
     if command.positional and (given := list(itertools.takewhile(lambda word: not word.startswith("--"), rest))):
         given, text = (given, repr(tuple(given))) if command.positional_repeats else (given[:1], given[0])
         arguments.bindings.insert(0, (command.positional[0], text))
@@ -227,7 +229,7 @@ _GIN_NAME = (
     "and False are written as in Python"
 )
 _SEARCH_PATHS = "directories with gin files and Python modules"
-_MAX_RESTARTS = "restart after a crash, at most N times in a row"
+_MAX_RESTARTS = "restart after a crash, at most N times without a new checkpoint"
 _RESTORE = "previous: delete damaged checkpoints and resume from the newest intact one"
 _PROFILE = "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"
 _LOG_LEVEL = f"one of {', '.join(LOG_LEVELS)} (default: info); debug prints tracebacks of user errors"
@@ -281,13 +283,24 @@ def _steps(text: str) -> tuple[int, int]:
 def _explain_unknown(word: str, flags: Iterable[str], command: Command) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
-        return f"unexpected argument {word!r}. Settings are given as --gin.NAME=VALUE"
+        return f"unexpected argument {word!r}{_meant(word, command)}"
     name = flag.lstrip("-")
     macro = name.upper().replace("-", "_")
     if name.isupper() or macro in command.settings or "." in name.removeprefix("gin."):
         name = macro if macro in command.settings else name
         return f"unknown flag {flag}; did you mean --gin.{name}?"
     return f"unknown flag {flag}{_suggestion(name, [known.lstrip('-') for known in flags], '--')}"
+
+
+def _meant(word: str, command: Command) -> str:
+    """Returns the flag that an argument without one may be the value of."""
+    if word.endswith(".gin"):
+        return f"; did you mean --gin_file={word}?"
+    if flags := [flag for flag, (macro, _) in command.flags.items() if macro == "CHECKPOINT_PATH"]:
+        return f"; did you mean --{flags[0]}={word}?"
+    if command.needs_run:
+        return f"; did you mean --gin.MODEL_DIR={word}?"
+    return ". Files are given as --gin_file=FILE, and settings as --gin.NAME=VALUE"
 
 
 def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -4,7 +4,7 @@ This module imports nothing heavy, so that help appears immediately.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Command:
         then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
       base_gin_file: The gin file of the command itself, read before the gin files of the run.
       placeholder_macros: Values for macros that the run requires and this command does not.
+      accepts_recipe: Whether it takes the gin files of a run, of whose recipe it reads only a part.
+      run_macros: Macros whose values in the run that it reads replace the defaults of its gin file, besides those that
+        describe the task.
       trains: Whether it accepts the flags that resume, restart and trace a run.
       multi_process: Whether several processes can run it as one.
       compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
@@ -45,12 +48,23 @@ class Command:
     needs_run: bool = False
     base_gin_file: str | None = None
     placeholder_macros: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    accepts_recipe: bool = False
+    run_macros: tuple[str, ...] = ()
     trains: bool = False
     multi_process: bool = False
     compiles: bool = False
     paths: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     supports_dry_run: bool = False
+
+    def gin_files(self, given: Sequence[str] = ()) -> list[str]:
+        """Returns the gin files to read.
+
+        Args:
+          given: Those of the command line, in order.
+        """
+        base = [self.base_gin_file] if self.base_gin_file else []
+        return [*base, *(file for file in given or [self.default_gin_file] if file not in base)]
 
 
 _TASK = {"MIXTURE_OR_TASK_NAME": "SeqIO task or mixture"}
@@ -73,6 +87,9 @@ _MESH = {
     "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp, fsdp_tp_residual or fsdp_tp_sp",
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
 }
+
+# The functions that make recipes.
+RECIPES = ("t5x_like.training.recipe.Recipe", "t5x_like.distill.distill")
 
 # Values of macros that a run requires, for commands that do not read its data and initial weights.
 _PLACEHOLDERS = {
@@ -109,6 +126,7 @@ COMMANDS = {
         "pretrain or fine-tune; without arguments, the quickstart",
         "runs/quickstart.gin",
         settings=_RUN,
+        base_gin_file="commands/train.gin",
         trains=True,
         multi_process=True,
         compiles=True,
@@ -116,7 +134,7 @@ COMMANDS = {
         supports_dry_run=True,
     ),
     "distill": Command(
-        "t5x_like.distill.distill",
+        "t5x_like.train.train",
         "train a student on the outputs of a teacher",
         "runs/distill.gin",
         settings={
@@ -146,9 +164,10 @@ COMMANDS = {
             "OUTPUT_DIR": "directory for metrics and predictions (default: none are written)",
         }
         | _DECODING
-        | _BATCH
+        | {"BATCH_SIZE": "sequences per batch; that of the run precedes"}
         | _MESH,
         needs_run=True,
+        run_macros=("BATCH_SIZE",),
         multi_process=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_DIR"),
@@ -260,7 +279,9 @@ COMMANDS = {
             ),
             "output": ("OUTPUT_PATH", "the directory to write"),
             "heads": ("HEADS", "all (the default), or none for the bare model"),
+            "allow_nonfinite": ("ALLOW_NONFINITE", "convert weights with infinite values or NaN"),
         },
+        flag_defaults={"allow_nonfinite": "True"},
         text_flags=("heads",),
         needs_run=True,
         base_gin_file="commands/convert.gin",
@@ -295,7 +316,7 @@ COMMANDS = {
         },
         settings=_TASK | _MODULE | _LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
         base_gin_file="commands/cache.gin",
-        placeholder_macros={"TRAIN_STEPS": "1000000", "INITIAL_CHECKPOINT_PATH": "any", "TEACHER": "any"},
+        accepts_recipe=True,
         compiles=True,
         paths=("CACHE_DIR",),
         supports_dry_run=True,
@@ -319,7 +340,8 @@ COMMANDS = {
         | _BATCH
         | _MESH,
         base_gin_file="commands/cache_logits.gin",
-        placeholder_macros=_PLACEHOLDERS,
+        placeholder_macros={"LABELS": _PLACEHOLDERS["LABELS"]},
+        accepts_recipe=True,
         multi_process=True,
         compiles=True,
         paths=("TEACHER_LOGITS",),

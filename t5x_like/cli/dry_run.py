@@ -1,27 +1,29 @@
 """`--dry_run`: checks and describes a command as far as possible on this machine, without computing or writing."""
 
-import inspect
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from t5x_like import ablate, config, distill, parameters, partitioning, paths
+from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
 from t5x_like.inference.predictors import predicts_text
 from t5x_like.mesh import DeviceMismatchError
+from t5x_like.models import build
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import loop, run, run_tokenizer, run_vocabulary, warm_start, weight_source
+from t5x_like.training import run_directory, run_tokenizer, run_vocabulary, warm_start, weight_files
 from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.weight_source import InitialWeights
 
 # After this time without an answer, a store is reported as not checked.
 ANSWER_SECONDS = 30.0
-# Arguments with paths that a command writes and reads.
+# Arguments of a command, or settings of its recipe, with paths that it writes and reads.
 WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
-_STUDENT = "student"
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
 
 
@@ -37,15 +39,35 @@ def dry_run(command: Command, resolved: config.Resolved) -> None:
     """
     function = resolved.configured()
     if command.function == "t5x_like.ablate.ablate":
-        cells = ablate.resolve_cells(**config.filter_kwargs(ablate.resolve_cells, config.arguments(function)))
+        cells = ablate.resolve_cells(**config.arguments(function, without=("metric", "title")))
         for row, column, seed, directory, cell in cells:
             print(f"{row}, {column}:" if seed is None else f"{row}, {column}, seed {seed}:")
-            arguments = distill.run_arguments(cell.configured(), without=("partitioner",))
-            _print(describe(arguments | {"model_dir": directory}))
+            _print(describe(_arguments(cell.configured()) | {"model_dir": directory}))
     else:
-        _print(describe(distill.run_arguments(function, without=("partitioner",))))
-        print(f"  mesh: {_mesh(function)}")
+        arguments = _arguments(function)
+        _print(describe(arguments))
+        print(f"  mesh: {_mesh(arguments.get('partitioner'))}")
     print("dry run: nothing was computed or written")
+
+
+def _arguments(function: Callable) -> dict[str, Any]:
+    """Returns the arguments of a command, with the parts of a recipe or of an opened model in its place."""
+    arguments = config.arguments(function)
+    if (loaded := arguments.get("loaded")) is not None:
+        names = ("objective", "data", "partitioner")
+        of_model = {"model": loaded.config, "checkpoint_path": loaded.path}
+        return of_model | {name: getattr(loaded, name) for name in names} | arguments
+    if (recipe := arguments.pop("recipe", None)) is None:
+        return arguments
+    recipe.storage.check(recipe.periods)
+    found = _with_timeout(lambda: run_vocabulary.with_copy(recipe))
+    recipe = found if isinstance(found, Recipe) else recipe  # MODEL_DIR could not be read
+    return arguments | {
+        **{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)},
+        "model_dir": recipe.storage.model_dir,
+        "initial_checkpoint_path": recipe.initial.path,
+        "total_steps": recipe.periods.total,
+    }
 
 
 def _print(lines: Iterator[str]) -> None:
@@ -80,9 +102,10 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"  {feature} {list(shape)} {dtypes[feature]}" for feature, shape in shapes.items())
     if model is not None and (initial := _initial_weights(model, arguments)) is not None:
         yield f"initial weights: {initial}"
+    if model is not None and (weights := _weights(model, arguments.get("checkpoint_path"))) is not None:
+        yield f"weights: {weights}"
     if arguments.get("total_steps") is not None:
-        periods = loop.make_periods(**config.filter_kwargs(loop.make_periods, arguments))
-        yield f"steps: {periods.total_steps:,}"
+        yield f"steps: {arguments['total_steps']:,}"
     for name in READ:
         if arguments.get(name):
             yield f"reads {name}={arguments[name]}{_reachable(arguments[name])}"
@@ -105,34 +128,51 @@ def _sources(arguments: Mapping[str, Any]) -> Iterator[tuple[str, DataSource]]:
 
 def _vocabulary_of_run(arguments: Mapping[str, Any]) -> Any:
     """Returns the vocabulary with which `infer` encodes text, or None if a task makes the examples."""
-    if "input_path" not in arguments or not predicts_text(arguments["objective"].features):
+    if "input_path" not in arguments or not predicts_text(arguments["loaded"].features):
         return None
-    return run_vocabulary.of_text(arguments["checkpoint_path"], arguments.get("data"))
+    return arguments["loaded"].tokenizer
 
 
 def _parameters(model: ModelConfig, objective: Objective | None) -> str:
     config_here = for_platform(model, "cpu")
-    model_shapes = jax.eval_shape(config_here.make, jax.random.key(0))
-    head_shapes = jax.eval_shape(objective.init, jax.random.key(0), model_shapes) if objective is not None else {}
-    owner = f", heads of {type(objective).__name__} {parameters.count(head_shapes):,}" if objective is not None else ""
-    return f"{parameters.count(model_shapes):,} parameters{owner}"
+    if objective is None:
+        return f"{parameters.count(build.shapes(config_here)):,} parameters"
+    shapes = build.params_shapes(config_here, objective)
+    heads = f"heads of {type(objective).__name__} {parameters.count(shapes['objective']):,}"
+    return f"{parameters.count(shapes['model']):,} parameters, {heads}"
 
 
 def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | None:
     """Checks that the initial weights and their layers fit the model, unless the run resumes."""
-    source = weight_source.initial_source(**config.filter_kwargs(weight_source.initial_source, arguments))
-    if source is None:
+    source = arguments.get("initial")
+    if source is None or source.path is None:
         return None
-    here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
 
     def check() -> str | None:
-        if run.may_resume(arguments.get("model_dir")):
+        if run_directory.may_resume(arguments.get("model_dir")):
             return None
-        warm_start.check(source, partitioner.eval_shape(here.make, jax.random.key(0)), here, partitioner)
+        fit = _fit(source, model)
         run_tokenizer.check_initial(source, arguments["data"].text_vocabulary(arguments["objective"].features))
-        return f"those of {source.path} fit"
+        return fit
 
     return _with_timeout(check)
+
+
+def _weights(model: ModelConfig, path: str | None) -> str | None:
+    """Checks that the weights of other libraries that a command reads fit the model."""
+
+    def check() -> str | None:
+        is_other = weight_files.is_huggingface(path) or weight_files.find_t5x(path) is not None
+        return _fit(InitialWeights(path=path), model) if is_other else None
+
+    return _with_timeout(check) if path else None
+
+
+def _fit(source: InitialWeights, model: ModelConfig) -> str:
+    """Checks that weights fit the model."""
+    here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
+    warm_start.check(source, build.shapes(here, partitioner), here, partitioner)
+    return f"those of {source.path} fit"
 
 
 def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:
@@ -143,16 +183,16 @@ def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:
         source.check(objective.features)
         if model is not None:
             source.check_vocabulary(model.vocab_size)
-        if (checkpoint := arguments.get("checkpoint_path")) and not arguments.get("other_vocabulary"):
-            run_tokenizer.check_checkpoint(checkpoint, source.text_vocabulary(objective.features))
+        if (loaded := arguments.get("loaded")) is not None:
+            loaded.check_vocabulary(source)
         return source.describe()[0]
 
     return _with_timeout(check)
 
 
-def _with_timeout(check: Callable[[], str]) -> str:
+def _with_timeout(check: Callable[[], Any]) -> Any:
     """Runs a check and returns its result, or why it is not possible: an unreachable store is not an error."""
-    found: list[str | Exception] = []
+    found: list[Any] = []
 
     def run():
         try:
@@ -197,24 +237,13 @@ def _existing(name: str, path: str) -> str:
     return f" (resumes after step {max(steps)})" if steps else ""
 
 
-def _mesh(function: Callable) -> str:
-    """Describes the mesh on the devices of this machine. The mesh of a TPU slice cannot be created here.
-
-    Raises:
-      UserError: The mesh is invalid on every machine, for example because the rule set is misspelled.
-    """
+def _mesh(partitioner: partitioning.Partitioner | None) -> str:
+    """Describes the mesh on the devices of this machine. The mesh of a TPU slice cannot be created here."""
+    if partitioner is None:
+        return "all devices"
     try:
-        if _STUDENT in inspect.signature(function).parameters:  # a distillation has the mesh of its student
-            function = config.arguments(function, without=_others(function, _STUDENT))[_STUDENT]
-        partitioner = config.arguments(function, without=_others(function, "partitioner")).get("partitioner")
+        sizes = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
     except DeviceMismatchError as error:
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
         return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
-    if partitioner is None:
-        return "all devices"
-    sizes = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
     return f"rules {partitioner.rules_name}, {sizes or 'one device'} on this machine"
-
-
-def _others(function: Callable, wanted: str) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != wanted]

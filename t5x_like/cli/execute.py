@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_like.cli import derivations
 from t5x_like.cli.arguments import Arguments
-from t5x_like.cli.commands import COMMANDS, Command
+from t5x_like.cli.commands import COMMANDS, RECIPES, Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
 from t5x_like.data import tokenizer_files
@@ -67,11 +67,11 @@ def _run(arguments: Arguments) -> int:
         return 0
     with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
         result = resolved.configured()(**_given(command, arguments, resolved))
-    return _exit_code(getattr(result, "stopped_by", None))
+    return exit_code(getattr(result, "stopped_by", None))
 
 
-def _exit_code(stopped_by: str | None) -> int:
-    """Returns the exit code of a command that has ended without an error.
+def exit_code(stopped_by: str | None) -> int:
+    """Returns the exit code of a command that has ended without an error, or whose run was stopped.
 
     Args:
       stopped_by: The signal or notice that stopped a run after it was saved, or None.
@@ -123,22 +123,21 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
     try:
         return config.load(
             command.function,
-            files=[
-                *([command.base_gin_file] if command.base_gin_file else []),
-                *(file for file in arguments.gin_files or [command.default_gin_file] if file != command.base_gin_file),
-            ],
+            files=command.gin_files(arguments.gin_files),
             # `run_directory` replaces MODEL_DIR: the configuration sets MODEL_DIR or CHECKPOINT_PATH from it.
             bindings=[(name, text) for name, text in arguments.bindings if not (run_directory and name == "MODEL_DIR")],
             search_paths=arguments.search_paths,
             run_directory=run_directory,
+            run_macros=command.run_macros,
             given=_parameters(command),
+            accepted=RECIPES if command.accepts_recipe else (),
             placeholder_macros=command.placeholder_macros,
             process=PROCESS_MACROS if command.compiles else (),
             derivations=derivations.of_command(arguments.command),
             flags=_flags(command),
         )
-    except config.ConfigError as error:
-        if command.needs_run and run_directory is None and _is_incomplete(error):
+    except config.IncompleteConfig as error:
+        if command.needs_run and run_directory is None:
             hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no --gin_file."
             checkpoint = given_macros(arguments).get("CHECKPOINT_PATH")
             if not arguments.gin_files and isinstance(checkpoint, str) and weight_files.find_t5x(checkpoint):
@@ -149,11 +148,6 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
                 )
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
-
-
-def _is_incomplete(error: config.ConfigError) -> bool:
-    """Returns whether a configuration lacks settings, which a run has."""
-    return any(words in str(error) for words in (" is required (", "undefined macro", "which is not set"))
 
 
 def _flags(command: Command) -> dict[str, str]:
@@ -176,16 +170,14 @@ def find_run(arguments: Arguments) -> str | None:
     """
     macros = given_macros(arguments)
     model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
-    candidates = [model_dir.rstrip("/")] if isinstance(model_dir, str) else []
+    if isinstance(model_dir, str) and model_dir:
+        directory = model_dir.rstrip("/")
+        if not run_files.is_run(directory):
+            raise run_files.not_a_run("MODEL_DIR", model_dir)
+        return directory
     # The config.gin of a T5X run configures T5X.
-    if not candidates and isinstance(checkpoint, str) and not weight_files.find_t5x(checkpoint):
-        path = checkpoint.rstrip("/")  # the run, its directory `checkpoints`, or a checkpoint in it
-        candidates = [path, path.rpartition("/")[0], path.rpartition("/")[0].rpartition("/")[0]]
-    for directory in candidates:
-        if directory and run_files.is_run(directory):
-            return directory
-    if model_dir:
-        raise run_files.not_a_run("MODEL_DIR", model_dir)
+    if isinstance(checkpoint, str) and not weight_files.find_t5x(checkpoint):
+        return run_files.find_run(checkpoint)
     return None
 
 
@@ -214,6 +206,6 @@ def _given(command: Command, arguments: Arguments, resolved: config.Resolved) ->
         from t5x_like.training.run_directory import RunConfig
 
         given["run_config"] = RunConfig(
-            resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore
+            resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore, arguments.words
         )
     return given

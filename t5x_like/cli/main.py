@@ -1,15 +1,14 @@
 """The main function: parses the command line, runs a command, reports errors and returns the exit code."""
 
 import sys
-import traceback
 from collections.abc import Sequence
 
 import t5x_like
 from t5x_like.cli import execute
 from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
 from t5x_like.cli.startup import log, rare_garbage_collection
-from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import background, malloc, protocol, standard_streams, stop_signals
+from t5x_like.errors import RunFailed, RunStopped, UserError
+from t5x_like.runtime import background, console_log, malloc, protocol, standard_streams, stop_signals, terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,11 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         standard_streams.open_missing()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv), may_restart=argv is None)
-    except Exception:
-        if argv is None and background.is_running():
-            traceback.print_exc()
-            background.exit_without_waiting(protocol.FAILURE)
-        raise
+    except Exception as error:
+        if argv is not None:
+            raise
+        terminal.print_exception(error)
+        code = protocol.FAILURE
     if argv is None:
         background.exit_without_waiting(code)
     return code
@@ -47,7 +46,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
             return protocol.SUCCESS
         arguments = parse(argv)
     except UsageError as error:
-        print(f"t5x_like: {error}", file=sys.stderr)
+        print(terminal.visible(f"t5x_like: {error}"), file=sys.stderr)
         return protocol.USER_ERROR
     if arguments.help:
         print(help_text(arguments.command), end="")
@@ -60,6 +59,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
         with (
             stop_signals.watched(protocol.PREEMPTED if execute.is_supervised() else None),
             rare_garbage_collection(),
+            console_log.hides_closed_loops(),
         ):
             return execute.run(arguments)
     except KeyboardInterrupt as error:
@@ -68,10 +68,12 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
         _leave_others(code)
         return code
     except (UserError, RunFailed) as error:
-        code = protocol.USER_ERROR if isinstance(error, UserError) else protocol.FAILURE
+        code = protocol.USER_ERROR if isinstance(error, UserError) else error.exit_code
+        if isinstance(error, RunStopped):
+            code = execute.exit_code(error.stopped_by)
         if arguments.log_level == "debug":
-            traceback.print_exception(error)
-        print(f"t5x_like {arguments.command}: {_without_gin_trail(error)}", file=sys.stderr)
+            terminal.print_exception(error)
+        print(terminal.visible(f"t5x_like {arguments.command}: {_without_gin_trail(error)}"), file=sys.stderr)
         _leave_others(code)
         return code
     except Exception as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from t5x_like.cli import quiet_imports
 from t5x_like.cli.arguments import Arguments
+from t5x_like.errors import UserError
 from t5x_like.runtime import console_log
 
 # New objects between two collections of the youngest garbage.
@@ -32,8 +33,12 @@ def prepare(arguments: Arguments) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise TensorFlow logs each GPU that it cannot use
     if arguments.log_level != "debug":
         quiet_imports.install()
+    try:
+        working_directory = os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working directory was deleted or renamed. Change to an existing one with `cd`.") from error
     # Console scripts do not have these paths. Append, so that a directory cannot shadow an installed package.
-    for directory in (os.getcwd(), *map(os.path.abspath, arguments.search_paths)):
+    for directory in (working_directory, *map(os.path.abspath, arguments.search_paths)):
         if directory not in sys.path:
             sys.path.append(directory)
     log(arguments.log_level)

@@ -15,14 +15,14 @@ from typing import Any
 
 import gin
 
-from t5x_like.config.bound import arguments, filter_kwargs
+from t5x_like.config.bound import arguments
 from t5x_like.config.check import check
 from t5x_like.config.derivations import Derivation, Derived, KnownSettings
-from t5x_like.config.files import COMMON, SHIPPED, Reader, Setting, locate
+from t5x_like.config.files import COMMON, SHIPPED, TASK_MACROS, Reader, Setting, locate
 from t5x_like.config.operative import differences, flat_text, flatten, render
 from t5x_like.config.search import SHIPPED_ROOT
 from t5x_like.config.trust import TASK_MODULE, Trust
-from t5x_like.config.values import REQUIRED, ConfigError, Reference, from_command_line
+from t5x_like.config.values import REQUIRED, ConfigError, IncompleteConfig, from_command_line
 from t5x_like.config.walk import resolved, walk
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Derivation",
     "Derived",
+    "IncompleteConfig",
     "KnownSettings",
     "Resolved",
     "arguments",
@@ -37,7 +38,6 @@ __all__ = [
     "flat_text",
     "flatten",
     "load",
-    "filter_kwargs",
 ]
 
 
@@ -75,16 +75,17 @@ class Resolved:
         """Builds the arguments of the command's function, and leaves gin's global bindings as they were.
 
         The configuration of another run, such as a teacher's, is built by this method: its bindings never apply to the
-        objects of the current configuration, nor the reverse.
+        objects of the current configuration, nor the reverse. gin may be building one of these objects, in its scope.
 
         Returns:
           Arguments by parameter.
         """
         bindings = gin.config_str()
-        try:
-            return arguments(self.configured())
-        finally:
-            _bind(bindings)
+        with gin.config_scope(None):
+            try:
+                return arguments(self.configured())
+            finally:
+                _bind(bindings)
 
 
 def _bind(text: str) -> None:
@@ -105,11 +106,12 @@ def load(
     common: Sequence[tuple[str, str]] = (),
     search_paths: Sequence[str] = (),
     run_directory: str | None = None,
+    run_macros: Sequence[str] = (),
     given: Collection[str] = (),
+    accepted: Sequence[str] = (),
     placeholder_macros: Mapping[str, str] | None = None,
     process: Collection[str] = (),
     derivations: Sequence[Derivation] = (),
-    root_macro: str | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Reads and checks the configuration of a command.
@@ -125,24 +127,28 @@ def load(
       run_directory: A run whose stored configuration provides what `files` do not set, above all the model. Its task
         macros (`TASK_MACROS`) replace shipped defaults. Stored parameters of a callable that a shipped file configures
         are ignored, because they may describe another machine, such as its mesh.
+      run_macros: Further macros of the run that replace shipped defaults.
       given: Parameters of `root` that its caller passes.
+      accepted: Import paths of functions that the command does not call. Their settings count as used, so that it reads
+        the gin files of a run, and none of them is required.
       placeholder_macros: Values for macros that a run requires and this command does not, used if they are not set.
       process: Macros that configure this process only; they are not part of the text.
       derivations: Compute settings from others, in this order; see `derivations`.
-      root_macro: A macro that names another function in place of `root`, if a file or the command line sets it.
       flags: How the command line sets a macro, such as `--input=…`, for those that have a flag. For messages.
 
     Returns:
       The `Resolved` configuration. No object has been built.
 
     Raises:
-      ConfigError: The configuration is invalid. The message lists all problems with their locations.
+      ConfigError: The configuration is invalid. The message lists all problems with their locations. An
+        `IncompleteConfig` if a required value is missing.
     """
     task_modules = [value for name, text in bindings if name == TASK_MODULE if (value := from_command_line(name, text))]
     trust = Trust(module for value in task_modules for module in ([value] if isinstance(value, str) else value))
     reader = Reader(search_paths, trust)
     reader.statements.flags = flags or {}
-    root = reader.add(root)
+    reader.statements.run_macros = (*TASK_MACROS, *run_macros)
+    root, *accepted = map(reader.add, (root, *accepted))
     if run_directory is not None:
         reader.read_run(run_directory)
     for file in files:
@@ -152,12 +158,8 @@ def load(
         reader.read_binding(name, text, COMMON)
     for name, text in bindings:
         reader.read_binding(name, text)
-    if root_macro is not None and (chosen := reader.statements.macros.pop(root_macro, None)) is not None:
-        if not isinstance(chosen.value, Reference):
-            raise ConfigError(f"{root_macro}={chosen.value!r} ({chosen.where}) is not a function. Give @FUNCTION.")
-        root = chosen.value.selector
     for derivation in derivations:
-        if (derived := derivation.derive(KnownSettings(root, reader.statements))) is not None:
+        if (derived := derivation.derive(KnownSettings(root, reader.statements, accepted))) is not None:
             reader.read_derived(derived.source, derived.text)
     placeholders = set()
     for name, text in (placeholder_macros or {}).items():
@@ -167,7 +169,8 @@ def load(
             reader.statements.macros[name] = Setting(from_command_line(name, text), "placeholder", SHIPPED)
     of_process = {name: reader.statements.macros.pop(name) for name in process if name in reader.statements.macros}
     reached = walk(reader.statements, root)
-    check(reader.statements, reached, given, root, trust, {name for each in derivations for name in each.inputs})
+    used = walk(reader.statements, root, *accepted)
+    check(reader.statements, reached, given, root, trust, used, {name for each in derivations for name in each.inputs})
     unused_common = frozenset(name for name, _ in common if name not in reached.macros)
     macros = {
         name: resolved(setting.value, reader.statements) for name, setting in (reached.macros | of_process).items()

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gin
@@ -31,8 +31,3 @@ def arguments(function: Callable, *, without: Collection[str] = ()) -> dict[str,
         if parameter.default is not inspect.Parameter.empty and name not in without
     }
     return defaults | bound
-
-
-def filter_kwargs(function: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the given arguments that are parameters of a function."""
-    return {name: given[name] for name in inspect.signature(function).parameters if name in given}

@@ -9,9 +9,9 @@ from collections.abc import Collection
 import gin
 
 from t5x_like.config.files import STORED, Setting, Statements
-from t5x_like.config.search import shipped_references
+from t5x_like.config.search import shipped_references, shipped_users
 from t5x_like.config.trust import MODULE_PARAMETER, Trust, module_refusal
-from t5x_like.config.values import ConfigError, Macro, format_value, nearest, references_in
+from t5x_like.config.values import ConfigError, IncompleteConfig, Macro, format_value, nearest, references_in
 from t5x_like.config.walk import Reached, applicable, resolved, signature
 
 
@@ -21,6 +21,7 @@ def check(
     given: Collection[str],
     root: str,
     trust: Trust,
+    used: Reached,
     inputs: Collection[str] = (),
 ) -> None:
     """Checks a configuration.
@@ -31,25 +32,29 @@ def check(
       given: Parameters of `root` that its caller passes.
       root: Name of the command's function.
       trust: Modules that a stored configuration may use.
+      used: The settings that count as used: those that the command reaches, and others that it accepts.
       inputs: Macros that derivations read, which the command need not reach.
 
     Raises:
-      ConfigError: The configuration is invalid. The message has one line per problem.
+      ConfigError: The configuration is invalid. The message has one line per problem. An `IncompleteConfig` if a
+        required value is missing.
     """
     if refused := [statements.refused[name] for name in reached.callables if name in statements.refused]:
         raise ConfigError("\n".join(refused))
+    missing = list(_missing(statements, reached, given, root))
     problems = [
         *statements.problems,
         *_untrusted_modules(statements, reached, trust),
         *reached.problems,
         *_unknown_parameters(statements, reached),
-        *_missing(statements, reached, given, root),
+        *missing,
         *_text_for_references(reached),
         *_wrong_types(statements, reached),
-        *_unused(statements, reached, inputs),
+        *_unused(statements, used, inputs),
     ]
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))  # two parameters may read the same macro
+        kind = IncompleteConfig if missing or reached.is_incomplete else ConfigError
+        raise kind("\n".join(dict.fromkeys(problems)))  # two parameters may read the same macro
 
 
 def _untrusted_modules(statements, reached, trust):
@@ -73,7 +78,8 @@ def _unknown_parameters(statements, reached):
     for (_, name, parameter), setting in reached.bindings.items():
         known = signature(statements.callables[name])
         if parameter not in known.parameters and not known.takes_any:
-            yield f"{setting.where}: {name} has no parameter {parameter}{nearest(parameter, known.parameters)}"
+            hint = nearest(parameter, known.parameters) or f". Its parameters are {', '.join(known.parameters)}"
+            yield f"{setting.where}: {name} has no parameter {parameter}{hint}"
 
 
 def _missing(statements, reached, given, root):
@@ -84,13 +90,14 @@ def _missing(statements, reached, given, root):
             needed = description.default is inspect.Parameter.empty or description.default is gin.REQUIRED
             if needed and parameter not in bound:
                 missing.append(parameter)
-        if missing and name == root:
+        where = called_by if name == root else f"{called_by}: {name}"
+        if missing and (name == root or len(missing) > 1):
             yield (
-                f"{called_by} requires {', '.join(missing)}, which is not set. Give a --gin_file that sets it, such as "
-                "one of runs/"
+                f"{where} requires {', '.join(missing)}, which is not set. Give a --gin_file that sets it, such as one "
+                "of runs/"
             )
         elif missing:
-            yield f"{called_by}: {name} requires {', '.join(missing)}, which is not set. Give {name}.{missing[0]} = …"
+            yield f"{where} requires {missing[0]}, which is not set. Give {name}.{missing[0]} = …"
 
 
 def _unused(statements, reached, inputs):
@@ -112,7 +119,7 @@ def _user_of(macro, statements, reached, inputs):
         for parameter, setting in settings.items():
             if Macro(macro) in references_in(setting.value):
                 return f": only {name}.{parameter} ({setting.where}) uses it, which is not part of this run"
-    return nearest(macro, [*reached.macros, *inputs])
+    return nearest(macro, [*reached.macros, *inputs]) or shipped_users(macro)
 
 
 def _text_for_references(reached):

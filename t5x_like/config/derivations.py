@@ -5,7 +5,7 @@ setting takes precedence over shipped defaults, and settings of the user or of a
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from t5x_like.config.files import COMMON, STORED, Statements
@@ -32,10 +32,11 @@ class KnownSettings:
     Args:
       root: Name of the command's function.
       statements: All statements.
+      accepted: Functions that the command does not call, whose settings it accepts; they count as reached.
     """
 
-    def __init__(self, root: str, statements: Statements):
-        self.root, self._statements = root, statements
+    def __init__(self, root: str, statements: Statements, accepted: Sequence[str] = ()):
+        self.root, self._statements, self._accepted = root, statements, accepted
 
     def value(self, macro: str) -> Any:
         """Returns the value of a macro; None if it is not set. References are not evaluated."""
@@ -58,13 +59,18 @@ class KnownSettings:
 
     def is_used(self, macro: str) -> bool:
         """Returns whether the command reaches a macro, which need not have a value."""
-        reached = walk(self._statements, self.root)
+        reached = walk(self._statements, self.root, *self._accepted)
         values = [setting.value for group in (reached.bindings, reached.macros) for setting in group.values()]
         return any(Macro(macro) in references_in(value) for value in values)
 
+    def is_set(self, function: str, parameter: str) -> bool:
+        """Returns whether a parameter of a function is set, in any scope."""
+        bindings = self._statements.bindings
+        return any(name == function and parameter in settings for (_, name), settings in bindings.items())
+
     def users(self, macro: str) -> list[str]:
         """Returns the functions and classes that the command reaches and that have a macro as a parameter."""
-        reached = walk(self._statements, self.root)
+        reached = walk(self._statements, self.root, *self._accepted)
         return [name for (_, name, _), setting in reached.bindings.items() if setting.value == Macro(macro)]
 
 

@@ -5,17 +5,21 @@ literals, dataclasses, or built by a function or class that `recorded` decorates
 """
 
 import contextlib
+import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t5x_like.config.values import format_value, is_literal
 from t5x_like.runtime.recorded import origin
 
+if TYPE_CHECKING:
+    from t5x_like.training.recipe import Recipe
+
 _HEADER = """\
-# The arguments of a call of {root} from Python.
+# Written by a start from Python: {root}.
 from __gin__ import dynamic_registration
 
 """
@@ -30,8 +34,8 @@ _TASK = {
     "PACK": "pack",
     "USE_CACHED_TASKS": "use_cached",
 }
-# Arguments that describe the machine or this start, not the run.
-_LEFT_OUT = ("partitioner", "checkpoints", "on_finish", "run_config")
+# Parts of a recipe that describe the machine or this start, or that only a distillation needs.
+_LEFT_OUT = ("partitioner", "teachers", "evaluated")
 
 
 class _Unknown(Exception):
@@ -94,11 +98,29 @@ class _Objects:
         return f"{module}.{name}"
 
 
+def derive_recipe(recipe: "Recipe") -> tuple[str, list[str]]:
+    """Writes the configuration of a call of `train` from Python. Of a distillation, it is that of the student.
+
+    Args:
+      recipe: The recipe.
+
+    Returns:
+      The text, and the names of the omitted parts, which gin cannot express.
+    """
+    root = f"{type(recipe).__module__}.{type(recipe).__qualname__}"
+    # Checkpoints may be made by any function, and local ones depend on the machine.
+    storage = type(recipe.storage)(recipe.storage.model_dir)
+    student = dataclasses.replace(recipe, objective=recipe.predicting, storage=storage)
+    parts = {field.name: getattr(student, field.name) for field in dataclasses.fields(student)}
+    text, unknown = derive(root, {name: part for name, part in parts.items() if name not in _LEFT_OUT})
+    return f"{text}\nimport t5x_like.train\n\nt5x_like.train.train.recipe = @{root}()\n", unknown
+
+
 def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Writes the configuration of a call.
 
     Args:
-      root: Import path of the function, such as `t5x_like.train.train`.
+      root: Import path of the function or class, such as `t5x_like.eval.evaluate`.
       arguments: All its arguments by name.
 
     Returns:
@@ -114,7 +136,7 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
             unknown.append(name)
             return None
 
-    values = {name: shown(name, value) for name, value in arguments.items() if name not in _LEFT_OUT}
+    values = {name: shown(name, value) for name, value in arguments.items()}
     held_out = _held_out(arguments)
     macros = {macro: values.get(name) for macro, name in _OBJECTS.items() if arguments.get(name) is not None}
     data = arguments.get("data")
@@ -131,6 +153,8 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
             source = objects.value(held_out, "eval")
         if isinstance(split := getattr(held_out, "split", None), str):
             macros["EVAL_SPLIT"] = format_value(split)
+        if isinstance(batch_size := getattr(held_out, "batch_size", None), int):
+            macros["BATCH_SIZE"] = format_value(batch_size)  # the default of `eval`
     if source and source.startswith("@"):
         # The shipped files configure the evaluation data in this scope, and fall back to unscoped settings.
         macros["EVAL_DATA"] = source if "/" in source else f"@eval/{source[1:]}"

@@ -77,6 +77,7 @@ class Statements:
       refused: Error messages for the names that a stored configuration may not use.
       problems: Errors that do not prevent reading the other statements.
       flags: How the command line sets a macro, such as `--input=…`, for those that have a flag.
+      run_macros: Macros that a shipped default does not replace if a stored configuration sets them.
     """
 
     macros: dict[str, Setting] = dataclasses.field(default_factory=dict)
@@ -86,6 +87,7 @@ class Statements:
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    run_macros: Sequence[str] = TASK_MACROS
 
     def put(self, group: dict[str, Setting], key: str, shown: str, setting: Setting) -> None:
         """Sets `group[key]`. A later statement replaces an earlier one, with four exceptions.
@@ -102,7 +104,7 @@ class Statements:
             if old.value != REQUIRED:
                 return
         if old is not None and old.origin != SHIPPED and setting.origin == SHIPPED and old.value != REQUIRED:
-            describes_task = old.origin == STORED and group is self.macros and key in TASK_MACROS
+            describes_task = old.origin == STORED and group is self.macros and key in self.run_macros
             if setting.value == REQUIRED or (describes_task and old.value is not None):
                 return
             if old.set_by_user and old.value != setting.value:
@@ -291,7 +293,7 @@ class _File:
             return self._reader.add(self._path(selector))
         except ConfigError as error:
             known = self._reader.statements.callables
-            hint = "" if "did you mean" in str(error) or self._dynamic else nearest(selector, _endings(known))
+            hint = "" if error.suggestion or self._dynamic else nearest(selector, _endings(known))
             raise ConfigError(f"{where}: {error}{hint}") from error
 
     def _by_ending(self, selector: str, where: str) -> str | None:
@@ -335,7 +337,7 @@ def locate(path: str) -> tuple[Any, str]:
             _imported(f"{module}.{part}", path, optional=True)
         if not hasattr(value, part):
             public = [name for name in dir(value) if not name.startswith("_")]
-            raise ConfigError(f"{path}: {module} has no attribute {part}{nearest(part, public)}")
+            raise ConfigError(f"{path}: {module} has no attribute {part}", nearest(part, public))
         value = getattr(value, part)
         module = f"{module}.{part}" if isinstance(value, types.ModuleType) else module
     if isinstance(value, types.ModuleType) or not callable(value):
@@ -354,10 +356,18 @@ def _imported(module: str, path: str, optional: bool = False) -> types.ModuleTyp
         raise ConfigError(f"{path}: module {module!r} not found") from error
 
 
-def read_text(text: str) -> Statements:
-    """Reads the statements of a stored configuration without importing modules. Names stay as written."""
+def read_text(text: str, shown: str = "the stored configuration") -> Statements:
+    """Reads the statements of a stored configuration without importing modules. Names stay as written.
+
+    Args:
+      text: The text.
+      shown: Its file, for error messages.
+
+    Raises:
+      ConfigError: The text is not valid gin.
+    """
     statements = Statements()
-    for statement in parse(text, "the stored configuration"):
+    for statement in parse(text, shown):
         if not isinstance(statement, config_parser.BindingStatement):
             continue
         is_default = statement.location.line_content.rstrip().endswith(DEFAULT_MARK)

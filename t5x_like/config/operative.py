@@ -104,9 +104,9 @@ def flat_text(text: str) -> str:
     return "".join(f"{name} = {value}\n" for name, value in sorted(flatten(text).items()))
 
 
-def _flat(text, root, free):
+def _flat(text, root, free, shown="the stored configuration"):
     """Like `flatten`, with whether each value is the default."""
-    statements = read_text(text)
+    statements = read_text(text, shown)
     root = root or next((name for _, name in statements.bindings), "")
     free_keys: set[Key] = set()
     for (scope, name), settings in statements.bindings.items():
@@ -122,7 +122,14 @@ def _flat(text, root, free):
     return flat
 
 
-def differences(stored: str, current: str, *, free: Sequence[str] = (), root: str | None = None) -> list[str]:
+def differences(
+    stored: str,
+    current: str,
+    *,
+    free: Sequence[str] = (),
+    root: str | None = None,
+    file: str = "the stored configuration",
+) -> list[str]:
     """Compares two configurations.
 
     A parameter that occurs in one of them only, with its default value, is not a difference: another version of the
@@ -133,11 +140,15 @@ def differences(stored: str, current: str, *, free: Sequence[str] = (), root: st
       current: The text of the command to run.
       free: Settings that may differ, as for `flatten`.
       root: Name of the command's function; by default the first one in each text.
+      file: The file of the stored text, for error messages.
 
     Returns:
       One line `name: stored → current` per difference.
+
+    Raises:
+      ConfigError: A text is not valid gin.
     """
-    before, after = _flat(stored, root, free), _flat(current, root, free)
+    before, after = _flat(stored, root, free, file), _flat(current, root, free)
     lines = []
     for name in sorted(before.keys() | after.keys()):
         (old, old_is_default), (new, new_is_default) = (flat.get(name, ("not set", True)) for flat in (before, after))

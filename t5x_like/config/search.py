@@ -73,6 +73,14 @@ def shipped_setters(macro: str) -> str:
     return f": give a file that defines it first, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 
+def shipped_users(macro: str) -> str:
+    """Returns a hint with a shipped gin file that uses a macro, or an empty string."""
+    use = re.compile(rf"[=:,(\[] *%{re.escape(macro)}\b")
+    using = [file for file in SHIPPED_ROOT.rglob("*.gin") if use.search(file.read_text("utf-8"))]
+    found = sorted(str(file.relative_to(SHIPPED_ROOT)) for file in using)
+    return f" by the files of this run. Shipped files that use it: {', '.join(found[:3])}" if found else ""
+
+
 def comment_of(where: str) -> str:
     """Returns the comment at the end of the line of a shipped gin file, such as `gin_configs/runs/finetune.gin:25`.
 

@@ -1,7 +1,7 @@
 """Names that the configuration stored in a run directory may use: someone else may have written the file.
 
-It may build models, objectives, optimizers and data sources, and nothing else. Code outside this package only runs if
-the user names its module. See docs/security.md.
+It may build models, adapters, objectives, optimizers and data sources, and nothing else. Code outside this package only
+runs if the user names its module. See docs/security.md.
 """
 
 import os
@@ -16,6 +16,7 @@ MODULE_PARAMETER = "module"
 SAFE_PACKAGES = ("t5x_like", "data_tasks", "optax")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
+    "t5x_like.adapters",
     "t5x_like.training.array_files.ArrayFiles",
     "t5x_like.training.checkpoints.Checkpoints",
     "t5x_like.training.evaluation.Evaluation",
@@ -73,8 +74,8 @@ def refusal(where: str, name: str) -> str:
     """Returns the message for a name that a stored configuration may not use."""
     module = name.rpartition(".")[0] or name
     return (
-        f"{where}: {name}: a stored configuration may only use t5x_like's models, objectives, optimizers and data "
-        f"sources, and optax. If you trust {module}, set {TRUSTED_MODULES}={module}"
+        f"{where}: {name}: a stored configuration may only use t5x_like's models, adapters, objectives, optimizers and "
+        f"data sources, and optax. If you trust {module}, set {TRUSTED_MODULES}={module}"
     )
 
 

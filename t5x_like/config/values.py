@@ -18,10 +18,25 @@ LINE_LENGTH = 120
 _PYTHON_SPELLING = {"true": "True", "false": "False", "none": "None", "null": "None", "nil": "None"}
 # Values that start with these characters must be valid gin. Other values that do not parse are text.
 _GIN_STARTS = "@%([{'\""
+# gin's message about text without quotes.
+_UNQUOTED = re.compile(r"Failed to parse token '(.*)'")
 
 
 class ConfigError(UserError):
-    """The configuration is invalid. The message names the location of the setting and the remedy."""
+    """The configuration is invalid. The message names the location of the setting and the remedy.
+
+    Args:
+      problem: The message without the suggestion.
+      suggestion: The end of the message that suggests the nearest name; empty without one.
+    """
+
+    def __init__(self, problem: str, suggestion: str = ""):
+        super().__init__(problem + suggestion)
+        self.suggestion = suggestion
+
+
+class IncompleteConfig(ConfigError):
+    """The configuration lacks a required value, which the stored configuration of a run may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +153,10 @@ def from_command_line(name: str, text: str) -> Any:
         return value
     except (SyntaxError, tokenize.TokenError) as error:
         if text[0] in _GIN_STARTS:
-            raise ConfigError(f"--gin.{name}={text} is not a gin value: {error.args[0]}") from error
+            detail = str(error.args[0])
+            if token := _UNQUOTED.search(detail):
+                detail = f"text within it needs quotes: '{token[1]}'"
+            raise ConfigError(f"--gin.{name}={text} is not a gin value: {detail}") from error
         return text
 
 
@@ -147,7 +165,7 @@ def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
     message, location = str(error.args[0]), error.args[1] if len(error.args) > 1 else None
     line = getattr(error, "lineno", None) or (location[0] if isinstance(location, tuple) else None)
     source = (getattr(error, "text", None) or "").strip()
-    if token := re.search(r"Failed to parse token '(.*)'", message):
+    if token := _UNQUOTED.search(message):
         if right := python_spelling(token[1]):
             message = f"write {right} instead of {token[1]}"
         else:
@@ -179,6 +197,8 @@ def parse(text: str, shown: str) -> list[Any]:
         return list(config_parser.ConfigParser(source, Delegate()))
     except (SyntaxError, tokenize.TokenError) as error:
         raise explain(error, shown) from error
+    except (RecursionError, MemoryError) as error:  # the parser of Python raises the latter for many brackets
+        raise ConfigError(f"{shown}: nested too deeply to be a configuration. Restore or correct the file.") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

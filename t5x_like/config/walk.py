@@ -25,6 +25,7 @@ class Reached:
       bindings: Settings that apply in some scope.
       macros: Settings of the macros in use.
       problems: Error messages.
+      is_incomplete: Whether one of them is about a missing value.
     """
 
     callables: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -32,6 +33,7 @@ class Reached:
     bindings: dict[Key, Setting] = dataclasses.field(default_factory=dict)
     macros: dict[str, Setting] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
+    is_incomplete: bool = False
 
 
 def prefixes(scope: str) -> list[str]:
@@ -48,8 +50,8 @@ def applicable(statements: Statements, name: str, scope: str) -> dict[str, Setti
     return settings
 
 
-def walk(statements: Statements, root: str, *, excluded: Collection[Key] = ()) -> Reached:
-    """Finds everything that `root` reaches, with the scopes in which gin evaluates it.
+def walk(statements: Statements, root: str, *others: str, excluded: Collection[Key] = ()) -> Reached:
+    """Finds everything that `root`, and other functions, reach, with the scopes in which gin evaluates it.
 
     A reference without scope inherits the current scope, and a reference with scope replaces it. The value of a macro
     is evaluated in a scope with the name of the macro. A function that its own module made configurable is called by
@@ -58,13 +60,15 @@ def walk(statements: Statements, root: str, *, excluded: Collection[Key] = ()) -
     Args:
       statements: All statements.
       root: Name of the command's function.
+      *others: Names of further functions.
       excluded: Settings that are not followed.
 
     Returns:
       The reached settings.
     """
     reached = Reached()
-    _Walk(statements, reached, set(excluded)).callable(root, "", f"the command {root}")
+    for name in (root, *others):
+        _Walk(statements, reached, set(excluded)).callable(name, "", f"the command {name}")
     for scope, name in statements.bindings:
         if name in statements.callables and _is_decorated(statements.callables[name]):
             _Walk(statements, reached, set(excluded)).callable(name, scope, "")
@@ -91,6 +95,7 @@ class _Walk:
             if not {(prefix, name, parameter) for prefix in prefixes(scope)} & self._excluded:
                 if setting.value == REQUIRED:
                     self._reached.problems.append(f"{name}.{parameter} is required ({setting.where}) and not set")
+                    self._reached.is_incomplete = True
                 self.value(setting, scope)
 
     def _in_order(self, name: str, settings: dict[str, Setting]) -> list[tuple[str, Setting]]:
@@ -111,6 +116,7 @@ class _Walk:
             if not _is_constant(name):
                 hint = shipped_setters(name) or nearest(name, self._statements.macros)
                 self._problem(f"{where}: undefined macro %{name}{hint}")
+                self._reached.is_incomplete = True
             return
         if name in self._expanding:
             self._problem(f"{setting.where}: {' → '.join([*self._expanding, name])} is a circular macro")
@@ -122,6 +128,7 @@ class _Walk:
                 meaning = f": {comment}" if (comment := comment_of(setting.where)) else ""
                 flag = self._statements.flags.get(name, f"--gin.{name}=…")
                 self._problem(f"{name} is required ({where} uses it){meaning}. Give {flag}, or a gin file that sets it")
+                self._reached.is_incomplete = True
             return
         self._expanding.append(name)
         self.value(setting, name)

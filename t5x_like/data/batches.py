@@ -1,6 +1,6 @@
 """Model batches from padded token arrays, without SeqIO: one example per row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +41,12 @@ def from_arrays(
                 f"{name!r}: shape {array.shape} differs from the shape {given[lead].shape} of {lead!r}, with which it "
                 "is aligned. Give arrays of the same shape."
             )
+    for name, length in spec.fixed_lengths.items():
+        if given[name].shape[1] != length:
+            raise UserError(
+                f"{name!r}: {given[name].shape[1]} values per row, but the objective reads {length}. Give an array "
+                f"[batch, {length}], or change the objective."
+            )
     items = _items(spec, given, counts or {})
 
     def rows(feature: ModelFeature) -> np.ndarray:
@@ -61,6 +67,18 @@ def pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
       rows: Number of rows to append.
     """
     return np.pad(array, [(0, rows)] + [(0, 0)] * (array.ndim - 1))
+
+
+def place_rows(array: np.ndarray, present: Sequence[bool]) -> np.ndarray:
+    """Returns rows in their places of a batch, with rows of zeros in the other places.
+
+    Args:
+      array: `[rows, …]`, the rows of the places that are present, in order.
+      present: For each row of the batch, whether it is present.
+    """
+    placed = np.zeros((len(present), *array.shape[1:]), array.dtype)
+    placed[np.asarray(present, bool)] = array
+    return placed
 
 
 def repeat_last_row(array: np.ndarray, times: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from t5x_like.data import blocked
 from t5x_like.errors import UserError
 
 HostBatch = Mapping[str, np.ndarray]
@@ -87,6 +88,7 @@ class PrefetchingFeed:
       host_iterator: Source of batches. From now on only the thread reads it.
       put: Converts a host batch to global arrays, such as `Partitioner.put_batch`; called in the thread.
       prefetch: Number of batches to keep ready.
+      name: Name of the data, for the log.
 
     Attributes:
       wait_seconds: Total time in seconds that `__next__` has waited for data.
@@ -97,10 +99,11 @@ class PrefetchingFeed:
         host_iterator: HostIterator | SeekableIterator,
         put: Callable[[HostBatch], Mapping[str, Any]],
         prefetch: int = 2,
+        name: str = "data",
     ):
         if prefetch < 1:
             raise ValueError(f"prefetch={prefetch} is not a positive integer.")
-        self._source, self._put, self._prefetch = host_iterator, put, prefetch
+        self._source, self._put, self._prefetch, self._name = host_iterator, put, prefetch, name
         self.wait_seconds = 0.0
         self._ready: collections.deque[tuple[HostBatch, Mapping[str, Any]]] = collections.deque()
         self._changed = threading.Condition()
@@ -122,7 +125,8 @@ class PrefetchingFeed:
         """
         started = time.perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error is not None or self._stopping)
+            while not self._changed.wait_for(self._is_decided, blocked.SECONDS):
+                blocked.warn(self._name, time.perf_counter() - started)
             self.wait_seconds += time.perf_counter() - started
             if self._ready:
                 batch = self._ready.popleft()[1]
@@ -131,6 +135,9 @@ class PrefetchingFeed:
             if self._error is not None:
                 raise self._error
         raise RuntimeError("the feed is closed")
+
+    def _is_decided(self) -> bool:
+        return bool(self._ready) or self._error is not None or self._stopping
 
     def state(self) -> bytes:
         """Returns the position after the last batch that was returned."""

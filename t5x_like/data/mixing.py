@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
 from t5x_like.errors import UserError
@@ -27,10 +28,12 @@ class Rates:
     temperature: float = 1.0
 
     def __post_init__(self):
-        if self.maximum is not None and self.maximum < 1:
-            raise UserError(f"Rates.maximum={self.maximum} is not positive. Give a number of examples, or None.")
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"Rates.temperature={self.temperature} is not a positive number. Give 1.0 or more.")
+        if self.maximum is not None and not (_is_rate(self.maximum) and self.maximum >= 1):
+            raise UserError(
+                f"Rates.maximum={self.maximum!r} is not a positive number. Give a number of examples, or None."
+            )
+        if not (_is_rate(self.temperature) and self.temperature > 0):
+            raise UserError(f"Rates.temperature={self.temperature!r} is not a positive number. Give 1.0 or more.")
         if self.tasks is not None:
             if isinstance(self.tasks, str) or not self.tasks or len(set(self.tasks)) < len(self.tasks):
                 raise UserError(f"Rates.tasks={self.tasks!r} is not a list of distinct task names. Give such a list.")
@@ -41,7 +44,17 @@ class Rates:
         >>> Rates(maximum=100, temperature=2.0).rate(400)
         10.0
         """
-        return float(min(examples, self.maximum or examples) ** (1 / self.temperature))
+        try:
+            return float(min(examples, self.maximum or examples) ** (1 / self.temperature))
+        except OverflowError as error:
+            raise UserError(
+                f"Rates.temperature={self.temperature}: the rate of {examples:,} examples is too large. Give 1.0 "
+                "or more."
+            ) from error
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 # Rates by task name, rates computed from the numbers of examples, or None for those of a registered mixture.
@@ -62,8 +75,8 @@ def task_names(rates: MixingRates) -> list[str] | None:
             "{'task_a': 3, 'task_b': 1}, or @mixing.Rates()."
         )
     for name, rate in rates.items():
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
-            raise UserError(f"RATES: the rate {rate!r} of {name} is not a nonnegative number. Give a number.")
+        if not _is_rate(rate):
+            raise UserError(f"RATES: the rate {rate!r} of {name} is not a finite nonnegative number. Give a number.")
     if not any(rates.values()):
         raise UserError(f"RATES={dict(rates)}: no rate is positive. Give at least one task a positive rate.")
     return list(rates)
@@ -92,9 +105,18 @@ def fractions(rates: Mapping[str, float], mixture: str) -> dict[str, float]:
       mixture: Name of the mixture in messages.
 
     Raises:
-      UserError: no rate is positive.
+      UserError: a rate is not a finite nonnegative number, or no rate is positive.
     """
-    if not (total := sum(rates.values())) > 0:
+    for name, rate in rates.items():
+        if not _is_rate(rate):
+            raise UserError(
+                f"mixture {mixture}: the rate {rate!r} of {name} is not a finite nonnegative number. Correct it where "
+                "the mixture is registered, or give RATES."
+            )
+    total = sum(rates.values())
+    if not math.isfinite(total):
+        raise UserError(f"mixture {mixture}: the sum of the rates is too large. Give smaller rates.")
+    if not total > 0:
         raise UserError(f"mixture {mixture}: all rates are 0. Give at least one task a positive rate.")
     return {name: rate / total for name, rate in rates.items() if rate > 0}
 

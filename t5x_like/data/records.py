@@ -23,6 +23,8 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 
 GZIP_SUFFIX = ".gz"
+MAX_DECOMPRESSED_BYTES = 4 << 30
+"""A compressed file of more bytes is an error, so that a small file cannot fill the memory."""
 
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}"
 # The largest value that csv accepts on all platforms.
@@ -47,18 +49,28 @@ def read_bytes(path: str) -> bytes:
     """Returns the contents of a file, decompressed if its name ends in .gz.
 
     Raises:
-      UserError: it does not exist or cannot be opened.
+      UserError: it does not exist, cannot be opened, is not a complete gzip file, or has more than
+        `MAX_DECOMPRESSED_BYTES`.
     """
     if not paths.is_file(path):
         where = f" in {os.getcwd()}" if paths.is_local(path) and not paths.local(path).is_absolute() else ""
         raise UserError(f"{path}: file not found{where}. Give the path of an existing file.")
     try:
         contents = paths.read_bytes(path)
-        return gzip.decompress(contents) if path.endswith(GZIP_SUFFIX) else contents
+        if not path.endswith(GZIP_SUFFIX):
+            return contents
+        with gzip.open(io.BytesIO(contents)) as file:
+            text = file.read(MAX_DECOMPRESSED_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: not a complete gzip file ({error}). Copy the file again.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.") from error
+    if len(text) > MAX_DECOMPRESSED_BYTES:
+        raise UserError(
+            f"{path}: has more than {MAX_DECOMPRESSED_BYTES:,} bytes when it is decompressed, and is held in memory. "
+            "Divide it into several files."
+        )
+    return text
 
 
 def decode(path: str, contents: bytes) -> str:
@@ -205,8 +217,8 @@ def json_object(path: str, line: int, text: str) -> dict[str, Any]:
     wanted = "one object per line" if path.removesuffix(GZIP_SUFFIX).endswith(".jsonl") else "one object"
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
-        at = f"{path}:{line + error.lineno - 1}"
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
+        at = f"{path}:{line + getattr(error, 'lineno', 1) - 1}"
         raise UserError(f"{at}: not valid JSON ({error}). Write {wanted}.") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}:{line}: a {type(values).__name__}, not an object. Write {wanted}.")

@@ -17,6 +17,9 @@ class DataSource(Protocol):
     """Source of training and evaluation batches: `SeqIOSource` or `CachedSource`.
 
     A source is constructed from a configuration without reading data; only its methods read.
+
+    A source whose row i of a batch continues row i of the batch before has an attribute `continuous` that is True, so
+    that networks may carry state; see `is_continuous`.
     """
 
     @property
@@ -58,6 +61,9 @@ class DataSource(Protocol):
         Args:
           spec: Features that the objective reads.
         """
+
+    def add_eos(self) -> Mapping[str, bool]:
+        """Returns task feature -> whether its text ends in EOS; empty if this is not known."""
 
     def has_metrics(self) -> bool:
         """Returns whether a task has its own metrics, computed from predictions or scores."""
@@ -124,3 +130,8 @@ class TaskSource(DataSource, Protocol):
 
     def mixing_fractions(self) -> dict[str, float]:
         """Returns task name -> fraction of the examples of a mixture; empty for a single task."""
+
+
+def is_continuous(source: DataSource) -> bool:
+    """Returns whether row i of a batch continues row i of the batch before."""
+    return getattr(source, "continuous", False)

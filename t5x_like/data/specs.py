@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from t5x_like.data import choices
-from t5x_like.data.features import DType, FeatureSpec, ModelFeature, TaskFeature
+from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.errors import UserError
 
 ENCODER_INPUTS = FeatureSpec(
@@ -140,23 +140,24 @@ SHIFTED_INPUTS = FeatureSpec(
 """An encoder reads `inputs`, and a decoder reads them shifted right by one position."""
 
 
-def with_label(inputs: FeatureSpec, dtype: DType = "int32", *, num_labels: int | None = None) -> FeatureSpec:
-    """Adds one target per example: the model feature `label` `[batch, 1]`, from the task feature `targets`.
+def with_label(inputs: FeatureSpec, *, num_labels: int | None = None) -> FeatureSpec:
+    """Adds the index of a label: the model feature `label` `[batch, 1]`, from the task feature `targets`.
 
     Args:
       inputs: Features that the model reads.
-      dtype: int32 for the index of a label, float32 for a score.
       num_labels: Number of labels. None: not known.
     """
-    return dataclasses.replace(
-        inputs,
-        features=(*inputs.features, ModelFeature("label", "targets", "tokens")),
-        aligned_features=(
-            *inputs.aligned_features,
-            TaskFeature("targets", length=1, dtype=dtype, num_labels=num_labels),
-        ),
-        packable=False,
-    )
+    return _with_targets(inputs, "label", TaskFeature("targets", length=1, num_labels=num_labels))
+
+
+def with_scores(inputs: FeatureSpec, number: int = 1) -> FeatureSpec:
+    """Adds scores: the model feature `label` `[batch, number]`, float32, from the task feature `targets`.
+
+    Args:
+      inputs: Features that the model reads.
+      number: Number of scores.
+    """
+    return _with_targets(inputs, "label", TaskFeature("targets", length=number, dtype="float32"))
 
 
 def with_span(inputs: FeatureSpec) -> FeatureSpec:
@@ -165,10 +166,15 @@ def with_span(inputs: FeatureSpec) -> FeatureSpec:
     Args:
       inputs: Features that the model reads.
     """
+    return _with_targets(inputs, "span", TaskFeature("targets", length=2))
+
+
+def _with_targets(inputs: FeatureSpec, name: str, targets: TaskFeature) -> FeatureSpec:
+    """Adds a model feature of the targets of each example."""
     return dataclasses.replace(
         inputs,
-        features=(*inputs.features, ModelFeature("span", "targets", "tokens")),
-        aligned_features=(*inputs.aligned_features, TaskFeature("targets", length=2)),
+        features=(*inputs.features, ModelFeature(name, "targets", "tokens")),
+        aligned_features=(*inputs.aligned_features, targets),
         packable=False,
     )
 
@@ -193,7 +199,7 @@ def with_tags(inputs: FeatureSpec, *, num_labels: int | None = None) -> FeatureS
 SEQUENCE_CLASSIFICATION = with_label(ENCODER_INPUTS_WITH_TYPES)
 """An encoder reads one or two texts; `targets` is the index of their label."""
 
-SEQUENCE_REGRESSION = with_label(ENCODER_INPUTS_WITH_TYPES, "float32")
+SEQUENCE_REGRESSION = with_scores(ENCODER_INPUTS_WITH_TYPES)
 """An encoder reads one or two texts; `targets` is their score."""
 
 SPAN_EXTRACTION = with_span(ENCODER_INPUTS_WITH_TYPES)
@@ -239,7 +245,7 @@ def get_spec(name: str) -> FeatureSpec:
       UserError: no spec has this name.
     """
     if name not in SPECS:
-        raise UserError(f"SPEC={name!r}: unknown feature spec. Give one of {', '.join(SPECS)}.")
+        raise UserError(f"FEATURES={name!r}: unknown feature spec. Give one of {', '.join(SPECS)}.")
     return SPECS[name]
 
 
@@ -278,7 +284,7 @@ def _spec_for_example(example: Mapping[str, np.ndarray] | None) -> FeatureSpec:
         return SEQUENCE_CLASSIFICATION
     targets = example["targets"]
     if targets.dtype.kind == "f":
-        return SEQUENCE_REGRESSION
+        return with_scores(ENCODER_INPUTS_WITH_TYPES, len(targets))
     if len(targets) == len(example["inputs"]):
         return TOKEN_CLASSIFICATION
     return SPAN_EXTRACTION if len(targets) == 2 else SEQUENCE_CLASSIFICATION

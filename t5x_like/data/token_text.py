@@ -149,7 +149,8 @@ def special_name(token: int, vocabulary: "seqio.Vocabulary", names: Mapping[int,
     first_sentinel = vocabulary.vocab_size - 1
     if first_sentinel - vocabulary.extra_ids < token <= first_sentinel:
         return f"<extra_id_{first_sentinel - token}>"
-    return {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>", vocabulary.unk_id: "<unk>"}.get(token)
+    known = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>", vocabulary.unk_id: "<unk>"}
+    return known.get(token) or getattr(vocabulary, "special_names", {}).get(token)
 
 
 def piece(token: int, vocabulary: "seqio.Vocabulary") -> str:

@@ -7,7 +7,6 @@ not count, because the files of T5 may omit them.
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sentencepiece
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_files
+from t5x_like.data import tokenizer_files, tokenizer_json
 from t5x_like.data.features import FeatureSpec
 
 if TYPE_CHECKING:
@@ -56,22 +55,20 @@ def of_path(path: str) -> str | None:
         return _digest(_lines(found) if found.endswith(tokenizer_files.WORDPIECE) else _pieces(paths.read_bytes(found)))
     names = paths.listdir(found)
     if "tokenizer.json" in names:
-        stored = json.loads(paths.read_text(paths.join(found, "tokenizer.json")))
-        vocabulary = stored.get("model", {}).get("vocab")
-        if vocabulary is None:
+        stored = tokenizer_json.read(paths.join(found, "tokenizer.json"))
+        if stored.get("model", {}).get("vocab") is None:
             return None
-        # Unigram models have a list of (piece, score), the others a mapping from pieces to ids.
-        tokens = vocabulary if isinstance(vocabulary, Mapping) else _numbered(piece for piece, _ in vocabulary)
-        return _digest({**tokens, **{token["content"]: token["id"] for token in stored.get("added_tokens", ())}})
+        added = {token["content"]: token["id"] for token in stored.get("added_tokens") or ()}
+        return _digest({**dict(tokenizer_json.pieces(stored)), **added})
     if "vocab.txt" in names:
         return _digest(_lines(paths.join(found, "vocab.txt")))
     model = next((name for name in names if name.endswith(tokenizer_files.SENTENCEPIECE)), None)
     if model is not None:
         tokens = _pieces(paths.read_bytes(paths.join(found, model)))
     else:
-        tokens = json.loads(paths.read_text(paths.join(found, "vocab.json")))
+        tokens = tokenizer_json.read(paths.join(found, "vocab.json"))
     if "added_tokens.json" in names:
-        tokens |= json.loads(paths.read_text(paths.join(found, "added_tokens.json")))
+        tokens |= tokenizer_json.read(paths.join(found, "added_tokens.json"))
     return _digest(tokens)
 
 

@@ -1,8 +1,9 @@
 """Writes a large output file in parts, so that an interrupted command can resume."""
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -10,6 +11,7 @@ import fsspec
 from t5x_like import paths
 from t5x_like.errors import UserError
 
+_WRITING = ".writing"  # suffix of a file that is not complete
 _PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -46,9 +48,10 @@ class PartFiles:
           fingerprint: Description of the command, to detect unfinished output of another one.
 
         Raises:
-          UserError: The directory cannot be written, or has the output of another command.
+          UserError: The directory is not writable, or has the output of another command.
+          RunFailed: The storage is full or cannot be written.
         """
-        with paths.explain_path_errors("OUTPUT_PATH", self._url):
+        with paths.explain_path_errors("OUTPUT_PATH", self._url), self._explained():
             self._filesystem.makedirs(self._directory, exist_ok=True)
         stamp = f"{self._directory}/command"
         if not self._filesystem.exists(stamp):
@@ -82,19 +85,42 @@ class PartFiles:
         return sorted(tuple(map(int, found.groups())) for name in names if (found := _PART.fullmatch(name)))
 
     def write(self, start: int, rows: Sequence[Any]) -> None:
-        """Writes the rows of the records from `start` on as a part."""
+        """Writes the rows of the records from `start` on as a part.
+
+        Raises:
+          RunFailed: The storage is full or cannot be written.
+        """
         if rows:
             self._write(self._part(start, start + len(rows)), "".join(map(self._render, rows)))
 
     def _write(self, path: str, text: str) -> None:
-        self._filesystem.pipe_file(path + ".writing", text.encode())
-        self._filesystem.mv(path + ".writing", path)
+        with self._explained(path):
+            self._filesystem.pipe_file(path + _WRITING, text.encode())
+            self._filesystem.mv(path + _WRITING, path)
 
     def finish(self) -> None:
-        """Joins the parts into the output and removes them."""
-        with self._filesystem.open(self._path + ".writing", "wb") as joined:
-            joined.write(self._header.encode())
-            for part in self._parts():
-                joined.write(self._filesystem.cat_file(self._part(*part)))
-        self._filesystem.mv(self._path + ".writing", self._path)
+        """Joins the parts into the output and removes them.
+
+        Raises:
+          RunFailed: The storage is full or cannot be written.
+        """
+        with self._explained(self._path):
+            with self._filesystem.open(self._path + _WRITING, "wb") as joined:
+                joined.write(self._header.encode())
+                for part in self._parts():
+                    joined.write(self._filesystem.cat_file(self._part(*part)))
+            self._filesystem.mv(self._path + _WRITING, self._path)
         self._filesystem.rm(self._directory, recursive=True)
+
+    @contextlib.contextmanager
+    def _explained(self, path: str | None = None) -> Iterator[None]:
+        """Explains errors of storage, and deletes the incomplete file of `path`, which would use the last space."""
+        advice = "Free space or repair the storage, then repeat the command, which resumes after the complete parts."
+        try:
+            with paths.explain_storage_errors("OUTPUT_PATH", self._url, advice):
+                yield
+        except BaseException:
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    self._filesystem.rm_file(path + _WRITING)
+            raise

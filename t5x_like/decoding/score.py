@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.kernels.chunks import Unembed
 from t5x_like.kernels.cross_entropy import target_probabilities
 
 
@@ -40,12 +41,12 @@ def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]], *, per_po
     Returns:
       The scores.
     """
-    return score_hidden(model, model(batch).hidden, batch, per_position=per_position)
+    return score_hidden(model(batch).hidden, model.unembed, batch, per_position=per_position)
 
 
 def score_hidden(
-    model: Any,
     hidden: Float[Array, "batch length embed"],
+    unembed: Unembed,
     batch: Mapping[str, Int[Array, "batch length"]],
     *,
     per_position: bool = False,
@@ -54,8 +55,8 @@ def score_hidden(
     """Scores targets like `score`, from the last hidden states of the decoder.
 
     Args:
-      model: an encoder-decoder or a decoder.
       hidden: the last hidden states of the decoder.
+      unembed: maps hidden states to logits.
       batch: `decoder_target_tokens` and `decoder_loss_weights`.
       per_position: see `score`.
       budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
@@ -64,7 +65,7 @@ def score_hidden(
       The scores.
     """
     weights = batch["decoder_loss_weights"]
-    found = target_probabilities(hidden, model.unembed, batch["decoder_target_tokens"], budget_bytes=budget_bytes)
+    found = target_probabilities(hidden, unembed, batch["decoder_target_tokens"], budget_bytes=budget_bytes)
     positions = jnp.where(weights > 0, found.log_probability * weights, 0.0)
     return Scored(
         log_probability=jnp.sum(positions, axis=1),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +13,25 @@ from t5x_like.data.cached import logits
 from t5x_like.data.cached.logits import LogitsManifest
 from t5x_like.data.cached.logits_rows import IDS, LOG_TAIL, LOG_Z, VALUES, WEIGHTS, Stored
 from t5x_like.data.features import FeatureSpec
-from t5x_like.distillation.teachers import LoadedTeacher
 from t5x_like.errors import UserError
 from t5x_like.kernels.top_k import TopK, largest_logits
-from t5x_like.objectives.base import Batch, Params
-from t5x_like.objectives.component import Component, flatten_choices
+from t5x_like.objectives import passes
+from t5x_like.objectives.base import Batch, Objective, Params
 from t5x_like.objectives.prediction import Prediction
+
+if TYPE_CHECKING:
+    from t5x_like.training.loaded_teachers import LoadedTeacher
 
 # ---- computing -------------------------------------------------------------------------------------------------------
 
 
-def predictions_of(objective: Component, params: Params, batch: Batch, names: Sequence[str]) -> dict[str, Prediction]:
+def predictions_of(objective: Objective, params: Params, batch: Batch, names: Sequence[str]) -> dict[str, Prediction]:
     """Runs a teacher without dropout and returns the predictions with these names.
 
     Raises:
       UserError: the objective does not make a prediction.
     """
-    rows = flatten_choices(batch, objective.features.axes)
-    found = objective.predictions(params, objective.forward(params, rows), rows)
+    found = passes.forward_at_evaluation(objective, params, batch).predictions
     if missing := [name for name in names if name not in found]:
         raise UserError(
             f"PREDICTIONS={list(names)}: {type(objective).__name__} does not predict {missing[0]!r}. Give one or "
@@ -39,7 +41,7 @@ def predictions_of(objective: Component, params: Params, batch: Batch, names: Se
 
 
 def compute(
-    objective: Component, params: Params, batch: Batch, predictions: Mapping[str, Stored], temperature: float
+    objective: Objective, params: Params, batch: Batch, predictions: Mapping[str, Stored], temperature: float
 ) -> dict[str, dict[str, Array]]:
     """Computes what is stored of a batch.
 
@@ -116,7 +118,7 @@ class CachedLogits:
         return found
 
     @classmethod
-    def open_all(cls, teachers: Mapping[str, LoadedTeacher], spec: FeatureSpec) -> "dict[str, CachedLogits]":
+    def open_all(cls, teachers: "Mapping[str, LoadedTeacher]", spec: FeatureSpec) -> "dict[str, CachedLogits]":
         """Reads the manifests of the teachers that have cached logits; see `open`.
 
         Args:
@@ -127,9 +129,9 @@ class CachedLogits:
           Name of a teacher with cached logits -> these.
         """
         return {
-            name: cls.open(name, each.teacher.logits, digest=each.digest, spec=spec)
+            name: cls.open(name, each.logits, digest=each.digest, spec=spec)
             for name, each in teachers.items()
-            if each.teacher.logits is not None
+            if each.logits is not None
         }
 
     @property

@@ -10,20 +10,15 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Batch
 
-# The features that a model reads (docs/architecture.md). All others are targets, which a teacher does not need.
-_READ_BY_MODELS = {
-    *(f"{stack}_{name}" for stack in ("encoder", "decoder") for name in ("input_tokens", "segment_ids", "positions")),
-    "token_types",
-    "decoder_prefix",
-}
 
-
-def merge(student: FeatureSpec, teachers: Mapping[str, FeatureSpec], attached: Sequence[Attached] = ()) -> FeatureSpec:
+def merge(
+    student: FeatureSpec, teachers: Mapping[str, tuple[FeatureSpec, Sequence[str]]], attached: Sequence[Attached] = ()
+) -> FeatureSpec:
     """Adds what the models of teachers read to the features of a student, such as the token types of BERT.
 
     Args:
       student: the features of the student.
-      teachers: teacher -> features of its objective. Those of its own targets are not needed.
+      teachers: teacher -> features of its objective, and names of those that its model reads. The others are targets.
       attached: stored predictions of teachers.
 
     Returns:
@@ -34,8 +29,8 @@ def merge(student: FeatureSpec, teachers: Mapping[str, FeatureSpec], attached: S
     """
     found = {feature.name: feature for feature in student.features}
     declared = {feature.name: feature for feature in student.aligned_features}
-    for name, spec in teachers.items():
-        needed = [feature for feature in spec.features if feature.name in _READ_BY_MODELS]
+    for name, (spec, reads) in teachers.items():
+        needed = [feature for feature in spec.features if feature.name in reads]
         for feature in needed:
             _check_equal(name, feature.name, found.setdefault(feature.name, feature), feature)
         for task_feature in spec.aligned_features:

@@ -1,19 +1,20 @@
 """The interface of a loss between a student and a teacher."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
 from flax import nnx
+from jaxtyping import Array, Float
 
 from t5x_like.kernels.chunks import PositionLoss
 from t5x_like.kernels.top_k import TopK
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Scalar
-from t5x_like.objectives.component import Component
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.base import Batch, Objective
+from t5x_like.objectives.prediction import Prediction, Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Network:
 
     name: str
     config: ModelConfig
-    objective: Component
+    objective: Objective
     vocabulary: str | None = None
 
 
@@ -42,44 +43,27 @@ class View:
     Attributes:
       network: the student or a teacher.
       outputs: last hidden states and captured arrays; None for a teacher whose logits are cached.
-      batch: the features of the rows that the model read, with a row per choice (`component.flatten_choices`).
-      predictions: name -> the distributions that its objective predicts, or their largest logits if they are cached.
-        The names are those of the terms of the objective, and `all_tokens` of a masked language model.
+      batch: the features of the rows that the model read, with a row per choice (`passes.flatten_choices`).
+      compute: computes `predictions`, when a loss reads one: a loss of hidden states does not need the heads.
     """
 
     network: Network
     outputs: Outputs | None
     batch: Batch
-    predictions: Mapping[str, Prediction | TopK]
+    compute: Callable[[], Mapping[str, Prediction | TopK]]
 
-
-class Deferred(Mapping[str, Prediction | TopK]):
-    """Predictions that are computed when one is read: a loss of hidden states does not need those of a head."""
-
-    def __init__(self, compute: Callable[[], Mapping[str, Prediction | TopK]]):
-        self._compute, self._found = compute, None
-
-    def _all(self) -> Mapping[str, Prediction | TopK]:
-        if self._found is None:
-            self._found = self._compute()
-        return self._found
-
-    def __getitem__(self, name: str) -> Prediction | TopK:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
+    @functools.cached_property
+    def predictions(self) -> Mapping[str, Prediction | TopK]:
+        """Name -> the distributions that the objective predicts, or their largest logits if they are cached."""
+        return self.compute()
 
 
 class Loss(Protocol):
     """A loss between a student and a teacher.
 
-    Its value for a batch is the sum of `__call__(…)` over the microbatches, divided by `weight` of the whole batch,
-    so it depends neither on the number of microbatches nor on that of devices. With several teachers it is the weighted
-    mean over them, unless `teacher` names one.
+    Its value for a batch is the sum of `__call__(…)` over the microbatches, divided by the sum of `weights` of
+    the whole batch, so it does not depend on the number of microbatches and devices. With several teachers it is the
+    weighted mean over them, unless `teacher` names one.
 
     Attributes:
       teacher: name of the only teacher that the loss reads; None for all.
@@ -91,7 +75,7 @@ class Loss(Protocol):
         """Checks that the loss is defined for two networks: widths, maps of layers, heads and vocabularies.
 
         Raises:
-          UserError: it is not. The message names the loss and both networks.
+          UserError: the loss is not defined. The message names the loss and both networks.
         """
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -117,16 +101,15 @@ class Loss(Protocol):
           Name -> module; empty without projections.
         """
 
-    def weight(self, batch: Batch, objective: Component) -> Scalar:
-        """Computes what the summed loss is divided by, which depends on the data alone.
+    def weights(self, rows: Batch, objective: Objective) -> Float[Array, "batch positions"]:
+        """Computes the weights whose sum the summed loss is divided by, which depend on the data alone.
 
         Args:
-          batch: the features of a global batch, with a row per choice, as in `View.batch`.
-          objective: the objective of the student. `objective.prediction_weights(batch)` has the weights of the
-            positions of its predictions.
+          rows: the features, with a row per choice, as in `View.batch`.
+          objective: the objective of the student. `objective.weights(rows)` has the weights of its predictions.
 
         Returns:
-          The number of positions, rows or elements.
+          The weights of positions, rows or elements.
         """
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
@@ -138,7 +121,7 @@ class Loss(Protocol):
           teacher: what the teacher computed from the same rows.
 
         Returns:
-          The loss, summed over the positions, rows or elements that `weight` counts. Coefficients, and their schedules,
+          The loss, summed over the positions, rows or elements of `weights`. Coefficients, and their schedules,
           are applied to it elsewhere.
         """
 
@@ -157,7 +140,7 @@ class LogitLoss(Loss, Protocol):
     prediction: str
 
     def position_loss(self, student: View, teacher: View) -> PositionLoss:
-        """Returns the loss, whose sum over the positions is that of `__call__`.
+        """Returns the loss at each position. `__call__` returns its sum over the positions.
 
         Args:
           student: what the student computed.

@@ -1,88 +1,56 @@
 """The objective of a student that learns from teachers."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from t5x_like.data.attached import Attached
 from t5x_like.distillation import features
-from t5x_like.distillation.loss import Deferred, LogitLoss, Loss, Network, View
+from t5x_like.distillation.cached_logits import CachedLogits
+from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions, weighted_sum_over_positions
-from t5x_like.kernels.top_k import TopK
+from t5x_like.kernels.chunks import PositionLoss
+from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
-from t5x_like.objectives.component import Component, flatten_choices, key_of_heads
+from t5x_like.models.networks import MODEL, NetworkSpec
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives import passes
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
+from t5x_like.objectives.carry import NO_CARRY, TEACHER, Carry
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.prediction import LogitTerm, Scalar
 from t5x_like.optimizers.schedules import Schedule
+
+if TYPE_CHECKING:
+    from t5x_like.training.loaded_teachers import LoadedTeacher
 
 # Head that holds the projections of the losses, `objective/distillation/LOSS/TEACHER/PROJECTION`.
 PROJECTIONS = "distillation"
 # Key of the coefficient of the student's own terms.
 TASK = "task"
 STUDENT = "student"
-# (Term, teacher) -> loss of the same logits; the teacher is None for the student's own loss.
-PositionLosses = Mapping[tuple[str, str | None], PositionLoss]
-# Sums the losses of the same logits: (sum to differentiate, the same keys -> tree of sums).
-SumLosses = Callable[[Readout, PositionLosses], tuple[Scalar | float, dict[tuple[str, str | None], Any]]]
 # Number of the key of the projections among the keys derived from that of the heads, which count from 0.
 _PROJECTIONS_KEY = 2**31
 
 
-class Teacher(Protocol):
-    """A frozen network, whose parameters are at `params["teachers"][name]` unless its predictions are cached.
-
-    Attributes:
-      config: configuration of its model.
-      objective: what it predicts.
-      vocabulary: digest of its vocabulary; None if it is unknown.
-      weight: weight among several teachers.
-    """
-
-    config: ModelConfig
-    objective: Component
-    vocabulary: str | None
-    weight: float
-
-    def bound(self) -> contextlib.AbstractContextManager[None]:
-        """Binds its sharding rules within the trace of a step."""
-
-
-class CachedTeacher(Protocol):
-    """The stored predictions of a teacher, which replace its forward pass.
-
-    Attributes:
-      attached: the arrays that a batch needs.
-    """
-
-    attached: tuple[Attached, ...]
-
-    def check_classes(self, classes: Mapping[str, int]) -> None:
-        """Raises a UserError unless the student, prediction -> number of classes, predicts what is stored."""
-
-    def predictions(self, batch: Batch) -> dict[str, TopK]:
-        """Returns the stored predictions of a batch or a microbatch."""
-
-
-class Distillation:
-    """The objective of a student, and losses between the student and its teachers. Implements `Objective`.
+class Distillation(Objective):
+    """The objective of a student, and losses between the student and its teachers.
 
     The terms are those of the student's own objective, and one per loss under its name. Each teacher runs once per
     microbatch, on the rows of the student, without dropout and gradient. The divisor of a loss depends on the data
-    alone, so the result depends neither on the number of microbatches nor on that of devices. The metrics are those of
-    the student, and the value of each loss under its name.
+    alone, so the result does not depend on the number of microbatches and devices. The metrics are the metrics of the
+    student, and the value of each loss under its name.
 
     Args:
       objective: what the student predicts.
       losses: name -> loss.
-      coefficients: loss -> factor in the total loss, a number or a function of the step; by default 1. `task` is the
-        factor of all terms of `objective`, and the name of a term that of this term, on top of its own coefficient.
+      coefficients: loss -> factor in the total loss, a number or a function of the step; by default 1. The key `task`
+        multiplies the coefficients of all terms of `objective`, and the name of a term the coefficient of this term.
       teachers: name -> teacher.
       cached: name of a teacher -> its stored predictions. Such a teacher does not run.
       vocabulary: digest of the student's vocabulary, which losses compare with those of the teachers.
@@ -94,19 +62,23 @@ class Distillation:
 
     def __init__(
         self,
-        objective: Component,
+        objective: Objective,
         losses: Mapping[str, Loss],
         *,
         coefficients: Mapping[str, float | Schedule] | None = None,
-        teachers: Mapping[str, Teacher],
-        cached: Mapping[str, CachedTeacher] | None = None,
+        teachers: "Mapping[str, LoadedTeacher]",
+        cached: Mapping[str, CachedLogits] | None = None,
         vocabulary: str | None = None,
         on_policy: OnPolicy | None = None,
     ):
         self.objective, self.losses, self.teachers = objective, dict(losses), dict(teachers)
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
         self._check_names(coefficients or {})
-        running = {name: each.objective.features for name, each in self.teachers.items() if name not in self.cached}
+        running = {
+            name: (each.objective.features, each.config.reads)
+            for name, each in self.teachers.items()
+            if name not in self.cached
+        }
         attached = [array for each in self.cached.values() for array in each.attached]
         self.features = features.merge(objective.features, running, attached)
         given = dict.fromkeys((TASK, *losses), 1.0) | dict(coefficients or {})
@@ -115,8 +87,13 @@ class Distillation:
             for term, value in objective.coefficients.items()
         }
         self.coefficients = own | {name: given[name] for name in losses}
-        self.other_names = objective.other_names
+        self.other_names, self.draws = objective.other_names, objective.draws
         self._on_policy = on_policy
+        if objective.stages or (on_policy is not None and objective.prepare is not None):
+            raise UserError(
+                f"{type(objective).__name__}: the objective of a student can have neither stages nor, with OnPolicy, "
+                "batches that it prepares itself. Give another objective, or omit OnPolicy."
+            )
         if on_policy is not None:
             on_policy.check(self.features, coefficients=own, cached=self.cached)
             self.features = dataclasses.replace(self.features, packable=False)
@@ -124,15 +101,19 @@ class Distillation:
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the student's own objective; empty if it has none."""
-        return tuple(getattr(self.objective, "labels", ()))
+        return self.objective.labels
 
     @property
     def prepare(self) -> Callable[..., Batch] | None:
-        """Function that replaces targets by samples of the student, see `Objective`; None without `on_policy`."""
+        """Function that replaces targets by samples of the student, or that of its objective; see `Objective`."""
         if self._on_policy is None:
-            return None
+            return self.objective.prepare
         sample, spec = self._on_policy, self.features
-        return lambda params, batch, *, key, step: sample(params["model"], spec, batch, key=key, step=step)
+
+        def prepare(params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
+            return batch if key is None else sample(params["model"], spec, batch, key=key, step=step)
+
+        return prepare
 
     def check(self, config: ModelConfig) -> None:
         """Checks that each loss is defined for the student and its teachers.
@@ -141,8 +122,8 @@ class Distillation:
           config: configuration of the student's model.
 
         Raises:
-          UserError: it is not, it reads hidden states of a teacher whose predictions are cached, or a teacher has
-            another vocabulary than the student, whose token ids it reads.
+          UserError: a loss is not defined, it reads hidden states of a teacher whose predictions are cached, or a
+            teacher has another vocabulary than the student, whose token ids it reads.
         """
         student = self._student(config)
         for name in self.teachers:
@@ -164,6 +145,10 @@ class Distillation:
                 f"teacher {teacher!r}: its vocabulary ({theirs}) differs from that of the student "
                 f"({self._vocabulary}), whose token ids it reads. Give a teacher with the vocabulary of the student."
             )
+
+    def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
+        """Returns the networks of the student's own objective; see `Objective.networks`."""
+        return self.objective.networks(config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads of the student and the projections of the losses; see `Objective.init`.
@@ -190,74 +175,93 @@ class Distillation:
                 projections[name] = made
         return heads | ({PROJECTIONS: projections} if projections else {})
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Computes the total weight of each term and loss; see `Objective.weights`."""
-        own = features.select(batch, self.objective.features)
-        rows = flatten_choices(own, self.objective.features.axes)
-        losses = {name: loss.weight(rows, self.objective) for name, loss in self.losses.items()}
-        return self.objective.weights(own) | losses
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the student's predictions and of the losses; see `Objective.weights`."""
+        own = features.select(rows, self.objective.features)
+        return self.objective.weights(own) | self._loss_weights(own)
 
-    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
-        """Runs the student and the teachers, and computes the terms and losses; see `Objective.terms`."""
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the student's terms and of the losses; see `Objective.target_weights`."""
+        own = features.select(rows, self.objective.features)
+        return self.objective.target_weights(own) | self._loss_weights(own)
 
-        def separately(network: Readout, losses: PositionLosses) -> tuple[float, dict[Any, Any]]:
-            return 0.0, {key: sum_over_positions(network, loss) for key, loss in losses.items()}
+    def _loss_weights(self, own: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        return {name: loss.weights(own, self.objective) for name, loss in self.losses.items()}
 
-        return self._terms(params, batch, dropout_key, separately)[-1]
+    def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
+        """Returns the state of the student and of the teachers that run; see `Objective.initial_carry`."""
+        found = dict(self.objective.initial_carry(config, batch_size))
+        for name, teacher in self.teachers.items():
+            carry = teacher.objective.initial_carry(teacher.resolved, batch_size)
+            if carry and name in self.cached:
+                raise UserError(
+                    f"teacher {name!r} carries state from batch to batch, which cached predictions do not have. Run "
+                    "the teacher in the training step instead: give TEACHER without its logits."
+                )
+            found |= {f"{TEACHER}{name}/{network}": arrays for network, arrays in carry.items()}
+        return found
 
-    def loss_and_terms(
+    def run(
         self,
         params: Params,
-        batch: Batch,
-        factors: Mapping[str, Scalar | float],
+        rows: Batch,
         *,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[Scalar, Terms]:
-        """Computes the loss in one pass over the logits of each prediction; see `Objective.loss_and_terms`."""
+        keys: Keys = NO_KEYS,
+        carry: Carry = NO_CARRY,
+        capture: Sequence[str] = (),
+    ) -> Outputs:
+        """Runs the student, and the teachers whose predictions are not cached; see `Objective.run`."""
+        student, ran = self._student(params["model"].config), {}
+        captured = dict.fromkeys(capture)
+        for name, teacher in self.teachers.items():
+            ours, theirs = self._captures(student, name)
+            captured |= dict.fromkeys(ours)
+            if name not in self.cached:
+                frozen = self._frozen(name, params)
+                read = features.select(rows, teacher.objective.features)
+                prefix = f"{TEACHER}{name}/"
+                own = {key.removeprefix(prefix): each for key, each in carry.items() if key.startswith(prefix)}
+                with teacher.bound():
+                    outputs = teacher.objective.run(frozen, read, carry=own, capture=theirs)
+                outputs = jax.lax.stop_gradient(outputs)
+                ran[f"{TEACHER}{name}"] = outputs
+                ran |= {f"{prefix}{key}": outputs if key == MODEL else outputs.networks[key] for key in own}
+        own = features.select(rows, self.objective.features)
+        outputs = self.objective.run(params, own, keys=keys, carry=carry, capture=tuple(captured))
+        return outputs.replace(networks={**outputs.networks, **ran})
 
-        def factor(term: str, teacher: str | None) -> Scalar | float:
-            weight = 1.0 if teacher is None else self._teachers_of(self.losses[term])[teacher]
-            return factors[term] * weight
-
-        def in_one_pass(network: Readout, losses: PositionLosses) -> tuple[Scalar, dict[Any, Any]]:
-            return weighted_sum_over_positions(network, losses, {key: factor(*key) for key in losses})
-
-        loss, included, terms = self._terms(params, batch, dropout_key, in_one_pass)
-        return loss + sum(factors[name] * each for name, each in terms.sums.items() if name not in included), terms
-
-    def _terms(
-        self,
-        params: Params,
-        batch: Batch,
-        dropout_key: jax.Array | None,
-        sum_losses: SumLosses,
-    ) -> tuple[Scalar | float, set[str], Terms]:
-        """Returns the sum of the losses of logits that `sum_losses` returns, the names of its terms, and all terms."""
-        rows = flatten_choices(batch, self.features.axes)
-        own_rows = features.select(rows, self.objective.features)
-        student, head_key = self._student(params["model"].config), key_of_heads(dropout_key)
-        captures = [self._captures(student, name) for name in self.teachers]
-        names = tuple(dict.fromkeys(name for own, _ in captures for name in own))
-        outputs = self.objective.forward(params, own_rows, dropout_key=dropout_key, capture=names)
-        predictions = self.objective.predictions(params, outputs, own_rows, dropout_key=head_key)
-        view = View(student, outputs, own_rows, predictions)
-        views = {
-            name: self._view_of(name, params, rows, capture)
-            for name, (_, capture) in zip(self.teachers, captures, strict=True)
-        }
-        loss_of_logits, own, summed = self._sum_over_positions(view, views, sum_losses)
-        terms = self.objective.terms_of_sums(own, params, outputs, own_rows, dropout_key=head_key)
-        sums, metrics = dict(terms.sums), dict(terms.metrics)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the student's predictions, with the losses between the networks; see `Objective.read`."""
+        own = features.select(rows, self.objective.features)
+        found = self.objective.read(params, outputs, own, keys=keys)
+        if taken := self.losses.keys() & found.metric_names():
+            raise UserError(f"LOSSES: {taken.pop()!r} is a metric of the student already. Rename the loss.")
+        student = View(self._student(params["model"].config), outputs, own, lambda: found.predictions)
+        teachers = {name: self._view_of(name, params, outputs, rows) for name in self.teachers}
+        predictions, sums, metrics = dict(found.predictions), dict(found.sums), dict(found.metrics)
         for name, loss in self.losses.items():
-            if name in metrics:
-                raise UserError(f"LOSSES: {name!r} is a metric of the student already. Rename the loss.")
-            sums[name] = self._mean(name, params, view, views, summed)
-            metrics[name] = (sums[name], loss.weight(own_rows, self.objective))
-        return loss_of_logits, {*own, *(name for name, _ in summed)}, Terms(sums=sums, metrics=metrics)
+            weight = jnp.sum(loss.weights(own, self.objective)).astype(jnp.float32)
+            shares = self._teachers_of(loss)
+            if isinstance(loss, LogitLoss):
+                terms = [
+                    _term(name, loss.position_loss(student, teachers[each]), shares[each], weight) for each in shares
+                ]
+                predictions[loss.prediction] = predictions[loss.prediction].with_loss(*terms)
+                continue
+            heads = params["objective"].get(PROJECTIONS, {}).get(name, {})
+            sums[name] = sum(
+                share * loss(heads.get(teacher, {}), student, teachers[teacher]) for teacher, share in shares.items()
+            )
+            metrics[name] = (sums[name], weight)
+        return dataclasses.replace(found, rows=rows, predictions=predictions, sums=sums, metrics=metrics)
 
-    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the targets as the student's own objective does; see `Objective.predict`."""
-        return self.objective.predict(params, features.select(batch, self.objective.features))
+        return self.objective.predict(found)
+
+    def _frozen(self, teacher: str, params: Params) -> Params:
+        """Returns the complete networks of a teacher, without gradient."""
+        return networks.resolve(self.teachers[teacher].objective, jax.lax.stop_gradient(params["teachers"][teacher]))
 
     def _student(self, config: ModelConfig) -> Network:
         return Network(STUDENT, config, self.objective, self._vocabulary)
@@ -279,65 +283,14 @@ class Distillation:
         own, theirs = (dict.fromkeys(name for names in side for name in names) for side in zip(*pairs, strict=True))
         return tuple(own), tuple(theirs)
 
-    def _view_of(self, name: str, params: Params, rows: Batch, capture: tuple[str, ...]) -> View:
-        """Runs a teacher, or reads its stored predictions."""
+    def _view_of(self, name: str, params: Params, outputs: Outputs, rows: Batch) -> View:
+        """Returns what a teacher computed, or its stored predictions."""
         teacher, network = self.teachers[name], self._network(name)
-        own_rows = features.select(rows, teacher.objective.features)
+        read = features.select(rows, teacher.objective.features)
         if name in self.cached:
-            return View(network, None, own_rows, Deferred(lambda: self.cached[name].predictions(rows)))
-        frozen = jax.lax.stop_gradient(params["teachers"][name])
-        with teacher.bound():
-            outputs = jax.lax.stop_gradient(teacher.objective.forward(frozen, own_rows, capture=capture))
-        return View(
-            network, outputs, own_rows, Deferred(lambda: teacher.objective.predictions(frozen, outputs, own_rows))
-        )
-
-    def _sum_over_positions(
-        self,
-        student: View,
-        teachers: Mapping[str, View],
-        sum_losses: SumLosses,
-    ) -> tuple[Scalar | float, dict[str, Any], dict[tuple[str, str], Scalar]]:
-        """Sums all losses of logits, those of a prediction with one call of `sum_losses`.
-
-        Returns:
-          The sum to differentiate, prediction -> sums of the student's own loss, and (loss, teacher) -> sum.
-        """
-        groups: dict[str, dict[tuple[str, str | None], PositionLoss]] = {}
-        for name, loss in self.objective.position_losses(student.predictions).items():
-            groups[name] = {(name, None): loss}
-        for name, loss in self.losses.items():
-            if isinstance(loss, LogitLoss):
-                group = groups.setdefault(loss.prediction, {})
-                for teacher in self._teachers_of(loss):
-                    group[name, teacher] = loss.position_loss(student, teachers[teacher])
-        total, own, summed = 0.0, {}, {}
-        for prediction, group in groups.items():
-            predicted = student.predictions[prediction]
-            loss, found = sum_losses(Readout(predicted.hidden, predicted.logits), group)
-            total += loss
-            if (prediction, None) in found:
-                own[prediction] = found.pop((prediction, None))
-            summed |= found
-        return total, own, summed
-
-    def _mean(
-        self,
-        name: str,
-        params: Params,
-        student: View,
-        teachers: Mapping[str, View],
-        summed: Mapping[tuple[str, str], Scalar],
-    ) -> Scalar:
-        """Returns the weighted mean of a loss over its teachers, which is computed unless it is in `summed`."""
-        loss, heads = self.losses[name], params["objective"].get(PROJECTIONS, {}).get(name, {})
-
-        def value(teacher: str) -> Scalar:
-            if (name, teacher) in summed:
-                return summed[name, teacher]
-            return loss(heads.get(teacher, {}), student, teachers[teacher])
-
-        return sum(weight * value(teacher) for teacher, weight in self._teachers_of(loss).items())
+            return View(network, None, read, lambda: self.cached[name].predictions(rows))
+        frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
+        return View(network, theirs, read, lambda: teacher.objective.read(frozen, theirs, read).predictions)
 
     def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
         if not self.losses or not self.teachers:
@@ -369,15 +322,17 @@ def _product(coefficient: float | Schedule, factor: float | Schedule) -> float |
     return lambda step: first(step) * second(step)
 
 
-def _count_classes(objective: Component, params: Params) -> dict[str, int]:
+def _term(name: str, loss: PositionLoss, share: float, weight: Scalar) -> LogitTerm:
+    """Returns the part of a loss of logits that compares with one of several teachers, and its metric."""
+    return LogitTerm(name, loss, share, {name: lambda sums: (share * loss.trained(sums), share * weight)})
+
+
+def _count_classes(objective: Objective, params: Params) -> dict[str, int]:
     """Returns the number of classes of each prediction, from the shapes of the smallest batch."""
-    shapes = objective.features.row_shapes(dict.fromkeys(objective.features.length_keys, 1))
-    dtypes = objective.features.dtypes
-    batch = {name: jnp.zeros((1, *shape), dtypes[name]) for name, shape in shapes.items()}
 
     def logits(params: Params, batch: Batch) -> dict[str, Array]:
-        rows = flatten_choices(batch, objective.features.axes)
-        found = objective.predictions(params, objective.forward(params, rows), rows)
+        found = passes.forward_at_evaluation(objective, params, batch).predictions
         return {name: each.logits(each.hidden) for name, each in found.items()}
 
-    return {name: shape.shape[-1] for name, shape in jax.eval_shape(logits, params, batch).items()}
+    shapes = jax.eval_shape(logits, params, passes.smallest_batch(objective))
+    return {name: shape.shape[-1] for name, shape in shapes.items()}

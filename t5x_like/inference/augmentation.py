@@ -15,15 +15,14 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from t5x_like import partitioning
 from t5x_like.data import batches, specs
 from t5x_like.errors import UserError
 from t5x_like.inference.examples import Example, Fields
 from t5x_like.inference.word_vectors import WordVectors
 from t5x_like.kernels.top_k import top_k
 from t5x_like.models.base import ModelConfig
+from t5x_like.objectives import passes
 from t5x_like.objectives.masked_lm import NAME, MaskedLM
-from t5x_like.training import warm_start
 from t5x_like.training.program import check_inputs
 
 # A word and the ids of its pieces.
@@ -231,7 +230,7 @@ class MaskedWordPredictor:
     """Computes the most probable pieces of a masked word. See `predictors.Computation`.
 
     Attributes:
-      config: Configuration of the model, resolved by `models.base.for_platform`.
+      config: Configuration of the model.
       candidates: Number of pieces.
     """
 
@@ -251,15 +250,10 @@ class MaskedWordPredictor:
                 f"CANDIDATES={self.candidates}: more than the {self.config.vocab_size} tokens of the model. Give less."
             )
 
-    def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
-        """Returns the parameters of the model and of the head of masked language modeling."""
-        return warm_start.load_params(checkpoint_path, self.config, MaskedLM(), partitioner)
-
     def compute(
         self, params: Any, batch: Mapping[str, Array], example_ids: Int[Array, " batch"], key: jax.Array
     ) -> Int[Array, "batch candidates"]:
         """Returns the ids of the most probable pieces at the masked position of each row."""
-        outputs = params["model"](batch)
-        predicted = MaskedLM().predictions(params, outputs, batch)[NAME]
+        predicted = passes.forward(MaskedLM(), params, batch).predictions[NAME]
         _, ids = top_k(predicted.logits(predicted.hidden)[:, 0], self.candidates)
         return ids

@@ -19,12 +19,14 @@ class Codec:
     """Encodes records as token ids, and decodes results for the output.
 
     Args:
-      vocabularies: Vocabulary of `targets`, and of `inputs` if it differs; None if all records are token ids.
+      vocabularies: Vocabulary of `targets`, and of `inputs` if it differs; None if all records are token ids. Its
+        attribute `text_prefix`, if it has one, begins each text of an encoder-decoder.
       lengths: Maximum lengths of `inputs` and `targets`.
-      layout: Determines whether inputs end with EOS, and whether they may be empty.
+      layout: Determines whether inputs may be empty, and which end of long inputs is truncated.
       eos_id: Token that ends a sequence; by default that of the vocabulary.
       model_eos_id: Token that ends a sequence if the vocabulary has none; by default 1.
-      targets_eos: Whether EOS is appended to targets that are text. Targets that are token ids are complete.
+      inputs_eos: Whether EOS is appended to inputs that are text. Inputs that are token ids are complete.
+      targets_eos: The same for targets.
       decoding: Its `eos_ids` end a generated text, by default `eos_id`; its `stop_strings` end a decoded one.
 
     Attributes:
@@ -41,11 +43,12 @@ class Codec:
         eos_id: int | None = None,
         model_eos_id: int | None = None,
         *,
+        inputs_eos: bool = False,
         targets_eos: bool = False,
         decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     ):
         self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
-        self._ended = {"inputs": layout.text_to_text, "targets": targets_eos}
+        self._ended = {"inputs": inputs_eos, "targets": targets_eos}
         if eos_id is None and vocabularies is not None:
             eos_id = vocabularies["targets"].eos_id
         known = (each for each in (eos_id, model_eos_id, features.EOS_ID) if each is not None)
@@ -53,10 +56,11 @@ class Codec:
         self.eos_ids = (self.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._stop_strings = decoding.stop_strings
 
-    def check(self, records: Sequence[Record], vocab_size: int, *, needs_targets: bool) -> None:
+    def check(self, path: str, records: Sequence[Record], vocab_size: int, *, needs_targets: bool) -> None:
         """Checks records without encoding their text, so that an error appears before the first batch.
 
         Args:
+          path: Their path, for messages.
           records: The records, with `inputs` and possibly `targets`.
           vocab_size: Number of token ids of the model.
           needs_targets: Whether the targets are read too.
@@ -66,15 +70,16 @@ class Codec:
         """
         for record in records:
             for name in ("inputs", "targets") if needs_targets else ("inputs",):
-                value = self._value(record.line, record.values, name)
+                where = f"{path}:{record.line}"
+                value = self._value(where, record.values, name)
                 if isinstance(value, list):
-                    check_ids(record.line, {name: value}, vocab_size)
+                    check_ids(where, {name: value}, vocab_size)
 
-    def encode(self, number: int, record: Mapping[str, Any], *, needs_targets: bool) -> dict[str, list[int]]:
+    def encode(self, where: str, record: Mapping[str, Any], *, needs_targets: bool) -> dict[str, list[int]]:
         """Encodes a record.
 
         Args:
-          number: Number of the line in the input file.
+          where: File and line of the record, for messages.
           record: `inputs` and possibly `targets`, each text or token ids.
           needs_targets: Whether to encode the targets too.
 
@@ -85,42 +90,41 @@ class Codec:
           UserError: The record is invalid.
         """
         wanted = ("inputs", "targets") if needs_targets else ("inputs",)
-        example = {name: self._ids(number, record, name) for name in wanted}
+        example = {name: self._ids(where, record, name) for name in wanted}
         if not (self._layout.encoder or self._layout.bos or example["inputs"]):
-            raise UserError(f"line {number}: 'inputs' is empty, and the objective has no BOS. Give a prompt.")
+            raise UserError(f"{where}: 'inputs' is empty, and the objective has no BOS. Give a prompt.")
         return example
 
-    def _value(self, number: int, record: Mapping[str, Any], name: str) -> str | list[int]:
+    def _value(self, where: str, record: Mapping[str, Any], name: str) -> str | list[int]:
         if name not in record:
             raise UserError(
-                f"line {number}: missing {name!r}. Fields of this line: {', '.join(sorted(record))}. Add the field."
+                f"{where}: missing {name!r}. Fields of this line: {', '.join(sorted(record))}. Add the field."
             )
         value = record[name]
         if isinstance(value, str):
             if self._vocabularies is None:
                 raise UserError(
-                    f"line {number}: {name!r} is text without a vocabulary. Give VOCABULARY_PATH, "
+                    f"{where}: {name!r} is text without a vocabulary. Give VOCABULARY_PATH, "
                     "MIXTURE_OR_TASK_NAME, or token ids."
                 )
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
-            raise UserError(
-                f"line {number}: {name!r} must be text or a list of token ids, not {value!r:.80}. Correct it."
-            )
+            raise UserError(f"{where}: {name!r} must be text or a list of token ids, not {value!r:.80}. Correct it.")
         return value
 
-    def _ids(self, number: int, record: Mapping[str, Any], name: str) -> list[int]:
-        value, length = self._value(number, record, name), self._lengths[name]
+    def _ids(self, where: str, record: Mapping[str, Any], name: str) -> list[int]:
+        value, length = self._value(where, record, name), self._lengths[name]
         ended = self._ended[name] and (name == "inputs" or isinstance(value, str))
         if isinstance(value, str):
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
-            value = list(vocabulary.encode(value)) + [self.eos_id] * ended
+            prefix = getattr(vocabulary, "text_prefix", ()) if self._layout.encoder else ()
+            value = [*prefix, *vocabulary.encode(value), *[self.eos_id] * ended]
         if len(value) > length:
             self.truncated += 1
             if ended:
                 value = value[: length - 1] + [self.eos_id]
             else:
                 # A prompt keeps its end, from which the model continues.
-                value = value[:length] if name == "targets" else value[-length:]
+                value = value[-length:] if name == "inputs" and not self._layout.encoder else value[:length]
         return value
 
     def report(self) -> None:
@@ -160,21 +164,21 @@ class Codec:
         return cut_at_stop_string(self._vocabularies["targets"].decode(tokens), self._stop_strings)
 
 
-def check_ids(line: int, ids: Mapping[str, Sequence[int]], vocab_size: int) -> None:
+def check_ids(where: str, ids: Mapping[str, Sequence[int]], vocab_size: int) -> None:
     """Checks that token ids are in the vocabulary: an embedding lookup would return NaN without an error.
 
     Args:
-      line: Line of the record.
+      where: File and line of the record.
       ids: Token ids by field.
       vocab_size: Number of token ids of the model.
 
     Raises:
-      UserError: A token id is out of range. The message names the line, the field and the id.
+      UserError: A token id is out of range. The message names the file, the line, the field and the id.
     """
     for name, tokens in ids.items():
         if tokens and max(tokens) >= vocab_size:
             raise UserError(
-                f"line {line}: token id {max(tokens)} in {name!r}: the model only has the ids 0 … {vocab_size - 1}. "
+                f"{where}: token id {max(tokens)} in {name!r}: the model only has the ids 0 … {vocab_size - 1}. "
                 "Correct the ids, or give the vocabulary that the model was trained with."
             )
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.task_rows import TaskRows
 
 Fields = Mapping[str, Any]
+# The fields of a record of which a task makes no example.
+NO_PREDICTION: Fields = types.MappingProxyType({"prediction": None})
 UNKNOWN = -1
 _TARGETS = "targets"
 # Rows that the preprocessors of a task make at a time.
@@ -82,6 +84,7 @@ class TextExamples:
     """Inputs and targets in token ids, for a model that predicts text.
 
     Args:
+      path: Path of the records, for messages.
       records: The records.
       codec: Encodes text, and decodes results.
       layout: The layout of inputs and targets in a row.
@@ -92,6 +95,7 @@ class TextExamples:
 
     def __init__(
         self,
+        path: str,
         records: Sequence[Record],
         codec: Codec,
         layout: Layout,
@@ -99,14 +103,15 @@ class TextExamples:
         mode: str,
         rows: "TaskRows | None" = None,
     ):
-        self._records, self._codec, self._layout, self._lengths, self._mode = records, codec, layout, lengths, mode
+        self._path, self._records = path, records
+        self._codec, self._layout, self._lengths, self._mode = codec, layout, lengths, mode
         self._rows, self._scored = rows, mode == "score"
         self.longest = layout.longest(lengths, scored=self._scored)
 
     def check(self, vocab_size: int) -> None:
         """Checks the records; see `Codec.check`. Those of a task are checked when its preprocessors read them."""
         if self._rows is None:
-            self._codec.check(self._records, vocab_size, needs_targets=self._scored)
+            self._codec.check(self._path, self._records, vocab_size, needs_targets=self._scored)
 
     def read(self, start: int, stop: int) -> list[Example]:
         """Returns the examples of records; see `Examples`."""
@@ -118,7 +123,7 @@ class TextExamples:
                 for index, example in self._rows.examples(start, stop)
             )
         encoded = (
-            (index, self._codec.encode(self._records[index].line, fields, needs_targets=self._scored))
+            (index, self._codec.encode(f"{self._path}:{self._records[index].line}", fields, needs_targets=self._scored))
             for index, fields in found
         )
         return [Example(index, self._layout.row_length(ids), ids) for index, ids in encoded]
@@ -218,13 +223,14 @@ class IdExamples(_HeadExamples):
     with them, such as `token_types`, are 0 if they are missing, and labels are unknown.
 
     Args:
+      path: Path of the records, for messages.
       records: The records.
       objective: The objective. If it has `labels`, predictions have their names.
       lengths: Task feature -> maximum length in tokens. Longer records are truncated.
     """
 
-    def __init__(self, records: Sequence[Record], objective: Objective, lengths: Mapping[str, int]):
-        self._records = records
+    def __init__(self, path: str, records: Sequence[Record], objective: Objective, lengths: Mapping[str, int]):
+        self._path, self._records = path, records
         self._spec, self._labels = objective.features, tuple(getattr(objective, "labels", ()))
         self._lengths = self._spec.task_lengths(lengths)
         super().__init__(buckets.full_length(self._empty()))
@@ -238,7 +244,7 @@ class IdExamples(_HeadExamples):
         names = [name for name in self._spec.task_features if self._spec.is_token_ids(name)]
         for record in self._records:
             row = {name: self._ids(record, name) for name in self._spec.task_features}
-            check_ids(record.line, {name: row[name] for name in names}, vocab_size)
+            check_ids(f"{self._path}:{record.line}", {name: row[name] for name in names}, vocab_size)
 
     def _ids(self, record: Record, name: str) -> list[int]:
         value, lead = record.values.get(name), self._spec.lead(name)
@@ -249,8 +255,8 @@ class IdExamples(_HeadExamples):
         if not (isinstance(value, list) and all(self._is_valid(name, item) for item in value)):
             kind = "token ids" if self._spec.is_token_ids(name) else "numbers"
             raise UserError(
-                f"line {record.line}: {name!r} must be a list of {kind}, not {value!r:.80}. Correct it, or give "
-                "MIXTURE_OR_TASK_NAME, the task of records with text."
+                f"{self._path}:{record.line}: {name!r} must be a list of {kind}, not {value!r:.80}. Correct it, or "
+                "give MIXTURE_OR_TASK_NAME, the task of records with text."
             )
         return value[: self._lengths[name]]
 

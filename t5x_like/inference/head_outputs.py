@@ -3,7 +3,7 @@
 | prediction of the objective | fields |
 |---|---|
 | label, choice | `prediction`: the name of the label, or its index without names; `probabilities` by name, or a list |
-| score | `prediction`: a number |
+| scores | `prediction`: a number; for several, numbers by name, or a list |
 | tags | `prediction`: the tag of each word, None for words that were truncated; `probabilities`: that of each tag |
 | span | `prediction`: text of the context; `score` and `null_score`: the answer is missing if the second is higher |
 
@@ -59,14 +59,20 @@ def _fields(
 ) -> dict[str, Any]:
     predictions, probabilities = outputs["predictions"], outputs.get("probabilities")
     if np.issubdtype(predictions.dtype, np.floating):
-        return {"prediction": _unlisted([float(value) for value in predictions])}
+        scores = [float(value) for value in predictions]
+        return {"prediction": scores[0] if len(scores) == 1 else _by_name(scores, name)}
     if len(predictions) > 1:
         return _tags(example, predictions, probabilities, name)
     fields = {"prediction": _plain(name(int(predictions[0])))}
     if probabilities is not None:
-        shares = {_plain(name(index)): float(share) for index, share in enumerate(probabilities)}
-        fields["probabilities"] = shares if isinstance(fields["prediction"], str) else list(shares.values())
+        fields["probabilities"] = _by_name([float(share) for share in probabilities], name)
     return fields
+
+
+def _by_name(values: list[float], name: Callable[[int], Any]) -> dict[str, float] | list[float]:
+    """Returns values by the names of their indices, or a list if the indices have no names."""
+    names = [_plain(name(index)) for index in range(len(values))]
+    return dict(zip(names, values, strict=True)) if isinstance(names[0], str) else values
 
 
 def _tags(
@@ -83,10 +89,6 @@ def _tags(
 def _plain(value: Any) -> Any:
     """Returns the index of a vocabulary without names, whose decoded value is a list of ids."""
     return value if isinstance(value, str) else int(np.asarray(value).reshape(-1)[0])
-
-
-def _unlisted(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else values
 
 
 def _spans(rows: Sequence[Row]) -> dict[int, dict[str, Any]]:

@@ -15,7 +15,7 @@ from t5x_like.data.records import Record
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.inference.records import TEXT_FIELD
-from t5x_like.runtime import stop_signals
+from t5x_like.runtime import stop_signals, terminal
 
 # A path for messages. Its suffix says that prompts are lines of text.
 PATH = "prompt.txt"
@@ -67,7 +67,7 @@ def converse(respond: Respond, decoding: Decoding, *, generates: bool = True) ->
                 elif prompt.strip():
                     _print(*_timed(lambda text=prompt: respond(Record(1, {TEXT_FIELD: text}), decoding)))  # noqa: B023
             except UserError as error:
-                print(error)
+                print(terminal.visible(str(error)))
             except KeyboardInterrupt:
                 print("\nThe answer is discarded.")
     if is_terminal:
@@ -119,7 +119,7 @@ def _print(answer: Answer, seconds: float) -> None:
     texts = fields.pop("predictions", [fields["prediction"]])
     del fields["prediction"]
     for text in texts:
-        print(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
+        print(terminal.visible(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)))
     others = f"{json.dumps(fields, ensure_ascii=False)}  " if fields else ""
     print(f"  [{others}{seconds:.2f} s, {answer.tokens / max(seconds, 1e-9):,.0f} tokens/s]", flush=True)
 

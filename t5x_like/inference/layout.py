@@ -15,13 +15,11 @@ class Layout:
 
     Attributes:
       encoder: Whether an encoder reads the inputs. Otherwise a decoder reads the inputs and then the targets.
-      text_to_text: Whether inputs end with EOS, as in text-to-text tasks. A prompt to continue does not.
       bos: The tokens before the inputs or targets of the decoder.
       prefix: Whether attention over the inputs of the decoder is bidirectional.
     """
 
     encoder: bool = True
-    text_to_text: bool = True
     bos: tuple[int, ...] = (features.BOS_ID,)
     prefix: bool = False
 
@@ -40,7 +38,6 @@ class Layout:
             )
         return cls(
             encoder="encoder_input_tokens" in roles,
-            text_to_text="inputs" in spec.task_features,
             bos=(spec.bos_id,) if roles["decoder_input_tokens"] == "shifted" else (),
             prefix="decoder_prefix" in roles,
         )

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from t5x_like import paths
 from t5x_like.decoding.part_files import line
 
 Range = tuple[int, int]
@@ -37,9 +38,10 @@ class StandardOutput:
 
     def write(self, start: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes rows and flushes each one, so that a reader of a pipe gets whole lines."""
-        for row in rows:
-            sys.stdout.write(line(row))
-            sys.stdout.flush()
+        with paths.explain_storage_errors("OUTPUT_PATH", "-"):
+            for row in rows:
+                sys.stdout.write(line(row))
+                sys.stdout.flush()
 
     def finish(self) -> None:
         """Does nothing."""

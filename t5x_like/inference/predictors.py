@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 from jaxtyping import Array, Int
 
-from t5x_like import interop, partitioning
-from t5x_like.data import features, specs
+from t5x_like import interop
+from t5x_like.data import features
 from t5x_like.data.records import Record
-from t5x_like.data.source import DataSource
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.parameters import for_decoding
 from t5x_like.decoding.score import score
@@ -19,17 +18,16 @@ from t5x_like.errors import UserError
 from t5x_like.inference.codec import Codec, has_task, vocabularies_for
 from t5x_like.inference.examples import Examples, HeadExamples, IdExamples, TextExamples
 from t5x_like.inference.layout import Layout
+from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.records import TEXT_FIELD
-from t5x_like.models.base import ModelConfig
-from t5x_like.objectives.base import Objective
-from t5x_like.training import warm_start
+from t5x_like.objectives import passes
+from t5x_like.objectives.base import Batch
 from t5x_like.training.program import check_inputs
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.task_rows import TaskRows
 
 PREDICT, SCORE = "predict", "score"
-Batch = Mapping[str, Array]
 
 
 class Computation(Protocol):
@@ -60,11 +58,8 @@ class Predictor(Computation, Protocol):
           UserError: A record is invalid; the message has its line.
         """
 
-    def with_decoding(self, decoding: Decoding) -> "Predictor":
-        """Returns the predictor with other settings of generation."""
-
-    def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
-        """Returns the parameters at a path, which `compute` reads."""
+    def load(self) -> Any:
+        """Returns the parameters that `compute` reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,42 +81,48 @@ class TextOptions:
     decoding: Decoding = Decoding()
 
 
-def predictor_for(
-    config: ModelConfig,
-    objective: Objective | None,
-    data: DataSource | None,
-    lengths: Mapping[str, int],
-    options: TextOptions = TextOptions(),  # noqa: B008 (frozen)
-    vocabulary: Any = None,
-) -> Predictor:
-    """Returns the predictor of an objective.
+def predictor_for(loaded: Loaded, options: TextOptions = TextOptions()) -> Predictor:  # noqa: B008 (frozen)
+    """Returns the predictor of a model.
 
     Args:
-      config: Configuration of the model, resolved by `models.base.for_platform`.
-      objective: The objective; None for sequence-to-sequence generation.
-      data: The task, or None.
-      lengths: Maximum length of each task feature.
+      loaded: The model and its objective.
       options: How text is generated or scored.
-      vocabulary: Vocabulary of the text in `inputs` and `targets`; None for that of `data`.
 
     Raises:
       UserError: The settings do not fit together.
     """
-    spec = specs.ENCODER_DECODER if objective is None else objective.features
-    if predicts_text(spec):
-        _check_lengths(lengths)
-        layout = Layout.of(spec)
-        check_inputs(config, objective, layout.shapes(1, lengths))
-        return TextPredictor(config, layout, data, lengths, options, vocabulary)
+    if predicts_text(loaded.features):
+        _check_lengths(loaded.task_feature_lengths)
+        shapes = Layout.of(loaded.features).shapes(1, loaded.task_feature_lengths)
+        check_inputs(loaded.resolved, loaded.objective, shapes)
+        return TextPredictor(loaded, options)
+    name = type(loaded.objective).__name__
     if options.mode == SCORE:
-        name = type(objective).__name__
         raise UserError(f"MODE=score: {name} predicts no text. Give MODE=predict, whose output has probabilities.")
     if options.decoding != Decoding():
-        name = type(objective).__name__
         raise UserError(
             f"DECODING: {name} generates no text. Omit the settings of generation, such as BEAMS and TEMPERATURE."
         )
-    return HeadPredictor(config, objective, data, lengths)
+    return HeadPredictor(loaded)
+
+
+def make_examples(loaded: Loaded, predictor: Predictor, path: str, records: Sequence[Record]) -> Examples:
+    """Returns the examples of records, after a comparison of the vocabulary of their text with that of the model.
+
+    Args:
+      loaded: The model.
+      predictor: Its predictor.
+      path: Path of the records, for messages.
+      records: At least one record.
+
+    Raises:
+      UserError: A record is invalid, or its text has another vocabulary than the model.
+    """
+    examples = predictor.examples(path, records)
+    has_vocabulary_of_run = loaded.tokenizer is not None and TEXT_FIELD in records[0].values
+    if not (has_vocabulary_of_run or all(isinstance(record.values.get("inputs"), list) for record in records)):
+        loaded.check_vocabulary(loaded.data)
+    return examples
 
 
 def predicts_text(spec: features.FeatureSpec) -> bool:
@@ -143,68 +144,65 @@ class TextPredictor:
     """Generates text for records by their `inputs`, or by the columns of a task, or scores their targets.
 
     Args:
-      config: Configuration of the model, resolved by `models.base.for_platform`.
-      layout: The layout of inputs and targets in a row.
-      data: The task, or None for token ids.
-      lengths: Maximum lengths of `inputs` and `targets`.
+      loaded: The model, with the maximum lengths of `inputs` and `targets`.
       options: How text is generated or scored.
-      vocabulary: Vocabulary of the text in `inputs` and `targets`; None for that of `data`.
 
     Attributes:
       decoding: How text is generated, resolved after the first call of `examples`.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layout: Layout,
-        data: DataSource | None,
-        lengths: Mapping[str, int],
-        options: TextOptions,
-        vocabulary: Any = None,
-    ):
-        self._config, self._layout, self._data, self._lengths = config, layout, data, lengths
-        self._vocabulary = vocabulary
-        self._options, self.decoding = options, options.decoding
+    def __init__(self, loaded: Loaded, options: TextOptions):
+        self._loaded, self._options, self.decoding = loaded, options, options.decoding
+        self._layout = Layout.of(loaded.features)
 
     def examples(self, path: str, records: Sequence[Record]) -> Examples:
         """Returns the examples of records; see `Predictor`."""
         rows = None
-        if TEXT_FIELD in records[0].values or not has_task(self._data):
-            vocabularies = vocabularies_for(self._data, [record.values for record in records], self._vocabulary)
+        loaded, data, lengths = self._loaded, self._loaded.data, self._loaded.task_feature_lengths
+        if TEXT_FIELD in records[0].values or not has_task(data):
+            vocabularies = vocabularies_for(data, [record.values for record in records], loaded.tokenizer)
         else:
             from t5x_like.data.seqio_feed.task_rows import TaskRows
 
-            vocabularies, rows = self._data.vocabularies(), TaskRows(self._data, path, records)
-        if vocabularies is not None and (rows is not None or self._vocabulary is None):
-            self._data.check_vocabulary(self._config.vocab_size)
+            vocabularies, rows = data.vocabularies(), TaskRows(data, path, records)
+        if vocabularies is not None and (rows is not None or loaded.tokenizer is None):
+            data.check_vocabulary(loaded.config.vocab_size)
         codec = Codec(
             vocabularies,
-            self._lengths,
+            lengths,
             self._layout,
             self._options.eos_id,
-            interop.eos_id(self._config),
+            interop.eos_id(loaded.config),
+            inputs_eos=self._inputs_eos(reads_task=vocabularies is not None and has_task(data)),
             targets_eos=self._options.score_eos,
             decoding=self.decoding,
         )
         self.decoding = self.decoding.resolve(
-            max_length=self._lengths["targets"],
+            max_length=lengths["targets"],
             eos_ids=codec.eos_ids,
             bos_id=self._layout.bos[0] if self._layout.bos else features.BOS_ID,
         )
-        found = TextExamples(records, codec, self._layout, self._lengths, self._options.mode, rows)
-        found.check(self._config.vocab_size)
+        found = TextExamples(path, records, codec, self._layout, lengths, self._options.mode, rows)
+        found.check(loaded.config.vocab_size)
         return found
 
-    def with_decoding(self, decoding: Decoding) -> "TextPredictor":
-        """Returns the predictor with other settings of generation; see `Predictor`."""
-        options = dataclasses.replace(self._options, decoding=decoding)
-        return TextPredictor(self._config, self._layout, self._data, self._lengths, options, self._vocabulary)
+    def _inputs_eos(self, *, reads_task: bool) -> bool:
+        """Returns whether `inputs` that are text end with EOS, as in the training of the objective.
 
-    def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
+        Args:
+          reads_task: Whether the task may be read, which needs TensorFlow.
+        """
+        if "inputs" not in self._loaded.features.task_features:
+            return False  # they are the beginning of `targets`
+        found = self._loaded.inputs_eos
+        if found is None and reads_task:
+            found = self._loaded.data.add_eos().get("inputs")
+        return getattr(self._loaded.objective, "inputs_eos", True) if found is None else found
+
+    def load(self) -> Any:
         """Returns the parameters of the model, in the form that decoding reads; see `Predictor`."""
-        loaded = warm_start.load_model(checkpoint_path, self._config, partitioner)
-        return loaded if self._options.mode == SCORE else partitioner.jit(for_decoding)(loaded)
+        model = self._loaded.read_model()
+        return model if self._options.mode == SCORE else self._loaded.partitioner.jit(for_decoding)(model)
 
     def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:
         """Returns `Generated` or `Scored`; see `Predictor`."""
@@ -218,46 +216,38 @@ class HeadPredictor:
     """Predicts by the heads of an objective.
 
     Attributes:
-      config: Configuration of the model, resolved by `models.base.for_platform`.
-      objective: The objective that owns the heads.
-      data: The task whose preprocessors make the examples, or None for token ids.
-      lengths: Maximum length of each task feature.
+      loaded: The model, with the objective that owns the heads.
     """
 
-    config: ModelConfig
-    objective: Objective
-    data: DataSource | None
-    lengths: Mapping[str, int]
+    loaded: Loaded
 
     def examples(self, path: str, records: Sequence[Record]) -> Examples:
         """Returns the examples of records; see `Predictor`."""
-        if not has_task(self.data) and any(isinstance(value, list) for value in records[0].values.values()):
-            found = IdExamples(records, self.objective, self.lengths)
-            found.check(self.config.vocab_size)
+        loaded, data = self.loaded, self.loaded.data
+        if not has_task(data) and any(isinstance(value, list) for value in records[0].values.values()):
+            found = IdExamples(path, records, loaded.objective, loaded.task_feature_lengths)
+            found.check(loaded.config.vocab_size)
             return found
-        rows, spec = self._task_rows(path, records), self.objective.features
-        self.data.check_vocabulary(self.config.vocab_size)
-        return HeadExamples(rows, spec, self.data.batch_shapes(spec))
+        rows, spec = self._task_rows(path, records), loaded.features
+        data.check_vocabulary(loaded.config.vocab_size)
+        return HeadExamples(rows, spec, data.batch_shapes(spec))
 
     def _task_rows(self, path: str, records: Sequence[Record]) -> "TaskRows":
         """Returns the records in a task."""
-        if not has_task(self.data):
+        data = self.loaded.data
+        if not has_task(data):
             raise UserError(
-                f"{path}: {type(self.objective).__name__} needs a task that makes its features. Give "
+                f"{path}: {type(self.loaded.objective).__name__} needs a task that makes its features. Give "
                 "--gin.MIXTURE_OR_TASK_NAME=…, the task that the model was trained on."
             )
         from t5x_like.data.seqio_feed.task_rows import TaskRows
 
-        return TaskRows(self.data, path, records, text_field=TEXT_FIELD if path.endswith(".txt") else None)
+        return TaskRows(data, path, records, text_field=TEXT_FIELD if path.endswith(".txt") else None)
 
-    def with_decoding(self, decoding: Decoding) -> "HeadPredictor":
-        """Returns the same predictor; see `Predictor`."""
-        return self
-
-    def load(self, checkpoint_path: str, partitioner: partitioning.Partitioner) -> Any:
+    def load(self) -> Any:
         """Returns the parameters of the model and its heads; see `Predictor`."""
-        return warm_start.load_params(checkpoint_path, self.config, self.objective, partitioner)
+        return self.loaded.read()
 
     def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:
         """Returns the outputs of the objective by name; see `Predictor`."""
-        return self.objective.predict(params, batch)
+        return passes.predict(self.loaded.objective, params, batch)

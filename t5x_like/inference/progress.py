@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 
 from absl import logging
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from t5x_like.metrics.progress import duration
+from t5x_like.runtime import terminal
 
 # Seconds between two lines of progress without a terminal.
 _LOG_SECONDS = 30.0
@@ -30,7 +30,7 @@ class Progress:
     def __init__(self, total: int, completed: int = 0, *, enabled: bool = True, noun: str = "records"):
         self._total, self._first, self._completed, self._enabled = total, completed, completed, enabled
         self._noun = noun
-        self._console = Console(stderr=True, highlight=False)
+        self._console = terminal.console(stderr=True, highlight=False)
         self._bar: Bar | None = None
         self._started = self._logged = time.monotonic()
         self.tokens = 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from t5x_like import partitioning
 from t5x_like.data import buckets
-from t5x_like.inference.examples import Example, Examples
+from t5x_like.inference.examples import NO_PREDICTION, Example, Examples, Fields
 from t5x_like.inference.predictors import Computation
 from t5x_like.runtime import distributed
 
@@ -114,6 +114,22 @@ class Runner:
         return [
             (example, jax.tree.map(lambda x, row=first + row: x[row], on_host)) for row, example in enumerate(chunk)
         ]
+
+
+def fields_of(runner: Runner, examples: Examples, count: int) -> tuple[list[Fields], int]:
+    """Computes the results of records in memory.
+
+    Args:
+      runner: Computes the results.
+      examples: The examples of the records.
+      count: Number of records.
+
+    Returns:
+      The output fields of each record, and the number of tokens that they have cost.
+    """
+    results = runner.run(examples, 0, count, lambda *_: None)
+    fields = examples.fields(results)
+    return [fields.get(index, NO_PREDICTION) for index in range(count)], examples.tokens(results)
 
 
 def _transposed(lengths: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -25,6 +25,7 @@ from t5x_like.interop import (
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors
+from t5x_like.models import build
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.objectives.heads import HeadForm
 
@@ -90,7 +91,7 @@ def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
         raise UserError(f"{unknown[0]}: not a field of {type(stored).__name__}. Give one of {known}.")
     config = dataclasses.replace(stored, **changes)
     leaves = _read(path, family_of(config), config)
-    like = jax.eval_shape(config.make, jax.random.key(0))
+    like = build.shapes(config)
     model_leaves = {
         name.removeprefix(tables.MODEL): jax.numpy.asarray(leaf)
         for name, leaf in leaves.items()
@@ -121,7 +122,7 @@ def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[s
 def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, tuple[int, ...]]:
     """Returns stored name -> shape of the parameters that `read` returns, without those of heads.
 
-    Reads only config.json.
+    Reads config.json and the headers of the safetensors, whose names, shapes and sizes are checked.
 
     Args:
       path: as for `read`.
@@ -129,9 +130,12 @@ def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -
       other_sizes: as for `read`.
 
     Raises:
-      UserError: family or architecture differ.
+      UserError: family or architecture differ, a file is truncated, or a tensor is missing, unexpected or of the wrong
+        shape.
     """
-    shapes = tables.shapes(_agreeing_config(path, config, other_sizes))
+    stored = _agreeing_config(path, config, other_sizes)
+    tables.check(path, *_tensors(path, family_of(stored), stored))
+    shapes = tables.shapes(stored)
     return {name: shape if layers is None else (layers, *shape) for name, (shape, layers) in shapes.items()}
 
 
@@ -167,10 +171,15 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
 
 
 def _read(path: str, family: tables.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
+    return tables.read(path, *_tensors(path, family, config))
+
+
+def _tensors(path: str, family: tables.Family, config: ModelConfig) -> tuple[Any, ...]:
+    """Returns the arguments of `tables.read` after the directory."""
     hf_config = json_files.read(file := paths.join(path, CONFIG))
     with file_in_errors(file):
         head_class = head_classes.class_of_directory(family, hf_config)
-    return tables.read(path, family, config, head_class)
+    return family, config, head_class, family.omitted(hf_config)
 
 
 def task_head(path: str) -> TaskHead | None:
@@ -192,7 +201,7 @@ def task_head(path: str) -> TaskHead | None:
         if found is None:
             return None
         labels = head_classes.labels_from_json(hf_config) if found.has_labels else ()
-        return TaskHead(found.head, found.form(hf_config), labels)
+        return TaskHead(found.head, found.form(hf_config), labels, head_classes.is_regression(found, hf_config))
 
 
 def head_names(path: str) -> set[str]:
@@ -233,6 +242,7 @@ def to_huggingface(
     path: str,
     *,
     labels: Sequence[str] = (),
+    regression: bool = False,
     dropout_rate: float | None = None,
     padding_id: int | None = None,
     generation_settings: Mapping[str, Any] | None = None,
@@ -246,7 +256,8 @@ def to_huggingface(
       params: `{"model": …}`, optionally with the heads to write in `"objective"`; scanned, unrolled or by stored name.
       config: configuration of the model.
       path: local directory or bucket, created if missing.
-      labels: names of the labels of the head of a classification task. By default `LABEL_0`, `LABEL_1`, ….
+      labels: names of the labels, or the scores, of the head of a task. By default `LABEL_0`, `LABEL_1`, ….
+      regression: whether the head of sequences predicts scores. One with a single output always does.
       dropout_rate: dropout rate of this head, if it is not the default of the class of transformers.
       padding_id: `pad_token_id` for a head that reads the last token of a decoder, which transformers finds by it. It
         is written if the special tokens of the model do not have one.
@@ -260,7 +271,7 @@ def to_huggingface(
     hf_config, head_class = _describe(family, config, leaves)
     if head_class is not None:
         outputs = leaves[head_class.table[-1].name].shape[-1]
-        hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate)
+        hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate, regression=regression)
         hf_config |= head_classes.padding_to_json(head_class, hf_config, padding_id)
     safetensors_files.write(path, tables.write(family, config, leaves, head_class))
     tokens = config.special_tokens
@@ -270,6 +281,20 @@ def to_huggingface(
         known = ids if ids is not None else tokens.config if tokens is not None else ()
         _write({**(generation_settings or {}), **dict(known)}, paths.join(path, GENERATION_CONFIG))
     _write(hf_config, paths.join(path, CONFIG))
+
+
+def exported_class(config: ModelConfig, names: Iterable[str]) -> str:
+    """Returns the class of transformers that `to_huggingface` writes.
+
+    Args:
+      config: configuration of the model.
+      names: stored names of its parameters and heads.
+
+    Raises:
+      UserError: transformers does not support the model or a head.
+    """
+    hf_config, head_class = _describe(family_of(config), config, names)
+    return hf_config["architectures"][0] if head_class is None else head_class.name
 
 
 def _describe(

@@ -110,6 +110,11 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
     names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
     if config.activations not in names:
         raise UserError(f"activations={config.activations}: not supported by transformers' BERT")
+    if config.unembed_dim != config.embed_dim:
+        raise UserError(
+            f"embedding_dim={config.embedding_dim}: not supported by transformers' BERT, whose embeddings have the "
+            f"size of the hidden states, {config.embed_dim}"
+        )
     if config.num_heads * config.head_dim != config.embed_dim:
         raise UserError(
             f"head_dim={config.head_dim}: not supported by transformers' BERT, which requires embed_dim / num_heads = "
@@ -193,10 +198,10 @@ def table(config: BertConfig) -> list[TensorMapping]:
         "model/encoder/layers",
     )
     return [
-        TensorMapping("model/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        TensorMapping("model/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        TensorMapping("model/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
-        *norm("model/embedding_norm", f"{embeddings}.LayerNorm"),
+        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
+        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
+        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
+        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
         *attention(layer, hf_layer),
         *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
         *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),

@@ -4,16 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from t5x_like import interop
 from t5x_like.errors import UserError
 from t5x_like.interop import tokenizer_export
 from t5x_like.interop.head_classes import TaskHead
+from t5x_like.models import build
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
 from t5x_like.objectives import multiple_choice, sequence_prediction, span_extraction, token_classification
+from t5x_like.objectives.base import Objective
 from t5x_like.objectives.causal_lm import CausalLM
-from t5x_like.objectives.component import Component
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.multiple_choice import MultipleChoice
 from t5x_like.objectives.sequence_classification import SequenceClassification
@@ -22,8 +21,9 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.objectives.span_extraction import SpanExtraction
 from t5x_like.objectives.token_classification import TokenClassification
 
-# Head -> objective. The objective of `sequence_prediction.NAME` depends on the labels.
+# Head -> objective. That of `sequence_prediction.NAME` is another one for regression.
 _OBJECTIVES = {
+    sequence_prediction.NAME: SequenceClassification,
     token_classification.NAME: TokenClassification,
     span_extraction.NAME: SpanExtraction,
     multiple_choice.NAME: MultipleChoice,
@@ -85,10 +85,7 @@ def describe_head(head: TaskHead) -> str:
       head: The head of a Hugging Face directory. Its labels are the value of the macro LABELS. The directory does not
         have the number of choices, so the macro NUM_CHOICES is required.
     """
-    if head.name == sequence_prediction.NAME:
-        objective = SequenceClassification if head.labels else SequenceRegression
-    else:
-        objective = _OBJECTIVES[head.name]
+    objective = _objective_class(head)
     macros = {"LABELS": repr(head.labels)} if head.labels else {}
     if objective is MultipleChoice:
         macros["NUM_CHOICES"] = "%gin.REQUIRED"
@@ -97,7 +94,7 @@ def describe_head(head: TaskHead) -> str:
     return text + "".join(f"{macro} = {value}\n" for macro, value in macros.items())
 
 
-def objective_of(config: ModelConfig, head: TaskHead | None = None, choices: int | None = None) -> Component:
+def objective_of(config: ModelConfig, head: TaskHead | None = None, choices: int | None = None) -> Objective:
     """Builds the objective of a Hugging Face directory.
 
     Args:
@@ -112,15 +109,16 @@ def objective_of(config: ModelConfig, head: TaskHead | None = None, choices: int
         objective, settings = usual_objective(config)
         return objective(**settings)
     settings = {"labels": head.labels} if head.labels else {}
-    if head.name == sequence_prediction.NAME:
-        objective = SequenceClassification if head.labels else SequenceRegression
-    else:
-        objective = _OBJECTIVES[head.name]
+    objective = _objective_class(head)
     if objective is MultipleChoice:
         if choices is None:
             raise UserError("the number of choices of a multiple-choice model is not known. Give its objective.")
         settings["num_choices"] = choices
     return objective(**settings, head=head.form)
+
+
+def _objective_class(head: TaskHead) -> type[Objective]:
+    return SequenceRegression if head.is_regression else _OBJECTIVES[head.name]
 
 
 def describe_objective(objective: type, settings: Mapping[str, str]) -> str:
@@ -147,7 +145,7 @@ def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
 
 def shape(config: ModelConfig) -> tokenizer_export.Shape:
     """Returns which parts a model has."""
-    model = jax.eval_shape(config.make, jax.random.key(0))
+    model = build.shapes(config)
     if isinstance(model, GenerativeEncoderDecoder):
         return "encoder_decoder"
     return "decoder" if isinstance(model, GenerativeModel) else "encoder"

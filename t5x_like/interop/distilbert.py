@@ -107,11 +107,12 @@ def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -
 
 def table(config: DistilBertConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the masked-LM head."""
+    embeddings, hf_embeddings = "model/embeddings", f"{_PREFIX}embeddings"
     hf_layer, layer = f"{_PREFIX}transformer.layer.{{i}}", "model/encoder/layers"
     return [
-        TensorMapping("model/token_embedder/embedding", f"{_PREFIX}embeddings.word_embeddings.weight"),
-        TensorMapping("model/position_embedder/embedding", f"{_PREFIX}embeddings.position_embeddings.weight"),
-        *norm("model/embedding_norm", f"{_PREFIX}embeddings.LayerNorm"),
+        TensorMapping(f"{embeddings}/token_embedder/embedding", f"{hf_embeddings}.word_embeddings.weight"),
+        TensorMapping(f"{embeddings}/position_embedder/embedding", f"{hf_embeddings}.position_embeddings.weight"),
+        *norm(f"{embeddings}/norm", f"{hf_embeddings}.LayerNorm"),
         *dense(f"{layer}/attention/query", f"{hf_layer}.attention.q_lin"),
         *dense(f"{layer}/attention/key", f"{hf_layer}.attention.k_lin"),
         *dense(f"{layer}/attention/value", f"{hf_layer}.attention.v_lin"),

@@ -14,6 +14,9 @@ from t5x_like.objectives.heads import HeadForm
 
 SEQUENCE, TOKENS = sequence_prediction.NAME, token_classification.NAME
 PADDING = "pad_token_id"
+REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
+# The name that transformers gives to the only output of a head without names.
+_UNNAMED = "LABEL_0"
 SPANS, CHOICES = span_extraction.NAME, multiple_choice.NAME
 
 
@@ -24,13 +27,15 @@ class TaskHead:
     Attributes:
       name: name of the head: `sequence_classification`, `token_classification`, ….
       form: what the head reads, and how.
-      labels: names of the labels in the order of their indices. Empty for a head without labels, such as that of
-        regression.
+      labels: names of the labels in the order of their indices, or of the scores of a regression. Empty for a head
+        without names.
+      is_regression: whether the head of sequences predicts scores instead of a label.
     """
 
     name: str
     form: HeadForm
     labels: tuple[str, ...] = ()
+    is_regression: bool = False
 
 
 def class_of_directory(family: Family, hf_config: Mapping[str, Any]) -> HeadClass | None:
@@ -46,12 +51,30 @@ def class_of_directory(family: Family, hf_config: Mapping[str, Any]) -> HeadClas
     architectures = fields.strings(hf_config, "architectures")
     classes = [each for each in family.head_classes(hf_config) if each.accepts(hf_config)]
     found = next((each for each in classes if each.name in architectures), None)
-    if found is not None and hf_config.get("problem_type") == "multi_label_classification":
+    problem = hf_config.get("problem_type")
+    if found is not None and problem not in (None, REGRESSION, CLASSIFICATION):
         raise UserError(
-            "problem_type 'multi_label_classification': not supported. Give a model that predicts one label per text, "
-            "or a score."
+            f"problem_type {problem!r}: not supported. Give a model that predicts one label per text, or scores."
         )
     return found
+
+
+def is_regression(head_class: HeadClass, hf_config: Mapping[str, Any]) -> bool:
+    """Returns whether a head predicts scores: by `problem_type`, or without it if the head has one output.
+
+    Args:
+      head_class: class of transformers.
+      hf_config: contents of config.json.
+
+    Raises:
+      UserError: the head would predict a label among one.
+    """
+    if head_class.head != SEQUENCE:
+        return False
+    problem, outputs = hf_config.get("problem_type"), len(_names(hf_config))
+    if problem == CLASSIFICATION and outputs == 1:
+        raise UserError(f"problem_type {problem!r}: the head has one label only. Set 'regression' if it is a score.")
+    return problem == REGRESSION or (problem is None and outputs == 1)
 
 
 def class_of_parameters(family: Family, hf_config: Mapping[str, Any], names: Iterable[str]) -> HeadClass | None:
@@ -88,7 +111,7 @@ def form_of(family: Family, hf_config: Mapping[str, Any], name: str) -> HeadForm
 
 
 def labels_from_json(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the labels in the order of their indices; empty for regression, which has one output.
+    """Returns the names of the outputs in the order of their indices; empty for one without a name of its own.
 
     Args:
       hf_config: contents of config.json.
@@ -96,6 +119,11 @@ def labels_from_json(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       UserError: `id2label` is not a mapping from the indices 0, 1, … to names.
     """
+    names = _names(hf_config)
+    return () if names == (_UNNAMED,) else names
+
+
+def _names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     hf_config = fields.with_defaults(hf_config, {"num_labels": 2})  # the default of transformers
     stored = fields.mapping(hf_config, "id2label")
     if not stored:
@@ -104,11 +132,16 @@ def labels_from_json(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     names = tuple(stored.get(str(index)) for index in range(len(stored)))
     if not all(isinstance(name, str) for name in names):
         raise UserError(f"id2label {stored!r}: must map the indices 0 … {len(stored) - 1} to names")
-    return names if len(names) > 1 else ()
+    return names
 
 
 def labels_to_json(
-    head_class: HeadClass, outputs: int, labels: Sequence[str], dropout_rate: float | None
+    head_class: HeadClass,
+    outputs: int,
+    labels: Sequence[str],
+    dropout_rate: float | None,
+    *,
+    regression: bool = False,
 ) -> dict[str, Any]:
     """Returns what config.json says about a head.
 
@@ -117,6 +150,7 @@ def labels_to_json(
       outputs: number of outputs of the head.
       labels: names of the labels; empty for the names of transformers, `LABEL_0`, ….
       dropout_rate: dropout rate of the head; None omits it, so that the default of the class applies.
+      regression: whether the outputs are scores, as one output always is.
 
     Raises:
       UserError: the number of labels is not that of the outputs.
@@ -130,7 +164,7 @@ def labels_to_json(
         return found
     names = list(labels) or [f"LABEL_{index}" for index in range(outputs)]
     if head_class.head == SEQUENCE:
-        found["problem_type"] = "regression" if outputs == 1 else "single_label_classification"
+        found["problem_type"] = REGRESSION if regression or outputs == 1 else CLASSIFICATION
     return found | {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},

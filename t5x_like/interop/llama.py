@@ -79,6 +79,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
     return LlamaConfig(
         activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS), "linear"),
         attention_windows=(window,),
+        model_type=model_type if mistral and window is None else None,
         max_length=max_length,
         rope_theta=theta,
         rope_scaling=scaling,
@@ -87,19 +88,21 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json: Mistral's with an attention window, else Llama's.
+    """Converts a configuration to the contents of config.json: by default Mistral's with a window, else Llama's.
 
     Raises:
       UserError: transformers does not support the model.
     """
     names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
-    mistral = config.attention_windows != (None,)
-    model_type = "mistral" if mistral else "llama"
+    model_type = config.model_type or ("llama" if config.attention_windows == (None,) else "mistral")
+    mistral = model_type == "mistral"
     unsupported = None
     if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in names:
         unsupported = f"activations={config.activations}"
     elif len(config.attention_windows) > 1:
         unsupported = f"several attention windows: attention_windows={config.attention_windows}"
+    elif not mistral and config.attention_windows != (None,):
+        unsupported = f"windows: attention_windows={config.attention_windows}"
     elif mistral and (config.attention_bias or config.mlp_bias):
         unsupported = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
     if unsupported:
@@ -170,7 +173,7 @@ FAMILY = Family(
     sentencepiece="tokenizer.model",
     head_classes=head_classes,
     prefix="model.",
-    free_fields=("max_length",),  # parameters do not depend on it
+    free_fields=("max_length", "model_type"),  # parameters do not depend on them
     name_substitutions=((rf"^{re.escape(_ANSWERING_PREFIX)}", "model."),),
     ignored=_IGNORED,
     tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},

@@ -94,17 +94,25 @@ class Tensors(Mapping[str, np.ndarray]):
         Raises:
           UserError: the tensor is not a floating-point tensor.
         """
+        self.check_dtype(name)
         file, start, entry = self._entries[name]
-        path = paths.join(self._directory, file)
-        if entry.dtype not in _DTYPES:
-            raise UserError(
-                f"{path}: tensor {name!r} has dtype {entry.dtype}, which is not supported for weights. Save it as one "
-                f"of {', '.join(_DTYPES)}."
-            )
-        with fsspec.open(path, "rb") as stream:
+        with fsspec.open(paths.join(self._directory, file), "rb") as stream:
             stream.seek(start + entry.first)
             contents = stream.read(entry.last - entry.first)
         return np.frombuffer(contents, _DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def check_dtype(self, name: str) -> None:
+        """Checks that a tensor can be read.
+
+        Raises:
+          UserError: the tensor is not a floating-point tensor.
+        """
+        file, _, entry = self._entries[name]
+        if entry.dtype not in _DTYPES:
+            raise UserError(
+                f"{paths.join(self._directory, file)}: tensor {name!r} has dtype {entry.dtype}, which is not supported "
+                f"for weights. Save it as one of {', '.join(_DTYPES)}."
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

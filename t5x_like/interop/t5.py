@@ -35,6 +35,9 @@ _DEFAULTS = {
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
 }
+# Key of transformers 5: whether the inputs of the logits are multiplied by 1 / sqrt(d_model), as in T5 1.0. A T5 1.1
+# may omit logits that equal the embeddings.
+_SCALED = "scale_decoder_outputs"
 # Ids in T5's vocabulary.
 _SPECIAL_TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 # Feed-forward block in transformers -> activations here. `gated-gelu` uses the tanh approximation. `gelu`, which is
@@ -56,6 +59,8 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
     """
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
+    # transformers 5 writes tie_word_embeddings=True for every T5, and whether it scales the logits by a key of its own.
+    hf_config["tie_word_embeddings"] = hf_config.get(_SCALED, hf_config["tie_word_embeddings"])
     return T5Config(
         activations=fields.choice(hf_config, "feed_forward_proj", _ACTIVATIONS),
         **fields.values(hf_config, _NAMES, T5Config),
@@ -146,6 +151,11 @@ def _form(hf_config: Mapping[str, Any]) -> heads.HeadForm:
     )
 
 
+def _omitted(hf_config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Returns the logits of a T5 1.1 of transformers 5, which are not stored while they equal the embeddings."""
+    return {"lm_head.weight": "shared.weight"} if hf_config.get(_SCALED) is False else {}
+
+
 # Prefix of the names of the model's tensors in `T5ForSequenceClassification`.
 _CLASSIFIER_PREFIX = "transformer."
 # Copies of the embeddings, and a table that old versions of transformers wrote and did not read.
@@ -165,5 +175,6 @@ FAMILY = Family(
     head_classes=head_classes,
     name_substitutions=((rf"^{re.escape(_CLASSIFIER_PREFIX)}", ""),),
     ignored=_IGNORED,
+    omitted=_omitted,
     tied=lambda config: {"lm_head.weight": "shared.weight"} if config.tied_embeddings else {},
 )

@@ -14,7 +14,7 @@ checkpoint has no model configuration, so the caller provides it. Nothing is unp
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +52,7 @@ _SCAN_AXIS = 1
 _Tensor: TypeAlias = np.ndarray | tensorstore.TensorStore
 # Reads the values of a parameter.
 _Load: TypeAlias = Callable[[], np.ndarray]
+_Index = TypeVar("_Index")
 
 
 def read(index: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
@@ -68,6 +69,22 @@ def read(index: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]
       UserError: the configuration is not that of a T5, the checkpoint cannot be read or is not of a T5, or a tensor is
         missing, unexpected or of the wrong shape.
     """
+    loads = _loads(index, config)
+    logging.info("%s: T5X checkpoint, reading %d parameters, ignoring the optimizer state", index, len(loads))
+    return {name: load() for name, load in loads.items()}
+
+
+def check(index: str, config: ModelConfig) -> None:
+    """Checks names and shapes of all tensors of a T5X checkpoint.
+
+    Raises:
+      UserError: as `read`.
+    """
+    _loads(index, config)
+
+
+def _loads(index: str, config: ModelConfig) -> dict[str, _Load]:
+    """Returns stored name -> function that reads the parameter, after a check of all names and shapes."""
     if type(config) is not T5Config:
         raise UserError(
             f"{index}: a T5X checkpoint of T5 cannot be read into a {type(config).__name__}. Give a T5 model, such as "
@@ -84,8 +101,7 @@ def read(index: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]
         else:
             leaves[name] = source.tensor(t5x_name, shape)
     source.check()
-    logging.info("%s: T5X checkpoint, reading %d tensors, ignoring the optimizer state", index, source.num_found)
-    return {name: load() for name, load in leaves.items()}
+    return leaves
 
 
 def _t5x_name(name: str) -> str:
@@ -132,10 +148,6 @@ class _Source:
             )
             for stack in _BLOCKS
         }
-
-    @property
-    def num_found(self) -> int:
-        return len(self._found)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> _Load:
         """Finds a tensor that is not in a layer, or that belongs to one layer."""
@@ -257,14 +269,9 @@ def _tensors(index: str) -> dict[str, _Tensor]:
     """
     directory = index.rpartition("/")[0]
     if index.endswith("/_METADATA"):
-        metadata = _parse(index, json.loads)
-        driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-        leaves = _orbax_leaves(metadata)
+        driver, leaves = _parse(index, _orbax_index)
     else:
-        driver = "zarr"
-        contents = _parse(index, serialization.msgpack_restore)
-        state = next((contents[key] for key in ("optimizer", "_optimizer") if key in contents), contents)
-        leaves = _leaves(state.get(_TARGET, {})) if isinstance(state, Mapping) else {}
+        driver, leaves = "zarr", _parse(index, _msgpack_index)
     if not leaves:
         raise UserError(f"{index}: not a T5X checkpoint of T5: the index lists no parameters ({_TARGET!r})")
     has_ocdbt = paths.is_file(paths.join(directory, "manifest.ocdbt"))
@@ -280,22 +287,44 @@ def _tensors(index: str) -> dict[str, _Tensor]:
     }
 
 
-def _parse(index: str, parser: Callable[[bytes], Any]) -> Mapping[str, Any]:
+# What a damaged index raises: other types, missing keys, a name of a dtype that NumPy cannot parse, and nesting and
+# numbers without limits.
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, SyntaxError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
+
+
+def _parse(index: str, parser: Callable[[bytes], _Index]) -> _Index:
     try:
-        contents = parser(paths.read_bytes(index))
-        if not isinstance(contents, Mapping):
-            raise TypeError(f"it contains a {type(contents).__name__} instead of a tree of tensors")
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return parser(paths.read_bytes(index))
+    except _DAMAGE as error:
+        reason = f"missing {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise UserError(
-            f"{index}: truncated, or not the index of a T5X checkpoint ({error}). Copy the checkpoint again."
+            f"{index}: truncated, or not the index of a T5X checkpoint ({reason}). Copy the checkpoint again."
         ) from error
-    return contents
 
 
-def _orbax_leaves(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the name of each parameter -> the placeholder of its array."""
-    keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in metadata.get("tree_metadata", {}).values()]
-    return {"/".join(key[1:]): _PLACEHOLDER + ".".join(key) for key in keys if key[0] == _TARGET}
+def _orbax_index(contents: bytes) -> tuple[str, dict[str, str]]:
+    """Returns the driver of the arrays, and the name of each parameter -> the placeholder of its array."""
+    metadata = _tree(json.loads(contents))
+    entries = _tree(metadata.get("tree_metadata", {})).values()
+    keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in entries]
+    leaves = {"/".join(key[1:]): _PLACEHOLDER + ".".join(key) for key in keys if key[0] == _TARGET}
+    return "zarr3" if metadata.get("use_zarr3") else "zarr", leaves
+
+
+def _msgpack_index(contents: bytes) -> dict[str, Any]:
+    """Returns the name of each parameter -> its array, its spec of TensorStore, or its placeholder."""
+    tree = _tree(serialization.msgpack_restore(contents))
+    state = next((tree[key] for key in ("optimizer", "_optimizer") if key in tree), tree)
+    return _leaves(_tree(state.get(_TARGET, {}))) if isinstance(state, Mapping) else {}
+
+
+def _tree(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"it contains a {type(value).__name__} instead of a tree of tensors")
+    return value
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -313,11 +342,12 @@ def _array_directory(index: str, name: str, leaf: Any) -> str:
     """Returns the directory of an array, relative to its index."""
     if isinstance(leaf, Mapping):
         # Until 2021, TensorStore had the path outside of `kvstore`.
-        directory = leaf["kvstore"].get("path") or leaf.get("path")
+        kvstore = leaf["kvstore"]
+        directory = (kvstore.get("path") if isinstance(kvstore, Mapping) else None) or leaf.get("path")
     else:
         directory = leaf.removeprefix(_PLACEHOLDER) if isinstance(leaf, str) else None
     directory = directory.strip("/") if isinstance(directory, str) and not directory.startswith("/") else ""
-    if not directory or ".." in directory.split("/") or "://" in directory:
+    if not directory or ".." in directory.split("/") or "://" in directory or "\0" in directory:
         raise UserError(f"{index}: tensor {name!r} has no array in the directory of the checkpoint: {leaf!r:.200}")
     return directory
 

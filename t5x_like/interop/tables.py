@@ -3,23 +3,22 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
-from t5x_like.interop import safetensors_files
+from t5x_like.interop.stored_tensors import LOGITS, StoredTensors
+from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
 
 MODEL, OBJECTIVE = "model/", "objective/"
-# The kernel of logits that are not tied to the embeddings.
-LOGITS = f"{MODEL}logits/kernel"
 NO_MATCH = re.compile(r"(?!)")
 
 Layout = Literal["same", "linear", "conv1d", "flat"]
@@ -146,6 +145,8 @@ class Family:
       ignored: names of tensors that are not read: copies, buffers, and heads that no objective has.
       must_be_zero: names of tensors without a counterpart here, which must be 0 everywhere.
       tied: returns the name of each copy and the name of the tensor that it must equal.
+      omitted: returns the name of each tensor that a directory may omit and the name of the tensor that it equals then,
+        given the contents of config.json.
       sentencepiece: name of the file with the tokenizer's SentencePiece model; None for other tokenizers.
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
@@ -164,13 +165,18 @@ class Family:
     ignored: re.Pattern = NO_MATCH
     must_be_zero: re.Pattern = NO_MATCH
     tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
+    omitted: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda hf_config: {}
     sentencepiece: str | None = None
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 def read(
-    directory: str, family: Family, config: ModelConfig, head_class: HeadClass | None = None
+    directory: str,
+    family: Family,
+    config: ModelConfig,
+    head_class: HeadClass | None = None,
+    omitted: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads the parameters of the whole model, and of the heads that the directory has.
 
@@ -180,6 +186,7 @@ def read(
       config: configuration of the model.
       head_class: class of the directory if it has the head of a downstream task. The kernel of the logits, which such
         a class does not have, is 0 then.
+      omitted: tensors that may be missing; see `Family`.
 
     Returns:
       Stored name -> float32 array. Layers are stacked.
@@ -187,17 +194,9 @@ def read(
     Raises:
       UserError: a tensor is missing, unexpected or of the wrong shape.
     """
-    source = _Source(directory, family)
+    source = StoredTensors(directory, family, {} if head_class is not None else omitted)
     leaves: dict[str, np.ndarray] = {}
-    expected = shapes(config)
-    for mapping in _mappings(family, config, head_class):
-        if mapping.name in expected:
-            shape, layers = expected[mapping.name]
-        elif head_class is not None or source.has(mapping.hf_name):
-            # Heads have the same dimensions on both sides, so that hf_shape is its own inverse for them.
-            shape, layers = mapping.hf_shape(source.shape(mapping.hf_name)), None
-        else:
-            continue
+    for mapping, shape, layers in _expected(source, family, config, head_class):
         if head_class is not None and mapping.name == LOGITS and not source.has(mapping.hf_name):
             logging.warning("%s: a %s has no logits over the vocabulary: they are 0", directory, head_class.name)
             leaves[mapping.name] = np.zeros(shape, np.float32)
@@ -210,6 +209,42 @@ def read(
     return leaves
 
 
+def check(
+    directory: str,
+    family: Family,
+    config: ModelConfig,
+    head_class: HeadClass | None = None,
+    omitted: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Checks names and shapes of all tensors and the sizes of their files, which the headers of the files state.
+
+    Raises:
+      UserError: as `read`, but for the values of tensors.
+    """
+    source = StoredTensors(directory, family, {} if head_class is not None else omitted)
+    for mapping, shape, layers in _expected(source, family, config, head_class):
+        if head_class is None or mapping.name != LOGITS or source.has(mapping.hf_name):
+            for i in range(layers or 1):
+                source.take(mapping, mapping.hf_name.format(i=i), shape)
+    source.check_names(config)
+
+
+def _expected(
+    source: StoredTensors, family: Family, config: ModelConfig, head_class: HeadClass | None
+) -> Iterator[tuple]:
+    """Yields the mapping of each parameter of the model and of the heads that a directory has, its shape, and layers.
+
+    The shape is that of one layer; the number of layers is None for a parameter outside of stacks.
+    """
+    expected = shapes(config)
+    for mapping in _mappings(family, config, head_class):
+        if mapping.name in expected:
+            yield mapping, *expected[mapping.name]
+        elif head_class is not None or source.has(mapping.hf_name):
+            # Heads have the same dimensions on both sides, so that hf_shape is its own inverse for them.
+            yield mapping, mapping.hf_shape(source.shape(mapping.hf_name)), None
+
+
 def head_names(directory: str, family: Family, config: ModelConfig, head_class: HeadClass | None = None) -> set[str]:
     """Returns the stored names of the parameters of heads that `read` returns, without reading them.
 
@@ -219,7 +254,7 @@ def head_names(directory: str, family: Family, config: ModelConfig, head_class: 
       config: configuration of the model.
       head_class: class of the directory if it has the head of a downstream task.
     """
-    source = _Source(directory, family)
+    source = StoredTensors(directory, family)
     heads = [mapping for mapping in _mappings(family, config, head_class) if mapping.name.startswith(OBJECTIVE)]
     return {mapping.name for mapping in heads if head_class is not None or source.has(mapping.hf_name)}
 
@@ -277,88 +312,10 @@ def write(
 
 def shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Returns stored name -> (shape of one layer, number of layers); None for parameters outside of stacks."""
-    model = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
+    model = build.stacked_shapes(config)
     axes = parameters.logical_axes(model)
     found = {}
     for name, leaf in parameters.named_leaves(model).items():
         stacked = parameters.LAYERS in axes[name]
         found[MODEL + name] = (tuple(leaf.shape[1:]), leaf.shape[0]) if stacked else (tuple(leaf.shape), None)
     return found
-
-
-class _Source:
-    """The tensors of a directory by the names of the family's table, with or without prefix, old names included."""
-
-    def __init__(self, directory: str, family: Family):
-        self._directory, self._family = directory, family
-        self._prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
-        self._tensors = safetensors_files.Tensors(directory)
-        self._stored_names = {self._canonical(name): name for name in self._tensors}
-        self._read: set[str] = set()
-
-    def _canonical(self, name: str) -> str:
-        for pattern, replacement in self._family.name_substitutions:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    def _find(self, name: str) -> str | None:
-        bare = next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
-        return self._stored_names.get(name) or self._stored_names.get(bare)
-
-    def has(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if (stored := self._find(name)) is None:
-            raise UserError(f"{self._directory}: tensor {name!r} is missing; the head of its class requires it")
-        return self._tensors.shapes[stored]
-
-    def read(self, mapping: TensorMapping, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        stored, expected = self._find(name), mapping.hf_shape(shape)
-        if stored is None or self._tensors.shapes[stored] != expected:
-            problem = "is missing" if stored is None else f"has shape {self._tensors.shapes[stored]}"
-            raise UserError(
-                f"{self._directory}: tensor {stored or name!r} {problem}, but the {self._family.config_class.__name__} "
-                f"of config.json needs shape {expected} for {mapping.name}. Give the config.json that was saved with "
-                "these weights."
-            )
-        self._read.add(stored)
-        return mapping.from_hf(self._tensors[stored].astype(np.float32), shape)
-
-    def check_unread(self, config: ModelConfig) -> None:
-        """Checks the tensors that were not read.
-
-        Raises:
-          UserError: a copy differs from the tensor that it is tied to, a tensor that must be 0 is not, or a tensor is
-            unexpected.
-        """
-        config_name = self._family.config_class.__name__
-        for copy, original in self._family.tied(config).items():
-            found, other = self._find(copy), self._find(original)
-            if found is None or found in self._read:
-                continue
-            if not np.array_equal(self._tensors[found], self._tensors[other]):
-                raise UserError(
-                    f"{self._directory}: tensor {found!r} differs from {other!r}, but this {config_name} ties the two"
-                )
-            self._read.add(found)
-        for canonical, name in self._stored_names.items():
-            if self._family.must_be_zero.fullmatch(canonical):
-                if np.any(self._tensors[name]):
-                    raise UserError(
-                        f"{self._directory}: tensor {name!r} is not zero. {config_name} does not support it."
-                    )
-                self._read.add(name)
-        unexpected = [
-            name
-            for canonical, name in self._stored_names.items()
-            if name not in self._read and not self._ignored(canonical)
-        ]
-        if unexpected:
-            raise UserError(
-                f"{self._directory}: unexpected tensors for this {config_name}: {unexpected[0]!r} "
-                f"({len(unexpected)} in total)"
-            )
-
-    def _ignored(self, name: str) -> bool:
-        return any(self._family.ignored.fullmatch(prefix + name) for prefix in ("", *self._prefixes))

@@ -6,7 +6,7 @@ from typing import Any
 import sentencepiece
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_files
+from t5x_like.data import tokenizer_files, tokenizer_json
 from t5x_like.interop import json_files
 
 CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -88,11 +88,9 @@ def _ids(directory: str) -> Iterator[tuple[str, int]]:
     """Yields the tokens with their ids, added tokens first."""
     decoder, tokenizer = _read(directory, CONFIG).get("added_tokens_decoder", {}), _read(directory, TOKENIZER)
     yield from ((token["content"], int(index)) for index, token in decoder.items())
-    yield from ((token["content"], token["id"]) for token in tokenizer.get("added_tokens", ()))
+    yield from ((token["content"], token["id"]) for token in tokenizer.get("added_tokens") or ())
     yield from _read(directory, ADDED_TOKENS).items()
-    pieces = tokenizer.get("model", {}).get("vocab", {})
-    numbered = pieces.items() if isinstance(pieces, dict) else ((piece[0], n) for n, piece in enumerate(pieces))
-    yield from numbered
+    yield from tokenizer_json.pieces(tokenizer)
     yield from _read(directory, VOCABULARY).items()
     if paths.is_file(file := paths.join(directory, WORDPIECE)):
         yield from _lines(file).items()
@@ -110,4 +108,8 @@ def _lines(path: str) -> dict[str, int]:
 def _read(directory: str, name: str) -> dict[str, Any]:
     """Returns the contents of a file, or {} if it does not exist."""
     file = paths.join(directory, name)
-    return json_files.read(file) if paths.is_file(file) else {}
+    if not paths.is_file(file):
+        return {}
+    contents = json_files.read(file)
+    tokenizer_json.check(file, contents)
+    return contents

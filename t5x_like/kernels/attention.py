@@ -1,6 +1,7 @@
 """Softmax attention: the reference implementation and the dispatcher `attention`."""
 
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from absl import logging
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
@@ -16,15 +17,13 @@ from t5x_like.kernels import cudnn_attention, head_exchange, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import MASK_VALUE, Mask
-from t5x_like.kernels.relative_bias import RelativeBias
-
-# Added to the scaled scores of all rows.
-Bias = RelativeBias | Float[Array, "rows heads q_len kv_len"] | None
-
+from t5x_like.kernels.score_bias import DenseBias, ScoreBias
 
 # Queries of a block and blocks of a row in `_by_blocks`.
 _SMALLEST_BLOCK = 128
 _MOST_BLOCKS = 8
+# Conditions of masks with which each query sees its own key, so that none averages all values.
+_HIDDEN_BY_BLOCKS = {"causal", "window", "segments"}
 
 
 @struct.dataclass
@@ -48,10 +47,13 @@ def reference(
     v: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: Bias = None,
+    bias: ScoreBias | None = None,
     scale: float = 1.0,
+    query_positions: Int[Array, "rows q_len"] | None = None,
+    key_positions: Int[Array, "rows kv_len"] | None = None,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> AttentionOutput:
     """Computes attention with plain matrix products, on any device.
 
@@ -62,8 +64,11 @@ def reference(
       mask: see `attention`.
       bias: see `attention`.
       scale: see `attention`.
+      query_positions: see `attention`.
+      key_positions: see `attention`.
       dropout: see `attention`.
       dropout_key: see `attention`.
+      edit: replaces the arrays `scores` and `probabilities` of `AttentionOutput`, by name; None keeps them.
 
     Returns:
       The output, the scores and the probabilities.
@@ -75,25 +80,81 @@ def reference(
     scores = score_products.scores(grouped, k)
     if scale != 1.0:
         scores = scores * scale
-    if isinstance(bias, RelativeBias):
-        bias = bias.materialize(q_len, kv_len)
     if bias is not None:
-        bias = bias.astype(jnp.float32).reshape(len(bias), *scores.shape[1:3], *bias.shape[2:])
-        scores = scores + (score_products.for_all_rows(bias, batch) if len(bias) == 1 else bias)
+        positions = {"query_positions": query_positions, "key_positions": key_positions}
+        added = materialize(bias, q, k, scale=scale, dropout_key=dropout_key, **positions)
+        added = _grouped(added.astype(jnp.float32), kv_heads)
+        scores = scores + (score_products.for_all_rows(added, batch) if len(added) == 1 else added)
+    if mask.blocks is not None:
+        counts = mask.blocks.counts(q_len, kv_len)[None]
+        scores = scores + _grouped(jnp.log(jnp.maximum(counts, 1).astype(jnp.float32)), kv_heads)
     visible = mask.materialize(q_len, kv_len)
     if visible is not None:
         # A sum, unlike a select, saves nothing for the backward pass.
-        scores = scores + jnp.where(visible, 0.0, MASK_VALUE)[:, None]
+        scores = scores + _grouped(jnp.where(visible, 0.0, MASK_VALUE), kv_heads)
+    ungrouped, grouped = (batch, heads, q_len, kv_len), scores.shape
+    if edit is not None:
+        scores = edit("scores", scores.reshape(ungrouped)).reshape(grouped)
     probabilities = softmax(scores)
+    if edit is not None:
+        probabilities = edit("probabilities", probabilities.reshape(ungrouped)).reshape(grouped)
     weights = dropout(probabilities, dropout_key).astype(v.dtype)
     output = score_products.averages(weights, v).reshape(batch, q_len, heads, v.shape[-1])
-    ungrouped = (batch, heads, q_len, kv_len)
     return AttentionOutput(
         output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)
     )
 
 
-def _by_blocks(q, k, v, *, mask: Mask, bias: Bias, scale: float) -> Array:
+def _grouped(x: Float[Array, "rows heads q_len kv_len"], kv_heads: int) -> Array:
+    """Splits heads as those of the scores, `[rows, kv_heads, group, q_len, kv_len]`; a single head stays one."""
+    rows, heads = x.shape[:2]
+    return x[:, None] if heads == 1 else x.reshape(rows, kv_heads, heads // kv_heads, *x.shape[2:])
+
+
+def materialize(
+    bias: ScoreBias,
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    *,
+    query_positions: Int[Array, "rows q_len"] | None,
+    key_positions: Int[Array, "rows kv_len"] | None,
+    scale: float,
+    dropout_key: jax.Array | None,
+) -> Float[Array, "rows heads q_len kv_len"]:
+    """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize`.
+
+    Args:
+      bias: see `attention`.
+      q: see `attention`.
+      k: see `attention`.
+      query_positions: see `attention`.
+      key_positions: see `attention`.
+      scale: see `attention`.
+      dropout_key: random key of the dropout of the attention weights, from which that of the bias is derived.
+
+    Raises:
+      ValueError: the bias does not broadcast to the scores.
+    """
+    added = bias.materialize(
+        q,
+        k,
+        query_positions=jnp.arange(q.shape[1])[None] if query_positions is None else query_positions,
+        key_positions=jnp.arange(k.shape[1])[None] if key_positions is None else key_positions,
+        scale=scale,
+        dropout_key=None if dropout_key is None else jax.random.fold_in(dropout_key, 0),
+    )
+    batch, q_len, heads, _ = q.shape
+    sizes = ((1, batch), (heads,), (1, q_len), (1, k.shape[1]))
+    if added.ndim != 4 or any(size not in allowed for size, allowed in zip(added.shape, sizes, strict=True)):
+        raise _misfit(added, q, k)
+    return added
+
+
+def _misfit(bias: Array, q: Array, k: Array) -> ValueError:
+    return ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
+
+
+def _by_blocks(q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, **positions) -> Array:
     """Computes attention with a causal mask, without products of queries and the keys after their block.
 
     A block is at least `_SMALLEST_BLOCK` queries and a row at most `_MOST_BLOCKS` blocks: smaller products run at a
@@ -102,16 +163,15 @@ def _by_blocks(q, k, v, *, mask: Mask, bias: Bias, scale: float) -> Array:
     length = q.shape[1]
     size = -(-length // (_MOST_BLOCKS * _SMALLEST_BLOCK)) * _SMALLEST_BLOCK
     visible = mask.materialize(length, length)[:, 0]
-    if isinstance(bias, RelativeBias):
-        bias = bias.materialize(length, length)
-    elif bias is not None:
-        bias = jnp.broadcast_to(bias, (*bias.shape[:2], length, length))
+    if bias is not None:
+        added = materialize(bias, q, k, scale=scale, dropout_key=None, **positions)
+        added = jnp.broadcast_to(added, (*added.shape[:2], length, length))
     blocks = []
     for start in range(0, length, size):
         end = min(start + size, length)
         queries, keys = slice(start, end), slice(0, end)
         of_block = Mask(dense=visible[:, queries, keys])
-        bias_of_block = None if bias is None else bias[:, :, queries, keys]
+        bias_of_block = None if bias is None else DenseBias(added[:, :, queries, keys])
         blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], mask=of_block, bias=bias_of_block, scale=scale))
     return jnp.concatenate([block.output for block in blocks], axis=1)
 
@@ -123,10 +183,8 @@ def _has_blocks(q: Array, k: Array, mask: Mask) -> bool:
     padding, with which a query may see no key: it averages all values then, also those after its block.
     """
     return (
-        mask.causal
-        and mask.prefix is None
-        and mask.key_valid is None
-        and mask.dense is None
+        "causal" in mask.conditions
+        and mask.conditions <= _HIDDEN_BY_BLOCKS
         and q.shape[1] == k.shape[1] > _SMALLEST_BLOCK
         and partitioning.bound_platform() == "cpu"
         and partitioning.axis_size("length", q.shape[1]) == 1
@@ -166,7 +224,9 @@ class Backend(Protocol):
 
     TITLE: str
 
-    def unsupported_reason(self, mesh: Mesh, q, k, *, mask: Mask, bias: Bias, dropout: Dropout) -> str | None:
+    def unsupported_reason(
+        self, mesh: Mesh, q, k, *, mask: Mask, bias: ScoreBias | None, dropout: Dropout
+    ) -> str | None:
         """Returns why it does not compute an attention on a mesh, or None if it does; see `backend_for`."""
 
     def attention(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
@@ -188,7 +248,7 @@ def backend_for(
     k: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: Bias = None,
+    bias: ScoreBias | None = None,
     dropout: Dropout = NO_DROPOUT,
 ) -> str:
     """Returns the name of the implementation for a mesh, a mask and a bias.
@@ -256,8 +316,10 @@ def attention(
     v: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: Bias = None,
+    bias: ScoreBias | None = None,
     scale: float = 1.0,
+    query_positions: Int[Array, "rows q_len"] | None = None,
+    key_positions: Int[Array, "rows kv_len"] | None = None,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "batch q_len heads kv"]:
@@ -268,8 +330,10 @@ def attention(
       k: keys; `kv_heads` divides `heads`.
       v: values, with the shape of the keys.
       mask: the keys that each query may attend to.
-      bias: added to the scaled scores: a relative bias, or a dense one whose rows are `batch` or 1.
+      bias: added to the scaled scores.
       scale: factor of the scores. It is 1 in T5, whose query initialization includes the scale.
+      query_positions: positions that the bias reads, of `batch` rows or 1; None for 0, 1, 2 … along each row.
+      key_positions: positions of the keys, as those of the queries.
       dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: random key for dropout; None disables dropout.
 
@@ -281,23 +345,16 @@ def attention(
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
         raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")
-    if bias is not None and not _fits(bias, q.shape, k.shape):
-        shape = bias.values.shape if isinstance(bias, RelativeBias) else bias.shape
-        raise ValueError(f"bias {shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
+    if bias is not None and bias.diagonals is not None:
+        if bias.diagonals.shape != (q.shape[2], q.shape[1] + k.shape[1] - 1):
+            raise _misfit(bias.diagonals, q, k)
     dropout = NO_DROPOUT if dropout_key is None else dropout
     q, k, v = head_exchange.exchange(q, k, v)
     name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
     options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
     if name == "xla":
+        positions = {"query_positions": query_positions, "key_positions": key_positions}
         if not dropout.rate and _has_blocks(q, k, mask):
-            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale)
-        return reference(q, k, v, **options).output
+            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, **positions)
+        return reference(q, k, v, **options, **positions).output
     return BACKENDS[name].attention(q, k, v, **options)
-
-
-def _fits(bias: RelativeBias | Array, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
-    batch, q_len, heads, _ = q_shape
-    if isinstance(bias, RelativeBias):
-        return bias.values.shape == (heads, q_len + k_shape[1] - 1)
-    sizes = ((1, batch), (heads,), (1, q_len), (1, k_shape[1]))
-    return bias.ndim == 4 and all(size in allowed for size, allowed in zip(bias.shape, sizes, strict=True))

@@ -129,6 +129,27 @@ def weighted_sum_over_positions(
     return weighted, dict(zip(losses, sums, strict=True))
 
 
+def map_positions(
+    network: Readout, function: Callable[[Logits, Any], Any], arrays: Any = (), *, budget_bytes: int | None = None
+) -> Any:
+    """Computes a function of the logits at each position, in chunks like `sum_over_positions`.
+
+    Args:
+      network: the network.
+      function: `function(logits, arrays)` returns a tree of arrays `[batch, chunk, …]`, given a chunk of `arrays`.
+      arrays: a tree of arrays `[batch, length, …]`.
+      budget_bytes: see `sum_over_positions`.
+
+    Returns:
+      The tree of arrays `[batch, length, …]`.
+    """
+    chunks = Chunks.of([network], budget_bytes)
+    if chunks.number == 1:
+        return function(network.logits(network.hidden), arrays)
+    pieces = jax.tree.map(chunks.split, (network.hidden, arrays))
+    return jax.tree.map(chunks.join, jax.lax.map(lambda piece: function(network.logits(piece[0]), piece[1]), pieces))
+
+
 def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, Any]:
     """Sums the first result of `function(*chunk)` over chunks, and stacks the second."""
     shapes, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
@@ -160,22 +181,22 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
         chunk = jax.ShapeDtypeStruct((rows, *hidden.shape[2:]), hidden.dtype)
         unembed, parameters = jax.closure_convert(network.logits, chunk)
 
-    def of_chunk(hidden, parameters, rest):
+    def compare_chunk(hidden, parameters, rest):
         return _compare(loss, unembed(hidden, *parameters), *rest)
 
     def without_gradient(parameters, chunks):
-        return _scan(lambda hidden, rest: (of_chunk(hidden, parameters, rest), None), *chunks)
+        return _scan(lambda hidden, rest: (compare_chunk(hidden, parameters, rest), None), *chunks)
 
     def with_gradient(parameters, chunks):
         def trained(hidden, parameters, rest):
-            sums = of_chunk(hidden, parameters, rest)
+            sums = compare_chunk(hidden, parameters, rest)
             return loss.trained(sums), sums
 
-        def of_one(hidden, rest):
+        def differentiate(hidden, rest):
             gradients, sums = jax.grad(trained, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
             return (sums, gradients[1]), gradients[0]
 
-        return _scan(of_one, *chunks)
+        return _scan(differentiate, *chunks)
 
     def over_rows(function, parameters, chunks):
         if device is None:
@@ -188,8 +209,8 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
         return over_rows(without_gradient, parameters, (hidden, rest))[0]
 
     def forward(hidden, parameters, rest):
-        (sums, of_parameters), of_hidden = over_rows(with_gradient, parameters, (hidden, rest))
-        return sums, (of_hidden, of_parameters)
+        (sums, parameter_gradients), hidden_gradient = over_rows(with_gradient, parameters, (hidden, rest))
+        return sums, (hidden_gradient, parameter_gradients)
 
     def backward(gradients, cotangents):
         factor = loss.trained(cotangents)

@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.kernels.chunks import Chunks, PositionLoss, Readout, Scalar, sum_over_positions
+from t5x_like.kernels.chunks import PositionLoss, Readout, Scalar, map_positions, sum_over_positions
 
 _LANES = 64  # sums that `_sum` computes beside one another
 
@@ -243,12 +243,8 @@ def target_probabilities(
       The probabilities of all positions.
     """
 
-    def of_chunk(chunk):
-        hidden, targets = chunk
-        log_z, target_logit, correct = _at_targets(unembed(hidden).astype(jnp.float32), targets)
+    def of_chunk(logits, targets):
+        log_z, target_logit, correct = _at_targets(logits.astype(jnp.float32), targets)
         return TargetProbabilities(log_probability=target_logit - log_z, most_probable=correct)
 
-    chunks = Chunks.of([Readout(hidden, unembed)], budget_bytes)
-    if chunks.number == 1:
-        return of_chunk((hidden, targets))
-    return jax.tree.map(chunks.join, jax.lax.map(of_chunk, (chunks.split(hidden), chunks.split(targets))))
+    return map_positions(Readout(hidden, unembed), of_chunk, targets, budget_bytes=budget_bytes)

@@ -25,7 +25,7 @@ from t5x_like import partitioning
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.head_exchange import heads_axis
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import ScoreBias
 
 TITLE = "cuDNN flash attention"
 
@@ -46,7 +46,7 @@ def unsupported_reason(
     k: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: RelativeBias | Float[Array, "rows heads q_len kv_len"] | None = None,
+    bias: ScoreBias | None = None,
     dropout: Dropout = NO_DROPOUT,
 ) -> str | None:
     """Returns why cuDNN does not compute an attention, or None if it does.
@@ -74,6 +74,8 @@ def unsupported_reason(
         return f"cuDNN would round the bias to {q.dtype} and read it as a matrix per head"
     if dropout.rate:
         return "cuDNN would drop the same attention weights in every step"
+    if mask.blocks is not None:
+        return "its mask has lists of blocks, whose matrix differs per head and may count a key several times"
     if _Split.of(mask, *lengths).has_matrix and any(length % 2 for length in lengths):
         return f"its mask becomes a matrix, whose sides cuDNN requires to be even, not {lengths[0]} x {lengths[1]}"
     return None
@@ -168,9 +170,8 @@ class _Split:
     def of(cls, mask: Mask, q_len: int, kv_len: int) -> "_Split":
         """Splits a mask of `q_len` queries and `kv_len` keys."""
         causal = mask.causal and mask.prefix is None and q_len == kv_len
-        conditions = (mask.query_segments, mask.key_valid, mask.prefix, mask.dense)
         # cuDNN computes windows only with a causal mask, and before version 9.10.2 only without a matrix.
-        window = mask.window if causal and all(condition is None for condition in conditions) else None
+        window = mask.window if causal and mask.conditions <= {"causal", "window"} else None
         rest = dataclasses.replace(
             mask, causal=mask.causal and not causal, window=mask.window if window is None else None
         )
@@ -179,5 +180,4 @@ class _Split:
     @property
     def has_matrix(self) -> bool:
         """Whether `rest` has a condition."""
-        conditions = (getattr(self.rest, field.name) for field in dataclasses.fields(self.rest))
-        return any(condition is not None and condition is not False for condition in conditions)
+        return bool(self.rest.conditions)

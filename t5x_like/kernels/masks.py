@@ -16,10 +16,47 @@ from jaxtyping import Array, Bool, Int
 MASK_VALUE = -1e10
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys"], meta_fields=["size"])
+@dataclasses.dataclass(frozen=True)
+class BlockLists:
+    """The blocks of keys that each block of queries sees (BigBird, Zaheer et al. 2020, section 2).
+
+    Attributes:
+      keys: indices of blocks of keys; negative entries are none. A block that a list has n times counts n times in the
+        softmax, as if its keys were repeated.
+      size: number of positions of a block.
+    """
+
+    keys: Int[Array, "heads query_blocks listed"]
+    size: int
+
+    def counts(self, q_len: int, kv_len: int) -> Int[Array, "heads q_len kv_len"]:
+        """Returns how often each query sees each key.
+
+        Args:
+          q_len: number of queries per row.
+          kv_len: number of keys per row.
+
+        Returns:
+          One matrix per head, or one for all heads if `keys` has one.
+
+        Raises:
+          ValueError: there are fewer lists than blocks of queries.
+        """
+        if self.keys.shape[1] * self.size < q_len:
+            raise ValueError(f"{self.keys.shape[1]} lists of blocks of {self.size} do not cover {q_len} queries")
+        blocks = jnp.arange(-(-kv_len // self.size))
+        counts = jnp.sum(self.keys[..., None] == blocks, axis=2, dtype=jnp.int32)
+        return jnp.repeat(jnp.repeat(counts, self.size, axis=1), self.size, axis=2)[:, :q_len, :kv_len]
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query_segments", "key_segments", "key_valid", "prefix", "dense"],
-    meta_fields=["causal", "window"],
+    data_fields=[
+        *("query_segments", "key_segments", "key_valid", "prefix", "dense"),
+        *("query_ranks", "key_ranks", "global_keys", "blocks"),
+    ],
+    meta_fields=["causal", "window", "strict_ranks"],
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
@@ -33,6 +70,12 @@ class Mask:
       key_valid: False masks a key for all queries, such as padding.
       prefix: True for keys that are visible regardless of `causal`, such as the inputs of a prefix language model.
       dense: an arbitrary mask, True where a query may attend to a key.
+      query_ranks: rank of each query, which sees the keys of its own rank and of lower ranks. The masks of UniLM (Dong
+        et al. 2019, section 2.3) and of a permutation (Yang et al. 2019, section 2.2) are ranks.
+      key_ranks: rank of each key; required with `query_ranks`.
+      strict_ranks: whether a query sees keys of lower ranks only.
+      global_keys: True for keys that are visible regardless of `window` and `blocks`.
+      blocks: the blocks of keys that each block of queries sees.
     """
 
     causal: bool = False
@@ -42,10 +85,21 @@ class Mask:
     key_valid: Bool[Array, "batch kv_len"] | None = None
     prefix: Bool[Array, "batch kv_len"] | None = None
     dense: Bool[Array, "batch q_len kv_len"] | None = None
+    query_ranks: Int[Array, "batch q_len"] | None = None
+    key_ranks: Int[Array, "batch kv_len"] | None = None
+    strict_ranks: bool = False
+    global_keys: Bool[Array, "batch kv_len"] | None = None
+    blocks: BlockLists | None = None
 
     def __post_init__(self):
         if (self.query_segments is None) != (self.key_segments is None):
             raise ValueError("query_segments and key_segments of a mask must be given together")
+        if (self.query_ranks is None) != (self.key_ranks is None):
+            raise ValueError("query_ranks and key_ranks of a mask must be given together")
+        if self.strict_ranks and self.query_ranks is None:
+            raise ValueError("strict_ranks requires query_ranks and key_ranks")
+        if self.global_keys is not None and self.window is None and self.blocks is None:
+            raise ValueError("global_keys requires window or blocks: without them, all keys are global")
         if self.window is not None and self.window < 1:
             raise ValueError(
                 f"window={self.window} is not a positive integer. A window of 1 masks all keys but the query's own."
@@ -53,7 +107,23 @@ class Mask:
         if self.prefix is not None and not self.causal:
             raise ValueError("prefix requires causal=True: without causal masking, all keys are visible")
 
-    def materialize(self, q_len: int, kv_len: int) -> Bool[Array, "rows 1 q_len kv_len"] | None:
+    @property
+    def conditions(self) -> frozenset[str]:
+        """Names of the conditions that are given."""
+        given = {
+            "causal": self.causal or None,
+            "window": self.window,
+            "segments": self.query_segments,
+            "key_valid": self.key_valid,
+            "prefix": self.prefix,
+            "dense": self.dense,
+            "ranks": self.query_ranks,
+            "global_keys": self.global_keys,
+            "blocks": self.blocks,
+        }
+        return frozenset(name for name, value in given.items() if value is not None)
+
+    def materialize(self, q_len: int, kv_len: int) -> Bool[Array, "rows heads q_len kv_len"] | None:
         """Returns the dense matrix, True where a query may attend to a key.
 
         Args:
@@ -61,8 +131,8 @@ class Mask:
           kv_len: number of keys per row.
 
         Returns:
-          `[rows, 1, q_len, kv_len]`, where `rows` is `batch`, or 1 if all rows have the same mask. None if no key is
-          masked.
+          `[rows, heads, q_len, kv_len]`, where `rows` is `batch`, or 1 if all rows have the same mask, and `heads` is 1
+          unless `blocks` has a list per head. None if no key is masked.
         """
         queries, keys = jnp.arange(q_len)[:, None], jnp.arange(kv_len)[None, :]
         conditions = []
@@ -72,11 +142,21 @@ class Mask:
                 visible = visible | self.prefix[:, None, :]
             conditions.append(visible)
         if self.window is not None:
-            conditions.append((jnp.abs(queries - keys) < self.window)[None])
+            conditions.append(self._or_global((jnp.abs(queries - keys) < self.window)[None]))
         if self.query_segments is not None:
             conditions.append(self.query_segments[:, :, None] == self.key_segments[:, None, :])
+        if self.query_ranks is not None:
+            compare = operator.lt if self.strict_ranks else operator.le
+            conditions.append(compare(self.key_ranks[:, None, :], self.query_ranks[:, :, None]))
         if self.key_valid is not None:
             conditions.append(jnp.broadcast_to(self.key_valid[:, None, :], (len(self.key_valid), q_len, kv_len)))
         if self.dense is not None:
             conditions.append(self.dense)
-        return functools.reduce(operator.and_, conditions)[:, None] if conditions else None
+        conditions = [condition[:, None] for condition in conditions]
+        if self.blocks is not None:
+            listed = jax.vmap(self._or_global, in_axes=1, out_axes=1)(self.blocks.counts(q_len, kv_len)[None] > 0)
+            conditions.append(listed)
+        return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def _or_global(self, visible: Bool[Array, "rows q_len kv_len"]) -> Bool[Array, "rows q_len kv_len"]:
+        return visible if self.global_keys is None else visible | self.global_keys[:, None, :]

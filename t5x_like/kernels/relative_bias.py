@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 @struct.dataclass
 class RelativeBias:
-    """A bias per head and relative position, which is a matrix with constant diagonals.
+    """A bias per head and relative position, which is a matrix with constant diagonals. Implements `ScoreBias`.
 
     A fused kernel expands the vector tile by tile, so the matrix of all pairs does not exist in memory.
 
@@ -17,14 +17,14 @@ class RelativeBias:
 
     values: Float[Array, "heads relative"]
 
-    def materialize(self, q_len: int, kv_len: int) -> Float[Array, "1 heads q_len kv_len"]:
-        """Returns the bias of all pairs.
+    @property
+    def diagonals(self) -> Float[Array, "heads relative"]:
+        """The values; see `ScoreBias.diagonals`."""
+        return self.values
 
-        Args:
-          q_len: number of queries.
-          kv_len: number of keys; the vector has `q_len + kv_len - 1` entries.
-        """
-        return toeplitz(self.values, q_len, kv_len)[None]
+    def materialize(self, q: Array, k: Array, **_) -> Float[Array, "1 heads q_len kv_len"]:
+        """Returns the bias of all pairs, `q_len + kv_len - 1` of which differ; see `ScoreBias.materialize`."""
+        return toeplitz(self.values, q.shape[1], k.shape[1])[None]
 
 
 def toeplitz(values: Float[Array, "heads relative"], q_len: int, kv_len: int) -> Float[Array, "heads q_len kv_len"]:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.kernels.chunks import Chunks, Readout
+from t5x_like.kernels.chunks import Readout, map_positions
 
 
 @struct.dataclass
@@ -55,14 +55,11 @@ def largest_logits(
     Returns:
       The largest logits, and log Σ exp(logit) over all classes, at temperature 1.
     """
-    chunks = Chunks.of([Readout(hidden, logits)], budget_bytes)
 
-    def of_chunk(hidden):
-        return _everywhere(functools.partial(_of_logits, k=k, temperature=temperature), logits(hidden))
+    def of_chunk(logits, _):
+        return _everywhere(functools.partial(_of_logits, k=k, temperature=temperature), logits)
 
-    if chunks.number == 1:
-        return of_chunk(hidden)
-    return jax.tree.map(chunks.join, jax.lax.map(of_chunk, chunks.split(hidden)))
+    return map_positions(Readout(hidden, logits), of_chunk, budget_bytes=budget_bytes)
 
 
 def _of_logits(logits: Float[Array, "batch positions classes"], *, k: int, temperature: float):

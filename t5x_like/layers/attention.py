@@ -9,7 +9,9 @@ from t5x_like import partitioning
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers.cache import KeyValueCache
+from t5x_like.layers.captures import NO_EDITS, LayerEdits
 from t5x_like.layers.embeddings import position_ids
 from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.projections import Projection, shard_activation
@@ -132,10 +134,12 @@ class MultiHeadAttention(nnx.Module):
         source: Float[Array, "batch kv_len embed"] | None = None,
         value_source: Float[Array, "batch q_len value_embed"] | None = None,
         keys_values: KeysValues | None = None,
-        bias: kernels.Bias = None,
+        bias: ScoreBias | None = None,
         positions: Int[Array, "batch q_len"] | None = None,
+        key_positions: Int[Array, "batch kv_len"] | None = None,
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
+        edits: LayerEdits = NO_EDITS,
     ) -> tuple[Float[Array, "batch q_len out_embed"], dict[str, Array]]:
         """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
 
@@ -147,9 +151,12 @@ class MultiHeadAttention(nnx.Module):
           keys_values: precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
             whose length is then 1, a row of them serves n neighboring rows of `x`, as n queries.
           bias: added to the scores; see `kernels.attention`.
-          positions: positions of `x` for rotations; None for 0, 1, 2 … along each row.
+          positions: positions of `x` for rotations and biases; None for 0, 1, 2 … along each row.
+          key_positions: positions of the keys for biases; None for `positions` in self-attention, otherwise for 0, 1, 2
+            … along each row.
           dropout_key: random key for dropout; None disables dropout.
           capture: names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
+          edits: edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
 
         Returns:
           The output, and the captured arrays by name.
@@ -158,15 +165,22 @@ class MultiHeadAttention(nnx.Module):
         if keys_values is None:
             if source is None:
                 keys_values = self.keys_values(x, positions, value_source=value_source)
+                key_positions = positions if key_positions is None else key_positions
             else:
                 keys_values = self.keys_values(source, cross=True)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
+        positions = None if positions is None else jnp.reshape(positions, query.shape[:2])
+        options |= {"query_positions": positions, "key_positions": key_positions}
         copies = key.shape[2] // self.kv_heads
+        query = edits("query", query)
+        if {"key", "value"} & edits.edits.keys():
+            edited = edits("key", key[:, :, ::copies]), edits("value", value[:, :, ::copies])
+            key, value = (jnp.repeat(x, copies, axis=2) for x in edited)
         available = {"query": query, "key": key[:, :, ::copies], "value": value[:, :, ::copies]}
-        if capture & {"scores", "probabilities"}:
-            result = kernels.reference(query, key, value, **options)
+        if (capture | edits.edits.keys()) & {"scores", "probabilities"}:
+            result = kernels.reference(query, key, value, **options, edit=edits)
             output = result.output
             available |= {"scores": result.scores, "probabilities": result.probabilities}
         else:
@@ -176,31 +190,34 @@ class MultiHeadAttention(nnx.Module):
 
     def step(
         self,
-        x: Float[Array, "batch 1 embed"],
+        x: Float[Array, "batch steps embed"],
         cache: KeyValueCache,
         layer: int | Int[Array, ""],
         index: Int[Array, ""],
         *,
         mask: Mask,
-        bias: Float[Array, "1 heads 1 kv_len"] | None = None,
-        positions: Int[Array, "batch 1"] | None = None,
-    ) -> tuple[Float[Array, "batch 1 embed"], KeyValueCache]:
-        """Computes self-attention of one new position and writes its key and value to the cache.
+        bias: ScoreBias | None = None,
+        positions: Int[Array, "batch steps"] | None = None,
+        key_positions: Int[Array, "batch kv_len"] | None = None,
+    ) -> tuple[Float[Array, "batch steps embed"], KeyValueCache]:
+        """Computes self-attention of new positions and writes their keys and values to the cache.
 
         Args:
-          x: activations of the new position.
+          x: activations of the new positions.
           cache: keys and values of the earlier positions.
           layer: index of this layer in the cache.
-          index: the new position, which determines its slot.
+          index: the first new position, which determines its slot.
           mask: the slots to attend to.
           bias: added to the scores.
-          positions: position of `x` for rotations; None for 0.
+          positions: positions of `x` for rotations and biases; None for 0, 1, 2 …
+          key_positions: positions of the slots for biases; see `__call__`.
 
         Returns:
           The output and the updated cache.
         """
         cache = cache.write(layer, index, *self.keys_values(x, positions))
-        output, _ = self(x, mask=mask, keys_values=cache.at(layer), bias=bias, positions=positions)
+        options = {"bias": bias, "positions": positions, "key_positions": key_positions}
+        output, _ = self(x, mask=mask, keys_values=cache.at(layer), **options)
         return output, cache
 
     def _apply_rope(self, x, positions):

@@ -36,7 +36,7 @@ class Block(Protocol):
           x: input activations.
           dropout_key: random key for dropout; None disables dropout.
           capture: names from `CAPTURABLE`.
-          **inputs: further inputs of the block, such as a mask.
+          **inputs: further inputs of the block, such as a mask, and `edits` of `CAPTURABLE` arrays, if there are any.
 
         Returns:
           The output, and the captured arrays by name.
@@ -89,7 +89,7 @@ class TransformerLayer(nnx.Module):
           x: input activations.
           inputs: block name -> keyword arguments of the block; a block with None is skipped.
           dropout_key: random key for dropout; None disables dropout.
-          captures: what to capture.
+          captures: what to capture and to edit.
 
         Returns:
           The output, and the captured arrays by name.
@@ -101,11 +101,11 @@ class TransformerLayer(nnx.Module):
                 continue
 
             def block(x, name=name, block_key=block_key):
-                options = {"dropout_key": block_key, "capture": captures.within(name)}
+                options = {"dropout_key": block_key, **captures.within(name)}
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
             x, captured[name] = self._residual(name, block, x, key)
-        x = shard_residual(x)
+        x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, **captured)
 
     def step(

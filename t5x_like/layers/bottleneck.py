@@ -87,14 +87,14 @@ class BottleneckLayer(nnx.Module):
         gathered = gather_residual(x)
         inner = self.bottleneck_norm(self.bottleneck(gathered))
         queries, values = self._attention_inputs(gathered, inner)
-        options = {"dropout_key": attention_key, "capture": captures.within("attention")}
+        options = {"dropout_key": attention_key, **captures.within("attention")}
         update, captured = self.attention(queries, value_source=values, **options, **inputs.get("attention", {}))
         inner = self.attention_norm(inner + update)
         for name in self.mlps:
             update, _ = getattr(self, name)(inner)
             inner = getattr(self, f"{name}_norm")(inner + update)
         update = self.dropout(scatter_residual(self.expansion(inner)), key)
-        x = shard_residual(self.expansion_norm(x + update))
+        x = captures.edits("hidden", shard_residual(self.expansion_norm(x + update)))
         return x, captures.collect(hidden=x, attention=captured)
 
     def _attention_inputs(self, x: Hidden, inner: Hidden) -> tuple[Hidden, Hidden]:

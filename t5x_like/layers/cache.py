@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
+from t5x_like.kernels.masks import Mask
 
 # Dimension of the rows in the arrays of a `KeyValueCache`, from the last one.
 _ROWS = -4
@@ -118,23 +119,25 @@ class KeyValueCache:
         self,
         layer: int | Int[Array, ""],
         position: Int[Array, ""],
-        key: Float[Array, "batch 1 heads kv"],
-        value: Float[Array, "batch 1 heads kv"],
+        key: Float[Array, "batch positions heads kv"],
+        value: Float[Array, "batch positions heads kv"],
     ) -> "KeyValueCache":
-        """Writes one position of a layer; in place if the caller donates the cache.
+        """Writes positions of a layer; in place if the caller donates the cache.
 
         Args:
           layer: index of the layer.
-          position: position, from 0.
-          key: key to write.
-          value: value to write.
+          position: the first position, from 0.
+          key: keys to write.
+          value: values to write.
 
         Returns:
           The updated cache.
         """
-        return KeyValueCache(
-            key=_write(self.key, layer, position, key), value=_write(self.value, layer, position, value)
-        ).shard()
+        written = [self.key, self.value]
+        for number in range(key.shape[1]):  # the slots of several positions may wrap around
+            news = (x[:, number : number + 1] for x in (key, value))
+            written = [_write(stored, layer, position + number, new) for stored, new in zip(written, news, strict=True)]
+        return KeyValueCache(*written).shard()
 
 
 def logical_axes(dimensions: int) -> tuple[str | None, ...]:
@@ -153,6 +156,11 @@ def held_positions(length: int, index: Int[Array, ""]) -> Int[Array, " length"]:
       index: the latest position.
     """
     return index - (index - jnp.arange(length)) % length
+
+
+def step_mask(visible: Bool[Array, "batch positions slots"]) -> Mask:
+    """Returns the mask of a decoding step, from whether each of its positions may attend to each slot."""
+    return Mask(key_valid=visible[:, 0]) if visible.shape[1] == 1 else Mask(dense=visible)
 
 
 def _place(x: Float[Array, "*layers batch prompt heads kv"], length: int) -> Float[Array, "*layers batch heads l kv"]:

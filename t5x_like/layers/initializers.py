@@ -30,6 +30,15 @@ def truncated_normal(stddev: float) -> Initializer:
     return lambda key, shape, num_inputs: stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
+def uniform(bound: float) -> Initializer:
+    """Returns an initializer that draws from the uniform distribution over [-bound, bound).
+
+    Args:
+      bound: largest absolute value.
+    """
+    return lambda key, shape, num_inputs: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
 def fan_in(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
     """Returns an initializer whose values have the variance `variance / fan_in`.
 

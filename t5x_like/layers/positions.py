@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import DenseBias
 
 
 def relative_position_bucket(
@@ -72,10 +73,18 @@ class RelativePositionBias(nnx.Module):
         """
         return RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional))
 
-    def at(self, position: Int[Array, ""], kv_len: int) -> Float[Array, "1 heads 1 kv_len"]:
-        """Returns the bias of the query at `position`, which may be traced, and `kv_len` keys."""
+    def at(self, position: Int[Array, ""], kv_len: int, num_positions: int = 1) -> DenseBias:
+        """Returns the bias of a decoding step.
+
+        Args:
+          position: position of the first query, which may be traced.
+          kv_len: number of keys; positions of queries are smaller.
+          num_positions: number of queries.
+        """
         values = self._values(1 - kv_len, kv_len - 1)
-        return jax.lax.dynamic_slice_in_dim(values, kv_len - 1 - position, kv_len, axis=1)[None, :, None, :]
+        starts = [kv_len - 1 - position - number for number in range(num_positions)]
+        rows = [jax.lax.dynamic_slice_in_dim(values, start, kv_len, axis=1) for start in starts]
+        return DenseBias(jnp.stack(rows, axis=1)[None])
 
     def _values(self, first: int, last: int, bidirectional: bool | None = None) -> Float[Array, "heads relative"]:
         """Returns the biases of the relative positions from `first` to `last`."""

@@ -26,6 +26,9 @@ class Projection(nnx.Module):
     Attributes:
       kernel: float32 `[*inputs, *outputs]`.
       bias: float32 `[*outputs]`, initially 0; only if the projection has a bias.
+      adapter: None, or a module that changes the output; see `adapters.base`.
+      num_inputs: number of input dimensions, which are the first dimensions of the kernel.
+      axes: logical axes of the kernel, without `layers`.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Projection(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=bias_axes)
         self.has_bias = bias
         self.dtype = dtype
+        self.adapter: nnx.Module | None = None
 
     def __call__(self, x: Float[Array, "batch length ..."], *, copies: int = 1) -> Float[Array, "batch length ..."]:
         """Applies the projection.
@@ -60,6 +64,9 @@ class Projection(nnx.Module):
         """
         kernel = self.kernel[...].astype(self.dtype)
         bias = self.bias[...].astype(self.dtype) if self.has_bias else None
+        if self.adapter is not None:
+            y = self.adapter(x, project(x.astype(self.dtype), kernel, bias, self.num_inputs, self.axes))
+            return jnp.repeat(y, copies, axis=x.ndim - self.num_inputs) if copies > 1 else y
         if copies > 1:
             kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)
             bias = None if bias is None else jnp.repeat(bias, copies, axis=0)

@@ -79,87 +79,142 @@ def run(
     functions: LayerFunction | Sequence[LayerFunction],
     carry: Any,
     *,
-    num_layers: int,
+    order: Sequence[int],
     dropout_key: jax.Array | None = None,
     remat: str = "none",
     keep: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Any, Any]:
-    """Applies a function to the layers of a stack in order.
+    """Applies a function to layers of a stack, one after another.
+
+    Example:
+      `range(12)` applies 12 layers once, `range(6, 12)` the last six of them, `[0] * 12` one layer twelve times
+      (ALBERT), and `[11, 11]` the last layer twice. A layer that is applied several times is stored once, and its
+      gradient is the sum over its applications.
 
     Args:
       layers: from `make_layers`.
-      functions: a `LayerFunction`, or a sequence of p functions that alternate: the first is applied to layers 0, p,
-        2p …, the second to layers 1, p + 1 …. A scan then runs over groups of p layers.
-      carry: input of the first layer.
-      num_layers: number of layers, a multiple of the number of functions.
-      dropout_key: random key, split into one key per layer; None disables dropout.
+      functions: a `LayerFunction`, or a sequence of p functions that alternate: the first is called in applications 0,
+        p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications. The index of a function is
+        that of the application.
+      carry: input of the first application.
+      order: the stored layer of each application; their number is a multiple of the number of functions. A scan runs
+        over each part whose stored layers are consecutive or the same.
+      dropout_key: random key, split into one key per application; None disables dropout.
       remat: a name in `REMAT_POLICIES`.
-      keep: name -> the layers whose output of this name is returned, in order; the output of each layer is then a
-        mapping with these names. A scan has memory for these layers only. None: the outputs of all layers.
+      keep: name -> the applications whose output of this name is returned, in order; the output of each application is
+        then a mapping with these names. A scan has memory for these only. None: the outputs of all applications.
 
     Returns:
-      The carry of the last layer and the outputs of all layers. Outputs have a leading dimension `layers` for a scanned
-      stack and are a tuple for an unrolled stack; `stack_outputs` unifies them. With `keep`, they are a mapping from
-      names to the outputs of the kept layers, stacked or a list.
+      The last carry and the outputs of all applications. Outputs have a leading dimension `layers` for a scanned stack
+      and are a tuple for an unrolled stack; `stack_outputs` unifies them. With `keep`, they are a mapping from names to
+      the outputs that are kept, stacked or a list.
 
     Raises:
-      UserError: `num_layers` is not a multiple of the number of functions.
+      UserError: the number of applications is not a multiple of the number of functions.
     """
     functions = [functions] if callable(functions) else list(functions)
-    period = len(functions)
-    if num_layers % period:
+    period, number = len(functions), len(order)
+    if number % period:
         raise UserError(
-            f"{num_layers} layers cannot follow a pattern of {period} layers. Give a multiple of {period} layers."
+            f"{number} layers cannot follow a pattern of {period} layers. Give a multiple of {period} layers."
         )
-    keys = None if dropout_key is None else jax.random.split(dropout_key, num_layers)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, number)
+
+    def bind(function, **options):
+        return _remat(lambda layer, carry, key, index: function(layer, carry, index, key), remat, **options)
+
     if not is_scanned(layers):
         outs = []
-        for index, layer in enumerate(layers):
-            function = functions[index % period]
-            step = _remat(
-                lambda layer, carry, key, index=index, function=function: function(layer, carry, index, key), remat
-            )
-            carry, out = step(layer, carry, None if keys is None else keys[index])
+        for index, stored in enumerate(order):
+            step = bind(lambda layer, carry, _, key, i=index: functions[i % period](layer, carry, i, key))
+            carry, out = step(layers[stored], carry, None if keys is None else keys[index], None)
             outs.append(out)
         if keep is not None:
             return carry, {name: [outs[index][name] for index in indices] for name, indices in keep.items()}
         return carry, tuple(outs)
 
-    steps = [
-        _remat(
-            lambda layer, carry, key, index, function=function: function(layer, carry, index, key),
-            remat,
-            prevent_cse=False,
-        )
-        for function in functions
-    ]
+    steps = [bind(function, prevent_cse=False) for function in functions]
+    some = {name: indices for name, indices in (keep or {}).items() if len(indices) < number}
+    indices, buffers, parts = jnp.arange(number), {}, []
+    if some:
+        first = jax.tree.map(lambda leaf: leaf[0], (layers, indices, keys))
+        shapes = jax.eval_shape(lambda layer, index, key: steps[0](layer, carry, key, index)[1], *first)
+        buffers = {name: jnp.zeros((len(some[name]), *shapes[name].shape), shapes[name].dtype) for name in some}
+    for start, end in _parts(order, period):
+        applied = steps[start % period :] + steps[: start % period] if end - start > 1 else [steps[start % period]]
+        applications = _slice((indices, keys), start, end)
+        if end - start > 1 and order[start] == order[start + 1]:
+            repeated, each = jax.tree.map(lambda leaf, stored=order[start]: leaf[stored], layers), None
+        else:
+            repeated, each = None, _slice(layers, order[start], order[end - 1] + 1)
+        (carry, buffers), outs = _scan(applied, repeated, (carry, buffers), (each, *applications), some)
+        parts.append(outs)
+    outs = parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
+    return carry, outs | buffers if some else outs
 
-    each = (layers, jnp.arange(num_layers), keys)
-    some = {name: indices for name, indices in (keep or {}).items() if len(indices) < num_layers}
+
+def _slice(stacked: Any, start: int, end: int) -> Any:
+    """Returns the elements `start` to `end` of stacked arrays, and all of them as they are."""
+    return jax.tree.map(lambda leaf: leaf if (start, end) == (0, len(leaf)) else leaf[start:end], stacked)
+
+
+def _parts(order: Sequence[int], period: int) -> list[tuple[int, int]]:
+    """Returns the first application, and the one after the last, of each part of `order` that is one scan.
+
+    The stored layers of a part are consecutive or the same. It has whole groups of `period` applications, or is one.
+    """
+    parts, start = [], 0
+    while start < len(order):
+        lengths = []
+        for difference in (0, 1):
+            end = start + 1
+            while end < len(order) and order[end] - order[end - 1] == difference:
+                end += 1
+            lengths.append(end - start)
+        length = max(lengths)
+        length = length // period * period or 1
+        parts.append((start, start + length))
+        start += length
+    return parts
+
+
+def _scan(
+    steps: Sequence[Callable],
+    repeated: Any,
+    carry: tuple[Any, dict[str, Array]],
+    each: tuple[Any, Array, Array | None],
+    some: Mapping[str, Sequence[int]],
+) -> tuple[tuple[Any, dict[str, Array]], Any]:
+    """Scans over applications.
+
+    Args:
+      steps: functions that alternate.
+      repeated: the layer of all applications, or None if `each` has a layer for each.
+      carry: input of the first application, and memory of the outputs in `some`.
+      each: layer, index and key of the applications.
+      some: name -> the applications whose outputs are written to the memory.
+
+    Returns:
+      The carry after the last application, and the other outputs of all applications.
+    """
+    period = len(steps)
 
     def body(carry, group):
         (carry, buffers), outs = carry, []
         for phase, step in enumerate(steps):
             layer, index, key = group if period == 1 else jax.tree.map(lambda leaf, phase=phase: leaf[phase], group)
             with recompute.in_scan():
-                carry, out = step(layer, carry, key, index)
+                carry, out = step(layer if repeated is None else repeated, carry, key, index)
             buffers = {name: _write(buffers[name], out[name], some[name], index) for name in some}
             outs.append({name: out[name] for name in out if name not in some} if some else out)
         return (carry, buffers), outs[0] if period == 1 else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
-    buffers = {}
-    if some:
-        layer, index, key = jax.tree.map(lambda leaf: leaf[0], each)
-        shapes = jax.eval_shape(
-            lambda layer, carry, key, index: steps[0](layer, carry, key, index)[1], layer, carry, key, index
-        )
-        buffers = {name: jnp.zeros((len(some[name]), *shapes[name].shape), shapes[name].dtype) for name in some}
     if period > 1:
         each = jax.tree.map(lambda x: x.reshape(-1, period, *x.shape[1:]), each)
-    (carry, buffers), outs = jax.lax.scan(body, (carry, buffers), each)
+    carry, outs = jax.lax.scan(body, carry, each)
     if period > 1:
-        outs = jax.tree.map(lambda x: x.reshape(num_layers, *x.shape[2:]), outs)
-    return carry, outs | buffers if some else outs
+        outs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outs)
+    return carry, outs
 
 
 def _write(buffer: Array, x: Array, indices: Sequence[int], index: Int[Array, ""]) -> Array:
@@ -186,8 +241,9 @@ class Stack(nnx.Module):
 
     Args:
       make_layer: makes a layer from a random key.
-      num_layers: number of layers.
+      num_layers: number of stored layers.
       key: random key for the initial values.
+      order: the stored layer of each application; None for all layers once. See `run`.
       norm: applied to the output of the last layer; None for no norm.
       scan: whether the layers are stacked and scanned.
       remat: a name in `REMAT_POLICIES`.
@@ -203,6 +259,7 @@ class Stack(nnx.Module):
         num_layers: int,
         *,
         key: jax.Array,
+        order: Sequence[int] | None = None,
         norm: nnx.Module | None = None,
         scan: bool = False,
         remat: str = "none",
@@ -210,7 +267,13 @@ class Stack(nnx.Module):
         self.layers = make_layers(make_layer, num_layers, key=key, scan=scan)
         if norm is not None:
             self.norm = norm
-        self.has_norm, self.num_layers, self.remat = norm is not None, num_layers, remat
+        self.order = tuple(range(num_layers) if order is None else order)
+        self.has_norm, self.remat = norm is not None, remat
+
+    @property
+    def num_layers(self) -> int:
+        """Number of applications of a layer in a pass."""
+        return len(self.order)
 
     @property
     def capturable(self) -> tuple[str, ...]:
@@ -220,7 +283,7 @@ class Stack(nnx.Module):
     def __call__(
         self,
         x: Hidden,
-        *inputs: Inputs,
+        *inputs: Callable | Inputs,
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
@@ -228,7 +291,8 @@ class Stack(nnx.Module):
 
         Args:
           x: input of the first layer.
-          *inputs: inputs of the blocks of a layer; several for alternating layers.
+          *inputs: inputs of the blocks of a layer, or a function from the index of the application to these inputs;
+            several for alternating layers.
           dropout_key: random key for dropout; None disables dropout.
           captures: what to capture from each layer.
 
@@ -241,18 +305,35 @@ class Stack(nnx.Module):
     def run(
         self,
         x: Hidden,
-        *inputs: Inputs,
+        *inputs: Callable | Inputs,
+        order: Sequence[int] | None = None,
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """Applies all layers without the final norm; see `__call__`."""
-        functions = [
-            lambda layer, x, index, key, inputs=layer_inputs: layer(x, inputs, dropout_key=key, captures=captures)
-            for layer_inputs in inputs
-        ]
-        captured = captures.state(EMBEDDING, x)
-        options = {"num_layers": self.num_layers, "dropout_key": dropout_key, "remat": self.remat}
-        x, kept = run(self.layers, functions, x, keep=captures.kept, **options)
+        """Applies layers without the final norm.
+
+        Args:
+          x: see `__call__`.
+          *inputs: see `__call__`.
+          order: the stored layer of each application, such as a slice of the stack; None for the whole stack. Indices
+            of inputs and captures count the applications of this call.
+          dropout_key: see `__call__`.
+          captures: see `__call__`.
+
+        Returns:
+          The output, and the captured arrays by their full names.
+        """
+
+        def bind(inputs):
+            def apply(layer, x, index, key):
+                layer_inputs = inputs(index) if callable(inputs) else inputs
+                return layer(x, layer_inputs, dropout_key=key, captures=captures.of_layer(index))
+
+            return apply
+
+        x, captured = captures.state(EMBEDDING, x)
+        options = {"order": self.order if order is None else order, "dropout_key": dropout_key, "remat": self.remat}
+        x, kept = run(self.layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
         return x, captured | captures.named(kept)
 
     def step(
@@ -279,7 +360,7 @@ class Stack(nnx.Module):
 
             return step
 
-        (x, cache), _ = run(self.layers, [make_step(each) for each in inputs], (x, cache), num_layers=self.num_layers)
+        (x, cache), _ = run(self.layers, [make_step(each) for each in inputs], (x, cache), order=self.order)
         return self.apply_norm(x), cache
 
     def apply_norm(self, x: Hidden) -> Hidden:

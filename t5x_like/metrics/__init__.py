@@ -8,6 +8,7 @@ last row: `tokens_per_second`, `seconds_per_step`, `data_wait_fraction`, and if 
 from t5x_like.metrics.goodput import Goodput, GoodputMonitor, read_goodput
 from t5x_like.metrics.progress import Progress
 from t5x_like.metrics.rows import MetricsWriter, Scalars, read_metrics
+from t5x_like.metrics.starts import read_starts
 from t5x_like.metrics.throughput import PEAK_FLOPS, Throughput, mfu, peak_flops, peak_memory
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "peak_memory",
     "read_goodput",
     "read_metrics",
+    "read_starts",
 ]

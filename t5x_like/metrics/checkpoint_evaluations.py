@@ -104,7 +104,22 @@ class CheckpointEvaluations:
             # Not read with Orbax, which waits for all processes, because Orbax calls `KeepBest` while it saves.
             try:
                 about = paths.read_bytes(paths.join(self._directory, str(step), _ABOUT_FILE))
-                self._stored[step] = json.loads(about).get(EVALUATION)
-            except (OSError, ValueError):  # damage is reported when the checkpoint is restored
+                stored = json.loads(about).get(EVALUATION)
+                if stored is not None and not _is_evaluation(stored):
+                    return None
+                self._stored[step] = stored
+            # Damage is reported when the checkpoint is chosen or restored.
+            except (OSError, ValueError, AttributeError, RecursionError):
                 return None
         return self._stored[step]
+
+
+def _is_evaluation(stored: Any) -> bool:
+    """Returns whether a value has the form that `CheckpointEvaluations.add` returns."""
+    if not isinstance(stored, dict) or not {"metrics", "best_metric", "best_is_larger"} <= stored.keys():
+        return False
+    metrics, name, larger = stored["metrics"], stored["best_metric"], stored["best_is_larger"]
+    are_numbers = isinstance(metrics, dict) and all(
+        value is None or isinstance(value, int | float) for value in metrics.values()
+    )
+    return are_numbers and isinstance(name, str) and (larger is None or isinstance(larger, bool))

@@ -1,5 +1,6 @@
 """Results of evaluations by checkpoint, as JSON and as a table."""
 
+import collections
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ class Result:
       settings: Identifies the settings of the evaluation; None if they are not known.
       evaluations: Title, which names task and split -> metric -> value.
       averages: Benchmark -> average.
+      options: The settings of the evaluation that users change, by name; empty in results of earlier versions.
     """
 
     checkpoint: str
@@ -29,6 +31,7 @@ class Result:
     settings: str | None
     evaluations: Mapping[str, Mapping[str, float]]
     averages: Mapping[str, float]
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -68,22 +71,40 @@ class EvaluationTable:
 
 
 def format_table(results: Sequence[Result]) -> str:
-    """Returns results in Markdown: a table per task and split with a line per checkpoint, and one of the averages."""
+    """Returns results in Markdown: a table per task and split with a line per checkpoint, and one of the averages.
+
+    If the settings of the results differ, a column states the ones that do.
+    """
+    described = _differing(results)
     sections = {title: None for each in results for title in each.evaluations}
     lines = []
     for title in sections:
         rows = [(each, each.evaluations[title]) for each in results if title in each.evaluations]
-        lines += [f"## {title}", "", *_rows(rows), ""]
+        lines += [f"## {title}", "", *_rows(rows, described), ""]
     if averaged := [(each, each.averages) for each in results if each.averages]:
-        lines += ["## Averages", "", *_rows(averaged), ""]
+        lines += ["## Averages", "", *_rows(averaged, described), ""]
     return "\n".join(lines)
 
 
-def _rows(rows: Sequence[tuple[Result, Mapping[str, float]]]) -> list[str]:
+def _differing(results: Sequence[Result]) -> dict[str | None, str]:
+    """Returns what distinguishes the settings of each result from those of the others; {} if all are the same."""
+    options = {each.settings: each.options for each in results}
+    if len(options) < 2:
+        return {}
+    names = sorted({name for each in options.values() for name in each})
+    differ = [name for name in names if len({each.get(name) for each in options.values()}) > 1]
+    texts = {key: ", ".join(f"{name}={each[name]}" for name in differ if name in each) for key, each in options.items()}
+    repeated = [text for text, number in collections.Counter(texts.values()).items() if number > 1 or not text]
+    return {key: f"{text} ({key or 'unknown'})".strip() if text in repeated else text for key, text in texts.items()}
+
+
+def _rows(rows: Sequence[tuple[Result, Mapping[str, float]]], described: Mapping[str | None, str]) -> list[str]:
     columns = sorted(dict.fromkeys(name for _, values in rows for name in values), key=lambda name: name != "loss")
-    lines = ["| checkpoint | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    header = ["checkpoint", *(["settings"] if described else []), *columns]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for result, values in rows:
         shown = result.checkpoint if result.step is None else str(result.step)
         cells = [f"{values[name]:.4g}" if name in values else "" for name in columns]
-        lines.append(f"| {shown} | " + " | ".join(cells) + " |")
+        cells = [shown, *([described[result.settings]] if described else []), *cells]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -29,7 +29,7 @@ def create(path: str, text: str = "") -> LineFile:
     """Replaces a file atomically by one with the lines `text`, and returns it, to add lines."""
     if paths.is_local(path):
         paths.write_atomic(path, text)
-        return _AppendedFile(path)
+        return AppendedFile(path)
     return _StoredObject(path, text)
 
 
@@ -56,13 +56,14 @@ def damaged(path: str, number: int, problem: str) -> UserError:
     return UserError(f"{path}, line {number}: {problem}. Restore the file from a copy, or delete the line.")
 
 
-class _AppendedFile:
-    """A local file. Each line is visible to readers immediately."""
+class AppendedFile:
+    """A local file in an existing directory, to which lines are added. Each line is visible to readers immediately."""
 
     def __init__(self, path: str):
         self._path, self._file = path, None
 
     def append(self, line: str) -> None:
+        """Adds a line, which ends with a newline."""
         if self._file is None:
             # Unbuffered, so that a failed write is not retried when the file is closed.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
@@ -71,10 +72,12 @@ class _AppendedFile:
             data = data[self._file.write(data) :]
 
     def flush(self) -> None:
+        """Blocks until all lines are durable."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Flushes and closes the file."""
         if self._file is not None:
             file, self._file = self._file, None
             with file:

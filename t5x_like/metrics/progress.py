@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from t5x_like.runtime import terminal
+
 
 def duration(seconds: float) -> str:
     """Formats seconds as `m:ss` or `h:mm:ss`."""
@@ -92,7 +94,7 @@ class Progress:
 
     def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
         self._total, self._start, self._enabled = total_steps, start, enabled
-        self._console = console or Console(file=_SafeStream(sys.stdout), highlight=False)
+        self._console = console or terminal.console(file=_SafeStream(sys.stdout), highlight=False)
         self._bar: Bar | None = None
         self._task = None
 

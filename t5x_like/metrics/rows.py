@@ -1,26 +1,32 @@
-"""Writes and reads rows of metrics: `MODEL_DIR/metrics.jsonl` and TensorBoard.
+"""Writes and reads rows of metrics: `MODEL_DIR/metrics.jsonl`, TensorBoard and other loggers.
 
-A row is a JSON object with `step`, `split` and the scalars at full precision. JSON cannot represent NaN or infinity, so
-non-finite values are written as `null` and read as NaN.
+A row is a JSON object with `step`, `split`, `time` (seconds since 1970) and the scalars at full precision. JSON cannot
+represent NaN or infinity, so non-finite values are written as `null` and read as NaN.
 
-A killed and resumed run has the same rows as an uninterrupted run: rows up to step s are durable before the checkpoint
-of step s commits (`flush`), and a run that restores step s first removes all later rows (`rewind`).
+A killed and resumed run has the same rows as an uninterrupted run, except for times: rows up to step s are durable
+before the checkpoint of step s commits (`flush`), and a run that restores step s first removes all later rows
+(`rewind`).
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from absl import logging
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed
-from t5x_like.metrics import line_files
-from t5x_like.metrics.events import EventFiles
+from t5x_like.metrics import line_files, loggers
 
 Scalars = Mapping[str, float | int | None]
 
+# Key of the hash of the rows in the item `about` of a checkpoint.
+DIGEST = "metrics_digest"
 _FILE = "metrics.jsonl"
 _DIRECTORY = "metrics"
 _OBJECT = re.compile(r"^(?P<incarnation>\d{5})-after-(?P<step>\d+)\.jsonl$")
@@ -80,14 +86,23 @@ class MetricsWriter:
     Args:
       model_dir: the run directory, local or in a bucket.
       enabled: whether to write; True only in one process. If False, all methods do nothing.
-      tensorboard: whether to also write TensorBoard event files to `model_dir/tensorboard`.
+      logger_names: the loggers that receive the rows as well; see `loggers.parse`.
+      wall: seconds since 1970.
     """
 
-    def __init__(self, model_dir: str, *, enabled: bool = True, tensorboard: bool = True):
-        self._model_dir, self._enabled = model_dir, enabled
+    def __init__(
+        self,
+        model_dir: str,
+        *,
+        enabled: bool = True,
+        logger_names: str = loggers.TENSORBOARD,
+        wall: Callable[[], float] = time.time,
+    ):
+        self._model_dir, self._enabled, self._wall = model_dir, enabled, wall
         self._file: line_files.LineFile | None = None  # None before `rewind`
-        self._events = EventFiles(model_dir) if tensorboard else None
+        self._loggers = loggers.make(logger_names, model_dir)
         self._last: dict[str, int] | None = None  # the last step of each split; None before `rewind`
+        self._hash = hashlib.blake2b(digest_size=8)  # of the rows
 
     def rewind(self, step: int) -> None:
         """Removes rows after `step` and incomplete lines.
@@ -103,14 +118,15 @@ class MetricsWriter:
             return
         kept = [row for row in read_metrics(self._model_dir) if row["step"] <= step]
         self._last = {}
+        self._hash = hashlib.blake2b("".join(map(_line, kept)).encode(), digest_size=8)
         for row in kept:
             self._last[row["split"]] = max(row["step"], self._last.get(row["split"], -1))
         with _explain_write_errors(self._model_dir):
             if self._file is not None:
                 self._file.close()
             self._file = _start_file(self._model_dir, step, kept)
-        if self._events:
-            self._events.rewind(step)
+        for logger in self._loggers:
+            logger.rewind(step)
 
     def write(self, step: int, split: str, scalars: Scalars) -> None:
         """Writes the scalars of a step.
@@ -132,10 +148,28 @@ class MetricsWriter:
             raise ValueError(f"step {step}, split {split!r}: not after the last written step {self._last[split]}")
         self._last[split] = step
         known = {name: value for name, value in scalars.items() if value is not None}
+        line = _line({"step": step, "split": split, "time": round(self._wall(), 3), **known})
+        self._hash.update(line.encode())
         with _explain_write_errors(self._model_dir):
-            self._file.append(_line({"step": step, "split": split, **known}))
-        if self._events:
-            self._events.append(step, split, known)
+            self._file.append(line)
+        for logger in self._loggers:
+            logger.append(step, split, known)
+
+    def digest(self) -> str:
+        """Returns a hash of all rows so far, which is that of the file, by which a changed file is recognized."""
+        return self._hash.hexdigest()
+
+    def warn_if_changed(self, digest: str | None) -> None:
+        """Logs a warning if the rows are not those that the run has written. Call it after `rewind`.
+
+        Args:
+          digest: the result of `digest` that the checkpoint stores; None if an earlier version has written it.
+        """
+        if digest not in (None, self.digest()):
+            logging.warning(
+                "%s: changed since the run has written it; its curves may be wrong, training does not depend on it",
+                paths.join(self._model_dir, _FILE),
+            )
 
     def flush(self) -> None:
         """Blocks until all rows written so far are durable.
@@ -146,8 +180,8 @@ class MetricsWriter:
         if self._enabled and self._file is not None:
             with _explain_write_errors(self._model_dir):
                 self._file.flush()
-            if self._events:
-                self._events.flush()
+            for logger in self._loggers:
+                logger.flush()
 
     def close(self) -> None:
         """Flushes and closes the files.
@@ -156,8 +190,8 @@ class MetricsWriter:
           RunFailed: the rows cannot be written.
         """
         if self._enabled:
-            if self._events:
-                self._events.close()
+            for logger in self._loggers:
+                logger.close()
             if self._file is not None:
                 with _explain_write_errors(self._model_dir):
                     self._file.close()

@@ -1,6 +1,8 @@
 """Measures the speed of a run: tokens per second, model FLOPs utilization and peak device memory."""
 
+import collections
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,6 +34,10 @@ PEAK_FLOPS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA GB200": 2500e12,
 }
+
+
+# The steps whose median time is the usual one.
+_REMEMBERED_STEPS = 1000
 
 
 def peak_flops(device_kind: str) -> float | None:
@@ -74,6 +80,8 @@ class Throughput:
         self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
         self._since: float | None = None
         self._wait_seen = 0.0
+        self._step_seconds: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_STEPS)
+        self._counted_seconds = 0.0  # of this window, until the last counted step
 
     def start(self, wait_seconds: float) -> None:
         """Starts the clock.
@@ -99,6 +107,9 @@ class Throughput:
           wait_seconds: total time that the feed has waited for data so far.
         """
         self._steps += 1
+        seconds = self._seconds + (0.0 if self._since is None else self._now() - self._since)
+        self._step_seconds.append(seconds - self._counted_seconds)
+        self._counted_seconds = seconds
         self._tokens += tokens
         self._waited += wait_seconds - self._wait_seen
         self._wait_seen = wait_seconds
@@ -107,9 +118,10 @@ class Throughput:
         """Returns the rates since the last call and starts the next window.
 
         Returns:
-          `tokens_per_second`, `seconds_per_step`, `data_wait_fraction` (fraction of the time spent waiting for data),
-          `mfu`, and `peak_memory_bytes` (maximum over the devices of this process). `mfu` and `peak_memory_bytes` are
-          None if unknown. The other values are None if no step was counted.
+          `tokens_per_second`, `seconds_per_step`, `step_time_deviation` (`seconds_per_step` minus the median of the
+          latest 1,000 steps), `data_wait_fraction` (fraction of the time spent waiting for data), `mfu`, and
+          `peak_memory_bytes` (maximum over the devices of this process). `mfu` and `peak_memory_bytes` are None if
+          unknown. The other values are None if no step was counted.
         """
         paused = self._since is None
         self.pause()
@@ -117,11 +129,13 @@ class Throughput:
         rates = {
             "tokens_per_second": self._tokens / seconds if steps else None,
             "seconds_per_step": seconds / steps if steps else None,
+            "step_time_deviation": seconds / steps - statistics.median(self._step_seconds) if steps else None,
             "data_wait_fraction": min(self._waited / seconds, 1.0) if steps else None,
             "mfu": self._mfu(seconds / steps) if steps else None,
             "peak_memory_bytes": peak_memory(self._devices),
         }
         self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._counted_seconds = 0.0
         if not paused:
             self._since = self._now()
         return rates

@@ -26,7 +26,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.stacks import NO_CAPTURES, Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.encoder_decoder import Cache, Encoded, EncoderDecoder, forward_flops
 
 # Initializer of all kernels and embedding tables, as in the released code.
@@ -72,6 +72,11 @@ class BartConfig(BaseConfig):
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         checks.non_negative_integers(self, "position_offset")
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of both stacks; see `ModelConfig.stacks`."""
+        return {"encoder": self.stack(self.encoder_layers), "decoder": self.stack(self.decoder_layers)}
 
     def make(self, key: jax.Array) -> "Bart":
         """Returns a BART with newly initialized parameters; see `ModelConfig.make`."""
@@ -203,9 +208,10 @@ class Bart(EncoderDecoder):
         """Returns the input of the decoder; see `EncoderDecoder.embed_decoder`."""
         return self._embed(self.decoder_input, batch["decoder_input_tokens"], batch.get("decoder_positions"))
 
-    def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
-        """Returns the input of the decoder at position `index`."""
-        return self.decoder_input(self.token_embedder(tokens), jnp.broadcast_to(index, tokens.shape))
+    def embed_step(self, tokens: Int[Array, "batch positions"], index: Int[Array, ""]) -> Hidden:
+        """Returns the input of the decoder at the positions from `index`."""
+        positions = jnp.broadcast_to(index + jnp.arange(tokens.shape[1]), tokens.shape)
+        return self.decoder_input(self.token_embedder(tokens), positions)
 
     def _embed(
         self, layer: InputLayer, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"] | None

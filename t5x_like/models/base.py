@@ -7,13 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Float, Int
 
+from t5x_like.adapters.base import Adapter
 from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.captures import Edit
 from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.special_tokens import SpecialTokens
 
-# Features of a batch by name; see "The model interface" in docs/architecture.md.
-Batch = Mapping[str, Int[Array, "batch length"]]
+# Model feature -> array, `[batch, length]` unless the feature says otherwise.
+Batch = Mapping[str, Array]
 
 
 @runtime_checkable
@@ -43,6 +45,7 @@ class Model(Protocol):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits.
 
@@ -51,6 +54,7 @@ class Model(Protocol):
           batch: features by name, from which masks and positions are computed.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of intermediate arrays to return.
+          edits: interventions in intermediate arrays of the same names.
 
         Returns:
           The last hidden states and the captured arrays.
@@ -63,23 +67,34 @@ class Model(Protocol):
           hidden: hidden states, as in `Outputs.hidden`.
         """
 
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
+    ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
 
 
 @runtime_checkable
 class GenerativeModel(Model, Protocol):
-    """A model that decodes one token at a time over a cache of keys and values."""
+    """A model that decodes one or several tokens at a time over a cache of keys and values."""
 
     def decode_step(
-        self, tokens: Int[Array, "batch 1"], cache: Any, index: Int[Array, ""]
-    ) -> tuple[Float[Array, "batch 1 embed"], Any]:
-        """Runs the decoder on one position.
+        self, tokens: Int[Array, "batch positions"], cache: Any, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch positions embed"], Any]:
+        """Runs the decoder on one or several positions.
+
+        A caller keeps some of several positions, such as the guesses of a smaller model that this one confirms
+        (Leviathan et al. 2023): its next step starts at the first position that it does not keep, and replaces those
+        after it.
 
         Args:
-          tokens: input tokens at slot `index`.
-          cache: keys and values of all earlier slots.
-          index: slot of the tokens in the cache, the same for all rows.
+          tokens: input tokens at slots from `index`.
+          cache: keys and values of all earlier slots. It has slots for all positions.
+          index: slot of the first tokens in the cache, the same for all rows.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
@@ -117,17 +132,44 @@ class GenerativeEncoderDecoder(GenerativeModel, Protocol):
 class GenerativeDecoder(GenerativeModel, Protocol):
     """A decoder-only model that continues prompts."""
 
-    def prefill(self, batch: Batch, cache_length: int) -> tuple[Float[Array, "batch 1 embed"], Any]:
+    def prefill(
+        self, batch: Batch, cache_length: int, num_positions: int = 1
+    ) -> tuple[Float[Array, "batch 1 embed"], Any]:
         """Runs the decoder on whole prompts.
 
         Args:
           batch: prompts that end at the same slot (`decoding.prompts.aligned`).
           cache_length: number of slots in the cache, including those of the prompts.
+          num_positions: largest number of positions of a step.
 
         Returns:
           The hidden states of the last tokens, from which `unembed` predicts the next ones, and the cache of keys and
           values.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class StackInfo:
+    """The sizes of a stack of layers.
+
+    Attributes:
+      num_layers: number of applications of a layer, each of which has captures of its own.
+      embed_dim: size of a hidden state.
+      num_heads: number of query heads of the self-attention.
+      num_kv_heads: number of key and value heads of the self-attention.
+      head_dim: size of the queries, keys and values of a head.
+      stored_layers: number of layers with parameters; None for `num_layers`, and fewer if layers are repeated.
+    """
+
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    stored_layers: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "stored_layers", self.stored_layers or self.num_layers)
 
 
 @runtime_checkable
@@ -140,6 +182,7 @@ class ModelConfig(Protocol):
       remat: rematerialization policy.
       dtype: dtype of activations, or None if the platform decides.
       scan_layers: whether layers are stacked and scanned, or None if the platform decides.
+      adapters: what `construct.make` adds to the projections of a model.
     """
 
     vocab_size: int
@@ -147,10 +190,19 @@ class ModelConfig(Protocol):
     remat: str
     dtype: str | None
     scan_layers: bool | None
+    adapters: Sequence[Adapter]
 
     @property
     def compute_dtype(self) -> str:
         """Dtype of activations."""
+
+    @property
+    def stacks(self) -> Mapping[str, StackInfo]:
+        """Stack -> its sizes: `encoder`, `decoder` or both."""
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The features of a batch that the model reads, those that it needs and those that it may do without."""
 
     def make(self, key: jax.Array) -> Model:
         """Returns a model with newly initialized parameters; works under `jax.jit` and `jax.eval_shape`.
@@ -164,6 +216,16 @@ class ModelConfig(Protocol):
 
         Args:
           shapes: shapes of the features of a global batch, by name.
+        """
+
+    def initial_carry(self, batch_size: int) -> dict[str, Array]:
+        """Returns the state before the first batch, which a call then takes as `carry` and returns as `Outputs.carry`.
+
+        Args:
+          batch_size: rows of a batch.
+
+        Returns:
+          Name -> array `[batch, …]`; empty for a model without state.
         """
 
 
@@ -187,15 +249,39 @@ class BaseConfig:
     dtype: str | None = None
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
+    # What is added to projections, such as (@lora.LoRA(),).
+    adapters: tuple[Adapter, ...] = ()
 
     def __post_init__(self):
         checks.positive_integers(self, "vocab_size")
         checks.remat_and_dtype(self)
+        checks.adapters(self)
 
     @property
     def compute_dtype(self) -> str:
         """Dtype of activations."""
         return self.dtype or "float32"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return tuple(
+            f"{stack}_{name}" for stack in self.stacks for name in ("input_tokens", "segment_ids", "positions")
+        )
+
+    def stack(self, num_layers: int, stored_layers: int | None = None) -> StackInfo:
+        """Returns the sizes of a stack of a family whose stacks differ in their layers alone; see `StackInfo`."""
+        kv_heads = getattr(self, "num_kv_heads", None) or self.num_heads
+        return StackInfo(num_layers, self.embed_dim, self.num_heads, kv_heads, self.head_dim, stored_layers)
+
+    def initial_carry(self, batch_size: int) -> dict[str, Array]:
+        """Returns the state before the first batch: none. See `ModelConfig.initial_carry`."""
+        return {}
+
+    @property
+    def unembed_dim(self) -> int:
+        """Size of the vectors that `unembed` reads, if a head transforms hidden states before."""
+        return self.embed_dim
 
     @property
     def untied_dim(self) -> int:

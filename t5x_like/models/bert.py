@@ -26,9 +26,10 @@ from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.embeddings import Embedder, position_ids
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
+from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 # Size of a head of the compact models of Turc et al. (2019).
@@ -43,6 +44,8 @@ class BertConfig(BaseConfig):
     vocab_size: int = 30522
     # Size of a hidden state.
     embed_dim: int = 768
+    # Size of the embeddings; None for embed_dim. A projection follows embeddings of another size.
+    embedding_dim: int | None = None
     # Size within a feed-forward block.
     mlp_dim: int = 3072
     # Number of attention heads.
@@ -75,10 +78,27 @@ class BertConfig(BaseConfig):
         super().__post_init__()
         checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
         checks.positive_integers(self, "max_length")
+        if self.embedding_dim is not None:
+            checks.positive_integers(self, "embedding_dim")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
         checks.positive(self, "norm_epsilon", "initializer_range")
         checks.activations(self)
         checks.non_negative_integers(self, "num_token_types", "position_offset", "padding_id")
+
+    @property
+    def unembed_dim(self) -> int:
+        """Size of the embeddings; see `BaseConfig.unembed_dim`."""
+        return self.embedding_dim or self.embed_dim
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack; see `ModelConfig.stacks`."""
+        return {"encoder": self.stack(self.num_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*super().reads, *(("token_types",) if self.num_token_types else ()))
 
     def make(self, key: jax.Array) -> "Bert":
         """Returns a BERT with newly initialized parameters; see `ModelConfig.make`."""
@@ -128,11 +148,11 @@ def compact(
 def forward_flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
     """Returns the floating-point operations of the matrix products in a forward pass.
 
-    A multiply-add counts as two operations. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of
-    matrix products in a feed-forward block (2, or 3 if it is gated), L = length, P = predictions and V = vocab_size, a
-    row takes this number of multiply-adds:
+    A multiply-add counts as two operations. With d = embed_dim, e = unembed_dim, a = num_heads · head_dim, f = mlp_dim,
+    m = number of matrix products in a feed-forward block (2, or 3 if it is gated), L = length, P = predictions and
+    V = vocab_size, a row takes this number of multiply-adds, and L · ed more if embeddings of size e ≠ d are projected:
 
-        num_layers · L · (4da + mdf + 2La) + P · dV
+        num_layers · L · (4da + mdf + 2La) + P · eV
 
     Norms, softmax, biases and embedding lookups do not count. The layers of an objective's head do not count either:
     those of the masked-LM head take P · d², a thousandth of the total.
@@ -146,7 +166,8 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
     d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
     m = len(config.activations) + 1
     trunk = config.num_layers * length * (4 * d * a + m * d * f + 2 * length * a)
-    return 2.0 * batch * (trunk + predictions * d * config.vocab_size)
+    e = config.unembed_dim
+    return 2.0 * batch * (trunk + (e != d) * length * e * d + predictions * e * config.vocab_size)
 
 
 def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
@@ -181,8 +202,48 @@ def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
 
 
 def make_norm(config: BertConfig) -> LayerNorm:
-    """Makes the norm of a block or of the embeddings."""
+    """Makes the norm of a block."""
     return LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
+
+
+class BertEmbeddings(nnx.Module):
+    """The normalized sum of the embeddings of tokens, positions and token types (Devlin et al., figure 2).
+
+    Args:
+      config: configuration of the model.
+      keys: random keys of the three tables.
+
+    Attributes:
+      token_embedder: table `[vocab_size embedding]` of the tokens and of the logits.
+      position_embedder: table `[max_length+position_offset embedding]`.
+      token_type_embedder: table `[num_token_types embedding]`; missing in a model without token types.
+      norm: norm of the sum.
+    """
+
+    def __init__(self, config: BertConfig, *, keys: Sequence[jax.Array]):
+        token_key, position_key, token_type_key = keys
+        self.config = config
+        init = initializers.truncated_normal(config.initializer_range)
+
+        def embedder(num_embeddings, axis, key):
+            size, dtype = config.unembed_dim, config.compute_dtype
+            return Embedder(num_embeddings, size, key=key, axis=axis, init=init, dtype=dtype)
+
+        self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
+        self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
+        if config.num_token_types:
+            self.token_type_embedder = embedder(config.num_token_types, "token_types", token_type_key)
+        self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon)
+
+    def __call__(self, batch: Batch) -> Hidden:
+        """Embeds tokens, positions and token types; see `Bert.embed`."""
+        tokens = batch["encoder_input_tokens"]
+        checks.row_length(self.config, tokens.shape[1])
+        positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
+        embedded = self.token_embedder(tokens) + self.position_embedder(positions)
+        if self.config.num_token_types:
+            embedded += self.token_type_embedder(batch.get("token_types", jnp.zeros_like(tokens)))
+        return self.norm(embedded)
 
 
 class Bert(nnx.Module):
@@ -193,33 +254,41 @@ class Bert(nnx.Module):
       key: random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embed_dim]` of the tokens and of the logits.
-      position_embedder: table `[max_length+position_offset embed_dim]`.
-      token_type_embedder: table `[num_token_types embed_dim]`; missing in a model without token types.
-      embedding_norm: norm of the sum of the embeddings.
+      embeddings: embeddings of tokens, positions and token types, and the kernel of the logits.
+      embedding_projection: maps embeddings to hidden states; only if they have other sizes.
       encoder: layers of the encoder.
     """
 
     def __init__(self, config: BertConfig, *, key: jax.Array):
         token_key, position_key, token_type_key, encoder_key = jax.random.split(key, 4)
         self.config = config
-        init = initializers.truncated_normal(config.initializer_range)
+        self.embeddings = BertEmbeddings(config, keys=(token_key, position_key, token_type_key))
+        if config.unembed_dim != config.embed_dim:
+            self.embedding_projection = Projection(
+                (config.unembed_dim,),
+                (config.embed_dim,),
+                axes=("embed", "mlp"),
+                key=jax.random.fold_in(encoder_key, 0),
+                init=initializers.truncated_normal(config.initializer_range),
+                bias=True,
+                dtype=config.compute_dtype,
+            )
+        self.encoder = self.make_encoder(encoder_key)
 
-        def embedder(num_embeddings, axis, key):
-            size, dtype = config.embed_dim, config.compute_dtype
-            return Embedder(num_embeddings, size, key=key, axis=axis, init=init, dtype=dtype)
+    def make_encoder(self, key: jax.Array, *, order: Sequence[int] | None = None) -> Stack:
+        """Makes the layers.
 
-        self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
-        self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
-        if config.num_token_types:
-            self.token_type_embedder = embedder(config.num_token_types, "token_types", token_type_key)
-        self.embedding_norm = make_norm(config)
-        self.encoder = Stack(
-            functools.partial(make_layer, config),
-            config.num_layers,
-            key=encoder_key,
-            scan=bool(config.scan_layers),
-            remat=config.remat,
+        Args:
+          key: random key of the initialization.
+          order: the stored layer of each application; None for `num_layers` layers once.
+        """
+        return Stack(
+            functools.partial(make_layer, self.config),
+            self.config.num_layers if order is None else max(order) + 1,
+            key=key,
+            order=order,
+            scan=bool(self.config.scan_layers),
+            remat=self.config.remat,
         )
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
@@ -235,13 +304,7 @@ class Bert(nnx.Module):
         Raises:
           UserError: rows are longer than `max_length`.
         """
-        tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
-        checks.row_length(self.config, tokens.shape[1])
-        positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
-        embedded = self.token_embedder(tokens) + self.position_embedder(positions)
-        if self.config.num_token_types:
-            embedded += self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
-        return {"encoder": self.embedding_norm(embedded)}
+        return {"encoder": self.embeddings(batch)}
 
     def trunk(
         self,
@@ -250,6 +313,7 @@ class Bert(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
@@ -259,27 +323,39 @@ class Bert(nnx.Module):
             masked.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
 
         Returns:
           The last hidden states and the captured arrays.
 
         Raises:
-          ValueError: a name in `capture` is unknown.
+          ValueError: a name in `capture` or `edits` is unknown.
         """
-        captures = capturing.parse(capture, {"encoder": (self.config.num_layers, self.encoder.capturable)})["encoder"]
+        stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
+        captures = capturing.parse(capture, stacks, edits)["encoder"]
         first_key, layers_key = split_key(dropout_key, 2)
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
+        if self.config.unembed_dim != self.config.embed_dim:
+            x = self.embedding_projection(x)
         inputs = {"attention": {"mask": self._mask(batch)}}
         hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
-        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
+        hidden, output = captures.state(capturing.OUTPUT, hidden)
+        return Outputs(hidden=hidden, captured=captured | output)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32, with the token embeddings as their kernel."""
-        return self.token_embedder.attend(hidden)
+        return self.embeddings.token_embedder.attend(hidden)
 
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def _mask(self, batch: Batch) -> Mask:
         segments = batch.get("encoder_segment_ids")

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from t5x_like.adapters.base import Adapter
 from t5x_like.errors import UserError
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -107,6 +108,20 @@ def remat_and_dtype(config: object) -> None:
     if config.dtype not in (None, "float32", "bfloat16"):
         raise UserError(
             f"{_field(config, 'dtype')}: must be 'float32', 'bfloat16' or None, which selects the platform's dtype"
+        )
+
+
+def adapters(config: object) -> None:
+    """Checks that `adapters` is a tuple of adapters.
+
+    Raises:
+      UserError: it is not.
+    """
+    given = config.adapters
+    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter) for each in given):
+        raise UserError(
+            f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
+            "`pattern` and `make`."
         )
 
 

@@ -1,7 +1,7 @@
 """The base class of decoder-only models: trunk, attention masks, prefill, decoding by position, and FLOPs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
 from t5x_like.layers.blocks import Hidden
-from t5x_like.layers.cache import KeyValueCache, held_positions
+from t5x_like.layers.cache import KeyValueCache, held_positions, step_mask
 from t5x_like.layers.embeddings import position_ids
 from t5x_like.models import checks
 from t5x_like.models.base import Batch, ModelConfig
@@ -93,12 +93,13 @@ class Decoder(nnx.Module):
         """Attention window of each layer, in positions, repeated over the layers; None: no window."""
         return self.config.attention_windows
 
-    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+    def step_inputs(self, index: Int[Array, ""], cache_length: int, num_positions: int) -> dict[str, Any]:
         """Returns the inputs of the attention in a decoding step, apart from its mask and positions.
 
         Args:
-          index: position of the step in the row, padding on the left included.
+          index: first position of the step in the row, padding on the left included.
           cache_length: number of slots of the layer.
+          num_positions: number of positions of the step.
         """
         return {}
 
@@ -135,6 +136,7 @@ class Decoder(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
@@ -144,14 +146,16 @@ class Decoder(nnx.Module):
             tokens to which every position of their segment may attend.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
 
         Returns:
           The last hidden states and the captured arrays.
 
         Raises:
-          ValueError: a name in `capture` is unknown.
+          ValueError: a name in `capture` or `edits` is unknown.
         """
-        captures = capturing.parse(capture, {"decoder": (self.config.num_layers, self.decoder.capturable)})["decoder"]
+        sizes = {"decoder": (self.config.num_layers, self.decoder.capturable)}
+        captures = capturing.parse(capture, sizes, edits)["decoder"]
         embedding_key, layers_key = split_key(dropout_key, 2)
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
 
@@ -171,20 +175,31 @@ class Decoder(nnx.Module):
             dropout_key=layers_key,
             captures=captures,
         )
-        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
+        hidden, output = captures.state(capturing.OUTPUT, hidden)
+        return Outputs(hidden=hidden, captured=captured | output)
 
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
-    def prefill(self, batch: Batch, cache_length: int) -> tuple[Float[Array, "batch 1 embed"], Cache]:
+    def prefill(
+        self, batch: Batch, cache_length: int, num_positions: int = 1
+    ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
         """Runs the decoder on whole prompts; see `GenerativeDecoder.prefill`.
 
         Args:
           batch: prompts padded on the left, so that the next token of every row has the same slot
             (`decoding.prompts.left_pad`).
           cache_length: number of positions of prompts and continuations. The cache of a layer with a shorter window is
-            as long as the window.
+            as long as the window and the further positions of a step.
+          num_positions: largest number of positions of a step.
 
         Returns:
           The hidden states of the last tokens, and the cache with the keys and values of the prompts.
@@ -192,7 +207,7 @@ class Decoder(nnx.Module):
         outputs = self(batch, capture=(_KEYS, _VALUES))
         captured = outputs.captured
         windows = self.attention_windows
-        lengths = [min(window or cache_length, cache_length) for window in windows]
+        lengths = [min(window + num_positions - 1 if window else cache_length, cache_length) for window in windows]
         cache = Cache(
             self_attention=KeyValueCache.from_prompts(
                 captured[_KEYS],
@@ -205,32 +220,34 @@ class Decoder(nnx.Module):
         return outputs.hidden[:, -1:], cache
 
     def decode_step(
-        self, tokens: Int[Array, "batch 1"], cache: Cache, index: Int[Array, ""]
-    ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
-        """Runs the decoder on one position; see `GenerativeModel.decode_step`.
+        self, tokens: Int[Array, "batch positions"], cache: Cache, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch positions embed"], Cache]:
+        """Runs the decoder on one or several positions; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: input tokens at slot `index`.
+          tokens: input tokens at slots from `index`.
           cache: keys and values of all earlier slots.
-          index: slot, the same for all rows. The position in a row is `index` minus the row's first slot.
+          index: slot, the same for all rows. The position in a row is the slot minus the row's first slot.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
         first_slot = jnp.repeat(cache.first_slot, len(tokens) // len(cache.first_slot))[:, None]
-        positions = index - first_slot
+        slots = index + jnp.arange(tokens.shape[1])
+        positions = slots - first_slot
 
         def inputs(layer, window):
             length = cache.self_attention.length_of(layer)
-            held = held_positions(length, index)
-            visible = held >= first_slot
+            held = held_positions(length, slots[-1])
+            visible = (held >= first_slot)[:, None] & (held <= slots[:, None])
             if window is not None:
-                visible &= held > index - window
+                visible &= held > slots[:, None] - window
             return {
                 "attention": {
-                    "mask": Mask(key_valid=visible),
+                    "mask": step_mask(visible),
                     "positions": positions,
-                    **self.step_inputs(index, length),
+                    "key_positions": held - first_slot,
+                    **self.step_inputs(index, length, tokens.shape[1]),
                 }
             }
 

@@ -38,9 +38,9 @@ class DistilBertConfig(BertConfig):
         model = Bert(self, key=key)
         if self.sinusoidal_positions:
             table = nnx.Param(
-                jax.numpy.asarray(sinusoids(self.max_length, self.embed_dim)), axes=("positions", "embed")
+                jax.numpy.asarray(sinusoids(self.max_length, self.unembed_dim)), axes=("positions", "embed")
             )
-            model.position_embedder.embedding = table
+            model.embeddings.position_embedder.embedding = table
         return model
 
 

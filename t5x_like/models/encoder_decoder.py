@@ -13,7 +13,7 @@ from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
 from t5x_like.layers.blocks import Hidden
-from t5x_like.layers.cache import KeyValueCache
+from t5x_like.layers.cache import KeyValueCache, step_mask
 from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
@@ -115,8 +115,8 @@ class EncoderDecoder(nnx.Module):
         """
         raise NotImplementedError
 
-    def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
-        """Returns the input of the decoder at position `index`, for decoding."""
+    def embed_step(self, tokens: Int[Array, "batch positions"], index: Int[Array, ""]) -> Hidden:
+        """Returns the input of the decoder at the positions from `index`, for decoding."""
         raise NotImplementedError
 
     def run_encoder(self, x: Hidden, **options) -> tuple[Hidden, dict[str, Array]]:
@@ -143,12 +143,13 @@ class EncoderDecoder(nnx.Module):
         """
         return self.decoder(x, **options)
 
-    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+    def step_inputs(self, index: Int[Array, ""], cache_length: int, num_positions: int) -> dict[str, Any]:
         """Returns the inputs of the self-attention in a decoding step, apart from its mask.
 
         Args:
-          index: position of the step.
+          index: first position of the step.
           cache_length: number of positions in the cache.
+          num_positions: number of positions of the step.
         """
         return {}
 
@@ -170,6 +171,7 @@ class EncoderDecoder(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
@@ -178,12 +180,13 @@ class EncoderDecoder(nnx.Module):
           batch: `encoder_input_tokens`; for packed rows also `encoder_segment_ids` and `decoder_segment_ids`.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
 
         Returns:
           The decoder's last hidden states and the captured arrays.
 
         Raises:
-          ValueError: a name in `capture` is unknown, or the batch has the segment ids of one stack only.
+          ValueError: a name in `capture` or `edits` is unknown, or the batch has the segment ids of one stack only.
         """
         config = self.config
         captures = capturing.parse(
@@ -192,6 +195,7 @@ class EncoderDecoder(nnx.Module):
                 "encoder": (config.encoder_layers, self.encoder_capturable),
                 "decoder": (config.decoder_layers, self.decoder.capturable),
             },
+            edits,
         )
         encoder_key, decoder_key = split_key(dropout_key, 2)
         encoded, encoder_captures = self.run_encoder(
@@ -200,6 +204,7 @@ class EncoderDecoder(nnx.Module):
             dropout_key=encoder_key,
             captures=captures["encoder"],
         )
+        encoded, encoder_output = captures["encoder"].state(capturing.OUTPUT, encoded)
         decoder_mask, cross_mask = _decoder_masks(batch)
         hidden, decoder_captures = self.run_decoder(
             embedded["decoder"],
@@ -209,13 +214,20 @@ class EncoderDecoder(nnx.Module):
             dropout_key=decoder_key,
             captures=captures["decoder"],
         )
-        outputs = captures["encoder"].state(capturing.OUTPUT, encoded)
-        outputs |= captures["decoder"].state(capturing.OUTPUT, hidden)
-        return Outputs(hidden=hidden, captured=outputs | encoder_captures | decoder_captures)
+        hidden, decoder_output = captures["decoder"].state(capturing.OUTPUT, hidden)
+        captured = encoder_output | decoder_output | encoder_captures | decoder_captures
+        return Outputs(hidden=hidden, captured=captured)
 
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def encode(self, batch: Batch) -> Encoded:
         """Runs the encoder once for all steps of decoding.
@@ -247,7 +259,7 @@ class EncoderDecoder(nnx.Module):
             layers,
             lambda layer, _, index, key: (None, layer.cross_attention.make_cache(encoded.hidden)),
             None,
-            num_layers=config.decoder_layers,
+            order=range(config.decoder_layers),
         )
         shape = (batch_size, config.num_heads, cache_length, config.head_dim)
         return Cache(
@@ -262,24 +274,29 @@ class EncoderDecoder(nnx.Module):
         )
 
     def decode_step(
-        self, tokens: Int[Array, "batch 1"], cache: Cache, index: Int[Array, ""]
-    ) -> tuple[Float[Array, "batch 1 embed"], Cache]:
-        """Runs the decoder on one position; see `GenerativeModel.decode_step`.
+        self, tokens: Int[Array, "batch positions"], cache: Cache, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch positions embed"], Cache]:
+        """Runs the decoder on one or several positions; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: input tokens of the decoder at `index`.
+          tokens: input tokens of the decoder at positions from `index`.
           cache: keys and values of all earlier positions.
-          index: position, from 0, the same for all rows.
+          index: first position, from 0, the same for all rows.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
         cache_length = cache.self_attention.length_of(0)
-        mask = Mask(key_valid=jnp.broadcast_to(jnp.arange(cache_length) <= index, (tokens.shape[0], cache_length)))
+        positions = jnp.broadcast_to(index + jnp.arange(tokens.shape[1]), tokens.shape)
+        mask = step_mask(jnp.arange(cache_length) <= positions[:, :, None])
 
         def inputs(layer):
             return {
-                "self_attention": {"mask": mask, **self.step_inputs(index, cache_length)},
+                "self_attention": {
+                    "mask": mask,
+                    "positions": positions,
+                    **self.step_inputs(index, cache_length, tokens.shape[1]),
+                },
                 "cross_attention": {
                     "mask": Mask(key_valid=cache.encoder_valid),
                     "keys_values": cache.cross_attention.at(layer),

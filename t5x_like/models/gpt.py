@@ -23,7 +23,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks, decoder
-from t5x_like.models.base import BaseConfig
+from t5x_like.models.base import BaseConfig, StackInfo
 
 # Standard deviation of initial kernels and embedding tables (Radford et al. 2018, section 4.1).
 INIT_STDDEV = 0.02
@@ -80,6 +80,16 @@ class GPTConfig(BaseConfig):
     def kv_heads(self) -> int:
         """Number of key and value heads."""
         return self.num_heads
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack; see `ModelConfig.stacks`."""
+        return {"decoder": self.stack(self.num_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*super().reads, "decoder_prefix")
 
     def make(self, key: jax.Array) -> "GPT":
         """Returns a GPT with newly initialized parameters; see `ModelConfig.make`."""

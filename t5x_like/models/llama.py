@@ -24,7 +24,7 @@ from t5x_like.layers.projections import Projection
 from t5x_like.layers.rope_scaling import SCALINGS, Scaling
 from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks, decoder
-from t5x_like.models.base import BaseConfig
+from t5x_like.models.base import BaseConfig, StackInfo
 
 # Standard deviation of initial kernels and embeddings, as in transformers. The papers do not state it.
 INIT_STDDEV = 0.02
@@ -74,6 +74,9 @@ class LlamaConfig(BaseConfig):
     attention_dropout_rate: float = 0.0
     # Epsilon of the norms. Llama 7B, 13B and 33B: 1e-6.
     norm_epsilon: float = 1e-5
+    # `model_type` of the exported config.json: `llama` or `mistral`, which is also the type of later Mistrals, without
+    # windows. None: `mistral` with windows, `llama` without.
+    model_type: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,6 +89,8 @@ class LlamaConfig(BaseConfig):
         checks.divides(self, "num_kv_heads", "num_heads")
         checks.activations(self)
         decoder.check_attention_windows(self)
+        if self.model_type not in (None, "llama", "mistral"):
+            raise UserError(f"LlamaConfig.model_type={self.model_type!r}: unknown. Give 'llama', 'mistral' or None.")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, SCALINGS):
             raise UserError(
                 f"LlamaConfig.rope_scaling={self.rope_scaling!r}: unknown. Give None or one of "
@@ -98,6 +103,16 @@ class LlamaConfig(BaseConfig):
     def kv_heads(self) -> int:
         """Number of key and value heads."""
         return self.num_kv_heads
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack; see `ModelConfig.stacks`."""
+        return {"decoder": self.stack(self.num_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*super().reads, "decoder_prefix")
 
     def make(self, key: jax.Array) -> "Llama":
         """Returns a Llama with newly initialized parameters; see `ModelConfig.make`."""

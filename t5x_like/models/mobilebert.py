@@ -31,7 +31,7 @@ from t5x_like.layers.norms import LayerNorm, NoNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 NORMS = ("layer_norm", "no_norm")
@@ -101,6 +101,16 @@ class MobileBertConfig(BaseConfig):
     def untied_dim(self) -> int:
         """Number of features of a hidden state that a token embedding lacks; see `BaseConfig.untied_dim`."""
         return self.embed_dim - self.embedding_dim
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack; see `ModelConfig.stacks`."""
+        return {"encoder": self.stack(self.num_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*super().reads, "token_types")
 
     def make(self, key: jax.Array) -> "MobileBert":
         """Returns a MobileBERT with newly initialized parameters; see `ModelConfig.make`."""
@@ -284,6 +294,7 @@ class MobileBert(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
@@ -294,19 +305,22 @@ class MobileBert(nnx.Module):
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`. `hidden` is the output of a layer, of size
             `embed_dim`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
 
         Returns:
           The last hidden states and the captured arrays.
 
         Raises:
-          ValueError: a name in `capture` is unknown.
+          ValueError: a name in `capture` or `edits` is unknown.
         """
-        captures = capturing.parse(capture, {"encoder": (self.config.num_layers, self.encoder.capturable)})["encoder"]
+        stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
+        captures = capturing.parse(capture, stacks, edits)["encoder"]
         first_key, layers_key = split_key(dropout_key, 2)
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
         inputs = {"attention": {"mask": self._mask(batch)}}
         hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
-        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
+        hidden, output = captures.state(capturing.OUTPUT, hidden)
+        return Outputs(hidden=hidden, captured=captured | output)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32: the products of the first `embedding_dim` features and the token embeddings.
@@ -315,9 +329,16 @@ class MobileBert(nnx.Module):
         """
         return self.token_embedder.attend(hidden[..., : self.config.embedding_dim])
 
-    def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()) -> Outputs:
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture)
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def _is_text(self, batch: Batch) -> Bool[Array, "batch length"]:
         return batch["encoder_input_tokens"] != self.config.padding_id

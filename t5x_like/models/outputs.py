@@ -1,4 +1,4 @@
-"""The result of a model."""
+"""The results of networks."""
 
 from flax import struct
 from jaxtyping import Array, Float
@@ -6,12 +6,16 @@ from jaxtyping import Array, Float
 
 @struct.dataclass
 class Outputs:
-    """The result of a model's trunk.
+    """The result of a model's trunk, and of the other networks that an objective runs.
 
     Attributes:
       hidden: last hidden states, the input of `unembed`.
       captured: the arrays requested with `capture`, by name.
+      carry: name -> array `[batch, …]` of the state for the next batch; empty for a network without state.
+      networks: name of another network, such as a teacher -> what it computed.
     """
 
     hidden: Float[Array, "batch length embed"]
     captured: dict[str, Array] = struct.field(default_factory=dict)
+    carry: dict[str, Array] = struct.field(default_factory=dict)
+    networks: "dict[str, Outputs]" = struct.field(default_factory=dict)

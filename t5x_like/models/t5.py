@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, dropout, split_key
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers import embeddings, initializers, stacks
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
@@ -27,7 +28,7 @@ from t5x_like.layers.positions import RelativePositionBias
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch
+from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.encoder_decoder import EncoderDecoder, forward_flops
 
 
@@ -77,6 +78,16 @@ class T5Config(BaseConfig):
                 f"{self.relpos_buckets // 2}, the number of distances with a bucket of their own (half of "
                 f"relpos_buckets={self.relpos_buckets})"
             )
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of both stacks; see `ModelConfig.stacks`."""
+        return {"encoder": self.stack(self.encoder_layers), "decoder": self.stack(self.decoder_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads: positions are relative; see `ModelConfig.reads`."""
+        return tuple(name for name in super().reads if not name.endswith("_positions"))
 
     def make(self, key: jax.Array) -> "T5":
         """Returns a T5 with newly initialized parameters; see `ModelConfig.make`."""
@@ -280,10 +291,10 @@ class T5(Vocabulary, EncoderDecoder):
         """Returns the embedded `decoder_input_tokens`."""
         return self.token_embedder(batch["decoder_input_tokens"])
 
-    def embed_step(self, tokens: Int[Array, "batch 1"], index: Int[Array, ""]) -> Float[Array, "batch 1 embed"]:
+    def embed_step(self, tokens: Int[Array, "batch positions"], index: Int[Array, ""]) -> Hidden:
         """Returns the embedded tokens; positions enter through the biases."""
         return self.token_embedder(tokens)
 
-    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Array]:
+    def step_inputs(self, index: Int[Array, ""], cache_length: int, num_positions: int) -> dict[str, ScoreBias]:
         """Returns the position biases of a decoding step."""
-        return {"bias": self.decoder.relative_bias.at(index, cache_length)}
+        return {"bias": self.decoder.relative_bias.at(index, cache_length, num_positions)}

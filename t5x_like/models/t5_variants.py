@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers import captures as capturing
 from t5x_like.layers.blocks import Hidden
-from t5x_like.models.base import Batch
+from t5x_like.models.base import Batch, StackInfo
 from t5x_like.models.decoder import Decoder
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.t5 import T5, Stack, T5Config, Vocabulary, make_norm
@@ -32,6 +33,11 @@ class SharedT5Config(T5Config):
                 f"SharedT5Config.encoder_layers={self.encoder_layers}: must equal decoder_layers="
                 f"{self.decoder_layers}, since the layers are shared"
             )
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the layers, which both stacks share; see `ModelConfig.stacks`."""
+        return dict.fromkeys(("encoder", "decoder"), self.stack(self.decoder_layers))
 
     def make(self, key: jax.Array) -> "SharedT5":
         """Returns a SharedT5 with newly initialized parameters; see `ModelConfig.make`."""
@@ -71,6 +77,16 @@ class SharedT5(T5):
 @dataclasses.dataclass(frozen=True)
 class T5DecoderConfig(T5Config):
     """Configuration of a decoder-only T5 with `decoder_layers` layers; `encoder_layers` is not used."""
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack; see `ModelConfig.stacks`."""
+        return {"decoder": self.stack(self.decoder_layers)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*super().reads, "decoder_prefix")
 
     def make(self, key: jax.Array) -> "T5Decoder":
         """Returns a T5Decoder with newly initialized parameters; see `ModelConfig.make`."""
@@ -128,9 +144,9 @@ class T5Decoder(Vocabulary, Decoder):
         """Returns the embedded `decoder_input_tokens` as `decoder`. Rows of any length have positions."""
         return {"decoder": self.token_embedder(batch["decoder_input_tokens"])}
 
-    def step_inputs(self, index: Int[Array, ""], cache_length: int) -> dict[str, Float[Array, "1 heads 1 kv_len"]]:
+    def step_inputs(self, index: Int[Array, ""], cache_length: int, num_positions: int) -> dict[str, ScoreBias]:
         """Returns the position biases of a decoding step."""
-        return {"bias": self.decoder.relative_bias.at(index, cache_length)}
+        return {"bias": self.decoder.relative_bias.at(index, cache_length, num_positions)}
 
     def trunk(
         self,
@@ -139,6 +155,7 @@ class T5Decoder(Vocabulary, Decoder):
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
@@ -148,15 +165,16 @@ class T5Decoder(Vocabulary, Decoder):
             position of their segment may attend.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
 
         Returns:
           The last hidden states and the captured arrays.
 
         Raises:
-          ValueError: a name in `capture` is unknown.
+          ValueError: a name in `capture` or `edits` is unknown.
         """
         stacks = {"decoder": (self.config.decoder_layers, self.decoder.capturable)}
-        captures = capturing.parse(capture, stacks)["decoder"]
+        captures = capturing.parse(capture, stacks, edits)["decoder"]
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
         mask = Mask(
             causal=True,
@@ -165,4 +183,5 @@ class T5Decoder(Vocabulary, Decoder):
             key_segments=segments,
         )
         hidden, captured = self.decoder(embedded["decoder"], mask=mask, dropout_key=dropout_key, captures=captures)
-        return Outputs(hidden=hidden, captured=captured | captures.state(capturing.OUTPUT, hidden))
+        hidden, output = captures.state(capturing.OUTPUT, hidden)
+        return Outputs(hidden=hidden, captured=captured | output)

@@ -1,21 +1,26 @@
 """The interface between training and an objective."""
 
-from collections.abc import Mapping
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
-from flax import nnx, struct
+from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.models.base import Batch, ModelConfig
+from t5x_like.models.networks import MODEL, NetworkSpec, specs
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.prediction import Prediction, Scalar
 from t5x_like.optimizers.schedules import Schedule
 
-# Model feature -> array. An array is `[batch, length]` unless the feature says otherwise.
-Batch = Mapping[str, Array]
-# The model and heads of a run: `{"model": module, "objective": the heads that Objective.init returns}`. With teachers,
-# "teachers" has the same of each: `{name: {"model": …, "objective": …}}`.
+# The model, heads and further networks of a run: `{"model": module, "objective": {HEAD or NETWORK: module}}`. With
+# teachers, the key "teachers" is `{NAME: {"model": …, "objective": …}}`.
 Params = Mapping[str, Any]
-Scalar = Float[Array, ""]
 
 
 class HeadConfig(Protocol):
@@ -32,29 +37,50 @@ class HeadConfig(Protocol):
     compute_dtype: str
 
 
-@struct.dataclass
-class Terms:
-    """Loss terms and metrics of a batch or a microbatch.
-
-    All values are sums, so the sum over microbatches equals the value of the whole batch.
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What a forward pass means to an objective. It exists within a trace.
 
     Attributes:
-      sums: term -> loss, summed over the positions or rows that it covers, in nats.
-      metrics: metric -> (sum, weight). The value of a metric is sum / weight.
+      rows: the features of a batch or a microbatch, in which each choice is a row; see `passes.flatten_choices`.
+      outputs: what the networks computed.
+      predictions: name -> the distributions that the objective predicts, with the losses of their logits. The names
+        are those of the terms, and perhaps further ones.
+      sums: term -> the part of its sum that is not a function of the logits of a prediction.
+      metrics: metric -> (sum, weight), for the metrics that no loss of a prediction gives.
+      carry: the state of each network that has one, for the next batch.
+      handed: feature -> array `[batch, …]`, which joins the batch of the next stages without a gradient; see
+        `objectives.staged`. An objective that is not a stage hands nothing on.
     """
 
-    sums: dict[str, Scalar]
-    metrics: dict[str, tuple[Scalar, Scalar]]
+    rows: Batch
+    outputs: Outputs
+    predictions: Mapping[str, Prediction]
+    sums: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, tuple[Scalar, Scalar]] = dataclasses.field(default_factory=dict)
+    carry: Carry = dataclasses.field(default_factory=dict)
+    handed: Batch = dataclasses.field(default_factory=dict)
+
+    def term_names(self) -> set[str]:
+        """Returns the names of all terms: of `sums`, and of the losses of the predictions."""
+        return {*self.sums, *(loss.term for each in self.predictions.values() for loss in each.losses)}
+
+    def metric_names(self) -> set[str]:
+        """Returns the names of all metrics, with those that the losses of the predictions give."""
+        losses = (loss for each in self.predictions.values() for loss in each.losses)
+        return {*self.metrics, *(name for loss in losses for name in loss.metrics)}
 
 
-class Objective(Protocol):
-    """A training objective.
+class Objective:
+    """Base class of the training objectives.
 
-    The loss of a batch is the sum over its terms of coefficient · sum / weight.
+    The loss of a batch is the sum over the terms of coefficient · sum / weight. An objective describes it in two
+    halves: `run` runs the networks, and `read` says what their outputs mean, so that several objectives share one run
+    (`Joint`). `objectives.passes` computes losses, metrics and predictions from the result.
 
-    An objective may also define `prepare(params, batch, *, key, step) -> batch`, for batches that depend on the
-    parameters, such as text that the model generates. The training step calls it on the global batch, before it
-    computes weights and splits the batch into microbatches. Nothing that it computes has a gradient.
+    Subclasses set `features` and `coefficients`, and define `weights`, `read` and `predict`; also `init` if they have
+    heads, and `target_weights` if targets may be unknown. All methods but `init` get rows: a batch or a microbatch in
+    which each choice is a row of its own, see `passes.flatten_choices`.
 
     Attributes:
       features: the features that the objective reads.
@@ -62,11 +88,35 @@ class Objective(Protocol):
         keys are the names of all terms.
       other_names: parameter or part of a head -> name under which pretrained weights may have it instead, both without
         the leading `objective/`. BERT's classifiers begin with the pooler of the next-sentence head.
+      labels: names of the labels that the objective predicts, in the order of their indices; empty if it has none.
+      prepare: None, or a function `prepare(params, batch, *, key, step) -> batch` for batches that depend on the
+        parameters, such as text that the model generates, or on all rows. It is called with the global batch, before
+        weights are computed and the batch is split into microbatches. An array that all rows read has a name that
+        begins with `axis_rules.SHARED`. Nothing that it computes has a gradient. At evaluation the key is None, and
+        nothing may be random.
+      stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
+      draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
     """
 
     features: FeatureSpec
     coefficients: Mapping[str, float | Schedule]
-    other_names: Mapping[str, str]
+    other_names: Mapping[str, str] = types.MappingProxyType({})
+    labels: tuple[str, ...] = ()
+    prepare: Callable[..., Batch] | None = None
+    draws: bool = False
+    stages: "Mapping[str, Any]" = types.MappingProxyType({})
+
+    def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
+        """Declares the networks beside the model, such as ELECTRA's generator.
+
+        Args:
+          config: configuration of the model.
+
+        Returns:
+          Name -> network, which `run` and `read` find complete as `params["objective"][NAME]`. The name `model` stands
+          for the model itself, if it shares modules or reads some of the features alone.
+        """
+        return {}
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads that this objective owns.
@@ -78,55 +128,82 @@ class Objective(Protocol):
         Returns:
           Head -> module; empty for an objective without parameters.
         """
+        return {}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Computes the total weight of each term, which depends on the data alone.
-
-        Args:
-          batch: the features of a global batch.
-
-        Returns:
-          Term -> sum of the weights of its positions or rows.
-        """
-
-    def terms(self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None) -> Terms:
-        """Runs the model and computes the loss terms.
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Computes `Prediction.weights` from the data alone.
 
         Args:
-          params: the model and the heads.
-          batch: the features of a batch or a microbatch.
-          dropout_key: random key for dropout; None disables dropout.
+          rows: the features. Labels may be missing.
 
         Returns:
-          The terms, with the keys of `coefficients`, and the metrics.
+          The weights by the names of the predictions.
         """
+        raise NotImplementedError
 
-    def loss_and_terms(
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Computes the weights of the terms from the data alone: `weights` if all targets are known.
+
+        A term is divided by the sum of its weights over the global batch.
+
+        Args:
+          rows: the features.
+
+        Returns:
+          The weights by the names of the terms, and perhaps of further predictions.
+        """
+        return self.weights(rows)
+
+    def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
+        """Returns the state of the networks before the first batch; empty if no network has state.
+
+        Args:
+          config: configuration of the model, resolved by `models.base.for_platform`.
+          batch_size: rows of a global batch.
+        """
+        found = {name: each.config.initial_carry(batch_size) for name, each in specs(self, config).items()}
+        return {name: arrays for name, arrays in found.items() if arrays}
+
+    def run(
         self,
         params: Params,
-        batch: Batch,
-        factors: Mapping[str, Scalar | float],
+        rows: Batch,
         *,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[Scalar, Terms]:
-        """Runs the model and computes the loss, given the factors of the terms, and the terms.
+        keys: Keys = NO_KEYS,
+        carry: Carry = NO_CARRY,
+        capture: Sequence[str] = (),
+    ) -> Outputs:
+        """Runs the model.
 
         Args:
           params: the model and the heads.
-          batch: the features of a batch or a microbatch.
-          factors: term -> factor of its sum.
-          dropout_key: random key for dropout; None disables dropout.
+          rows: the features.
+          keys: random keys; without a key, there is no dropout.
+          carry: network -> its state after the batch before; empty without networks with state.
+          capture: names of intermediate arrays to return; see `layers.captures`.
 
         Returns:
-          The sum of factor · sum over all terms, the only result to differentiate, and the terms.
+          The last hidden states, the captured arrays and the state for the next batch.
         """
+        options = {"carry": carry[MODEL]} if MODEL in carry else {}
+        return params["model"](rows, dropout_key=keys.dropout, capture=capture, **options)
 
-    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
-        """Runs the model without dropout and predicts the targets.
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns what the outputs mean: the predictions, and the losses of their logits if targets are known.
 
         Args:
           params: the model and the heads.
-          batch: the features of a batch. Features of targets may be missing, unless a prediction is about them.
+          outputs: result of `run(params, rows, …)`.
+          rows: the features. Labels may be missing.
+          keys: random keys of the heads; see `Keys.of_heads`.
+        """
+        raise NotImplementedError
+
+    def predict(self, found: Pass) -> dict[str, Array]:
+        """Predicts the targets.
+
+        Args:
+          found: a pass without dropout. Features of targets may be missing, unless a prediction is about them.
 
         Returns:
           Name -> `[batch, …]`. `predictions` `[batch, n]` is what metrics compare with the targets: a label, a score,
@@ -134,3 +211,4 @@ class Objective(Protocol):
           another return `scores` instead, the log-probabilities of given targets, since their predictions are
           generated (`t5x_like.decoding`).
         """
+        raise NotImplementedError

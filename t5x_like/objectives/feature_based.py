@@ -8,11 +8,13 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
+from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.layer_mix import Features, ScalarMix, chosen_states
-from t5x_like.objectives.prediction import Prediction
 from t5x_like.parameters import LAYERS
 from t5x_like.runtime.recorded import recorded
 
@@ -20,7 +22,7 @@ NAME = "layer_mix"
 
 
 @recorded
-class FeatureBased(Component):
+class FeatureBased(Objective):
     """Another objective whose heads read a mixture of the layers of a model that does not use dropout.
 
     Freeze the model in addition: a parameter group with `freeze` and the pattern `^model/`. The model then has no
@@ -31,15 +33,15 @@ class FeatureBased(Component):
       features: the mixture that the heads read. Learned weights are the parameters `objective/layer_mix`.
     """
 
-    def __init__(self, objective: Component, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
+    def __init__(self, objective: Objective, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
         self.objective, self.mixture = objective, features
         self.features, self.coefficients = objective.features, objective.coefficients
-        self.other_names = objective.other_names
+        self.other_names, self.labels = objective.other_names, objective.labels
+        self.prepare, self.draws = objective.prepare, objective.draws
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "objective":  # while the object is copied
-            raise AttributeError(name)
-        return getattr(self.objective, name)  # such as the names of its labels
+    def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
+        """Returns those of the other objective; see `Objective.networks`."""
+        return self.objective.networks(config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads, of the size of the features, and the mixture; see `Objective.init`."""
@@ -47,39 +49,33 @@ class FeatureBased(Component):
         weights = self.mixture.init(len(view.states))
         return self.objective.init(key, view) | ({} if weights is None else {NAME: weights})
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Computes the total weight of each term; see `Objective.weights`."""
-        return self.objective.weights(batch)
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns those of the other objective; see `Objective.weights`."""
+        return self.objective.weights(rows)
 
-    def forward(
-        self, params: Params, batch: Batch, *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns those of the other objective; see `Objective.target_weights`."""
+        return self.objective.target_weights(rows)
+
+    def run(
+        self,
+        params: Params,
+        rows: Batch,
+        *,
+        keys: Keys = NO_KEYS,
+        carry: Carry = NO_CARRY,
+        capture: Sequence[str] = (),
     ) -> Outputs:
-        """Computes the features as `hidden`, without dropout; see `Component.forward`."""
-        return self.objective.forward(self._viewed(params), batch, dropout_key=dropout_key, capture=capture)
+        """Computes the features as `hidden`, without dropout; see `Objective.run`."""
+        return self.objective.run(self._viewed(params), rows, keys=keys, carry=carry, capture=capture)
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns those of the other objective; see `Component.prediction_weights`."""
-        return self.objective.prediction_weights(batch)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns what the heads predict from the features; see `Objective.read`."""
+        return self.objective.read(self._viewed(params), outputs, rows, keys=keys)
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns those of the other objective; see `Component.target_weights`."""
-        return self.objective.target_weights(batch)
-
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns what the heads predict from the features; see `Component.predictions`."""
-        return self.objective.predictions(self._viewed(params), outputs, batch, dropout_key=dropout_key)
-
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the terms from the features; see `Component.terms_of`."""
-        return self.objective.terms_of(self._viewed(params), outputs, batch, dropout_key=dropout_key)
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
-        """Predicts the targets from the features; see `Component.predictions_of`."""
-        return self.objective.predictions_of(self._viewed(params), outputs, batch)
+    def predict(self, found: Pass) -> dict[str, Array]:
+        """Predicts the targets from the features; see `Objective.predict`."""
+        return self.objective.predict(found)
 
     def _viewed(self, params: Params) -> dict[str, Any]:
         heads = dict(params["objective"])
@@ -124,13 +120,18 @@ class _View:
         return _Sizes(size, config.compute_dtype, config.dropout_rate)
 
     def __call__(
-        self, batch: Mapping[str, Array], *, dropout_key: jax.Array | None = None, capture: Sequence[str] = ()
+        self,
+        batch: Mapping[str, Array],
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        **carry: Mapping[str, Array],
     ) -> Outputs:
         """Returns the features as `hidden`; see `Model.__call__`."""
         del dropout_key
         names = {number: f"{self._stack}/{LAYERS}/{number - 1}/hidden" for number in {*self.states} - {0, self._last}}
         embedded = self._model.embed(batch)
-        outputs = self._model.trunk(embedded, batch, capture=(*capture, *names.values()))
+        outputs = self._model.trunk(embedded, batch, capture=(*capture, *names.values()), **carry)
         states = {number: outputs.captured[name] for number, name in names.items()}
         states |= {0: embedded[self._stack], self._last: outputs.hidden}
         return outputs.replace(hidden=self._features.mix(self._weights, [states[number] for number in self.states]))

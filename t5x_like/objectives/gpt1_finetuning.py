@@ -6,23 +6,20 @@ The objective of a task is `Joint([SequenceClassification(head=ExtractToken()), 
 
 import dataclasses
 import types
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import choices, specs
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import cross_entropy
 from t5x_like.layers import initializers
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Scalar, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
 from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, LastToken
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.runtime.recorded import recorded
 
@@ -81,7 +78,7 @@ class ExtractToken:
 
 
 @recorded
-class AuxiliaryLM(Component):
+class AuxiliaryLM(Objective):
     """Predicts the next token of each input sequence, next to the task (Radford et al. 2018, equation 5).
 
     The only term is `auxiliary_lm`, with coefficient 0.5: the cross-entropy per token of each sequence, averaged over
@@ -113,39 +110,24 @@ class AuxiliaryLM(Component):
         )
         self.features = spec if num_sequences == 1 else choices.with_choices(spec, num_sequences)
 
-    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Returns no heads: the logits are those of the model's `unembed`."""
-        return {}
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns the loss weights; see `Objective.weights`."""
+        return {NAME: rows["decoder_loss_weights"].astype(jnp.float32)}
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Counts the sequences with a next token; see `Objective.weights`."""
-        return {NAME: jnp.sum(jnp.any(batch["decoder_loss_weights"] != 0, axis=-1)).astype(jnp.float32)}
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns the loss weights divided by their sum in the sequence; see `Objective.target_weights`."""
+        return {NAME: _mean_weights(rows["decoder_loss_weights"])}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
-        """Returns the loss weights; see `Component.prediction_weights`."""
-        return {NAME: batch["decoder_loss_weights"].astype(jnp.float32)}
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distributions of the next tokens as `auxiliary_lm`; see `Objective.read`."""
+        weights, known = self.weights(rows)[NAME], self.target_weights(rows)[NAME]
+        # The logits are those of the model's `unembed`.
+        predicted = Prediction(
+            outputs.hidden, params["model"].unembed, weights, rows["decoder_target_tokens"], known
+        ).with_cross_entropy(NAME, {f"{NAME}_loss": "nll"})
+        return Pass(rows, outputs, {NAME: predicted})
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
-        """Returns the loss weights divided by their sum in the sequence; see `Component.target_weights`."""
-        return {NAME: _mean_weights(batch["decoder_loss_weights"])}
-
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the distributions of the next tokens as `auxiliary_lm`; see `Component.predictions`."""
-        weights, known = self.prediction_weights(batch)[NAME], self.target_weights(batch)[NAME]
-        targets = batch["decoder_target_tokens"]
-        return {NAME: Prediction(outputs.hidden, params["model"].unembed, weights, targets, known)}
-
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = cross_entropy(predicted.hidden, predicted.logits, predicted.targets, predicted.target_weights)
-        return Terms(sums={NAME: entropy.total}, metrics={f"{NAME}_loss": (entropy.nll, entropy.weight)})
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Returns nothing: the language model only regularizes the training."""
         return {}
 

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,17 +11,16 @@ from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
-from t5x_like.kernels.chunks import PositionLoss
-from t5x_like.kernels.dropout import split_key
+from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Scalar, Terms
-from t5x_like.objectives.component import Component
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.runtime.recorded import recorded
 
 
 @recorded
-class Joint(Component):
+class Joint(Objective):
     """The sum of the terms of several objectives that share one forward pass.
 
     BERT's pretraining is `Joint([MaskedLM(), NextSentence()])`: the mean over masked tokens plus the mean over
@@ -33,16 +32,21 @@ class Joint(Component):
         gradient.
 
     Raises:
-      UserError: `objectives` is empty, two objectives share a term or declare the same feature differently, or a
-        coefficient names an unknown term.
+      UserError: `objectives` is empty, one of them defines `run`, two define the same term or declare the same
+        feature differently, or a coefficient names an unknown term.
     """
 
-    def __init__(self, objectives: Sequence[Component], *, coefficients: Mapping[str, float] | None = None):
+    def __init__(self, objectives: Sequence[Objective], *, coefficients: Mapping[str, float] | None = None):
         if not objectives:
             raise UserError("Joint.objectives is empty. Give at least one objective.")
         self.objectives = tuple(objectives)
+        if own := [each for each in objectives if type(each).run is not Objective.run]:
+            raise UserError(
+                f"Joint.objectives: {type(own[0]).__name__} defines `run`, but a Joint runs the model once for all "
+                "objectives. Train it without the others."
+            )
         self.features = merge_features([objective.features for objective in objectives])
-        _check_unique("term", [objective.coefficients for objective in objectives])
+        check_unique("term", [objective.coefficients for objective in objectives])
         defaults = {term: value for objective in objectives for term, value in objective.coefficients.items()}
         if unknown := sorted(set(coefficients or {}) - set(defaults)):
             raise UserError(
@@ -50,84 +54,96 @@ class Joint(Component):
                 f"{', '.join(defaults)}."
             )
         self.coefficients = defaults | dict(coefficients or {})
-        self.other_names = _union("head", [objective.other_names for objective in objectives])
+        self.other_names = union("head", [objective.other_names for objective in objectives])
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the first objective, whose predictions are those of the main task; empty if it has none."""
-        return tuple(getattr(self.objectives[0], "labels", ()))
+        """The labels of the first objective, which is the main task; empty if it has none."""
+        return self.objectives[0].labels
+
+    @property
+    def draws(self) -> bool:
+        """Whether an objective draws random values for rows."""
+        return any(objective.draws for objective in self.objectives)
+
+    @property
+    def prepare(self) -> Callable[..., Batch] | None:
+        """Prepares a batch for one objective after the other; None if none needs it. See `Objective`."""
+        if all(objective.prepare is None for objective in self.objectives):
+            return None
+
+        def prepare(params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
+            for number, objective in enumerate(self.objectives):
+                if objective.prepare is not None:
+                    own = None if key is None else jax.random.fold_in(key, number)
+                    batch = objective.prepare(params, batch, key=own, step=step)
+            return batch
+
+        return prepare
+
+    def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
+        """Returns the networks of all objectives; see `Objective.networks`."""
+        return united_networks(self.objectives, config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads of all objectives; see `Objective.init`."""
         keys = jax.random.split(key, len(self.objectives))
-        return _union("head", [each.init(key, model) for each, key in zip(self.objectives, keys, strict=True)])
+        return union("head", [each.init(key, model) for each, key in zip(self.objectives, keys, strict=True)])
 
-    def weights(self, batch: Batch) -> dict[str, Scalar]:
-        """Computes the total weight of each term; see `Objective.weights`."""
-        return _union("term", [objective.weights(batch) for objective in self.objectives])
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the predictions of all objectives; see `Objective.weights`."""
+        return union("prediction", [objective.weights(rows) for objective in self.objectives])
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the predictions of all objectives; see `Component.prediction_weights`."""
-        return _union("prediction", [objective.prediction_weights(batch) for objective in self.objectives])
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the terms of all objectives; see `Objective.target_weights`."""
+        return union("prediction", [objective.target_weights(rows) for objective in self.objectives])
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the targets of all objectives; see `Component.target_weights`."""
-        return _union("prediction", [objective.target_weights(batch) for objective in self.objectives])
-
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the predictions of all objectives; see `Component.predictions`."""
-        keys = split_key(dropout_key, len(self.objectives))
-        predictions = [
-            objective.predictions(params, outputs, batch, dropout_key=key)
-            for objective, key in zip(self.objectives, keys, strict=True)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Unites what the outputs mean to all objectives; see `Objective.read`."""
+        found = [
+            objective.read(params, outputs, rows, keys=each)
+            for objective, each in zip(self.objectives, keys.split(len(self.objectives)), strict=True)
         ]
-        return _union("prediction", predictions)
-
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the terms of all objectives from a forward pass; see `Component.terms_of`."""
-        keys = split_key(dropout_key, len(self.objectives))
-        return _add(
-            objective.terms_of(params, outputs, batch, dropout_key=key)
-            for objective, key in zip(self.objectives, keys, strict=True)
+        check_unique("metric", [each.metric_names() for each in found])
+        return Pass(
+            rows,
+            outputs,
+            predictions=union("prediction", [each.predictions for each in found]),
+            sums=union("term", [each.sums for each in found]),
+            metrics=union("metric", [each.metrics for each in found]),
+            handed=union("handed feature", [each.handed for each in found]),
         )
 
-    def position_losses(self, predictions: Mapping[str, Prediction]) -> dict[str, PositionLoss]:
-        """Returns the losses of all objectives; see `Component.position_losses`."""
-        return _union("prediction", [objective.position_losses(predictions) for objective in self.objectives])
-
-    def terms_of_sums(
-        self,
-        sums: Mapping[str, Any],
-        params: Params,
-        outputs: Outputs,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> Terms:
-        """Computes the terms of all objectives; see `Component.terms_of_sums`."""
-        keys = split_key(dropout_key, len(self.objectives))
-        return _add(
-            objective.terms_of_sums(sums, params, outputs, batch, dropout_key=key)
-            for objective, key in zip(self.objectives, keys, strict=True)
-        )
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the targets of all objectives from a forward pass.
 
         Returns:
-          The predictions of the first objective under their own names, so that `predictions` are those of the main
-          task. The names of each further objective begin with its first term: `next_sentence/predictions`.
+          The predictions of the first objective, the main task, under their own names. The names of each further
+          objective begin with its first term: `next_sentence/predictions`.
         """
-        found: dict[str, Array] = {}
+        predicted: dict[str, Array] = {}
         for number, objective in enumerate(self.objectives):
             prefix = f"{next(iter(objective.coefficients))}/" if number else ""
-            predicted = objective.predictions_of(params, outputs, batch)
-            found |= {prefix + name: array for name, array in predicted.items()}
-        return found
+            predicted |= {prefix + name: array for name, array in objective.predict(found).items()}
+        return predicted
+
+
+def united_networks(objectives: Sequence[Objective], config: ModelConfig) -> dict[str, NetworkSpec]:
+    """Returns the networks of several objectives by name. Several objectives may declare the same network.
+
+    Args:
+      objectives: the objectives.
+      config: configuration of the model.
+
+    Raises:
+      UserError: two objectives declare networks of one name that differ.
+    """
+    found: dict[str, NetworkSpec] = {}
+    for objective in objectives:
+        for name, spec in objective.networks(config).items():
+            if found.setdefault(name, spec) != spec:
+                raise UserError(f"several objectives declare the network {name!r} differently. Declare it equally.")
+    return found
 
 
 def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
@@ -147,10 +163,10 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     attached = dict.fromkeys(each for spec in specs for each in spec.attached)
     named = (("model feature", model_features), ("task feature", aligned_features), ("attached array", attached))
     for kind, found in named:
-        _check_unique(kind, [[feature.name] for feature in found])
+        check_unique(kind, [[feature.name] for feature in found])
     if len({spec.bos_id for spec in specs}) > 1:
         raise UserError(
-            f"objectives of Joint have different bos_id {[spec.bos_id for spec in specs]}. Give all the same bos_id."
+            f"objectives of one step have different bos_id {[spec.bos_id for spec in specs]}. Give all the same bos_id."
         )
     return dataclasses.replace(
         specs[0],
@@ -161,23 +177,25 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     )
 
 
-def _add(terms: Iterable[Terms]) -> Terms:
-    terms = list(terms)
-    return Terms(
-        sums=_union("term", [each.sums for each in terms]),
-        metrics=_union("metric", [each.metrics for each in terms]),
-    )
-
-
-def _union(kind: str, mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    _check_unique(kind, mappings)
+def union(kind: str, mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the union of what several objectives define; see `check_unique`."""
+    check_unique(kind, mappings)
     return {name: value for mapping in mappings for name, value in mapping.items()}
 
 
-def _check_unique(kind: str, groups: Sequence[Sequence[str] | Mapping[str, Any]]) -> None:
+def check_unique(kind: str, groups: Sequence[Iterable[str]]) -> None:
+    """Checks that no two objectives define a thing of the same name.
+
+    Args:
+      kind: what is defined, for messages: `term`, `head`, ….
+      groups: the names that each objective defines.
+
+    Raises:
+      UserError: two objectives define the same name.
+    """
     counts = collections.Counter(name for names in groups for name in names)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise UserError(
-            f"several objectives of Joint define the {kind} {repeated[0]!r}. Combine objectives whose definitions do "
+            f"several objectives define the {kind} {repeated[0]!r}. Combine objectives whose definitions do "
             "not conflict."
         )

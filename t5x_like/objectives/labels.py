@@ -8,24 +8,29 @@ from jaxtyping import Array, Bool, Float
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Batch
 
+# The metrics of a cross-entropy of labels: in nats per label without label smoothing, and the accuracy.
+LABEL_METRICS = {"loss": "nll", "accuracy": "correct"}
 
-def check_names(labels: Sequence[str], objective: str) -> tuple[str, ...]:
+
+def check_names(labels: Sequence[str], objective: str, *, least: int = 2) -> tuple[str, ...]:
     """Returns the names of labels as a tuple.
 
     Args:
       labels: names of the labels, in the order of their indices.
       objective: name of the objective, for messages.
+      least: smallest number of names.
 
     Raises:
-      UserError: `labels` is not a sequence of at least two different strings.
+      UserError: `labels` is not a sequence of at least `least` different strings.
     """
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not all(isinstance(x, str) for x in labels):
         raise UserError(
             f"{objective}.labels={labels!r} is not a sequence of names. Give the names of the labels in the order of "
             "their indices, such as LABELS=('negative', 'positive')."
         )
-    if len(labels) < 2 or len(set(labels)) < len(labels):
-        raise UserError(f"{objective}.labels={tuple(labels)}: give at least two different names.")
+    if len(labels) < least or len(set(labels)) < len(labels):
+        wanted = "at least two different" if least == 2 else "different"
+        raise UserError(f"{objective}.labels={tuple(labels)}: give {wanted} names.")
     return tuple(labels)
 
 
@@ -36,7 +41,7 @@ def real_tokens(batch: Batch) -> Bool[Array, "batch length"]:
 
 
 def real_choices(batch: Batch, choices: int) -> Bool[Array, "batch choices"]:
-    """Returns which choices of each example have a token, if each choice is a row (`component.flatten_choices`)."""
+    """Returns which choices of each example have a token, if each choice is a row (`passes.flatten_choices`)."""
     return jnp.any(real_tokens(batch), axis=1).reshape(-1, choices)
 
 

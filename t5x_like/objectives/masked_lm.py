@@ -16,9 +16,10 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.base import Model
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params
+from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
-from t5x_like.objectives.token_cross_entropy import TokenCrossEntropy
+from t5x_like.objectives.token_prediction import METRICS
 from t5x_like.runtime.recorded import recorded
 
 NAME = "masked_lm"
@@ -33,12 +34,17 @@ class MaskedLMConfig(HeadConfig, Protocol):
       vocab_size: number of rows of the embedding table.
       norm_epsilon: epsilon of the norm.
       activations: activations of the feed-forward blocks; the head uses the first.
+      unembed_dim: size of the vectors that the model's `unembed` reads.
       untied_dim: number of the last features of a hidden state that token embeddings lack.
     """
 
     vocab_size: int
     norm_epsilon: float
     activations: Sequence[str]
+
+    @property
+    def unembed_dim(self) -> int:
+        """Size of the vectors that are multiplied with token embeddings."""
 
     @property
     def untied_dim(self) -> int:
@@ -53,7 +59,7 @@ class MaskedLMHead(nnx.Module):
       key: random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
+      dense: projection with kernel `[embed, unembed_dim]` and bias.
       norm: layer norm after the activation.
       bias: float32 `[vocab]`, initially 0, added to the logits.
       untied: float32 `[untied_dim, vocab]`, kernel of the features that token embeddings lack; only if there are such.
@@ -62,14 +68,14 @@ class MaskedLMHead(nnx.Module):
     def __init__(self, config: MaskedLMConfig, *, key: jax.Array):
         self.dense = Projection(
             (config.embed_dim,),
-            (config.embed_dim,),
+            (config.unembed_dim,),
             axes=("embed", "mlp"),
             key=key,
             init=initializers.BERT,
             bias=True,
             dtype=config.compute_dtype,
         )
-        self.norm = LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
+        self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
         if config.untied_dim:
             shape = (config.untied_dim, config.vocab_size)
@@ -118,7 +124,7 @@ def gather_positions(
 
 
 @recorded
-class MaskedLM(TokenCrossEntropy):
+class MaskedLM(Objective):
     """Predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
 
     The only term is `masked_lm`: the cross-entropy of softmax(E · norm(f(W · h + b)) + c), weighted by
@@ -133,7 +139,6 @@ class MaskedLM(TokenCrossEntropy):
     """
 
     features = specs.MASKED_LM
-    term = NAME
     coefficients = {NAME: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0):
@@ -145,19 +150,19 @@ class MaskedLM(TokenCrossEntropy):
         """Initializes the head `masked_lm`; see `Objective.init`."""
         return {NAME: MaskedLMHead(model.config, key=key)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns 1 for the masked tokens, and for all tokens; see `Component.prediction_weights`."""
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns 1 for the masked tokens, and for all tokens; see `Objective.weights`."""
         return {
-            NAME: batch["masked_weights"].astype(jnp.float32),
-            ALL_TOKENS: (batch["encoder_segment_ids"] != 0).astype(jnp.float32),
+            NAME: rows["masked_weights"].astype(jnp.float32),
+            ALL_TOKENS: (rows["encoder_segment_ids"] != 0).astype(jnp.float32),
         }
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the distributions at the masked tokens and at all tokens; see `Component.predictions`.
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distributions at the masked tokens and at all tokens; see `Objective.read`.
 
         Returns:
+          A pass with two predictions:
+
           * `masked_lm` `[batch, predictions]`, the distributions of the masked tokens;
           * `all_tokens` `[batch, length]`, those at every token. DistilBERT's student learns all of them. Its logits
             include the head, so nothing of it is computed unless it is read.
@@ -167,16 +172,16 @@ class MaskedLM(TokenCrossEntropy):
         def logits(transformed):
             return head.logits(model, transformed)
 
-        weights = self.prediction_weights(batch)
-        transformed = head(gather_positions(outputs.hidden, batch["masked_positions"]))
-        return {
-            NAME: Prediction(transformed, logits, weights[NAME], batch["masked_targets"], weights[NAME]),
-            ALL_TOKENS: Prediction(outputs.hidden, lambda hidden: logits(head(hidden)), weights[ALL_TOKENS]),
-        }
+        weights = self.weights(rows)
+        transformed = head(gather_positions(outputs.hidden, rows["masked_positions"]))
+        masked = Prediction(transformed, logits, weights[NAME], rows["masked_targets"], weights[NAME])
+        every = Prediction(outputs.hidden, lambda hidden: logits(head(hidden)), weights[ALL_TOKENS])
+        masked = masked.with_cross_entropy(NAME, METRICS, z_loss=self.z_loss)
+        return Pass(rows, outputs, {NAME: masked, ALL_TOKENS: every})
 
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the most probable token id of each masked position as `predictions` `[batch, predictions]`."""
-        predicted = self.predictions(params, outputs, batch)[NAME]
+        predicted = found.predictions[NAME]
         # One position at a time, so that the logits of the whole batch are never in memory.
         ids = jax.lax.map(
             lambda hidden: jnp.argmax(predicted.logits(hidden[:, None])[:, 0], axis=-1), predicted.hidden.swapaxes(0, 1)

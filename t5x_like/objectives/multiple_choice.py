@@ -8,13 +8,12 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import specs
-from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.heads import HeadForm, check_form
-from t5x_like.objectives.labels import real_choices, row_weights
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.labels import LABEL_METRICS, real_choices, row_weights
+from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.runtime.recorded import recorded
 
 NAME = "multiple_choice"
@@ -23,7 +22,7 @@ MASKED = -1e9
 
 
 @recorded
-class MultipleChoice(Component):
+class MultipleChoice(Objective):
     """Predicts which choice is right (Devlin et al. 2019, section 4.4; Radford et al. 2018, section 3.3).
 
     The model reads each choice together with its context as a row of its own. The head computes one score per choice,
@@ -53,41 +52,32 @@ class MultipleChoice(Component):
         """Initializes the head `multiple_choice`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, 1, key=key)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for examples with a choice, with or without a label; see `Component.prediction_weights`."""
-        return {NAME: row_weights(batch, self._choices)}
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for examples with a choice, with or without a label; see `Objective.weights`."""
+        return {NAME: row_weights(rows, self._choices)}
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for examples whose label is that of a choice with tokens; see `Component.target_weights`."""
-        is_label = batch["label"] == jnp.arange(self._choices)
-        known = is_label & real_choices(batch, self._choices)
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for examples whose label is that of a choice with tokens; see `Objective.target_weights`."""
+        is_label = rows["label"] == jnp.arange(self._choices)
+        known = is_label & real_choices(rows, self._choices)
         return {NAME: jnp.any(known, axis=1, keepdims=True).astype(jnp.float32)}
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the distribution over the choices, one position per example; see `Component.predictions`.
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distribution over the choices, one position per example; see `Objective.read`.
 
         The logit of a choice without tokens is `MASKED`.
         """
-        states = self._head.read(outputs.hidden, batch)
+        states = self._head.read(outputs.hidden, rows)
         states = states.reshape(-1, self._choices, states.shape[-1])
-        scores = params["objective"][NAME](states, dropout_key)[..., 0]
-        logits = jnp.where(real_choices(batch, self._choices), scores, MASKED)[:, jnp.newaxis]
-        return self.of_logits({NAME: logits}, {NAME: batch["label"]} if "label" in batch else {}, batch)
+        scores = params["objective"][NAME](states, keys.dropout)[..., 0]
+        logits = jnp.where(real_choices(rows, self._choices), scores, MASKED)[:, jnp.newaxis]
+        known = self.target_weights(rows)[NAME] if "label" in rows else None
+        predicted = Prediction(logits, identity, self.weights(rows)[NAME], rows.get("label"), known)
+        return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, LABEL_METRICS)})
 
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
-        metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
-        return Terms(sums={NAME: entropy.total}, metrics=metrics)
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the index of the choice as `predictions` `[batch, 1]`, and `probabilities` `[batch, choices]`."""
-        logits = self.predictions(params, outputs, batch)[NAME].hidden[:, 0]
+        logits = found.predictions[NAME].hidden[:, 0]
         return {
             "predictions": jnp.argmax(logits, axis=1, keepdims=True).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits, axis=1),

@@ -8,14 +8,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import specs
-from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import row_weights
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.runtime.recorded import recorded
 
 NAME = "next_sentence"
@@ -58,7 +57,7 @@ class NextSentenceHead(nnx.Module):
 
 
 @recorded
-class NextSentence(Component):
+class NextSentence(Objective):
     """Predicts whether the two segments of a row are consecutive (Devlin et al. 2019, section 3.1).
 
     The prediction reads the hidden state of the first token. The only term is `next_sentence`: the cross-entropy of
@@ -83,33 +82,20 @@ class NextSentence(Component):
         """Initializes the head `next_sentence`; see `Objective.init`."""
         return {NAME: NextSentenceHead(model.config, key=key, pooler=self.pooler)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows that are not padding; see `Component.prediction_weights`."""
-        return {NAME: row_weights(batch)}
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows that are not padding; see `Objective.weights`."""
+        return {NAME: row_weights(rows)}
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the distribution over the classes of each row; see `Component.predictions`."""
-        logits = params["objective"][NAME](outputs.hidden)
-        targets = {NAME: batch["next_sentence_label"]} if "next_sentence_label" in batch else {}
-        return self.of_logits({NAME: logits}, targets, batch)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distribution over the classes of each row; see `Objective.read`."""
+        logits, weights = params["objective"][NAME](outputs.hidden), self.weights(rows)[NAME]
+        predicted = Prediction(logits, identity, weights, rows.get("next_sentence_label"), weights)
+        metrics = {f"{NAME}_loss": "nll", f"{NAME}_accuracy": "correct"}
+        return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, metrics)})
 
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
-        metrics = {
-            "next_sentence_loss": (entropy.nll, entropy.weight),
-            "next_sentence_accuracy": (entropy.correct, entropy.weight),
-        }
-        return Terms(sums={NAME: entropy.total}, metrics=metrics)
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the class of each row as `predictions` `[batch, 1]`, and `probabilities` `[batch, 2]`."""
-        logits = self.predictions(params, outputs, batch)[NAME].hidden
+        logits = found.predictions[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits[:, 0], axis=-1),

@@ -1,9 +1,36 @@
-"""The distributions that an objective predicts, which its loss, its predictions and a distillation read."""
+"""The distributions that an objective predicts, and the losses of their logits."""
 
 import dataclasses
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxtyping import Array, Float, Shaped
+
+from t5x_like.kernels.chunks import PositionLoss
+from t5x_like.kernels.cross_entropy import position_loss
+
+Scalar = Float[Array, ""]
+# Reads the sum and the weight of a metric from the sums of a `PositionLoss`. The value of the metric is sum / weight.
+ReadMetric = Callable[[Any], tuple[Scalar, Scalar]]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitTerm:
+    """What a function of the logits of a prediction adds to a term of the loss.
+
+    Attributes:
+      term: name of the term.
+      loss: the function, summed over the positions.
+      share: factor of its trained sum in the term.
+      metrics: metric -> how to read it. Metrics with the same name are added, so that their value is a mean over all
+        positions.
+    """
+
+    term: str
+    loss: PositionLoss
+    share: float = 1.0
+    metrics: Mapping[str, ReadMetric] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,8 +39,8 @@ class Prediction:
 
     A position is whatever a row has one distribution for: a token of a decoder, a masked token, the row itself for a
     label, the question for a choice among several. Logits over a vocabulary are large, so they are described by the
-    hidden states and a function instead of an array: `kernels.cross_entropy` and `kernels.divergence` apply it to a
-    chunk of positions at a time. Objectives with few classes give their logits as `hidden`, with `identity`.
+    hidden states and a function instead of an array, which `kernels.chunks` applies to a chunk of positions at a time.
+    Objectives with few classes give their logits as `hidden`, with `identity`.
 
     Attributes:
       hidden: what `logits` reads.
@@ -25,6 +52,7 @@ class Prediction:
       targets: index of the target class (int32), or the target score (float32); None if there are no targets. An
         unknown target has weight 0 in `target_weights`, and may have any value.
       target_weights: weights of the loss with respect to `targets`, 0 where a target is unknown; None without targets.
+      losses: the losses of the logits: the cross-entropy of the targets, the losses of a distillation.
     """
 
     hidden: Float[Array, "batch positions embed"]
@@ -32,6 +60,28 @@ class Prediction:
     weights: Float[Array, "batch positions"]
     targets: Shaped[Array, "batch positions"] | None = None
     target_weights: Float[Array, "batch positions"] | None = None
+    losses: tuple[LogitTerm, ...] = ()
+
+    def with_loss(self, *losses: LogitTerm) -> "Prediction":
+        """Returns the prediction with further losses of its logits."""
+        return dataclasses.replace(self, losses=(*self.losses, *losses))
+
+    def with_cross_entropy(
+        self, term: str, metrics: Mapping[str, str], *, z_loss: float = 0.0, label_smoothing: float = 0.0
+    ) -> "Prediction":
+        """Returns the prediction with the cross-entropy of its targets as its loss; without targets, itself.
+
+        Args:
+          term: name of the term.
+          metrics: metric -> the field of `CrossEntropy` whose mean over the weighted positions it is.
+          z_loss: see `kernels.cross_entropy.from_logits`.
+          label_smoothing: see `kernels.cross_entropy.from_logits`.
+        """
+        if self.targets is None:
+            return self
+        loss = position_loss(self.targets, self.target_weights, z_loss=z_loss, label_smoothing=label_smoothing)
+        read = {name: operator.attrgetter(field, "weight") for name, field in metrics.items()}
+        return self.with_loss(LogitTerm(term, loss, metrics=read))
 
 
 def identity(logits: Float[Array, "batch positions classes"]) -> Float[Array, "batch positions classes"]:

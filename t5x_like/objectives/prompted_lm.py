@@ -24,6 +24,8 @@ class PromptedLM(TokenPrediction):
       UserError: an argument is out of range.
     """
 
+    inputs_eos = False  # `targets` continue them
+
     def __init__(self, *, bos_id: int | None = None, z_loss: float = 0.0, label_smoothing: float = 0.0):
         super().__init__(z_loss=z_loss, label_smoothing=label_smoothing)
         if bos_id is not None and bos_id < 0:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Terms
+from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.heads import HeadForm
-from t5x_like.objectives.labels import check_names
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.labels import LABEL_METRICS, check_names
 from t5x_like.objectives.sequence_prediction import NAME, SequencePrediction
 from t5x_like.runtime.recorded import recorded
 
@@ -41,20 +41,15 @@ class SequenceClassification(SequencePrediction):
         self.label_smoothing = label_smoothing
         super().__init__(head, len(self.labels), dtype="int32", minimum=0)
 
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = from_logits(
-            predicted.hidden, predicted.targets, predicted.target_weights, label_smoothing=self.label_smoothing
-        )
-        metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
-        return Terms(sums={NAME: entropy.total}, metrics=metrics)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distribution over the labels of each row; see `Objective.read`."""
+        predicted = self.read_head(params, outputs, rows, keys)
+        predicted = predicted.with_cross_entropy(NAME, LABEL_METRICS, label_smoothing=self.label_smoothing)
+        return Pass(rows, outputs, {NAME: predicted})
 
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the index of the label as `predictions` `[batch, 1]`, and `probabilities` `[batch, labels]`."""
-        logits = self.predictions(params, outputs, batch)[NAME].hidden
+        logits = found.predictions[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits[:, 0], axis=-1),

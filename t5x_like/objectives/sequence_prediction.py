@@ -1,4 +1,4 @@
-"""Base class of the objectives that predict one target per row of text."""
+"""Base class of the objectives that predict a label or scores per row of text."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from jaxtyping import Array, Float
 from t5x_like.data import specs
 from t5x_like.data.features import DType
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective, Params
 from t5x_like.objectives.heads import HeadForm, check_form
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.labels import row_weights
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.prediction import Prediction, identity
 
 # Classification and regression have the same head, so that one can start from the parameters of the other.
 NAME = "sequence_classification"
 
 
-class SequencePrediction(Component):
-    """Predicts the `label` `[batch, 1]` of the rows of a batch with a head on the model.
+class SequencePrediction(Objective):
+    """Predicts the `label` of the rows of a batch, `[batch, 1]`, or `[batch, scores]`, with a head on the model.
 
     Subclasses set `coefficients`, with one term.
 
@@ -36,8 +36,10 @@ class SequencePrediction(Component):
 
     def __init__(self, head: HeadForm, outputs: int, *, dtype: DType, minimum: float | None):
         check_form(head, each_token=False)
-        num_labels = outputs if dtype == "int32" else None
-        self.features = specs.with_label(head.inputs, dtype, num_labels=num_labels)
+        if dtype == "int32":
+            self.features = specs.with_label(head.inputs, num_labels=outputs)
+        else:
+            self.features = specs.with_scores(head.inputs, outputs)
         self.other_names = {f"{NAME}/{part}": name for part, name in head.pretrained.items()}
         self._head, self._outputs, self._minimum = head, outputs, minimum
         # Sequences per example, such as the two orders of a pair of texts.
@@ -47,22 +49,20 @@ class SequencePrediction(Component):
         """Initializes the head `sequence_classification`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, self._outputs, key=key)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows of text, with or without a label; see `Component.prediction_weights`."""
-        return {self.term: row_weights(batch, self._sequences)}
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows of text, with or without a label; see `Objective.weights`."""
+        return {self.term: row_weights(rows, self._sequences)}
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows of text whose label is known; see `Component.target_weights`."""
-        weights = row_weights(batch, self._sequences)
-        return {self.term: weights if self._minimum is None else weights * (batch["label"] >= self._minimum)}
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows of text whose label is known; see `Objective.target_weights`."""
+        weights = self.weights(rows)[self.term]
+        return {self.term: weights if self._minimum is None else weights * (rows["label"] >= self._minimum)}
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the outputs of the head, one position per row; see `Component.predictions`."""
-        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
-        targets = {self.term: batch["label"]} if "label" in batch else {}
-        return self.of_logits({self.term: logits}, targets, batch)
+    def read_head(self, params: Params, outputs: Outputs, rows: Batch, keys: Keys) -> Prediction:
+        """Returns the outputs of the head, one position per row, without a loss; see `Objective.read`."""
+        logits = params["objective"][NAME](self._head.read(outputs.hidden, rows), keys.dropout)
+        known = self.target_weights(rows)[self.term] if "label" in rows else None
+        return Prediction(logits, identity, self.weights(rows)[self.term], rows.get("label"), known)
 
     @property
     def term(self) -> str:

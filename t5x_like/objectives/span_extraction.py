@@ -1,22 +1,22 @@
 """Span extraction: the first and last token of the answer to a question, in a text that contains it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from t5x_like.data import specs
 from t5x_like.decoding.spans import MAX_ANSWER_LENGTH, NULL_POSITION
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import CrossEntropy, from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.heads import HeadForm, check_form
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import real_tokens, row_weights
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.prediction import Prediction, Scalar, identity
 from t5x_like.runtime.recorded import recorded
 
 NAME = "span_extraction"
@@ -26,7 +26,7 @@ MASKED = -1e9
 
 
 @recorded
-class SpanExtraction(Component):
+class SpanExtraction(Objective):
     """Predicts the first and the last token of an answer (Devlin et al. 2019, sections 4.2 and 4.3).
 
     The head computes two logits per token, and two softmaxes over the tokens of a row give the probabilities of start
@@ -60,52 +60,31 @@ class SpanExtraction(Component):
         """Initializes the head `span_extraction`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, 2, key=key)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows of text, with or without a span; see `Component.prediction_weights`."""
-        return dict.fromkeys((START, END), row_weights(batch))
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows of text, with or without a span; see `Objective.weights`."""
+        return dict.fromkeys((START, END), row_weights(rows))
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows whose position is that of a token; see `Component.target_weights`."""
-        real = real_tokens(batch)
-        is_position = batch["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 1 for rows whose position is that of a token; see `Objective.target_weights`."""
+        real = real_tokens(rows)
+        is_position = rows["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
         known = jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)
         return {START: known[:, :1], END: known[:, 1:]}
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns two distributions over the tokens of a row, `MASKED` at padding; see `Component.predictions`."""
-        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
-        logits = jnp.where(real_tokens(batch)[:, jnp.newaxis], jnp.swapaxes(logits, 1, 2), MASKED)
-        span = batch.get("span")
-        targets = {} if span is None else {START: span[:, :1], END: span[:, 1:]}
-        return self.of_logits({START: logits[:, :1], END: logits[:, 1:]}, targets, batch)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns two distributions over the tokens of a row, `MASKED` at padding; see `Objective.read`."""
+        logits = params["objective"][NAME](self._head.read(outputs.hidden, rows), keys.dropout)
+        logits = jnp.where(real_tokens(rows)[:, jnp.newaxis], jnp.swapaxes(logits, 1, 2), MASKED)
+        weights, known = self.weights(rows), self.target_weights(rows) if "span" in rows else {}
+        predictions = {}
+        for number, term in enumerate((START, END)):
+            at = slice(number, number + 1)
+            targets = rows["span"][:, at] if known else None
+            predicted = Prediction(logits[:, at], identity, weights[term], targets, known.get(term))
+            predictions[term] = predicted.with_cross_entropy(term, {"loss": "nll"})
+        return Pass(rows, outputs, predictions, metrics={"accuracy": _both_correct(predictions)} if known else {})
 
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the terms from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)
-
-        def entropy(each: Prediction) -> CrossEntropy:
-            return from_logits(each.hidden, each.targets, each.target_weights)
-
-        def correct(each: Prediction) -> Bool[Array, "batch 1"]:
-            return jnp.argmax(each.hidden, axis=2) == each.targets
-
-        start, end = entropy(predicted[START]), entropy(predicted[END])
-        # Both positions of an answer are known, or none.
-        known = jnp.minimum(predicted[START].target_weights, predicted[END].target_weights)
-        both = correct(predicted[START]) & correct(predicted[END])
-        return Terms(
-            sums={START: start.total, END: end.total},
-            metrics={
-                "loss": (start.nll + end.nll, start.weight + end.weight),
-                "accuracy": (jnp.sum(both * known), jnp.sum(known)),
-            },
-        )
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the span of the answer.
 
         Which tokens belong to the context is not known here, so the metrics of a task choose among the spans of its
@@ -118,8 +97,7 @@ class SpanExtraction(Component):
           * `null_score_difference` `[batch]`: the score of no answer, that is of the span (0, 0), minus that of the
             predicted span. An unanswerable question has a value above a threshold, which the metric tunes.
         """
-        predicted = self.predictions(params, outputs, batch)
-        start, end = predicted[START].hidden[:, 0], predicted[END].hidden[:, 0]
+        start, end = (found.predictions[term].hidden[:, 0] for term in (START, END))
         span, score = best_span(start, end, self._max_answer_length)
         null_score = start[:, NULL_POSITION] + end[:, NULL_POSITION]
         return {
@@ -128,6 +106,14 @@ class SpanExtraction(Component):
             "end_logits": end,
             "null_score_difference": null_score - score,
         }
+
+
+def _both_correct(predictions: Mapping[str, Prediction]) -> tuple[Scalar, Scalar]:
+    """Returns how many answers have both positions as the most probable ones, and how many are known."""
+    # Both positions of an answer are known, or none.
+    known = jnp.minimum(*(each.target_weights for each in predictions.values()))
+    start, end = (jnp.argmax(each.hidden, axis=2) == each.targets for each in predictions.values())
+    return jnp.sum((start & end) * known), jnp.sum(known)
 
 
 def best_span(

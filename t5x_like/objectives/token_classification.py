@@ -9,20 +9,19 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import specs
-from t5x_like.kernels.cross_entropy import from_logits
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Params, Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.heads import HeadForm, check_form
-from t5x_like.objectives.labels import check_names, real_tokens
-from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.labels import LABEL_METRICS, check_names, real_tokens
+from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.runtime.recorded import recorded
 
 NAME = "token_classification"
 
 
 @recorded
-class TokenClassification(Component):
+class TokenClassification(Objective):
     """Predicts the label of each token (tagging; Devlin et al. 2019, section 5.3).
 
     The only term is `token_classification`: the cross-entropy of the labels. Tokens with a label below 0 (special
@@ -49,37 +48,28 @@ class TokenClassification(Component):
         """Initializes the head `token_classification`; see `Objective.init`."""
         return {NAME: self._head.make(model.config, len(self.labels), key=key)}
 
-    def prediction_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
-        """Returns 1 for tokens, with or without a label; see `Component.prediction_weights`."""
-        return {NAME: real_tokens(batch).astype(jnp.float32)}
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns 1 for tokens, with or without a label; see `Objective.weights`."""
+        return {NAME: real_tokens(rows).astype(jnp.float32)}
 
-    def target_weights(self, batch: Batch) -> dict[str, Float[Array, "batch length"]]:
-        """Returns 1 for tokens whose label is known; see `Component.target_weights`."""
-        return {NAME: (real_tokens(batch) & (batch["labels"] >= 0)).astype(jnp.float32)}
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns 1 for tokens whose label is known; see `Objective.target_weights`."""
+        return {NAME: (real_tokens(rows) & (rows["labels"] >= 0)).astype(jnp.float32)}
 
-    def predictions(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> dict[str, Prediction]:
-        """Returns the outputs of the head at each token; see `Component.predictions`."""
-        logits = params["objective"][NAME](self._head.read(outputs.hidden, batch), dropout_key)
-        return self.of_logits({NAME: logits}, {NAME: batch["labels"]} if "labels" in batch else {}, batch)
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distribution over the labels of each token; see `Objective.read`."""
+        logits = params["objective"][NAME](self._head.read(outputs.hidden, rows), keys.dropout)
+        known = self.target_weights(rows)[NAME] if "labels" in rows else None
+        predicted = Prediction(logits, identity, self.weights(rows)[NAME], rows.get("labels"), known)
+        return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, LABEL_METRICS)})
 
-    def terms_of(
-        self, params: Params, outputs: Outputs, batch: Batch, *, dropout_key: jax.Array | None = None
-    ) -> Terms:
-        """Computes the term from a forward pass; see `Component.terms_of`."""
-        predicted = self.predictions(params, outputs, batch, dropout_key=dropout_key)[NAME]
-        entropy = from_logits(predicted.hidden, predicted.targets, predicted.target_weights)
-        metrics = {"loss": (entropy.nll, entropy.weight), "accuracy": (entropy.correct, entropy.weight)}
-        return Terms(sums={NAME: entropy.total}, metrics=metrics)
-
-    def predictions_of(self, params: Params, outputs: Outputs, batch: Batch) -> dict[str, Array]:
+    def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the label of each token.
 
         Returns:
           The indices of the labels as `predictions` `[batch, length]`, and `probabilities` `[batch, length, labels]`.
         """
-        logits = self.predictions(params, outputs, batch)[NAME].hidden
+        logits = found.predictions[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits, axis=-1),

@@ -65,12 +65,7 @@ class ParameterGroup:
     freeze: bool = False
 
     def __post_init__(self):
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise UserError(
-                f"the pattern {self.pattern!r} of a parameter group is not a regular expression: {error}"
-            ) from error
+        parameters.check_pattern("ParameterGroup.pattern", self.pattern)
         for field in _FACTORS:
             value = getattr(self, field)
             if callable(value):

@@ -15,6 +15,7 @@ from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
+from t5x_like.training.recipe import Recipe
 
 # Searched numbers of microbatches and sizes of the mesh axis `tensor`.
 MICROBATCHES = (1, 2, 4, 8, 16, 32)
@@ -73,22 +74,22 @@ class Candidate:
         dcn = {"data": slices} if slices > 1 else None
         return partitioning.Partitioner(rules=self.rules, ici=self.ici, dcn=dcn, devices=devices)
 
-    def arguments(self, arguments: Mapping[str, Any], slices: int, devices: list[Any]) -> dict[str, Any]:
-        """Replaces the arguments of a training run that this configuration changes.
+    def apply(self, recipe: Recipe, slices: int, devices: list[Any]) -> Recipe:
+        """Returns a recipe with the model, microbatches and partitioner of this configuration.
 
         Args:
-          arguments: arguments of the training run.
+          recipe: recipe of the run.
           slices: number of slices.
           devices: devices of all slices.
 
-        Returns:
-          The arguments with model, microbatches and partitioner of this configuration.
+        Raises:
+          UserError: JAX cannot lay out the devices as this mesh.
         """
-        model = arguments["model"]
-        if self.remat is not None:
-            model = dataclasses.replace(model, remat=self.remat)
+        model = recipe.model if self.remat is None else dataclasses.replace(recipe.model, remat=self.remat)
+        update = dataclasses.replace(recipe.update, microbatches=self.microbatches)
         partitioner = self.partitioner(slices, devices)
-        return {**arguments, "model": model, "microbatches": self.microbatches, "partitioner": partitioner}
+        _ = partitioner.mesh  # raises if the devices cannot be laid out
+        return dataclasses.replace(recipe, model=model, update=update, partitioner=partitioner)
 
 
 def candidates(

@@ -112,7 +112,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             "libtpu, XLA's TPU compiler, is not installed. Install the version that matches jax: "
-            "pip install 't5x_like[plan]'"
+            "pip install -e '.[plan]' -c constraints.txt"
         )
     for name, value in _LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -9,6 +9,8 @@ import jax
 import jax.extend.core
 
 from t5x_like import optimizers
+from t5x_like.models import build
+from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
 
 
@@ -47,7 +49,7 @@ def row_cost(
     """
     state, frozen = shapes
     params = optimizers.merge(state.params, frozen.params)
-    rebuilt = jax.eval_shape(config.make, jax.random.key(0))  # with this configuration's remat, not the program's
+    rebuilt = build.shapes(config)  # with this configuration's remat, not the program's
     params = {**params, "model": jax.tree.unflatten(jax.tree.structure(rebuilt), jax.tree.leaves(params["model"]))}
     one, two = (_cost_of_rows(objective, params, frozen.teachers, row_shapes, rows, embed) for rows in (1, 2))
     return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
@@ -57,9 +59,11 @@ def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple
     dtypes = objective.features.dtypes
     batch = {name: jax.ShapeDtypeStruct((rows, *shape[1:]), dtypes[name]) for name, shape in row_shapes.items()}
 
+    factors = dict.fromkeys(objective.coefficients, 1.0)
+
     def loss(params, teachers, batch):
         read = {**params, "teachers": teachers} if teachers else params
-        return objective.loss_and_terms(read, batch, dict.fromkeys(objective.coefficients, 1.0))[0]
+        return passes.loss(passes.forward_at_evaluation(objective, read, batch), factors)[0]
 
     residuals = jax.eval_shape(
         lambda params, *others: jax.vjp(lambda params: loss(params, *others), params)[1], params, teachers, batch

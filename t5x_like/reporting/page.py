@@ -2,13 +2,15 @@
 
 import base64
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import config
 from t5x_like.metrics.goodput import CATEGORIES
 from t5x_like.metrics.progress import duration
-from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput
+from t5x_like.metrics.starts import changes
+from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput, printable
+from t5x_like.reporting.reader import explain
 from t5x_like.reporting.runs import Run
 
 # Metrics of training steps in the order of the page, and the labels of their axes. Others follow.
@@ -20,14 +22,16 @@ _TRAINING = {
     "tokens_per_second": "tokens per second",
     "mfu": "model FLOPs utilization (%)",
     "seconds_per_step": "seconds per step",
+    "step_time_deviation": "seconds per step above the median",
+    "goodput": "goodput (%)",
     "data_wait_fraction": "fraction waiting for data",
 }
 # Metrics that are fractions in the rows and percentages in their plots.
-_PERCENTAGES = ("mfu",)
+_PERCENTAGES = ("mfu", "goodput")
 # Settings that differ in all runs.
-_RUN_DIRECTORY = ("t5x_like.train.train.model_dir",)
+_RUN_DIRECTORY = ("t5x_like.training.recipe.Storage.model_dir",)
 # Not metrics.
-_KEYS = ("step", "split")
+_KEYS = ("step", "split", "time")
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -49,16 +53,19 @@ def render(runs: Sequence[Run], created: str) -> str:
       created: When the page was written.
     """
     title = "Run " + runs[0].name if len(runs) == 1 else "Runs " + ", ".join(run.name for run in runs)
-    sections = [
-        ("Overview", _overview(runs)),
-        ("Training", _training(runs)),
-        ("Evaluation", _evaluation(runs)),
-        ("Goodput", _goodput(runs)),
-        ("Predictions", _predictions(runs)),
-        ("Configuration", _configuration(runs)),
-        ("Environment", _environment(runs)),
-    ]
-    body = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in sections if content)
+    sections = {
+        "Overview": _overview,
+        "Problems": _problems,
+        "Training": _training,
+        "Evaluation": _evaluation,
+        "Goodput": _goodput,
+        "Predictions": _predictions,
+        "Configuration": _configuration,
+        "Environment": _environment,
+        "Starts": _starts,
+    }
+    contents = {name: _section(make, runs) for name, make in sections.items()}
+    body = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in contents.items() if content)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -66,6 +73,19 @@ def render(runs: Sequence[Run], created: str) -> str:
         f"<h1>{_text(title)}</h1>\n<p>Written {_text(created)} by <code>t5x_like report</code>.</p>\n"
         f"{body}\n</body>\n</html>\n"
     )
+
+
+def _section(make: Callable[[Sequence[Run]], str], runs: Sequence[Run]) -> str:
+    """Returns a section, or the reason why damaged values do not allow it."""
+    try:
+        return make(runs)
+    except Exception as error:  # values of other types than those that a run writes may raise any error
+        return f"<p>This section cannot be shown: {_text(explain(error))}</p>"
+
+
+def _problems(runs: Sequence[Run]) -> str:
+    """Returns a line per file that could not be read."""
+    return "".join(f"<p>{_text(run.name)}: {_text(problem)}</p>" for run in runs for problem in run.problems)
 
 
 def _overview(runs: Sequence[Run]) -> str:
@@ -98,7 +118,7 @@ def _training(runs: Sequence[Run]) -> str:
     for name in [*_TRAINING, *sorted(found - set(_TRAINING) - set(_KEYS))]:
         curves = _curves(runs, name, evaluations=name == "loss")
         if curves:
-            plots.append((name, plot_curves(curves, _TRAINING.get(name, name))))
+            plots.append((name, _plot(curves, _TRAINING.get(name, name))))
     return _plots(plots)
 
 
@@ -108,7 +128,7 @@ def _evaluation(runs: Sequence[Run]) -> str:
     plots = []
     for name in sorted(found - {"loss"} - set(_KEYS)):
         if curves := _curves(runs, name, training=False, evaluations=True):
-            plots.append((name, plot_curves(curves, name)))
+            plots.append((name, _plot(curves, name)))
     return _plots(plots) + "".join(_stored_evaluations(run) for run in runs)
 
 
@@ -175,6 +195,20 @@ def _environment(runs: Sequence[Run]) -> str:
     return _transposed(values | {"host of process 0": hosts}, runs) if names or any(hosts) else ""
 
 
+def _starts(runs: Sequence[Run]) -> str:
+    """Returns a line per start of each run: when, where, by which code and by which command."""
+    rows = [
+        [
+            *(run.name, start["time"], start["step"], start["host"], start["devices"]),
+            ", ".join(f"{each['directory']} {each['commit'][:12]}{changes(each)}" for each in start["code"]),
+            start["command"],
+        ]
+        for run in runs
+        for start in run.starts
+    ]
+    return _table(["run", "time", "from step", "host", "devices", "code", "command"], rows) if rows else ""
+
+
 def _shown(value: Any) -> Any:
     """Returns a mesh as text."""
     return ", ".join(f"{axis}={size}" for axis, size in value.items()) if isinstance(value, dict) else value
@@ -196,9 +230,18 @@ def _curves(
     return curves
 
 
-def _plots(plots: Iterable[tuple[str, str]]) -> str:
+def _plot(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str | None:
+    """Returns a plot, or None if its values are too large to draw."""
+    try:
+        return plot_curves(curves, ylabel)
+    except (ArithmeticError, ValueError):
+        return None
+
+
+def _plots(plots: Iterable[tuple[str, str | None]]) -> str:
     figures = "\n".join(
-        f"<figure><figcaption>{_text(name)}</figcaption>{_image(svg, name)}</figure>" for name, svg in plots
+        f"<figure><figcaption>{_text(name)}</figcaption>{_image(svg, name) if svg else 'cannot be drawn'}</figure>"
+        for name, svg in plots
     )
     return f'<div class="plots">\n{figures}\n</div>' if figures else ""
 
@@ -234,5 +277,5 @@ def _percentage(fraction: float | None) -> str | None:
     return None if fraction is None else f"{fraction:.1%}"
 
 
-def _text(text: str) -> str:
-    return html.escape(str(text))
+def _text(text: Any) -> str:
+    return html.escape(printable(str(text)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from t5x_like import metrics
+from t5x_like.runtime import terminal
 
 # A longer curve is reduced to this many points, the means of consecutive rows.
 _POINTS = 500
@@ -33,8 +34,8 @@ def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> s
     axes = figure.subplots()
     for (run, label, is_evaluation), curve in curves.items():
         style = {"linestyle": "--", "marker": "o", "markersize": 3} if is_evaluation else {}
-        axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=label, **style)
-    axes.set(xlabel="step", ylabel=ylabel)
+        axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=_label(label), **style)
+    axes.set(xlabel="step", ylabel=_label(ylabel))
     axes.grid(alpha=0.3)
     if len(curves) > 1:
         axes.legend(fontsize="small")
@@ -54,11 +55,21 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
     for category, color in zip(metrics.goodput.CATEGORIES, _COLORS, strict=True):
         width = np.array([100 * spent[name].seconds[category] / max(spent[name].total, 1e-9) for name in names])
         if width.any():
-            axes.barh(names, width, left=left, color=color, label=category, height=0.6)
+            axes.barh(list(map(_label, names)), width, left=left, color=color, label=category, height=0.6)
         left += width
     axes.set(xlabel="% of the wall time", xlim=(0, 100))
     axes.legend(ncols=len(_COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize="small", frameon=False)
     return _svg(figure)
+
+
+def printable(text: str) -> str:
+    """Returns a text that can be written as UTF-8, without control characters."""
+    return terminal.visible(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _label(text: str) -> str:
+    # Text between dollar signs would be a formula.
+    return printable(text).replace("$", r"\$")
 
 
 def _reduce(steps: Sequence[int], values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,19 +2,22 @@
 
 import dataclasses
 import json
+import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import metrics, paths
 from t5x_like.metrics.checkpoint_evaluations import EVALUATION, CheckpointEvaluations
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
+from t5x_like.reporting.reader import Reader
 from t5x_like.runtime import run_files
 
 # The directory of the results of `t5x_like eval`, and those of files with predictions in it.
 _EVALUATIONS = "eval"
-_STEP = re.compile(r"^step_(\d+)$")
+_STEP = re.compile(r"^step_([0-9]{1,15})$")
+_CHECKPOINT = re.compile(r"[0-9]{1,15}")
 # Of files with predictions, only the first lines are shown.
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 12, 400
 
@@ -32,9 +35,11 @@ class Run:
       config: The text of `config.gin`; empty if it does not exist.
       parameters: The number of parameters and arrays in words, or None.
       environment: Versions, devices and mesh of the latest checkpoint, as JSON values; {} without one.
+      starts: What each start has recorded; [] for a run of an earlier version.
       best: The step of the best checkpoint with its metric, such as `500 (accuracy 0.91)`; None without evaluations.
       evaluations: The results of `t5x_like eval` in the run directory.
       samples: File with predictions -> its first lines.
+      problems: What could not be read, and why.
     """
 
     name: str
@@ -45,9 +50,11 @@ class Run:
     config: str
     parameters: str | None
     environment: Mapping[str, Any]
+    starts: Sequence[Mapping[str, Any]]
     best: str | None
     evaluations: Sequence[Result]
     samples: Mapping[str, str]
+    problems: Sequence[str]
 
     def last(self, name: str, split: str = "train") -> float | None:
         """Returns the last value of a metric of a split, or None."""
@@ -72,7 +79,7 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
         several directories have the same name.
 
     Raises:
-      UserError: A directory is not a run directory, or one of its files is damaged.
+      UserError: A directory is not a run directory.
     """
     names = [directory.rstrip("/").rpartition("/")[2] for directory in model_dirs]
     unique = len(set(names)) == len(names)
@@ -80,25 +87,43 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
 
 
 def _read(model_dir: str, name: str) -> Run:
-    rows = metrics.read_metrics(model_dir)
-    if not rows and not run_files.is_run(model_dir):
+    reader = Reader(model_dir)
+    read, problems = reader.read, reader.problems
+    rows = read("metrics.jsonl", lambda: _rows(model_dir), [], contents_of="metrics")
+    if not rows and not problems and not run_files.is_run(model_dir):
         raise run_files.not_a_run("MODEL_DIR", model_dir)
-    info = _read_text(model_dir, run_files.MODEL_INFO).splitlines()
-    about = _about(model_dir)
+    info = read(run_files.MODEL_INFO, lambda: _read_text(model_dir, run_files.MODEL_INFO).splitlines(), [])
+    about = _about(model_dir, read)
     newest = about[max(about)] if about else {}
     return Run(
         name=name,
         model_dir=model_dir,
         rows=rows,
-        status=run_files.read_status(model_dir) or {},
-        goodput=metrics.read_goodput(model_dir),
-        config=_read_text(model_dir, run_files.CONFIG),
+        status=read(run_files.STATUS, lambda: run_files.read_status(model_dir) or {}, {}),
+        goodput=read("goodput", lambda: metrics.read_goodput(model_dir), None, contents_of="goodput"),
+        config=read(run_files.CONFIG, lambda: _read_text(model_dir, run_files.CONFIG), ""),
         parameters=info[-1] if info else None,
-        environment={name: value for name, value in newest.items() if name != EVALUATION},
-        best=_best(model_dir, about),
-        evaluations=EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(),
-        samples=_samples(model_dir),
+        environment={name: value for name, value in newest.items() if name not in (EVALUATION, metrics.rows.DIGEST)},
+        starts=read(run_files.STARTS, lambda: metrics.read_starts(model_dir), []),
+        best=read(run_files.CHECKPOINTS, lambda: _best(model_dir, about), None),
+        evaluations=read(_EVALUATIONS, lambda: EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(), []),
+        samples=_samples(model_dir, read),
+        problems=problems,
     )
+
+
+def _rows(model_dir: str) -> list[dict[str, Any]]:
+    """Returns the rows of the metrics. Integers beyond those of floating point are infinite."""
+    rows = metrics.read_metrics(model_dir)
+    for row in rows:
+        if not 0 <= row["step"] < 2**53:
+            raise ValueError(f"step {str(row['step'])[:20]} out of range")
+        row |= {name: _finite(value) for name, value in row.items() if type(value) is int and name != "step"}
+    return rows
+
+
+def _finite(value: int) -> int | float:
+    return value if abs(value) < 1e300 else math.inf if value > 0 else -math.inf
 
 
 def _read_text(model_dir: str, name: str) -> str:
@@ -106,16 +131,17 @@ def _read_text(model_dir: str, name: str) -> str:
     return paths.read_text(file) if paths.exists(file) else ""
 
 
-def _about(model_dir: str) -> dict[int, Mapping[str, Any]]:
+def _about(model_dir: str, read: Callable[..., Any]) -> dict[int, Mapping[str, Any]]:
     """Returns step -> what its checkpoint says about itself: the environment that it was written in, its evaluation."""
-    directory = paths.join(model_dir, run_files.CHECKPOINTS)
-    files = {
-        int(name): paths.join(directory, name, "about", "metadata")
-        for name in paths.listdir(directory)
-        if name.isdigit()
-    }
-    # The run may have deleted a checkpoint in the meantime.
-    return {step: json.loads(paths.read_text(file)) for step, file in files.items() if paths.exists(file)}
+    names = read(run_files.CHECKPOINTS, lambda: paths.listdir(paths.join(model_dir, run_files.CHECKPOINTS)), [])
+    found = {}
+    for name in filter(_CHECKPOINT.fullmatch, names):
+        file = f"{run_files.CHECKPOINTS}/{name}/about/metadata"
+        # The run may have deleted a checkpoint in the meantime.
+        text = read(file, lambda file=file: _read_text(model_dir, file), "")
+        if about := read(file, lambda text=text: json.loads(text), {}) if text else {}:
+            found[int(name)] = about
+    return found
 
 
 def _best(model_dir: str, steps: Iterable[int]) -> str | None:
@@ -123,15 +149,23 @@ def _best(model_dir: str, steps: Iterable[int]) -> str | None:
     return None if best is None else str(best)
 
 
-def _samples(model_dir: str) -> dict[str, str]:
+def _samples(model_dir: str, read: Callable[..., Any]) -> dict[str, str]:
     """Returns the first lines of the files with predictions of the last evaluated step."""
-    directory = paths.join(model_dir, _EVALUATIONS)
-    steps = [int(match[1]) for name in paths.listdir(directory) if (match := _STEP.match(name))]
+    names = read(_EVALUATIONS, lambda: paths.listdir(paths.join(model_dir, _EVALUATIONS)), [])
+    steps = [int(match[1]) for name in names if (match := _STEP.match(name))]
     if not steps:
         return {}
-    last = paths.join(directory, f"step_{max(steps)}")
+    last = f"step_{max(steps)}"
+    directory = f"{_EVALUATIONS}/{last}"
+    files = read(directory, lambda: paths.listdir(paths.join(model_dir, directory)), [])
     found = {}
-    for name in paths.listdir(last):
-        lines = paths.read_text(paths.join(last, name)).splitlines()[:_SAMPLE_LINES]
-        found[f"step_{max(steps)}/{name}"] = "\n".join(line[:_SAMPLE_CHARACTERS] for line in lines)
+    for name in files:
+        file = f"{directory}/{name}"
+        if text := read(file, lambda file=file: _head(model_dir, file), ""):
+            found[f"{last}/{name}"] = text
     return found
+
+
+def _head(model_dir: str, name: str) -> str:
+    lines = _read_text(model_dir, name).splitlines()[:_SAMPLE_LINES]
+    return "\n".join(line[:_SAMPLE_CHARACTERS] for line in lines)

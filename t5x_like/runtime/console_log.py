@@ -5,15 +5,23 @@ import logging
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import t5x_like
+from t5x_like.runtime import terminal
 
-# SeqIO's evaluator warns about lengths and loggers, which this project's settings choose.
-_ADVICE = os.path.join("seqio", "evaluation.py")
+# SeqIO's evaluator warns about lengths and loggers, which this project's settings choose, and raises what it logs.
+_EVALUATION = os.path.join("seqio", "evaluation.py")
 _PACKAGES = frozenset({"site-packages", "dist-packages"})  # names of the directories of installed packages
+_CLOSED_LOOP = "Event loop is closed"  # the message of asyncio's error
 # The threads of Orbax log each error with its traceback, and Orbax raises it again in the thread that waits for them.
-_CHECKPOINTS = os.path.join("", "orbax", "checkpoint", "")
+# gcsfs logs each error of the network before it raises it.
+_RAISED_AGAIN = (os.path.join("", "orbax", "checkpoint", ""), os.path.join("", "gcsfs", ""))
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return terminal.visible(super().format(record))
 
 
 class _Handler(logging.StreamHandler):
@@ -28,26 +36,50 @@ def handler(*, everything: bool = False) -> logging.Handler:
     Args:
       everything: whether to also show all other lines of other packages.
     """
+    made = _Handler()
+    made.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    if not everything:
+        made.addFilter(make_filter())
+    return made
+
+
+def make_filter() -> Callable[[logging.LogRecord], bool]:
+    """Returns a filter for lines of this project and the user's modules, and for warnings of other packages."""
     here = os.path.dirname(os.path.abspath(t5x_like.__file__))
     own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
     standard_library = sysconfig.get_path("stdlib") + os.sep
 
     def is_wanted(record: logging.LogRecord) -> bool:
         path = record.pathname
-        if record.levelno == logging.WARNING and path.endswith(_ADVICE):
+        if path.endswith(_EVALUATION):
             return False
-        if record.exc_info and _CHECKPOINTS in path:
+        if record.exc_info and any(directory in path for directory in _RAISED_AGAIN):
             return False
         if record.levelno >= logging.WARNING or path.startswith(own):
             return True
         # Packages may lie in several directories: of the environment, of the user, or of the system.
         return not path.startswith(standard_library) and _PACKAGES.isdisjoint(path.split(os.sep))
 
-    made = _Handler()
-    made.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
-    if not everything:
-        made.addFilter(is_wanted)
-    return made
+    return is_wanted
+
+
+@contextlib.contextmanager
+def hides_closed_loops() -> Iterator[None]:
+    """Hides the errors that TensorStore prints if a write ends after Orbax has raised the error of another write.
+
+    Orbax closes the event loop at the first error, as on a full disk, and then no other write can report its end.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(unraisable.exc_value, RuntimeError) or str(unraisable.exc_value) != _CLOSED_LOOP:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

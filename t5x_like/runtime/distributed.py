@@ -6,16 +6,12 @@ JAX detects the processes of a TPU slice and those that Slurm or Open MPI starts
 """
 
 import contextlib
-import faulthandler
 import hashlib
 import json
 import os
 import re
 import secrets
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,16 +22,26 @@ from jax.experimental import multihost_utils
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime.hang_report import HangReport
-from t5x_like.runtime.protocol import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from t5x_like.runtime import failures, lost_peer, terminal
+from t5x_like.runtime.protocol import COORDINATOR, LOST_PEER, NUM_PROCESSES, PROCESS_ID
+from t5x_like.runtime.watchdog import Watchdog, heartbeat, reports_hangs, seconds_of
+
+__all__ = [
+    "ProcessLost",
+    "check_agreement",
+    "compute_everywhere",
+    "compute_in_main",
+    "exit_without_waiting",
+    "explain_lost_process",
+    "heartbeat",
+    "join",
+    "reports_hangs",
+    "with_watchdog",
+]
 
 # A process without a heartbeat for this long is considered dead, and all others exit. JAX's default is 100 s.
 HEARTBEAT = "T5X_LIKE_HEARTBEAT_SECONDS"
 HEARTBEAT_SECONDS = 60
-# A process without progress for this long exits, because another one may hang although it still sends heartbeats. It
-# must be longer than any compilation, restore, or report at the end of a run.
-STALL = "T5X_LIKE_STALL_SECONDS"
-STALL_SECONDS = 3600
 # How long the processes wait for each other at the start and at the end of a run.
 ARRIVAL_SECONDS = 300
 # Matches JAX's errors that are caused by the end of another process.
@@ -65,14 +71,14 @@ def join(
       heartbeat_seconds: a process without a heartbeat for this long is considered dead.
 
     Returns:
-      The number of processes.
+      The number of processes. If others do not join in time, this process exits with `protocol.LOST_PEER`.
 
     Raises:
       UserError: only some of the first three arguments are given, or their values are invalid.
-      RuntimeError: a device is already in use, or the other processes did not join in time.
+      RuntimeError: a device is already in use.
     """
     given = _given(coordinator_address, num_processes, process_id, os.environ)
-    seconds = heartbeat_seconds or _seconds(HEARTBEAT, HEARTBEAT_SECONDS, os.environ)
+    seconds = heartbeat_seconds or seconds_of(HEARTBEAT, HEARTBEAT_SECONDS)
     if jax.distributed.is_initialized():
         return jax.process_count()
     if not given and (jax.config.jax_platforms or "").startswith("cpu"):
@@ -82,6 +88,7 @@ def join(
     if given:  # several processes on CPU need it; it is JAX's default only in some versions
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         logging.info("waiting for %d processes at %s", given["num_processes"], given["coordinator_address"])
+    lost_peer.explain_aborts()
     try:
         jax.distributed.initialize(
             **given,
@@ -127,13 +134,6 @@ def _number(flag: str, variable: str, value: int | None, environment: Mapping[st
         return value
     if not text.isdigit():
         raise UserError(f"{variable}={text}: not an integer. Give a number, as for --{flag}.")
-    return int(text)
-
-
-def _seconds(variable: str, default: int, environment: Mapping[str, str]) -> int:
-    text = environment.get(variable) or str(default)
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{variable}={text}: not a positive integer. Give a number of seconds.")
     return int(text)
 
 
@@ -253,19 +253,33 @@ def exit_without_waiting(code: int, error: BaseException | None = None) -> None:
     if not jax.distributed.is_initialized():
         return
     if error is not None:
-        traceback.print_exception(error)
+        terminal.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
 
 
 class ProcessLost(RunFailed):
-    """Another process of the run has exited or cannot be reached."""
+    """Another process of the run has failed, has exited or cannot be reached.
+
+    Args:
+      message: the message.
+      exit_code: the exit code of that process if it has told why it failed: the whole run has failed then.
+    """
+
+    def __init__(self, message: str, exit_code: int = LOST_PEER):
+        super().__init__(message)
+        self._exit_code = exit_code
+
+    @property
+    def exit_code(self) -> int:
+        """See `RunFailed`. It is a property because gin's copy of an error has the attributes of the class."""
+        return self._exit_code
 
 
 @contextlib.contextmanager
 def explain_lost_process() -> Iterator[None]:
-    """Converts errors of collectives that fail because another process is lost.
+    """Converts errors of collectives that fail because another process is lost, and tells the others other errors.
 
     JAX raises such an error in a step. Orbax and other libraries wrap it in their own errors, for example in a save.
 
@@ -274,12 +288,19 @@ def explain_lost_process() -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, RunFailed):
-        raise
     except Exception as error:
-        message = _lost_process_line(error)
-        if message is None or jax.process_count() == 1:
+        is_explained = isinstance(error, UserError | RunFailed)
+        message = None if is_explained else _lost_process_line(error)
+        if message is None:
+            failures.publish(error)
             raise
+        if jax.process_count() == 1:
+            raise
+        if known := failures.published():
+            # A process that has lost this one, too, does not know the reason.
+            process, failure = min(known.items(), key=lambda item: (item[1].exit_code == LOST_PEER, item[0]))
+            message = f"process {process} of {jax.process_count()} has failed: {failure.reason}"
+            raise ProcessLost(message, failure.exit_code) from error
         raise ProcessLost(
             f"process {jax.process_index()} of {jax.process_count()} has lost another process, which has exited, "
             f"hangs, or is too slow; see its own output. JAX reports: {message[:300]}. To resume from the "
@@ -296,88 +317,6 @@ def _lost_process_line(error: BaseException | None) -> str | None:
                 return line.strip()
         error = error.__cause__ or error.__context__
     return None
-
-
-class Watchdog:
-    """Exits this process if it makes no progress for too long. Use it as a context manager.
-
-    Before the exit it logs the current activity and the stack of each thread.
-
-    Args:
-      seconds: the longest time between two heartbeats. The default is `T5X_LIKE_STALL_SECONDS`, or an hour.
-      enabled: whether to watch. By default it watches runs of several processes.
-    """
-
-    def __init__(self, seconds: int | None = None, *, enabled: bool | None = None):
-        self._seconds = seconds or _seconds(STALL, STALL_SECONDS, os.environ)
-        # `process_count` initializes the devices, so call it only if the process has joined others.
-        several = jax.distributed.is_initialized() and jax.process_count() > 1
-        self._enabled = several if enabled is None else enabled
-        self._ended = threading.Event()
-        self._last_heartbeat, self._activity = time.monotonic(), "the start"
-        self._report: HangReport | None = None
-
-    def __enter__(self) -> "Watchdog":
-        self.heartbeat("the start")
-        _watching.append(self)
-        if self._enabled:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        _watching.remove(self)
-        self._ended.set()
-
-    def heartbeat(self, activity: str) -> None:
-        """Records progress and the next activity."""
-        self._last_heartbeat, self._activity = time.monotonic(), activity
-
-    def report_to(self, model_dir: str | None, on_report: Callable[[str], None]) -> None:
-        """Sets where the processes report a hang; see `HangReport`. None: nowhere."""
-        self._report = None
-        if model_dir is not None and self._enabled:
-            # The others may have stopped a step later. The limit is longer than any step.
-            wait = max(10.0, self._seconds / 10)
-            self._report = HangReport(
-                model_dir, jax.process_index(), jax.process_count(), wait_seconds=wait, on_report=on_report
-            )
-
-    def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self._seconds / 4)):
-            waited = time.monotonic() - self._last_heartbeat
-            if waited > self._seconds:
-                logging.error(
-                    "process %d of %d has waited %d s for %s: this process, another one or the data hangs. All "
-                    "processes exit (%s sets the limit); the same command resumes from the latest checkpoint. "
-                    "Stack of each thread:",
-                    *(jax.process_index(), jax.process_count(), waited, self._activity, STALL),
-                )
-                faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
-                if self._report is not None:
-                    self._report.run(self._activity, waited)
-                os._exit(1)
-
-
-_watching: list[Watchdog] = []
-
-
-def heartbeat(activity: str) -> None:
-    """Records progress and the next activity in all active watchdogs."""
-    for watchdog in _watching:
-        watchdog.heartbeat(activity)
-
-
-@contextlib.contextmanager
-def reports_hangs(model_dir: str, on_report: Callable[[str], None]) -> Iterator[None]:
-    """Within the context, a hang is reported to `MODEL_DIR/hang`, and `on_report` is called with the report."""
-    watching = list(_watching)
-    for watchdog in watching:
-        watchdog.report_to(model_dir, on_report)
-    try:
-        yield
-    finally:
-        for watchdog in watching:
-            watchdog.report_to(None, on_report)
 
 
 @contextlib.contextmanager

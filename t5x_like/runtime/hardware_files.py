@@ -89,6 +89,6 @@ def explain_unknown_options(platform: str) -> Iterator[None]:
 def _log_once(file: str) -> None:
     logging.warning(
         "no XLA options: give --gin_file=%s after the files of the run, so that collectives overlap with computation; "
-        "or train.train.compiler_options = {} for the defaults of XLA",
+        "or recipe.Update.compiler_options = {} for the defaults of XLA",
         file,
     )

@@ -1,4 +1,4 @@
-"""Requests to stop a run, by a signal or a preemption notice, on which all processes agree."""
+"""Requests to stop a run, by a signal or a preemption notice, or to save it; all processes agree on them."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +22,20 @@ METADATA_HOST = "GCE_METADATA_HOST"
 _NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 _PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 _POLL_SECONDS = 5.0
+# What a process asks for, of which the largest counts. A run that stops is saved.
+_NOTHING, _SAVE, _STOP = range(3)
+
+
+class Agreement(NamedTuple):
+    """What all processes do after a step.
+
+    Attributes:
+      stopped_by: The reason to stop, or None.
+      saves: Whether a process has asked for a checkpoint.
+    """
+
+    stopped_by: str | None
+    saves: bool
 
 
 class StopRequest:
@@ -29,13 +44,13 @@ class StopRequest:
     Use it as a context manager around the setup and the loop. Until `defer` is called, a signal raises
     `stop_signals.Stopped`, because there is nothing to save. Afterwards call in each step
 
-        vote = stop.vote(seconds)        # before the step starts
+        vote = stop.vote(seconds, save=…)    # before the step starts
         …
-        reason = stop.agreed(vote)       # with the vote of an earlier step
+        agreement = stop.agreed(vote)        # with the vote of an earlier step
 
-    In a run of several processes, each process votes in each step whether it was asked to stop. All processes read the
-    same result of the vote, so all stop after the same step. The votes also compare the seconds that each process takes
-    by itself, and a slow host is named in a warning (see `slow_host`).
+    In a run of several processes, each process votes in each step whether it was asked to stop, or asks for a
+    checkpoint. All processes read the same result of the vote, so all stop or save after the same step. The votes also
+    compare the seconds that each process takes by itself, and a slow host is named in a warning (see `slow_host`).
 
     A second Ctrl-C ends the process immediately. Outside the main thread signals cannot be handled, and only preemption
     notices count.
@@ -51,7 +66,7 @@ class StopRequest:
         self._signals = self._stack.enter_context(stop_signals.watched())
         self._signals.check()
         if METADATA_HOST in os.environ or _on_google_machine():
-            self._notice = _CloudNotice(self._request_stop)
+            self._notice = _CloudNotice(self.request)
         return self
 
     def __exit__(self, *exception) -> None:
@@ -62,44 +77,47 @@ class StopRequest:
 
     @property
     def requested(self) -> str | None:
-        """The signal or notice that requested a stop, or None."""
+        """The signal, notice or other reason for a stop, or None."""
         return self._signals.requested or self._noticed
+
+    def request(self, reason: str) -> None:
+        """Requests a stop for another reason than a signal."""
+        self._noticed = reason
 
     def defer(self) -> None:
         """Records signals from now on without raising `Stopped`, because there is progress to save."""
         self._signals.defer()
 
-    def vote(self, host_seconds: float) -> jax.Array | None:
+    def vote(self, host_seconds: float, *, save: bool = False) -> jax.Array | int:
         """Starts the vote of a step.
 
         Args:
           host_seconds: how long this process has taken for the step before, without waiting for devices.
+          save: whether this process asks for a checkpoint.
 
         Returns:
-          The pending result, or None in a run of one process.
+          The pending result.
         """
-        return self._votes.start(self.requested is not None, host_seconds) if self._votes else None
+        request = _STOP if self.requested is not None else _SAVE if save else _NOTHING
+        return self._votes.start(request, host_seconds) if self._votes else request
 
-    def agreed(self, vote: jax.Array | None) -> str | None:
-        """Returns the reason to stop now, or None.
+    def agreed(self, vote: jax.Array | int | None) -> Agreement:
+        """Returns what to do now.
 
         Args:
-          vote: the result of `vote` in an earlier step. A run of one process does not need it.
+          vote: the result of `vote` in an earlier step; None before the second step. A run of one process stops
+            without it.
         """
+        request = _NOTHING if vote is None else self._votes.count(vote) if self._votes else vote
         if self._votes is None:
-            return self.requested
-        if vote is None or not self._votes.count(vote):
-            return None
-        return self.requested or "another process"
-
-    def _request_stop(self, reason: str) -> None:
-        self._noticed = reason
+            return Agreement(self.requested, request == _SAVE)
+        return Agreement(self.requested or "another process" if request == _STOP else None, request == _SAVE)
 
 
 class _Votes:
     """A collective over all devices for each step. It does not block.
 
-    Its result is int32 `[3]`, maxima over all processes: nonzero if any votes to stop, and `slow_host.encode`.
+    Its result is int32 `[3]`, maxima over all processes: their requests, and `slow_host.encode`.
     """
 
     def __init__(self):
@@ -109,18 +127,18 @@ class _Votes:
         self._max = jax.jit(lambda votes: votes.max(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
         self._slow_host: slow_host.SlowHost | None = None
 
-    def start(self, stop: bool, host_seconds: float) -> jax.Array:
-        vote = np.array([int(stop), *slow_host.encode(jax.process_index(), host_seconds)], np.int32)
+    def start(self, request: int, host_seconds: float) -> jax.Array:
+        vote = np.array([request, *slow_host.encode(jax.process_index(), host_seconds)], np.int32)
         mine = np.tile(vote, (jax.local_device_count(), 1))
         return self._max(jax.make_array_from_process_local_data(self._split, mine, self._shape))
 
-    def count(self, result: jax.Array) -> bool:
-        """Waits for a result, and returns whether any process votes to stop."""
+    def count(self, result: jax.Array) -> int:
+        """Waits for a result, and returns the largest request."""
         if self._slow_host is None:
             self._slow_host = slow_host.SlowHost(distributed.compute_everywhere(socket.gethostname))
-        stop, *maxima = np.asarray(result)
+        request, *maxima = np.asarray(result)
         self._slow_host.add(maxima)
-        return bool(stop)
+        return int(request)
 
 
 class _CloudNotice:

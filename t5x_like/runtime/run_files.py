@@ -1,6 +1,7 @@
 """The files of a run directory and how to recognize one. Imports no JAX."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,10 @@ CONFIG = "config.gin"
 MODEL_INFO = "model_info.txt"
 # Whether the run is running, finished, preempted or failed.
 STATUS = "status.json"
+# One line per start: command line, code, versions, devices and data.
+STARTS = "starts.jsonl"
+# The log of process 0 of all starts.
+LOG = "log.txt"
 # The directory with a copy of the tokenizer, and of the files that describe the model that the run started from.
 TOKENIZER = "tokenizer"
 # The digest of the vocabulary of the run, and its kind.
@@ -32,6 +37,16 @@ def is_run(directory: str) -> bool:
     return paths.is_file(paths.join(directory, CONFIG))
 
 
+def find_run(path: str) -> str | None:
+    """Returns the run directory of a run, of its directory `checkpoints`, or of one checkpoint in it, or None."""
+    directory = path.rstrip("/")
+    for _ in range(3):
+        if directory and is_run(directory):
+            return directory
+        directory = directory.rpartition("/")[0]
+    return None
+
+
 def not_a_run(setting: str, directory: str) -> UserError:
     """Returns the error for a directory that is not a run directory.
 
@@ -40,18 +55,46 @@ def not_a_run(setting: str, directory: str) -> UserError:
       directory: its value.
     """
     missing = CONFIG if paths.exists(directory) else "directory"
-    return UserError(
-        f"{setting}={directory} is not a run directory: {missing} not found. Give the directory of an existing run."
-    )
+    parent = directory.rstrip("/").rpartition("/")[0]
+    advice = f"{setting}={parent}" if parent and is_run(parent) else "the directory of an existing run"
+    return UserError(f"{setting}={directory} is not a run directory: {missing} not found. Give {advice}.")
+
+
+def is_missing(directory: str) -> bool:
+    """Returns whether a local directory does not exist; False for stores, and if the file system does not respond."""
+    if not paths.is_local(directory):
+        return False
+    try:
+        os.stat(paths.local(directory))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def newest_checkpoint(directory: str) -> int | None:
+    """Returns the step of the newest complete checkpoint of the run in `directory`, or None."""
+    names = paths.listdir(paths.join(directory, CHECKPOINTS))
+    steps = (name.removesuffix(COMMITTED) for name in names)
+    return max((int(step) for step in steps if step.isdigit()), default=None)
 
 
 def has_checkpoints(directory: str) -> bool:
     """Returns whether the run in `directory` has a complete checkpoint."""
-    names = paths.listdir(paths.join(directory, CHECKPOINTS))
-    return any(name.removesuffix(COMMITTED).isdigit() for name in names)
+    return newest_checkpoint(directory) is not None
 
 
 def read_status(directory: str) -> Mapping[str, Any] | None:
-    """Returns the last status of a run, or None. A run with the state `running` may have been killed since."""
+    """Returns the last status of a run, or None. A run with the state `running` may have been killed since.
+
+    Raises:
+      UserError: The file is damaged.
+    """
     path = paths.join(directory, STATUS)
-    return json.loads(paths.read_text(path)) if paths.exists(path) else None
+    if not paths.exists(path):
+        return None
+    try:
+        return dict(json.loads(paths.read_text(path)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: damaged ({error}). Delete it; a run that resumes writes it again.") from error

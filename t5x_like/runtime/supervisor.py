@@ -1,7 +1,6 @@
 """Runs a command as a child process and restarts it after crashes, for `--max_restarts=N`. Imports no JAX."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,8 @@ from typing import Any
 
 from absl import logging
 
-from t5x_like import paths
-from t5x_like.runtime.protocol import PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
-from t5x_like.runtime.run_files import STATUS
+from t5x_like.runtime import run_files
+from t5x_like.runtime.protocol import LIKELY_TO_REPEAT, LOST_PEER, PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The pause before a restart doubles with each crash, because the machine or the store may need time to recover.
@@ -23,33 +21,39 @@ FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 300.0
 # A run preempted before this time is likely to be preempted for the same reason after a restart.
 SHORT_RUN_SECONDS = 300.0
-# A run of at least this time works, so the count of crashes starts again at 0.
-GOOD_RUN_SECONDS = 3600.0
+_MEANINGS = {
+    PREEMPTED: "it was preempted",
+    LOST_PEER: "it lost another process of the run",
+    LIKELY_TO_REPEAT: f"it ended with exit code {LIKELY_TO_REPEAT}, a failure that is likely to repeat",
+}
 
 
 def describe_exit(code: int) -> str:
     """Describes an exit code of `subprocess` in words."""
     if code < 0:
-        hints = {
-            signal.SIGKILL: ", often because of exhausted memory",
-            signal.SIGABRT: ", as JAX does if another process of the run is lost",
-        }
-        return f"it was ended by {signal.Signals(-code).name}{hints.get(-code, '')}"
-    return "it was preempted" if code == PREEMPTED else f"it ended with exit code {code}"
+        hint = ", often because of exhausted memory" if -code == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(-code).name}{hint}"
+    return _MEANINGS.get(code, f"it ended with exit code {code}")
 
 
 class Supervisor:
     """Runs a command until it succeeds, is stopped, or has crashed too often.
 
-    The exit codes 0 (success) and 2 (a user error, which a restart would repeat) end the supervision. After 75
-    (preempted, while this machine continues to run) the command is restarted without a limit. The pause before the
-    restart grows while runs are short, because each run writes a checkpoint, which would soon displace older ones. Any
-    other code is a crash.
+    | exit code of the command | what follows |
+    |---|---|
+    | 0 (success), 2 (a user error, which a restart would repeat) | the end |
+    | 75 (preempted, while this machine continues to run) | a restart, without a limit |
+    | 69 (another process of the run is lost) | a restart, without a limit, for which the others wait |
+    | 70 (memory exhausted, loss not finite, a hang) | a restart, unless the run failed so before and has no new step |
+    | others (crashes), and 70 | a restart; `max_restarts` of them without a new checkpoint |
+
+    The pause before a restart grows with each crash, and while preempted runs are short, because each of them writes a
+    checkpoint, which would soon displace older ones.
 
     Args:
       command: the program and its arguments.
-      max_restarts: maximum number of restarts after consecutive crashes.
-      model_dir: the run directory; its status gives the reason of a failure.
+      max_restarts: maximum number of restarts after crashes without a new checkpoint.
+      model_dir: the run directory, with checkpoints and status.
       first_pause: seconds before the first restart. Later pauses are 2, 4, … times as long.
     """
 
@@ -58,7 +62,7 @@ class Supervisor:
         command: Sequence[str],
         max_restarts: int,
         *,
-        model_dir: str | None = None,
+        model_dir: str,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ):
         self._command, self._max_restarts = command, max_restarts
@@ -83,13 +87,19 @@ class Supervisor:
     def _run(self) -> int:
         crashes = 0
         pause = preempted_pause = self._first_pause
+        failed_step: int | None = None  # the last step of a failure that is likely to repeat
+        newest = self._newest_checkpoint()
         while True:
             started = time.monotonic()
             code = self._run_once()
             if self._stop_requested.is_set() or code in (SUCCESS, USER_ERROR):
                 return code
-            seconds = time.monotonic() - started
-            why = f"{describe_exit(code)} after {seconds:.0f} s{self._reason()}"
+            before, newest = newest, self._newest_checkpoint()
+            if newest is not None and (before is None or newest > before):
+                crashes, pause = 0, self._first_pause
+            seconds, status = time.monotonic() - started, self._status()
+            reason = f" ({status['reason']})" if status.get("state") == "failed" and status.get("reason") else ""
+            why = f"{describe_exit(code)} after {seconds:.0f} s{reason}"
             if code == PREEMPTED:
                 if seconds >= SHORT_RUN_SECONDS:
                     preempted_pause = self._first_pause
@@ -99,12 +109,19 @@ class Supervisor:
                 )
                 self._stop_requested.wait(preempted_pause)
                 preempted_pause = min(2 * preempted_pause, LONGEST_PAUSE_SECONDS)
+            elif code == LOST_PEER:
+                logging.warning("%s; restarting in %.0f s, which is not counted", why, self._first_pause)
+                self._stop_requested.wait(self._first_pause)
             else:
-                if seconds >= GOOD_RUN_SECONDS:
-                    crashes, pause = 0, self._first_pause
                 crashes += 1
+                step = status.get("step")
+                if code == LIKELY_TO_REPEAT and isinstance(step, int):
+                    if failed_step is not None and step <= failed_step:
+                        logging.error("%s; it failed so before, and has computed no new step since", why)
+                        return code
+                    failed_step = step
                 if crashes > self._max_restarts:
-                    logging.error("%s; maximum restarts (%d) reached", why, self._max_restarts)
+                    logging.error("%s; maximum restarts (%d) without a new checkpoint reached", why, self._max_restarts)
                     return code
                 logging.warning("%s; restart %d of %d in %.0f s", why, crashes, self._max_restarts, pause)
                 self._stop_requested.wait(pause)
@@ -125,20 +142,20 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(number)
 
-    def _reason(self) -> str:
-        status = _status(self._model_dir) if self._model_dir else {}
-        return f" ({status['reason']})" if status.get("state") == "failed" and status.get("reason") else ""
+    def _newest_checkpoint(self) -> int | None:
+        with contextlib.suppress(Exception):  # each store raises its own errors
+            return run_files.newest_checkpoint(self._model_dir)
+        return None
+
+    def _status(self) -> Mapping[str, Any]:
+        with contextlib.suppress(Exception):
+            return run_files.read_status(self._model_dir) or {}
+        return {}
 
 
 def _is_handled(number: int) -> bool:
     """Returns whether a signal is not ignored, as nohup ignores SIGHUP."""
     return signal.getsignal(number) is not signal.SIG_IGN
-
-
-def _status(model_dir: str) -> Mapping[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(paths.read_text(paths.join(model_dir, STATUS)))
-    return {}
 
 
 def run_with_restarts(argv: Sequence[str], max_restarts: int, model_dir: str) -> int:

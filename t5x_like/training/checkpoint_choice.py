@@ -4,6 +4,8 @@ A path is a run directory, its directory `checkpoints`, one checkpoint in it (`c
 (`checkpoints/best`), a Hugging Face directory, or a T5X checkpoint.
 """
 
+from absl import logging
+
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.runtime import distributed
@@ -29,20 +31,30 @@ def locate(path: str) -> tuple[str, int | None]:
     return directory, None if name is None else int(name)
 
 
-def choose(path: str, checkpoint: str | int = LATEST, *, several: bool = False) -> list[str]:
+def run_of(path: str) -> str:
+    """Returns the run directory of a run directory, or of a checkpoint in it."""
+    return locate(path)[0].rpartition("/")[0]
+
+
+def choose(
+    path: str, checkpoint: str | int = LATEST, *, several: bool = False, setting: str = "CHECKPOINT"
+) -> list[str]:
     """Returns the paths of the chosen checkpoints in ascending order of their steps.
+
+    The chosen checkpoint of a run is logged, and that another one is better.
 
     Args:
       path: see the description of this module.
       checkpoint: `latest`, `best` (by the evaluation that it was saved with), a step, or `all`.
       several: whether `all` is allowed.
+      setting: name of the setting `checkpoint`, for messages.
 
     Raises:
       UserError: the checkpoint is not found. The message lists the steps that exist.
     """
     allowed = (LATEST, BEST, ALL) if several else (LATEST, BEST)
     if not isinstance(checkpoint, int) and not str(checkpoint).isdigit() and checkpoint not in allowed:
-        raise UserError(f"CHECKPOINT={checkpoint!r} is unknown. Give {', '.join(allowed)}, or a step.")
+        raise UserError(f"{setting}={checkpoint!r} is unknown. Give {', '.join(allowed)}, or a step.")
     is_run = not (weight_files.is_huggingface(path) or weight_files.find_t5x(path))
     directory, name = _split(path) if is_run else (path, None)
     if not is_run or name is not None:
@@ -51,7 +63,17 @@ def choose(path: str, checkpoint: str | int = LATEST, *, several: bool = False) 
         return [path if name != BEST else paths.join(*map(str, locate(path)))]
     if checkpoint == ALL:
         return [paths.join(directory, str(step)) for step in _steps(directory, path)]
-    return [paths.join(directory, str(_choose_step(directory, checkpoint, path)))]
+    step = _choose_step(directory, checkpoint, path)
+    logging.info("%s", _describe_choice(directory, step, setting))
+    return [paths.join(directory, str(step))]
+
+
+def _describe_choice(directory: str, step: int, setting: str) -> str:
+    best = StoredCheckpoints(directory).best()
+    run = directory.rpartition("/")[0]
+    if best is None or best.step == step:
+        return f"reading {run}, checkpoint {step if best is None else best}"
+    return f"reading {run}, checkpoint {step}; checkpoint {best} is better, and {setting}=best selects it"
 
 
 def choose_together(path: str, checkpoint: str | int = LATEST) -> str:
@@ -128,6 +150,7 @@ def _choose_step(directory: str, checkpoint: str | int, path: str) -> int:
     if checkpoint == LATEST:
         return steps[-1]
     if checkpoint == BEST:
+        StoredCheckpoints(directory).verify_evaluations()
         best = StoredCheckpoints(directory).best()
         if best is None:
             raise UserError(

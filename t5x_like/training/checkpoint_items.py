@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from t5x_like.training import checksums
+from t5x_like.training.shared_outcome import SharedOutcome
 
 
 class _Checksummed:
@@ -23,18 +24,25 @@ class _Checksummed:
 
 
 class StateHandler(_Checksummed, ocp.PyTreeCheckpointHandler):
-    """Stores the arrays; each process computes the checksums of its own files."""
+    """Stores the arrays; each process computes the checksums of its own files.
+
+    Args:
+      outcome: Where the processes exchange whether they could write; None if it never waits for other processes.
+    """
+
+    def __init__(self, *args, outcome: SharedOutcome | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._outcome = outcome
 
     async def async_save(self, directory: epath.Path, *args, **kwargs):
         """Starts to write. The returned futures complete once this process has written arrays and checksums."""
         written = await super().async_save(directory, *args, **kwargs) or []
         process = jax.process_index()
         # If another version of Orbax writes to other directories, `finalize` covers the files instead.
-        return [
-            ocp.future.ChainedFuture(
-                written, cb=lambda: checksums.write_part(directory, f"ocdbt.process_{process}", process)
-            )
-        ]
+        checksummed = ocp.future.ChainedFuture(
+            written, cb=lambda: checksums.write_part(directory, f"ocdbt.process_{process}", process)
+        )
+        return [self._outcome.of(checksummed) if self._outcome else checksummed]
 
 
 @ocp.args.register_with_handler(StateHandler, for_save=True)

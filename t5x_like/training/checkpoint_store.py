@@ -12,6 +12,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from t5x_like.training import checkpoint_items as items
 from t5x_like.training import checksums
 from t5x_like.training.array_files import ArrayFiles
+from t5x_like.training.shared_outcome import SharedOutcome
 
 ITEMS = ("state", "feed", "about")
 
@@ -47,7 +48,12 @@ class CheckpointStore:
         about: dict[str, Any] = {}
         if preserve is not None:
             options["preservation_policy"] = policies.AnyPreservationPolicy(list(preserve))
-        if process is not None:
+        self._outcome = None
+        if process is None:
+            state["outcome"] = self._outcome = SharedOutcome()
+            if jax.process_count() > 1:
+                options["async_options"] = ocp.AsyncOptions(barrier_sync_fn=self._outcome.exchange)
+        else:
             alone = only_processes([process], f"process_{process}")
             options["multiprocessing_options"] = about["multiprocessing_options"] = alone
             # Only process 0 would wait for directories that are created in the background.
@@ -127,14 +133,22 @@ class CheckpointStore:
           DamagedFile: a file is missing or does not match its checksum.
         """
         directory = self.directory / str(step) / item
-        if not directory.is_dir():
-            raise checksums.DamagedFile(f"{directory} is missing")
-        return checksums.verify(directory, *self._share)
+        if checksums.verify(directory, *self._share):
+            return True
+        # A checkpoint of an earlier version has no checksums in any item.
+        if any((self.directory / str(step) / other / checksums.MANIFEST).exists() for other in ITEMS):
+            raise checksums.DamagedFile(f"{directory / checksums.MANIFEST} is missing")
+        return False
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint, after the save in progress. All processes that share the directory must call it."""
         self.wait()
         self._manager.delete(step)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process could not write its part of a checkpoint; `wait` raises the error."""
+        return self._outcome is not None and self._outcome.has_failed
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""

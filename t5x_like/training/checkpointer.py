@@ -14,10 +14,12 @@ class Checkpointer(Protocol):
     Attributes:
       keep_best: number of best checkpoints to keep.
       best_metric: the metric that decides which checkpoints are best.
+      has_failed: whether a process could not write its part of a checkpoint; `wait` and `save` raise the error.
     """
 
     keep_best: int
     best_metric: BestMetric
+    has_failed: bool
 
     def prepare(self, like: Any, partitioner: partitioning.Partitioner) -> None:
         """Sets which state will be saved and restored, and checks that it can be restored onto its mesh."""

@@ -89,14 +89,14 @@ class Checkpoints:
         if not read_only:
             paths.check_checkpoint_directory("directory", directory)
         if keep_latest < 1:
-            raise UserError(f"keep_latest={keep_latest} is not positive. Give a positive integer.")
+            raise UserError(f"KEEP_CHECKPOINTS={keep_latest} is not positive. Give a positive integer.")
         if keep_best < 0:
             raise UserError(f"KEEP_BEST={keep_best} is negative. Give a number of checkpoints, or 0 for none.")
         self._mirror = None if is_native(directory) else CheckpointMirror(directory)
         self._uploader = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._uploading: concurrent.futures.Future | None = None
         self._verified: set[tuple[int, str]] = set()
-        self._has_read_back = False
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         self._restore_one_replica = restore_one_replica
         self.keep_best, self.best_metric = keep_best, BestMetric(best_metric, best_is_larger)
         root = epath.Path(self._mirror.local if self._mirror else directory)
@@ -132,7 +132,11 @@ class Checkpoints:
         """
         newest = self.latest()
         if newest is not None:
-            self.verify(newest)
+            # A store takes as long to tell the shapes, which the caller needs next, as to list the files.
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                shapes = pool.submit(self._store.shapes, newest)
+                self.verify(newest)
+            self._shapes[newest] = shapes.result()
         return newest
 
     def begin(self) -> None:
@@ -157,8 +161,8 @@ class Checkpoints:
     ) -> None:
         """Starts to save `tree` as checkpoint `step`.
 
-        The caller may donate or change the arrays as soon as the method returns. The first call waits for the
-        checkpoint and reads it back.
+        The caller may donate or change the arrays as soon as the method returns. The first save of a run waits for the
+        checkpoint and reads an array of it.
 
         Args:
           step: a step after those of all earlier checkpoints.
@@ -174,11 +178,11 @@ class Checkpoints:
         self.wait()
         leaves = copy_for_save(parameters.named_leaves(tree))
         about = dict(about or {}) | self._evaluations.add(step, metrics, required=self.keep_best > 0)
+        is_first = self.latest() is None
         self._store.save(step, leaves, {jax.process_index(): feed}, about)
-        if not self._has_read_back:
+        if is_first:
             self._store.wait()
             self._read_back(step, leaves)
-            self._has_read_back = True
         if self._mirror:
             self._uploading = self._uploader.submit(self._upload)
 
@@ -195,11 +199,10 @@ class Checkpoints:
         return self._evaluations.best(self.steps())
 
     def _read_back(self, step, leaves):
-        """Verifies the first checkpoint and reads its smallest array, to detect unreliable storage early."""
+        """Reads the smallest array of the first checkpoint, to detect unreliable storage early."""
         name = min(leaves, key=lambda name: leaves[name].size)
         leaf = leaves[name]
         try:
-            self.verify(step)
             self._store.read(step, {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)})
         except Exception as error:
             raise RunFailed(
@@ -255,15 +258,16 @@ class Checkpoints:
           OSError: a file could not be read; also raised in every process.
         """
         self._require(step)
-        for name in names or ITEMS:
-            if (step, name) not in self._verified:
-                self._verify(step, name)
-                self._verified.add((step, name))
+        if wanted := [name for name in names or ITEMS if (step, name) not in self._verified]:
+            self._verify(step, wanted)
+            self._verified.update((step, name) for name in wanted)
 
-    def _verify(self, step, name):
+    def _verify(self, step, names):
         damage, unreadable = "", None
         try:
-            if not self._store.verify(step, name) and name == "state":
+            with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+                verified = list(pool.map(lambda name: self._store.verify(step, name), names))
+            if "state" in names and not verified[names.index("state")]:
                 logging.info("checkpoint %s/%d is not verified: checksums not found", self.directory, step)
         except checksums.DamagedFile as error:
             damage = str(error)
@@ -316,6 +320,7 @@ class Checkpoints:
         logging.warning("deleting checkpoint %s/%d", self.directory, step)
         self.wait()
         self._store.delete(step)
+        self._shapes.pop(step, None)
 
     def restore_feed(self, step: int) -> bytes:
         """Returns the data position of this process at `step`."""
@@ -336,7 +341,9 @@ class Checkpoints:
         """
         if verify:
             self.verify(step, "state")
-        return self._store.shapes(step)
+        if step not in self._shapes:
+            self._shapes[step] = self._store.shapes(step)
+        return self._shapes[step]
 
     def _check(self, step, wanted):
         stored = self.shapes(step)
@@ -356,6 +363,11 @@ class Checkpoints:
     def _require(self, step):
         if step not in self.steps():
             raise UserError(f"{self.directory}: checkpoint {step} not found. Give one of {self.steps()}.")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process could not write its part of a checkpoint; `wait` and `save` raise the error."""
+        return self._store.has_failed
 
     def wait(self) -> None:
         """Blocks until the save in progress has committed."""

@@ -15,6 +15,7 @@ from absl import logging
 
 from t5x_like import parameters, paths
 from t5x_like.errors import RunFailed
+from t5x_like.runtime import protocol
 from t5x_like.training.program import Program
 
 PROFILE = "profile"
@@ -26,6 +27,8 @@ _XLA_BUFFER = re.compile(r"Size: (?P<size>[\d.]+\w?)\n(?:\s*Operator: (?P<operat
 
 class OutOfMemory(RunFailed):
     """A device is out of memory. The message lists the largest arrays and the settings that save memory."""
+
+    exit_code = protocol.LIKELY_TO_REPEAT
 
 
 def log_first_batch(batch: Mapping[str, jax.Array], is_first: bool) -> None:

@@ -1,6 +1,7 @@
 """Evaluation: the metrics of an objective over a fixed set of batches, and the metrics of a task of its predictions."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,17 @@ from absl import logging
 
 from t5x_like import partitioning
 from t5x_like.data import benchmarks, token_ids
-from t5x_like.data.source import DataSource
+from t5x_like.data.source import DataSource, is_continuous
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.metrics import read_metrics
-from t5x_like.metrics.best import BestMetric, Improvement, find, flatten
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.carry import as_features
 from t5x_like.runtime import distributed
 from t5x_like.training import predictions, step
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.evaluation import TaskPredictions
-
-# The split of the rows of training metrics.
-_TRAIN = "train"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,14 +147,35 @@ class Evaluator:
             distributed.heartbeat("the evaluation data")
             self._host_batches = self._read()
         totals: dict[str, np.ndarray] = {}
-        for number, host_batch in enumerate(self._host_batches, 1):
-            distributed.heartbeat(f"batch {number} of {len(self._host_batches)} of the evaluation")
-            pairs = jax.device_get(
-                self._step(params, self._partitioner.put_batch(host_batch, self._objective.features.axes))
-            )
+        carry = self._initial_carry(params)
+        for number, host_batch in enumerate(self._host_batches):
+            distributed.heartbeat(f"batch {number + 1} of {len(self._host_batches)} of the evaluation")
+            batch = self._partitioner.put_batch(host_batch, self._objective.features.axes)
+            metrics, carry = self._step(params, batch, np.int32(number), carry)
+            pairs = jax.device_get(metrics)
             for name, pair in pairs.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         return {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
+
+    def _initial_carry(self, params: Any) -> dict[str, jax.Array]:
+        """Returns what the networks carry into the first batch of an evaluation."""
+        if not is_continuous(self._data):
+            return {}
+        batch_size = next(iter(self._data.batch_shapes(self._objective.features).values()))[0]
+        return as_features(self._objective.initial_carry(params["model"].config, batch_size))
+
+    def metric_names(self, params: Any) -> list[str]:
+        """Returns the names of the metrics, without computing them.
+
+        Args:
+          params: Shapes of the parameters.
+        """
+        features = self._objective.features
+        shapes = self._data.batch_shapes(features)
+        batch = {name: jax.ShapeDtypeStruct(shape, features.dtypes[name]) for name, shape in shapes.items()}
+        return list(
+            jax.eval_shape(self._step, params, batch, np.int32(0), jax.eval_shape(self._initial_carry, params))[0]
+        )
 
     def _read(self) -> list[Mapping[str, np.ndarray]]:
         index, count = self._partitioner.feed_shard
@@ -217,6 +235,10 @@ class TaskMetrics:
             step=step,
         )
 
+    def names(self) -> list[str] | None:
+        """Returns `<task>/<metric>` of the metrics, or None if they are not known before there are predictions."""
+        return self._evaluator.metric_names()
+
     def predictions(self, params: Any) -> "Iterator[TaskPredictions]":
         """Yields the `TaskPredictions` of each task for `params`."""
         return self._evaluator.predictions(lambda batch, indices: self._predictor.predict(params, batch, indices))
@@ -271,6 +293,25 @@ class Evaluations:
         """The names of the evaluations whose metrics are computed: those of splits with labels."""
         return tuple(name for name, (batches, _) in self._parts.items() if batches is not None)
 
+    def metric_names(self, params: Any) -> dict[str, dict[str, float]]:
+        """Returns evaluation -> metric of its objective -> NaN.
+
+        Args:
+          params: Shapes of the parameters.
+        """
+        return {
+            name: dict.fromkeys(batches.metric_names(params), math.nan)
+            for name, (batches, _) in self._parts.items()
+            if batches is not None
+        }
+
+    def task_metric_names(self) -> dict[str, dict[str, float]] | None:
+        """Returns evaluation -> metric of its task -> NaN, or None if they are unknown before the first evaluation."""
+        found = {name: each.names() if each else [] for name, (_, each) in self._parts.items()}
+        if None in found.values():
+            return None
+        return {name: dict.fromkeys(each, math.nan) for name, each in found.items()}
+
     def submissions(self, params: Any) -> Iterator[tuple[str, str]]:
         """Yields name and content of each file with predictions that a benchmark reads.
 
@@ -302,52 +343,6 @@ class Evaluations:
             for name, (batches, task_metrics) in self._parts.items()
             if batches is not None
         }
-
-
-def check_run(names: Sequence[str], patience: int | None) -> None:
-    """Checks the evaluations of a run before it starts.
-
-    Args:
-      names: The names of the evaluations.
-      patience: See `Improvement`.
-
-    Raises:
-      UserError: A name is that of the training rows, or the patience is not positive or has no evaluations.
-    """
-    if _TRAIN in names:
-        raise UserError(f"EVALUATIONS: the name {_TRAIN!r} is that of the training metrics. Give another name.")
-    Improvement(BestMetric(), patience)
-    if patience is not None and not names:
-        raise UserError(f"PATIENCE={patience}: the run has no evaluation. Set EVALUATIONS and EVAL_PERIOD, or None.")
-
-
-def restore_improvement(
-    metric: BestMetric, patience: int | None, model_dir: str, step: int, names: Sequence[str]
-) -> Improvement:
-    """Restores the history of the best metric from the stored rows, so that a resumed run stops as if uninterrupted.
-
-    Args:
-      metric: The metric.
-      patience: See `Improvement`.
-      model_dir: The run directory.
-      step: The step that the run resumes from. Later rows are ignored.
-      names: The names of the evaluations.
-
-    Returns:
-      The same in every process.
-    """
-
-    def read() -> list[tuple[int, float]]:
-        by_step: dict[int, dict[str, dict[str, Any]]] = {}
-        for row in read_metrics(model_dir):
-            if row["split"] in names and row["step"] <= step:
-                by_step.setdefault(row["step"], {})[row["split"]] = row
-        # Flattened as by the run, which evaluates all `names` at a step.
-        values = [(at, find(flatten(rows), metric.name)) for at, rows in by_step.items() if len(rows) == len(names)]
-        return [(at, value) for at, value in values if value is not None]
-
-    history = distributed.compute_in_main(read) if step and patience is not None else []
-    return Improvement(metric, patience, history)
 
 
 def _computes_task_metrics(

@@ -19,12 +19,13 @@ from t5x_like.axis_rules import Axes
 from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
 from t5x_like.kernels import row_sums
+from t5x_like.models.base import Model
 
 Gathering = Literal["per_use", "per_step"]
 GATHERINGS: tuple[Gathering, ...] = ("per_use", "per_step")
 
-# function(params, constants, batch, key) -> sums over the rows of the batch.
-RowSums = Callable[[Any, Any, Mapping[str, Array], jax.Array | None], Any]
+# function(params, constants, batch, key) -> (sums over the rows of the batch, arrays of the rows).
+RowSums = Callable[[Any, Any, Mapping[str, Array], jax.Array | None], tuple[Any, Any]]
 
 
 def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
@@ -50,14 +51,16 @@ def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
 
 def sum_over_rows(
     function: RowSums, params: Any, constants: Any, batch: Mapping[str, Array], key: jax.Array | None, axes: Axes
-) -> Any:
-    """Returns the sum of `function` over all rows, computed on each device for its own rows with whole parameters.
+) -> tuple[Any, Any]:
+    """Returns the sums of `function` over all rows, computed on each device for its own rows with whole parameters.
 
     Dropout differs from that of a computation over the whole batch: each device has a key of its own.
 
     Args:
-      function: computes sums over the rows of a batch.
-      params: parameters, as `{"model": …, "objective": …}`. Kernels of the model arrive in `function` in the dtype of
+      function: computes sums over the rows of a batch, and arrays `[batch, …]` of the rows.
+      params: parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
+        the computation, to which layers cast them anyway, so that half as many bytes are sent.
+      params: parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
         the computation, to which layers cast them anyway, so that half as many bytes are sent.
       constants: a tree of other arrays, such as frozen parameters; they are gathered.
       batch: the global batch.
@@ -65,21 +68,29 @@ def sum_over_rows(
       axes: model feature -> logical axes; see `axis_rules.batch_axes`.
 
     Returns:
-      The sums over the global batch, in float32.
+      The sums over the global batch, in float32, and the arrays of all rows.
     """
     # Embeddings stay float32, because their gradients are summed over tokens in float32.
-    params = {**params, "model": in_compute_dtype(params["model"], ("kernel",))}
+    params = {**params, "objective": {name: _cast(each) for name, each in params["objective"].items()}}
+    params["model"] = in_compute_dtype(params["model"], ("kernel",))
     if row_sums.single_device_partitioner() is None:
-        return _as_float32(function(params, constants, batch, key))
+        sums, of_rows = function(params, constants, batch, key)
+        return _as_float32(sums), of_rows
     partitioner = partitioning.bound_partitioner()
 
     def on_device(shared, batch):
         params, constants, key = shared
         own_key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(partitioner.axes_of("batch")))
-        return _as_float32(function(params, constants, batch, own_key)), ()
+        sums, of_rows = function(params, constants, batch, own_key)
+        return _as_float32(sums), of_rows
 
     specs = partitioner.batch_specs({name: x.shape for name, x in batch.items()}, axes)
-    return row_sums.sum_over_devices(on_device, (params, constants, key), dict(batch), specs=specs, out_spec=P())[0]
+    rows = P(partitioner.axes_of("batch"))
+    return row_sums.sum_over_devices(on_device, (params, constants, key), dict(batch), specs=specs, out_spec=rows)
+
+
+def _cast(module: Any) -> Any:
+    return in_compute_dtype(module, ("kernel",)) if isinstance(module, Model) else module
 
 
 def _as_float32(tree: Any) -> Any:

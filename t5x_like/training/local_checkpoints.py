@@ -59,6 +59,10 @@ class LocalTier:
                 )
         return absolute
 
+    def saves_at(self, step: int) -> bool:
+        """Returns whether a local checkpoint follows `step`."""
+        return step % self.save_period == 0
+
     def check_writable(self) -> None:
         """Checks that the directory can be created or written to on this host.
 

@@ -11,98 +11,27 @@ from absl import logging
 
 from t5x_like import metrics, optimizers
 from t5x_like.data.feed import Feed
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
-from t5x_like.runtime import compilation_cache, distributed
+from t5x_like.runtime import compilation_cache, distributed, protocol
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import debugging, run_directory
 from t5x_like.training.checkpointer import Checkpointer
 from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.program import Program
+from t5x_like.training.recipe import Periods
 from t5x_like.training.run_lock import RunLock
-from t5x_like.training.step import Frozen, TrainState
+from t5x_like.training.save_timer import SaveTimer
+from t5x_like.training.state import Frozen, TrainState
+
+# Called with a step and metrics by name.
+StepCallback = Callable[[int, Mapping[str, float]], None]
 
 
 class TrainingFailed(RunFailed):
     """The loss or its gradient stayed non-finite."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Periods:
-    """How often the loop logs, evaluates and saves.
-
-    Attributes:
-      total_steps: The step to stop at.
-      log: Steps between two rows of training metrics. The first and the last step are always logged.
-      evaluate: Steps between two evaluations, or None for no evaluation. The last step is always evaluated otherwise.
-      save: Steps between two checkpoints, or None for no checkpoint. The last step is always saved otherwise.
-      save_locally: Steps between two local checkpoints, or None for no local checkpoint; see `TieredCheckpoints`.
-
-    Raises:
-      UserError: A period is not positive, or local checkpoints are not more frequent than the others.
-    """
-
-    total_steps: int
-    log: int
-    evaluate: int | None
-    save: int | None
-    save_locally: int | None = None
-
-    def __post_init__(self):
-        macros = {"total_steps": "TRAIN_STEPS", "log": "LOG_PERIOD", "evaluate": "EVAL_PERIOD", "save": "SAVE_PERIOD"}
-        macros["save_locally"] = "LOCAL_SAVE_PERIOD"
-        for name, macro in macros.items():
-            period = getattr(self, name)
-            if period is not None and period < 1:
-                never = ", or None for never" if name in ("evaluate", "save") else ""
-                raise UserError(f"{macro}={period} is not positive. Give a positive integer{never}.")
-        if self.save_locally is not None and (self.save is None or self.save_locally >= self.save):
-            raise UserError(
-                f"LOCAL_SAVE_PERIOD={self.save_locally} is not less than SAVE_PERIOD={self.save}. Save more often on "
-                "the hosts than in MODEL_DIR, or train without LOCAL_DIRECTORY."
-            )
-
-    def logs_at(self, step: int) -> bool:
-        """Returns whether the metrics of `step` are logged."""
-        return step == 1 or step == self.total_steps or step % self.log == 0
-
-    def evaluates_at(self, step: int) -> bool:
-        """Returns whether an evaluation follows `step`."""
-        return self.evaluate is not None and (step == self.total_steps or step % self.evaluate == 0)
-
-    def saves_at(self, step: int, stopping: bool) -> bool:
-        """Returns whether a checkpoint follows `step`; `stopping` means that the run ends there early."""
-        return self.save is not None and (stopping or step == self.total_steps or step % self.save == 0)
-
-    def saves_locally_at(self, step: int, stopping: bool) -> bool:
-        """Returns whether a local checkpoint follows `step`. The last step of a start is only saved in MODEL_DIR."""
-        is_last = stopping or step == self.total_steps
-        return self.save_locally is not None and not is_last and step % self.save_locally == 0
-
-
-def make_periods(
-    *,
-    total_steps: int,
-    log_period: int,
-    eval_period: int | None,
-    save_period: int | None,
-    local_checkpoints: LocalTier | None = None,
-    model_dir: str | None = None,
-) -> Periods:
-    """Returns the periods of a run, and checks where it saves. See `train.train` for the arguments.
-
-    Raises:
-      UserError: see `Periods` and `LocalTier.check`.
-    """
-    if local_checkpoints is not None:
-        local_checkpoints.check(model_dir)
-    return Periods(
-        total_steps,
-        log=log_period,
-        evaluate=eval_period,
-        save=save_period,
-        save_locally=local_checkpoints.save_period if local_checkpoints is not None else None,
-    )
+    exit_code = protocol.LIKELY_TO_REPEAT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +39,14 @@ class Reports:
     """Where the loop reports to.
 
     Attributes:
-      metrics: Writes rows to `metrics.jsonl` and TensorBoard.
+      metrics: Writes rows to `metrics.jsonl` and the loggers.
       progress: The progress line in the terminal.
       status: The run's `status.json`.
       profile: Traces the steps that `--profile_steps` asks for.
       goodput: Records what the run spends its time on.
+      on_log: Called with a step and its row of training metrics.
+      on_eval: Called with a step and the metrics of its evaluation, as `metrics.best.flatten` names them.
+      on_save: Called with the step of a checkpoint in MODEL_DIR once it is complete.
     """
 
     metrics: metrics.MetricsWriter
@@ -122,12 +54,31 @@ class Reports:
     status: run_directory.Status
     profile: debugging.Profile
     goodput: metrics.GoodputMonitor
+    on_log: StepCallback | None = None
+    on_eval: StepCallback | None = None
+    on_save: Callable[[int], None] | None = None
+
+    def step(self, step: int, row: Mapping[str, float]) -> None:
+        """Adds the goodput of the run to the row of `step`, writes it, and prints it."""
+        if spent := self.goodput.summary():
+            row = {**row, "goodput": spent.fraction}
+        self.metrics.write(step, "train", row)
+        self.progress.update(step, row)
+        if self.on_log is not None:
+            self.on_log(step, row)
 
     def evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         """Writes a row and prints a line for each evaluation after `step`."""
         for name, values in results.items():
             self.metrics.write(step, name, values)
             self.progress.note(step, values, "evaluation" if len(results) == 1 else name)
+        if self.on_eval is not None:
+            self.on_eval(step, flatten(results))
+
+    def saved(self, step: int | None) -> None:
+        """Reports that the checkpoint of `step`, if it is not None, is complete."""
+        if step is not None and self.on_save is not None:
+            self.on_save(step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +113,7 @@ def run(
     reports: Reports,
     stop: StopRequest,
     lock: RunLock,
-    stop_after_skipped: int = 20,
+    local: LocalTier | None = None,
     started: float | None = None,
 ) -> LoopResult:
     """Trains from the step of `state` to the last one, and logs, evaluates and saves on the way.
@@ -183,36 +134,39 @@ def run(
       reports: Where metrics, progress and status go.
       stop: Signals and notices of preemption.
       lock: Checked before each step, so that two runs never write to one directory.
-      stop_after_skipped: Number of consecutive non-finite updates that ends the run.
+      local: How often to save on each host as well.
       started: `time.monotonic()` at the start of the command, to log the time to the first step.
 
     Returns:
       The `LoopResult`.
 
     Raises:
-      TrainingFailed: The loss or its gradient was not finite for `stop_after_skipped` steps in a row.
+      TrainingFailed: The loss or its gradient was not finite for `periods.stop_after_skipped` steps in a row.
       RunFailed: The run directory cannot be written to, or another run has taken it over.
       ProcessLost: Another process of the run has ended.
     """
     started = time.monotonic() if started is None else started
     start = step = int(state.step)
     clock = metrics.Throughput(flops_per_step=program.flops, devices=program.partitioner.mesh.devices)
-    log = _StepLog(periods, reports, clock, feed, checkpointer, stop_after_skipped)
+    log = _StepLog(periods, reports, clock, feed, checkpointer)
+    timer = SaveTimer(periods.save_seconds, decides=jax.process_index() == 0)
     evaluation: dict[str, float] = {}
-    stopped_by, vote, finished = None, None, None
+    stopped_by, vote, finished, saving = None, None, None, None
     goodput = reports.goodput
     goodput.begin(start)
     reports.status.write("running", step=step)
-    while step < periods.total_steps and not stopped_by and not finished:
+    while step < periods.total and not stopped_by and not finished:
         # ---- Update ----
         log.begin()
-        distributed.heartbeat(f"step {step + 1}")
+        distributed.heartbeat(f"step {step + 1}", is_step=True)
         lock.check()
         with goodput.phase("data"):
             batch = next(feed)
         debugging.log_first_batch(batch, step == start)
         reports.profile.before_step(step + 1)
-        previous_vote, vote = vote, stop.vote(log.host_seconds)
+        if checkpointer.has_failed:
+            stop.request("a checkpoint that cannot be written")
+        previous_vote, vote = vote, stop.vote(log.host_seconds, save=timer.is_due())
         with goodput.phase("compile" if step == start else "step"):
             state, pairs = program.train_step(state, frozen, batch)
         step += 1
@@ -228,10 +182,12 @@ def run(
         goodput.step(step)
 
         # ---- Evaluation and checkpoint ----
-        stopped_by = stop.agreed(previous_vote)
+        stopped_by, is_due = stop.agreed(previous_vote)
+        saves_by_time = timer.saves_at(step, is_due)
         evaluates = evaluate is not None and periods.evaluates_at(step)
-        pauses = evaluates or stopped_by is not None or step == periods.total_steps
-        if pauses or periods.saves_at(step, stopping=False) or periods.saves_locally_at(step, stopping=False):
+        is_last = stopped_by is not None or step == periods.total
+        saves_locally = local is not None and not is_last and local.saves_at(step)
+        if evaluates or is_last or saves_locally or saves_by_time or periods.saves_at(step, stopping=False):
             healthy = log.flush()
             clock.pause()
             goodput.flush(step)
@@ -243,10 +199,12 @@ def run(
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)
             stopping = stopped_by is not None or finished is not None
-            saves = periods.saves_at(step, stopping) or (evaluates and checkpointer.keep_best > 0)
-            saves_locally = periods.saves_locally_at(step, stopping)
+            saves = saves_by_time or periods.saves_at(step, stopping) or (evaluates and checkpointer.keep_best > 0)
+            saves_locally = saves_locally and not stopping  # the last step of a start is only saved in MODEL_DIR
             # The first checkpoint is always in MODEL_DIR, which is how a start recognizes a run to resume.
             saves = saves or (saves_locally and checkpointer.latest() is None)
+            if saves:
+                timer.restart(step)
             if (saves or saves_locally) and not healthy:
                 _warn_of_skipped_save(step, checkpointer.latest())
             elif saves or saves_locally:
@@ -255,18 +213,25 @@ def run(
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
                 with goodput.phase("save"):
                     tree = state.replace(params=optimizers.merge(state.params, frozen.params))
-                    stored = {"feed": feed.state(), "about": run_directory.environment(program.partitioner)}
+                    about = run_directory.environment(program.partitioner) | {
+                        metrics.rows.DIGEST: reports.metrics.digest()
+                    }
+                    stored = {"feed": feed.state(), "about": about}
                     if saves_locally:
                         checkpointer.save_locally(step, tree, **stored)
                     if saves:
+                        checkpointer.wait()
+                        reports.saved(saving)
+                        saving = step
                         checkpointer.save(step, tree, **stored, metrics=evaluation if evaluates else None)
                 reports.status.write("running", step=step)
             clock.resume(feed.wait_seconds)
     distributed.heartbeat("the last checkpoint")
     with goodput.phase("save"):
         checkpointer.wait()
+    reports.saved(saving)
     reports.metrics.flush()
-    is_finished = step >= periods.total_steps or finished is not None
+    is_finished = step >= periods.total or finished is not None
     goodput.flush(step, finished=is_finished)
     reports.status.write("finished" if is_finished else "preempted", step=step, reason=finished)
     if spent := goodput.summary():
@@ -299,10 +264,9 @@ class _StepLog:
         clock: metrics.Throughput,
         feed: Feed,
         checkpointer: Checkpointer,
-        stop_after_skipped: int,
     ):
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
-        self._checkpointer, self._stop_after_skipped = checkpointer, stop_after_skipped
+        self._checkpointer = checkpointer
         self._pending: tuple[int, Any, bool] | None = None
         self._began = self._device_seconds = self.host_seconds = 0.0
 
@@ -338,17 +302,16 @@ class _StepLog:
         if measured:
             self._clock.count(values["tokens"], self._feed.wait_seconds)
         skipped_in_a_row = int(values["skipped_in_a_row"])
-        if skipped_in_a_row >= self._stop_after_skipped:
+        if skipped_in_a_row >= self._periods.stop_after_skipped:
             raise TrainingFailed(
-                f"the loss or its gradient was not finite for {self._stop_after_skipped} steps in a row, up to step "
-                f"{step}. Lower the learning rate, clip gradients (max_grad_norm), or check the data; "
+                f"the loss or its gradient was not finite for {self._periods.stop_after_skipped} steps in a row, up to "
+                f"step {step}. Lower the learning rate, clip gradients (max_grad_norm), or check the data; "
                 + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
             )
         if self._periods.logs_at(step):
             row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
             row |= self._clock.rates()
-            self._reports.metrics.write(step, "train", row)
-            self._reports.progress.update(step, row)
+            self._reports.step(step, row)
         return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 
 

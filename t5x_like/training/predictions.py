@@ -16,7 +16,9 @@ from t5x_like.data.source import DataSource
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.decoding.stop_strings import cut_at_stop_string
+from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
+from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
 
 PREDICTIONS = "predictions"
@@ -102,7 +104,7 @@ class Predictor:
     @functools.cached_property
     def _predict(self):
         if self._by_heads:
-            return self._jit(lambda params, batch, _: self._objective.predict(params, batch))
+            return self._jit(lambda params, batch, _: passes.predict(self._objective, params, batch))
         length, eos_id = self._data.task_feature_lengths["targets"], self._eos_id
         decoding = self._decoding.resolve(max_length=length, eos_ids=(eos_id,), bos_id=self._objective.features.bos_id)
 
@@ -121,7 +123,7 @@ class Predictor:
 
     @functools.cached_property
     def _score(self):
-        return self._jit(self._objective.predict)
+        return self._jit(functools.partial(passes.predict, self._objective))
 
     def _jit(self, function):
         # Every process gets the results of all rows.
@@ -162,9 +164,8 @@ def predicts_by_heads(
     batch = {
         name: jax.ShapeDtypeStruct(shape, dtypes[name]) for name, shape in data.batch_shapes(objective.features).items()
     }
-    module = partitioner.eval_shape(model.make, jax.random.key(0))
-    heads = partitioner.eval_shape(objective.init, jax.random.key(0), module)
-    return PREDICTIONS in partitioner.eval_shape(objective.predict, {"model": module, "objective": heads}, batch)
+    params = build.params_shapes(model, objective, partitioner)
+    return PREDICTIONS in partitioner.eval_shape(functools.partial(passes.predict, objective), params, batch)
 
 
 def find_obstacle(

@@ -2,40 +2,25 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
-from t5x_like.axis_rules import Axes
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
-from t5x_like.data.source import DataSource
+from t5x_like.data.source import is_continuous
 from t5x_like.errors import UserError
+from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.carry import as_features
 from t5x_like.runtime import hardware_files
-from t5x_like.training import gathering, step
-
-
-class Teacher(Protocol):
-    """A frozen network of a run, as `distillation.teachers.LoadedTeacher`.
-
-    Attributes:
-      config: The configuration of its model.
-      objective: What it predicts.
-      runs: Whether it runs in the training step, which then reads its parameters.
-    """
-
-    config: ModelConfig
-    objective: Objective
-    runs: bool
-
-    def shapes(self, partitioner: partitioning.Partitioner) -> dict[str, Any]:
-        """Returns the shapes of its parameters, `{"model": …, "objective": …}`, in its dtype."""
-
-    def shardings(self, partitioner: partitioning.Partitioner) -> dict[str, Any]:
-        """Returns the shardings of its parameters under its own rules, on the mesh of the run."""
+from t5x_like.training import gathering, gradients, step
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.stages import of_objective
+from t5x_like.training.state import Frozen, TrainState, create_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +38,8 @@ class Program:
       batch_shapes: Model feature -> shape of the global batch.
       batch_dtypes: Model feature -> dtype.
       batch_axes: Model feature -> logical axes.
-      flops: Floating-point operations of one training step, forward and backward, without recomputation, and forward of
-        the teachers.
+      flops: Floating-point operations of one training step, forward and backward of all networks, without
+        recomputation, and forward of the teachers.
     """
 
     config: ModelConfig
@@ -68,7 +53,7 @@ class Program:
     batch_axes: Axes
     flops: float
 
-    def abstract_arguments(self) -> tuple[step.TrainState, step.Frozen, dict[str, jax.ShapeDtypeStruct]]:
+    def abstract_arguments(self) -> tuple[TrainState, Frozen, dict[str, jax.ShapeDtypeStruct]]:
         """Returns the arguments of `train_step` as shapes with shardings: (state, frozen, batch)."""
         state, frozen = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -100,37 +85,11 @@ class Program:
             lowered.compile()
 
 
-def make_program(
-    *,
-    model: ModelConfig,
-    objective: Objective,
-    optimizer: optimizers.Optimizer,
-    data: DataSource,
-    partitioner: partitioning.Partitioner | None = None,
-    microbatches: int = 1,
-    max_grad_norm: float | None = None,
-    loss_normalizing_factor: step.LossNormalization = "NUM_REAL_TARGET_TOKENS",
-    gather_parameters: gathering.Gathering = "per_use",
-    seed: int = 0,
-    compiler_options: Mapping[str, Any] | None = None,
-    teachers: Mapping[str, Teacher] | None = None,
-) -> Program:
-    """Creates the program of a run.
+def make_program(recipe: Recipe) -> Program:
+    """Creates the program of a run. Of its data, only the shapes are used.
 
     Args:
-      model: See `train.train` for all arguments.
-      objective: What the model learns.
-      optimizer: Its parameter groups say which parameters are frozen.
-      data: Source of training batches. Only its shapes are used.
-      partitioner: Device mesh and sharding rules. By default all devices with fully sharded parameters.
-      microbatches: Number of microbatches per batch.
-      max_grad_norm: Gradients with a larger global norm are scaled down to it.
-      loss_normalizing_factor: What the summed loss is divided by.
-      gather_parameters: When parameters are gathered and gradients reduced; see `gathering`.
-      seed: Seed of initialization and dropout.
-      compiler_options: XLA options for the training step. With None, the gin file that has those of the devices is
-        logged.
-      teachers: Name -> network that the objective reads at `params["teachers"][name]`.
+      recipe: The recipe of the run.
 
     Returns:
       The `Program`.
@@ -138,41 +97,44 @@ def make_program(
     Raises:
       UserError: The mesh does not divide the batch or a parameter, or the objective does not fit the model.
     """
-    partitioner = partitioner or partitioning.Partitioner()
-    teachers = {name: each for name, each in (teachers or {}).items() if each.runs}
-    if compiler_options is None:
+    objective, optimizer, update = recipe.objective, recipe.optimizer, recipe.update
+    partitioner = recipe.partitioner or partitioning.Partitioner()
+    teachers = {name: each.on(partitioner) for name, each in recipe.teachers.items() if each.runs}
+    if update.compiler_options is None:
         hardware_files.suggest(partitioner.mesh)
-    hardware_files.check(compiler_options or (), partitioner.platform)
-    config = for_platform(model, partitioner.platform)
-    batch_shapes = data.batch_shapes(objective.features)
-    gathering.check(gather_parameters, partitioner)
-    _check_batch(batch_shapes, objective.features.axes, microbatches, partitioner)
-    check_inputs(config, objective, batch_shapes)
+    hardware_files.check(update.compiler_options or (), partitioner.platform)
+    config = for_platform(recipe.model, partitioner.platform)
+    batch_shapes = recipe.data.batch_shapes(objective.features)
+    gathering.check(update.gather_parameters, partitioner)
+    _check_batch(batch_shapes, objective.features.axes, update.microbatches, partitioner)
+    batch_size = next(iter(batch_shapes.values()))[0]
+    of_run = networks.specs(objective, config)
+    for each in of_run.values():
+        check_inputs(each.config, objective, batch_shapes)
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
     rows = {name: rows_of_shape(shape) for name, shape in batch_shapes.items()}
 
     def init(key):
-        model_key, objective_key = jax.random.split(key)
-        module = config.make(model_key)
-        params = {"model": module, "objective": objective.init(objective_key, module)}
+        params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
-        return step.create_state(trainable, optimizer, seed), step.Frozen(frozen)
+        carry = as_features(objective.initial_carry(config, batch_size)) if is_continuous(recipe.data) else {}
+        return create_state(trainable, of_objective(objective, optimizer), recipe.seed, carry), Frozen(frozen)
 
-    shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(seed)))
+    shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
     shardings = own_shardings = partitioner.shardings(shapes)
     if teachers:
-        shapes = _with_teachers(shapes, {name: each.shapes(partitioner) for name, each in teachers.items()})
-        shardings = _with_teachers(shardings, {name: each.shardings(partitioner) for name, each in teachers.items()})
+        shapes = _with_teachers(shapes, {name: each.shapes for name, each in teachers.items()})
+        shardings = _with_teachers(shardings, {name: each.shardings for name, each in teachers.items()})
     train_step = step.make_train_step(
         objective,
         optimizer,
-        microbatches=microbatches,
-        max_grad_norm=max_grad_norm,
-        loss_normalizing_factor=loss_normalizing_factor,
-        gather=gather_parameters,
+        microbatches=update.microbatches,
+        max_grad_norm=update.max_grad_norm,
+        loss_normalizing_factor=update.loss_normalizing_factor,
+        gather=update.gather_parameters,
         count_tokens=objective.features.segment_features,
     )
     return Program(
@@ -185,31 +147,20 @@ def make_program(
             train_step,
             donate_argnums=0,
             out_shardings=(shardings[0], None),
-            compiler_options=dict(compiler_options or {}) or None,
+            compiler_options=dict(update.compiler_options or {}) or None,
         ),
         batch_shapes=batch_shapes,
         batch_dtypes=objective.features.dtypes,
         batch_axes=objective.features.axes,
         # A third of the operations of a training step are those of the forward pass.
-        flops=config.train_flops(rows) + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
+        flops=sum(each.train_flops(rows) for each in of_run.values())
+        + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
     )
 
 
-def _with_teachers(pair: tuple[Any, step.Frozen], teachers: Mapping[str, Any]) -> tuple[Any, step.Frozen]:
+def _with_teachers(pair: tuple[Any, Frozen], teachers: Mapping[str, Any]) -> tuple[Any, Frozen]:
     state, frozen = pair
     return state, frozen.replace(teachers=dict(teachers))
-
-
-class _RecordedReads(dict):
-    """A batch that records which of its features are read."""
-
-    def __init__(self, batch: Mapping[str, Any], read: set[str]):
-        super().__init__(batch)
-        self._read = read
-
-    def __getitem__(self, name):
-        self._read.add(name)
-        return super().__getitem__(name)
 
 
 def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -224,31 +175,21 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
       UserError: The model reads a feature that the batches lack, or ignores input tokens.
     """
     dtypes = objective.features.dtypes if objective is not None else {}
-    names = tuple(dtypes) or tuple(batch_shapes)
-    batch = {
-        name: jax.ShapeDtypeStruct(rows_of_shape(batch_shapes[name]), dtypes.get(name, "int32"))
-        for name in names
-        if name in batch_shapes
-    }
-    module = jax.eval_shape(config.make, jax.random.key(0))
-    read: set[str] = set()
-    try:
-        jax.eval_shape(lambda module, batch: module.embed(_RecordedReads(batch, read)), module, batch)
-    except KeyError as error:
-        problem = f"the model needs {error}"
-    else:
-        ignored = [name for name in batch if name.endswith("_input_tokens") and name not in read]
-        if not ignored:
-            return
-        problem = f"the model does not read {ignored[0]!r}"
+    given = [name for name in dtypes or batch_shapes if name in batch_shapes]
+    needed = [name for name in config.reads if name.endswith(INPUT_TOKENS_SUFFIX)]
+    missing = [name for name in needed if name not in given]
+    ignored = [name for name in given if name.endswith(INPUT_TOKENS_SUFFIX) and name not in needed]
+    if not (missing or ignored):
+        return
+    problem = f"the model needs {missing[0]!r}" if missing else f"the model does not read {ignored[0]!r}"
     name = type(objective).__name__ if objective is not None else "sequence-to-sequence generation"
     raise UserError(
-        f"{type(config).__name__} does not fit {name}, whose features are {', '.join(batch)}: {problem}. Choose an "
+        f"{type(config).__name__} does not fit {name}, whose features are {', '.join(given)}: {problem}. Choose an "
         "objective for this kind of model: add a file of objectives/ after the recipe, or use the family's recipe, "
         "such as runs/bert.gin or runs/gpt.gin."
     )
 
 
 def _check_batch(shapes, axes, microbatches, partitioner):
-    step.check_batch_size(next(iter(shapes.values()))[0], microbatches, partitioner.axis_size("batch"))
+    gradients.check_batch_size(next(iter(shapes.values()))[0], microbatches, partitioner.axis_size("batch"))
     partitioner.batch_specs(shapes, axes)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 
 from t5x_like import partitioning, paths
@@ -17,6 +16,7 @@ from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.metrics import loss_curve, read_metrics
 from t5x_like.objectives.base import Objective
+from t5x_like.runtime import terminal
 from t5x_like.training.evaluation import Evaluator
 
 
@@ -59,7 +59,7 @@ def span_corruption(
             ]
         )
     )
-    console = Console(highlight=False)
+    console = terminal.console(highlight=False)
     if jax.process_index() == 0:
         plot = paths.join(model_dir, loss_curve.FILE_NAME)
         loss_curve.plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, UInt32
 
 from t5x_like import parameters
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import RunFailed
 
 
 class SilentDataCorruption(RunFailed):
@@ -30,14 +30,9 @@ class RepeatedStep:
       mesh: The mesh of the run.
       shardings: The shardings of the state.
       period: Number of steps between two checks.
-
-    Raises:
-      UserError: `period` is not positive.
     """
 
     def __init__(self, train_step: Callable, mesh: Mesh, shardings: Any, period: int):
-        if period < 1:
-            raise UserError(f"repeat_period={period} is not positive. Give a number of steps, or None for no check.")
         self._train_step, self._mesh, self._period = train_step, mesh, period
         self._copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
         self._digest = jax.jit(

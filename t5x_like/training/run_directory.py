@@ -3,56 +3,30 @@
 import contextlib
 import dataclasses
 import datetime
-import errno
 import json
 import os
 import pathlib
 import platform
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from absl import logging
 
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best
-from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, read_status
+from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, is_missing, read_status
 from t5x_like.training.checkpointer import Checkpointer
 
+if TYPE_CHECKING:
+    from t5x_like.training.recipe import Recipe
+
 RUNS = "runs"
-# Error messages of an unwritable file system; libraries include them in messages of their own.
-_UNWRITABLE = {
-    os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
-}
 # Maximum length of the reason in a status, so that the file fits into one disk block.
 _REASON_CHARACTERS = 2000
-
-# Parameters that may change when a run is resumed, mostly of `train`: directory, length, reports, checkpoints and
-# hardware. A schedule that reads TRAIN_STEPS has the value as its own argument, which may not change.
-_FREE_PARAMETERS = (
-    *("model_dir", "total_steps", "log_period", "eval_period", "save_period", "evaluations", "patience"),
-    *("checkpoints", "local_checkpoints"),
-    *("partitioner", "microbatches", "gather_parameters", "stop_after_skipped", "repeat_period", "compiler_options"),
-    "on_finish",
-    *("eval_steps", "eval_data", "eval_objective"),  # in runs of earlier versions
-    "vocabulary_path",  # the run has a copy, with which it is compared
-)
-FREE_TO_CHANGE = (
-    # By full name, so that they are also free in the student of a distillation.
-    *(f"t5x_like.train.train.{name}" for name in _FREE_PARAMETERS),
-    "t5x_like.data.seqio_feed.SeqIOSource.vocabulary_path",
-    "t5x_like.data.cached.CachedSource.vocabulary_path",
-    "t5x_like.data.cached.CachedMixture.vocabulary_path",
-    # How a cache is found and read. The stored data position identifies the cache itself.
-    *(
-        f"t5x_like.data.cached.{source}.{name}"
-        for source in ("CachedSource", "CachedMixture")
-        for name in ("cache_dir", "threads", "verify_checksums")
-    ),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +38,14 @@ class RunConfig:
       override: whether to resume a run whose stored configuration differs.
       profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
       restore: `"latest"`, or `"previous"` to first delete damaged checkpoints newer than the newest intact one.
+      words: the words of the command line after `t5x_like`; None for those of the process.
     """
 
     text: str
     override: bool = False
     profile_steps: tuple[int, int] | None = None
     restore: str = "latest"
+    words: tuple[str, ...] | None = None
 
 
 def resolve(model_dir: str | None) -> str:
@@ -105,33 +81,12 @@ def resolve(model_dir: str | None) -> str:
             return str(directory)
 
 
-def check_config(model_dir: str, run_config: RunConfig | None) -> None:
-    """Checks that the stored configuration of a run to resume agrees with the given one.
-
-    Parameters in `FREE_TO_CHANGE` may differ. A run without checkpoints is not resumed, so all parameters may differ.
-
-    Args:
-      model_dir: the run directory.
-      run_config: the given configuration; None for a run started from Python, which is not checked.
-
-    Raises:
-      UserError: the configurations differ and `run_config.override` is False. The message lists the differences.
-    """
-    stored = paths.join(model_dir, CONFIG)
-    if run_config is None or not has_checkpoints(model_dir) or not paths.exists(stored):
-        return
-    from t5x_like import config  # imported here because runs started from Python do not need gin
-
-    text = paths.read_text(stored)
-    if "train.train" not in text:  # a converted checkpoint: the file only describes the model
-        raise _not_resumable(model_dir)
-    differences = config.differences(text, run_config.text, free=FREE_TO_CHANGE)
-    if differences and not run_config.override:
-        raise UserError(
-            f"MODEL_DIR={model_dir} was trained with another configuration (stored → given):\n"
-            + "\n".join(f"  {line}" for line in differences)
-            + "\nGive another MODEL_DIR or the stored values, or accept the differences with --override_config."
-        )
+def may_resume(model_dir: Any) -> bool:
+    """Returns whether a run directory has checkpoints, so that its initial weights are not read."""
+    if not isinstance(model_dir, str | os.PathLike):
+        return False
+    with paths.explain_path_errors("MODEL_DIR", model_dir):
+        return has_checkpoints(os.fspath(model_dir))
 
 
 def resume_step(checkpointer: Checkpointer, model_dir: str, run_config: RunConfig | None) -> int:
@@ -151,11 +106,12 @@ def resume_step(checkpointer: Checkpointer, model_dir: str, run_config: RunConfi
     if newest is None:
         return 0
     if "step" not in checkpointer.shapes(newest):
-        raise _not_resumable(model_dir)
+        raise not_resumable(model_dir)
     return newest
 
 
-def _not_resumable(model_dir: str) -> UserError:
+def not_resumable(model_dir: str) -> UserError:
+    """Returns the error of a start that would resume a converted checkpoint."""
     return UserError(
         f"MODEL_DIR={model_dir} cannot be resumed: its checkpoint has parameters, but no optimizer state or data "
         "position, as `t5x_like convert` writes it. Give a new MODEL_DIR, and start from these parameters with "
@@ -186,26 +142,24 @@ def _listed(entries) -> str:
     return "[" + " ".join("+".join(entry) if isinstance(entry, tuple) else str(entry or "-") for entry in entries) + "]"
 
 
-def write_description(
-    model_dir: str, info: str, run_config: RunConfig | None, arguments: Mapping[str, Any] | None = None
-) -> None:
+def write_description(model_dir: str, info: str, run_config: RunConfig | None, recipe: "Recipe | None" = None) -> None:
     """Writes `model_info.txt` and `config.gin`.
 
     Args:
       model_dir: the run directory.
       info: the text of `model_info.txt`.
       run_config: the resolved configuration; None for a run started from Python.
-      arguments: the arguments of `train` in a run started from Python, to derive `config.gin` from. If the run has
-        checkpoints, its existing file is kept.
+      recipe: the recipe of a run started from Python, to derive `config.gin` from. If the run has checkpoints, its
+        existing file is kept.
     """
     paths.write_atomic(paths.join(model_dir, MODEL_INFO), info)
     stored = paths.join(model_dir, CONFIG)
     if run_config is not None:
         paths.write_atomic(stored, run_config.text)
-    elif arguments is not None and not (has_checkpoints(model_dir) and paths.exists(stored)):
-        from t5x_like.config.derived import derive
+    elif recipe is not None and not (has_checkpoints(model_dir) and paths.exists(stored)):
+        from t5x_like.config.derived import derive_recipe
 
-        text, unknown = derive("t5x_like.train.train", arguments)
+        text, unknown = derive_recipe(recipe)
         if unknown:
             logging.info(
                 "%s omits %s, which gin cannot express. If eval, infer or convert need them, give them in a --gin_file",
@@ -306,19 +260,12 @@ def explain_storage_errors(model_dir: str) -> Iterator[None]:
     Raises:
       RunFailed: instead of an error of the operating system or of a library that writes checkpoints.
     """
-    try:
+    advice = (
+        "The checkpoints written so far are intact; free space or repair the storage, then run the same command to "
+        "resume from the newest one."
+    )
+    with paths.explain_storage_errors("MODEL_DIR", model_dir, advice):
         yield
-    except (UserError, RunFailed):
-        raise
-    except Exception as error:
-        # A library's message may be long and end with the reason, so only the reason is shown.
-        reason = next((reason for reason in _UNWRITABLE if reason in str(error)), None)
-        if reason is None and getattr(error, "errno", None) not in _UNWRITABLE.values():
-            raise
-        raise RunFailed(
-            f"MODEL_DIR={model_dir} cannot be written: {reason or error}. The checkpoints written so far are intact; "
-            "free space or repair the storage, then run the same command to resume from the newest one."
-        ) from error
 
 
 class Status:
@@ -373,8 +320,9 @@ class Status:
         """
         if state not in self.STATES:
             raise ValueError(f"state={state!r}: unknown state. Give one of {self.STATES}")
+        is_moved = self._has_run and is_missing(self._model_dir)
         self._has_run = True
-        if not self._enabled:
+        if not self._enabled or is_moved:  # a directory that was renamed is not created again
             return
         status = {
             "state": state,

@@ -25,6 +25,7 @@ from absl import logging
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed
+from t5x_like.runtime import run_files
 
 LOCK = "lock.json"
 HEARTBEAT_SECONDS = 15.0
@@ -36,6 +37,10 @@ _POLL_SECONDS = 1.0
 
 class RunInUse(RunFailed):
     """Another process holds the run directory. A supervisor may retry, since the holder may be about to exit."""
+
+
+class RunMoved(RunFailed):
+    """The run directory was renamed or deleted during the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +128,20 @@ class RunLock:
             self._thread.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind=None, error=None, trace=None) -> None:
+        """Removes the lock.
+
+        Raises:
+          RunMoved: the cause of an error within the context is that the directory no longer exists.
+        """
         self._ended.set()
         if self._mine is None:
             return
         self._thread.join()
+        if run_files.is_missing(self._model_dir):
+            if isinstance(error, Exception) and not isinstance(error, RunMoved):
+                raise self._moved() from error
+            return
         with contextlib.suppress(Exception):  # the next start takes over a lock that remains
             if (holder := _read(self._path)) and holder.token == self._mine.token:
                 paths.remove(self._path)
@@ -137,7 +151,10 @@ class RunLock:
 
         Raises:
           RunInUse: the lock was lost; the message names the new holder.
+          RunMoved: the directory no longer exists; writing on would create an incomplete one in its place.
         """
+        if self._mine is not None and run_files.is_missing(self._model_dir):
+            raise self._moved()
         if self._mine is not None and time.monotonic() - self._confirmed > self._stale / 2:
             self._send_heartbeat()
         if self._lost:
@@ -145,6 +162,12 @@ class RunLock:
                 f"MODEL_DIR={self._model_dir} was taken over by {self._lost}: this process sent no heartbeat for "
                 f"{self._stale:.0f} s. It stops without further writes."
             )
+
+    def _moved(self) -> RunMoved:
+        return RunMoved(
+            f"MODEL_DIR={self._model_dir} was renamed or deleted during the run, which stops without further writes. "
+            "If it was renamed, give its new path as MODEL_DIR, or rename it back; the same command then resumes."
+        )
 
     def _acquire(self, path: str, mine: _Holder) -> None:
         """Creates the lock file `path`, or replaces it if it is stale.
@@ -223,6 +246,8 @@ class RunLock:
             self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
+        if run_files.is_missing(self._model_dir):  # which the write would create again; see `check`
+            return
         with self._heartbeat_lock:
             try:
                 holder = _read(self._path)

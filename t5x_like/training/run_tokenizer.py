@@ -1,6 +1,5 @@
 """The copy of the tokenizer in a run directory, which makes the run independent of the directory it started from."""
 
-import json
 from collections.abc import Mapping
 
 from t5x_like import paths
@@ -9,9 +8,9 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.source import DataSource
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.runtime.run_files import TOKENIZER, VOCABULARY
-from t5x_like.training import checkpoint_choice, weight_files
-from t5x_like.training.weight_source import Source
+from t5x_like.runtime.run_files import TOKENIZER
+from t5x_like.training import checkpoint_choice, run_vocabulary, weight_files
+from t5x_like.training.weight_source import InitialWeights
 
 
 def of_data(data: DataSource, spec: FeatureSpec, vocabulary_path: str | None) -> TextVocabulary:
@@ -55,8 +54,6 @@ def store(model_dir: str, vocabulary: TextVocabulary, initial_checkpoint_path: s
     if initial_checkpoint_path and weight_files.is_huggingface(initial_checkpoint_path):
         files = {**files, **tokenizer_files.read(initial_checkpoint_path, names)}
     tokenizer_files.write(files, paths.join(model_dir, TOKENIZER))
-    if vocabulary.digest is not None:
-        paths.write_atomic(paths.join(model_dir, VOCABULARY), json.dumps({"digest": vocabulary.digest}) + "\n")
 
 
 def stored_digest(directory: str) -> str | None:
@@ -65,8 +62,7 @@ def stored_digest(directory: str) -> str | None:
     Args:
       directory: a run directory, whose tokenizer has a digest also if the run stored none, or a Hugging Face directory.
     """
-    stored = paths.join(directory, VOCABULARY)  # may have the kind of the vocabulary only; see `run_vocabulary`
-    if paths.exists(stored) and (digest := json.loads(paths.read_text(stored)).get("digest")) is not None:
+    if (digest := run_vocabulary.read_digest(directory)) is not None:
         return digest
     return vocabulary_digest.of_path(paths.join(directory, TOKENIZER)) or vocabulary_digest.of_path(directory)
 
@@ -78,7 +74,8 @@ def check(model_dir: str, vocabulary: TextVocabulary) -> None:
       UserError: a file differs from the copy in the run directory, or the digest from that of the run.
     """
     copy = paths.join(model_dir, TOKENIZER)
-    if not vocabulary.location or tokenizer_files.find(copy) is None:
+    # A cache knows the digest of its vocabulary, whose files may have been moved since it was written.
+    if None in (vocabulary.location and tokenizer_files.find(vocabulary.location), tokenizer_files.find(copy)):
         _check_digest(vocabulary, stored_digest(model_dir), f"MODEL_DIR={model_dir}", "Give another MODEL_DIR.")
         return
     stored = tokenizer_files.read(copy, tokenizer_files.TOKENIZER)
@@ -90,7 +87,7 @@ def check(model_dir: str, vocabulary: TextVocabulary) -> None:
         )
 
 
-def check_initial(source: Source, vocabulary: TextVocabulary) -> None:
+def check_initial(source: InitialWeights, vocabulary: TextVocabulary) -> None:
     """Checks that pretrained weights have the token ids of the data.
 
     Raises:
@@ -125,7 +122,7 @@ def _digest_of_weights(path: str) -> str | None:
         return stored_digest(path)
     if weight_files.find_t5x(path):
         return None
-    return stored_digest(checkpoint_choice.locate(path)[0].rpartition("/")[0])
+    return stored_digest(checkpoint_choice.run_of(path))
 
 
 def _check_digest(vocabulary: TextVocabulary, theirs: str | None, shown: str, remedy: str) -> None:

@@ -6,6 +6,7 @@ from etils import epath
 from orbax.checkpoint import path as orbax_path
 
 from t5x_like import paths
+from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best, CheckpointEvaluations
 from t5x_like.runtime.run_files import COMMITTED
 from t5x_like.training import checksums
@@ -48,6 +49,24 @@ class StoredCheckpoints:
     def best(self) -> Best | None:
         """Returns the best checkpoint; see `CheckpointEvaluations.best`."""
         return self._evaluations.best(self.steps())
+
+    def verify_evaluations(self) -> None:
+        """Compares the files with the evaluations, which are small, with their checksums.
+
+        Does nothing for stores that Orbax cannot read, whose checkpoints are verified when they are copied.
+
+        Raises:
+          UserError: a file does not match its checksum, so that another checkpoint may be the best.
+        """
+        for step in self.steps() if is_native(self.directory) else ():
+            about = epath.Path(self.directory) / str(step) / "about"
+            try:
+                checksums.verify(about)
+            except checksums.DamagedFile as error:
+                raise UserError(
+                    f"checkpoint {self.directory}/{step} is damaged, so the best checkpoint is not known: {error}. "
+                    "Restore the file from a copy, or give the step of a checkpoint instead of `best`."
+                ) from error
 
     def fingerprint(self, step: int) -> str | None:
         """Returns a hash of the checksums of the state of checkpoint `step`, or None if it has none."""

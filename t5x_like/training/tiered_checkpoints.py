@@ -265,6 +265,11 @@ class TieredCheckpoints:
         except Exception as error:  # Orbax and the file system raise various errors
             self._failure = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process could not write its part of a checkpoint in MODEL_DIR; see `Checkpoints.has_failed`."""
+        return self._persistent.has_failed
+
     def wait(self) -> None:
         """Blocks until the saves in progress have committed."""
         self._persistent.wait()

@@ -10,14 +10,13 @@ from absl import logging
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
-from t5x_like.objectives.base import Objective
 from t5x_like.training import weight_source
 from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
-from t5x_like.training.step import Frozen
-from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, Source
+from t5x_like.training.state import Frozen
+from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, InitialWeights
 
 
-def check(source: Source, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
+def check(source: InitialWeights, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
     """Checks that pretrained weights fit a model, without reading them.
 
     Args:
@@ -35,7 +34,7 @@ def check(source: Source, model: Any, config: ModelConfig, partitioner: partitio
 
 
 def restore(
-    source: Source,
+    source: InitialWeights,
     state: Any,
     frozen: Frozen,
     config: ModelConfig,
@@ -82,52 +81,13 @@ def restore(
     return state.replace(params=_select(state.params, merged)), frozen.replace(params=_select(frozen.params, merged))
 
 
-def load_params(
-    path: str, config: ModelConfig, objective: Objective, partitioner: partitioning.Partitioner
-) -> dict[str, Any]:
-    """Loads all parameters of a model and of the heads of an objective.
-
-    Args:
-      path: see `weight_source.Source.path`.
-      config: the configuration of the model, resolved by `models.base.for_platform`.
-      objective: the objective that owns the heads.
-      partitioner: the mesh and rules that place the arrays.
-
-    Returns:
-      `{"model": …, "objective": …}`.
-
-    Raises:
-      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
-    """
-    model = partitioner.eval_shape(config.make, jax.random.key(0))
-    heads = partitioner.eval_shape(objective.init, jax.random.key(0), model)
-    return load(path, {"model": model, "objective": heads}, config, partitioner)
-
-
-def load_model(path: str, config: ModelConfig, partitioner: partitioning.Partitioner) -> Any:
-    """Loads all parameters of a model.
-
-    Args:
-      path: see `weight_source.Source.path`.
-      config: the configuration of the model, resolved by `models.base.for_platform`.
-      partitioner: the mesh and rules that place the arrays.
-
-    Returns:
-      The model.
-
-    Raises:
-      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
-    """
-    return load(path, {"model": partitioner.eval_shape(config.make, jax.random.key(0))}, config, partitioner)["model"]
-
-
 def load(
     path: str, like: Mapping[str, Any], config: ModelConfig, partitioner: partitioning.Partitioner
 ) -> dict[str, Any]:
     """Loads all parameters of a tree, in its dtypes.
 
     Args:
-      path: see `weight_source.Source.path`.
+      path: see `weight_source.InitialWeights.path`.
       like: shapes, `{"model": …}`, optionally with `"objective"`.
       config: the configuration of the model, resolved by `models.base.for_platform`.
       partitioner: the mesh and rules that place the arrays.
@@ -139,7 +99,7 @@ def load(
       UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
     """
     shapes = stacked_shapes(like, partitioner)
-    with weight_source.open_source(Source(path=path), config) as (stored, read):
+    with weight_source.open_source(InitialWeights(path=path), config) as (stored, read):
         for root in like:
             own = [name for name in shapes if name.startswith(f"{root}/")]
             if missing := sorted(set(own) - set(stored)):
@@ -159,7 +119,7 @@ def _select(like: Any, params: Any) -> Any:
     return parameters.rebuild(like, {name: leaves[name] for name in parameters.named_leaves(like)})
 
 
-def _fits(source: Source, shapes, params, stored, other_names: Mapping[str, str]) -> dict[str, Fit]:
+def _fits(source: InitialWeights, shapes, params, stored, other_names: Mapping[str, str]) -> dict[str, Fit]:
     """Returns stored name of a parameter -> how it is made of a tensor at the source.
 
     Raises:
@@ -179,7 +139,7 @@ def _fits(source: Source, shapes, params, stored, other_names: Mapping[str, str]
     if not any(name.startswith(MODEL) for name in fits):
         raise UserError(
             f"{source.path}: none of this model's tensors found, such as {next(iter(wanted.values()))!r}. Give a "
-            "checkpoint of this model, or map the names with `initial_mapping`."
+            "checkpoint of this model, or map the names with --gin.InitialWeights.mapping."
         )
     return fits
 
@@ -232,7 +192,7 @@ def _check_unexpected(path: str, names: Sequence[str]) -> None:
         )
 
 
-def _report(source: Source, shapes, present, stored):
+def _report(source: InitialWeights, shapes, present, stored):
     for name in shapes:
         if name not in present and name in stored and stored[name] != shapes[name].shape:
             logging.warning(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from t5x_like import interop, parameters
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
+from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
 from t5x_like.training import checkpoint_choice, layer_choice, weight_files
 from t5x_like.training.checkpoints import Checkpoints
@@ -24,26 +25,37 @@ _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-    """Pretrained weights and the changes with which they become those of this model."""
+class InitialWeights:
+    """Pretrained weights to start from, and the changes with which they become those of this model.
 
-    # A run directory, its `checkpoints` directory, one checkpoint in it (`checkpoints/400`, or `checkpoints/best` for
-    # the best by its evaluation), a Hugging Face directory with safetensors, or a T5X checkpoint of T5.
-    path: str
-    # (regex, replacement) pairs that convert a tensor name of this model or its heads, without the leading `model/` or
-    # `objective/`, to the name at `path`. They are applied in order. A tensor whose name becomes empty stays freshly
-    # initialized.
+    Attributes:
+      path: A run directory, its `checkpoints` directory, one checkpoint in it (`checkpoints/400`, or `checkpoints/best`
+        for the best by its evaluation), a Hugging Face directory with safetensors, or a T5X checkpoint of T5. Heads are
+        restored if they match. None: all weights are fresh.
+      mapping: (regex, replacement) pairs that turn a tensor name of this model or its heads, without the leading
+        `model/` or `objective/`, into the name at `path`. They are applied in order. A tensor whose name becomes empty
+        stays freshly initialized.
+      new_tokens: Number of token ids that this model has after those of `path`. Their rows in the tables over the
+        vocabulary stay freshly initialized; the other rows are restored.
+      layers: Stack -> indices of the pretrained layers that its layers start from, such as `{"encoder": (0, 2, 4)}`, or
+        a rule of `layer_choice`. The pretrained model may then have other numbers of layers. None: all layers.
+      dropped: Regular expressions of names of tensors at `path` that this model does not have, such as
+        `("token_type_embedder",)`. Others that it lacks are an error.
+      truncated: Logical axes, `positions` or `vocab`, along which tables at `path` may be longer than those of the
+        model, which start from their first rows.
+      other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than those of the data. This is
+        an error otherwise, unless there are new tokens or truncated vocabularies.
+
+    Raises:
+      UserError: A value is invalid.
+    """
+
+    path: str | None = None
     mapping: Sequence[tuple[str, str]] = ()
-    # Number of token ids that this model has after those of `path`. Their rows in the tables over the vocabulary stay
-    # freshly initialized; the other rows are restored.
     new_tokens: int = 0
-    # Stack -> indices of the stored layers that its layers start from, or a rule of `layer_choice`.
-    layers: Mapping[str, Sequence[int] | layer_choice.Rule] = dataclasses.field(default_factory=dict)
-    # Regexes of names of tensors at `path` that this model does not have, such as `token_type_embedder`.
+    layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None
     dropped: Sequence[str] = ()
-    # Logical axes, `positions` or `vocab`, along which tables at `path` may be longer. Their first rows are restored.
     truncated: Sequence[str] = ()
-    # Whether the token ids of `path` may belong to another vocabulary.
     other_vocabulary: bool = False
 
     def __post_init__(self):
@@ -66,43 +78,6 @@ class Source:
     def is_dropped(self, name: str) -> bool:
         """Returns whether a tensor at `path` is one that this model does not have."""
         return any(re.search(pattern, name) for pattern in self.dropped)
-
-
-def initial_source(
-    *,
-    initial_checkpoint_path: str | None = None,
-    initial_mapping: Sequence[tuple[str, str]] = (),
-    initial_new_tokens: int = 0,
-    initial_layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None,
-    initial_dropped: Sequence[str] = (),
-    initial_truncated: Sequence[str] = (),
-    initial_other_vocabulary: bool = False,
-) -> Source | None:
-    """Returns the source of the initial weights of a run; None if all weights are fresh.
-
-    Args:
-      initial_checkpoint_path: As for `train.train`, like the following arguments.
-      initial_mapping: Turns tensor names into those of the pretrained weights.
-      initial_new_tokens: Number of token ids that the pretrained vocabulary lacks.
-      initial_layers: The pretrained layers that the layers of each stack start from.
-      initial_dropped: Names of the pretrained tensors that the model lacks.
-      initial_truncated: The axes along which the pretrained tables may be longer.
-      initial_other_vocabulary: Whether the pretrained token ids may belong to another vocabulary.
-
-    Raises:
-      UserError: A value is invalid.
-    """
-    if not initial_checkpoint_path:
-        return None
-    return Source(
-        path=initial_checkpoint_path,
-        mapping=initial_mapping,
-        new_tokens=initial_new_tokens,
-        layers=initial_layers or {},
-        dropped=initial_dropped,
-        truncated=initial_truncated,
-        other_vocabulary=initial_other_vocabulary,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +119,7 @@ class Fit:
 
 
 def renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
-    """Returns the name of a parameter at a source; see `Source.mapping`."""
+    """Returns the name of a parameter at a source; see `InitialWeights.mapping`."""
     root, _, name = name.partition("/")
     for pattern, replacement in mapping:
         name = re.sub(pattern, replacement, name)
@@ -152,7 +127,7 @@ def renamed(name: str, mapping: Sequence[tuple[str, str]]) -> str:
 
 
 def fit(
-    source: Source,
+    source: InitialWeights,
     wanted: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
     axes: Mapping[str, tuple[str | None, ...]],
@@ -176,7 +151,7 @@ def fit(
         over the vocabulary has that many rows fewer.
     """
     chosen = layer_choice.resolve(
-        source.layers,
+        source.layers or {},
         source.path,
         _depths({name: stored[other] for name, other in wanted.items() if other in stored}),
         _depths(shapes),
@@ -206,7 +181,7 @@ def _depths(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     return {match["stack"]: shape[0] for name, shape in shapes.items() if (match := _STACK.match(name))}
 
 
-def _differing_rows(source: Source, axes, stored: tuple[int, ...], here: tuple[int, ...]) -> int | None:
+def _differing_rows(source: InitialWeights, axes, stored: tuple[int, ...], here: tuple[int, ...]) -> int | None:
     """Returns the only axis along which the shapes differ, if the source says that its rows may."""
     if len(stored) != len(here):
         return None
@@ -219,7 +194,7 @@ def _differing_rows(source: Source, axes, stored: tuple[int, ...], here: tuple[i
     return axis if is_longer or is_shorter else None
 
 
-def model_shapes(source: Source, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def model_shapes(source: InitialWeights, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the tensors of the model at a source by stored name, without reading a tensor.
 
     Args:
@@ -229,11 +204,13 @@ def model_shapes(source: Source, config: ModelConfig) -> dict[str, tuple[int, ..
     Raises:
       UserError: the source is not found, or does not agree.
     """
+    bare = construct.without_adapters(config)
     if weight_files.is_huggingface(source.path):
-        shapes = interop.model_shapes(source.path, config, other_sizes=source.has_other_sizes)
-    elif weight_files.find_t5x(source.path) is not None:
+        shapes = interop.model_shapes(source.path, bare, other_sizes=source.has_other_sizes)
+    elif (index := weight_files.find_t5x(source.path)) is not None:
         _check_t5x(source)
-        stacked = jax.eval_shape(dataclasses.replace(config, scan_layers=True).make, jax.random.key(0))
+        t5x.check(index, bare)
+        stacked = build.stacked_shapes(bare)
         shapes = {MODEL + name: leaf.shape for name, leaf in parameters.named_leaves(stacked).items()}
     else:
         with _open_run(source.path) as (reader, step):
@@ -243,7 +220,7 @@ def model_shapes(source: Source, config: ModelConfig) -> dict[str, tuple[int, ..
 
 @contextlib.contextmanager
 def open_source(
-    source: Source, config: ModelConfig
+    source: InitialWeights, config: ModelConfig
 ) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, Any]]]]:
     """Yields the shapes of the tensors at a source by name, and a function that reads the wanted ones.
 
@@ -254,11 +231,12 @@ def open_source(
     Raises:
       UserError: the source is not found, does not agree, or cannot be read.
     """
+    bare = construct.without_adapters(config)
     if weight_files.is_huggingface(source.path):
-        leaves = interop.read(source.path, config, other_sizes=source.has_other_sizes)
+        leaves = interop.read(source.path, bare, other_sizes=source.has_other_sizes)
     elif (index := weight_files.find_t5x(source.path)) is not None:
         _check_t5x(source)
-        leaves = t5x.read(index, config)
+        leaves = t5x.read(index, bare)
     else:
         leaves = None
     if leaves is not None:
@@ -274,6 +252,12 @@ def open_source(
         )
 
 
+def stored_names(path: str) -> set[str]:
+    """Returns the stored names of the parameters of a checkpoint of a run, `model/…` and `objective/…`."""
+    with _open_run(path) as (reader, step):
+        return set(below(PARAMS, reader.shapes(step, verify=False)))
+
+
 @contextlib.contextmanager
 def _open_run(path: str) -> Iterator[tuple[Checkpoints, int]]:
     directory, step = checkpoint_choice.locate(path)
@@ -287,7 +271,7 @@ def _open_run(path: str) -> Iterator[tuple[Checkpoints, int]]:
         reader.close()
 
 
-def _check_t5x(source: Source) -> None:
+def _check_t5x(source: InitialWeights) -> None:
     if source.has_other_sizes:
         raise UserError(
             f"{source.path}: a T5X checkpoint does not describe its model, of which a part cannot be read. Convert it "

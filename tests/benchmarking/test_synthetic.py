@@ -10,6 +10,7 @@ from t5x_like.benchmarking import synthetic
 from t5x_like.data import specs, token_ids
 from t5x_like.data.attached import Attached
 from t5x_like.errors import UserError
+from t5x_like.objectives.passes import total_weights
 
 pytestmark = pytest.mark.notf
 
@@ -38,7 +39,7 @@ def test_batch_suits_the_objective(name):
             assert (array == np.arange(array.shape[-1])).all()
         elif feature.role == "row_positions":
             assert (np.diff(array) >= 0).all() and array.max() < LENGTH
-    assert all(float(np.sum(weight)) > 0 for weight in objective.weights(batch).values())
+    assert all(float(np.sum(weight)) > 0 for weight in total_weights(objective, batch).values())
 
 
 def test_joined_sources_have_equal_shares():

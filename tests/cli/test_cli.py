@@ -181,23 +181,21 @@ def test_call_stack_that_gin_appends_is_not_printed(monkeypatch, capsys):
 
 
 def test_flags_accept_values_with_and_without_equals_sign():
-    arguments = cli.parse(
-        [
-            "train",
-            "--gin_file=a.gin",
-            "--gin_file",
-            "b.gin",
-            "--gin.TRAIN_STEPS",
-            "5",
-            "--gin.T5Config.name=x=y",
-            "--gin.LOW=-1",
-            "--gin_search_paths=one,gs://two",
-            "--log_level=warning",
-            "--override_config",
-            "--restore=previous",
-        ]
+    words = (
+        "train",
+        "--gin_file=a.gin",
+        "--gin_file",
+        "b.gin",
+        "--gin.TRAIN_STEPS",
+        "5",
+        "--gin.T5Config.name=x=y",
+        "--gin.LOW=-1",
+        "--gin_search_paths=one,gs://two",
+        "--log_level=warning",
+        "--override_config",
+        "--restore=previous",
     )
-    assert arguments == cli.Arguments(
+    assert cli.parse(words) == cli.Arguments(
         "train",
         gin_files=["a.gin", "b.gin"],
         bindings=[("TRAIN_STEPS", "5"), ("T5Config.name", "x=y"), ("LOW", "-1")],
@@ -205,6 +203,7 @@ def test_flags_accept_values_with_and_without_equals_sign():
         log_level="warning",
         override_config=True,
         restore="previous",
+        words=words,
     )
 
 
@@ -264,7 +263,7 @@ def test_common_settings_are_macros_of_the_command(name):
         ("train --gin_fil=a", "train: unknown flag --gin_fil; did you mean --gin_file?"),
         ("train --TRAIN_STEPS=5", "train: unknown flag --TRAIN_STEPS; did you mean --gin.TRAIN_STEPS?"),
         ("train --T5Config.dim=5", "did you mean --gin.T5Config.dim?"),
-        ("train 5", "train: unexpected argument '5'. Settings are given as --gin.NAME=VALUE"),
+        ("train 5", "train: unexpected argument '5'. Files are given as --gin_file=FILE, and settings as"),
         ("inspect one two", "inspect: unexpected argument 'two'"),
         ("train --gin_file", "train: --gin_file: expected one argument. Give --gin_file=VALUE"),
         ("train --gin.X --gin.Y=1", "train: --gin.X: expected one argument"),

@@ -129,6 +129,18 @@ def test_run_with_shown_object_is_read_by_other_commands(binding, tmp_path):
     check_stored(resolved, tmp_path)
 
 
+def test_eval_has_the_batch_size_of_the_run(run_directory):
+    def batch_size(*words):
+        return execute.resolve(cli.parse(["eval", *words]), run_directory if len(words) < 3 else None).macros[
+            "BATCH_SIZE"
+        ]
+
+    assert batch_size(f"--gin.MODEL_DIR={run_directory}") == 128
+    assert batch_size(f"--gin.MODEL_DIR={run_directory}", "--gin.BATCH_SIZE=4") == 4
+    files = ["--gin_file=models/t5_1_1/tiny.gin", "--gin_file=commands/eval.gin", "--gin.MIXTURE_OR_TASK_NAME=a"]
+    assert batch_size(*files, "--gin.CHECKPOINT_PATH=hub") == 32
+
+
 def test_continued_lines_end_with_a_backslash():
     for path in GIN_FILES:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -145,6 +157,7 @@ def test_header_of_every_model_shows_its_command():
 
 # These files are only included by other files.
 PARTS = (
+    "commands/train.gin",
     "runs/study/study.gin",
     "runs/study/training_small.gin",
     "runs/study/books_causal_lm_model.gin",

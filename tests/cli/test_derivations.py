@@ -10,6 +10,7 @@ from t5x_like.cli import execute
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.interop import description
+from t5x_like.loading import open_model
 
 SIZES = {
     "bert": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
@@ -48,8 +49,11 @@ def resolve(*words, run=None):
 
 
 def built(resolved, *names):
-    """Returns arguments of the command."""
-    found = config.arguments(resolved.configured(), without=("partitioner", "data", "evaluations", "optimizer"))
+    """Returns arguments of the command, or parts of its recipe, or arguments of `open_model` of the model it reads."""
+    found = config.arguments(resolved.configured(), without=("partitioner", "data", "loaded"))
+    found |= vars(found["recipe"]) if "recipe" in found else {}
+    if resolved.root.endswith((".infer", ".evaluate")):
+        found |= config.arguments(open_model, without=("partitioner", "data"))
     return [found[name] for name in names]
 
 
@@ -58,9 +62,9 @@ def built(resolved, *names):
 def test_model_has_all_fields_of_the_directory(directory, model_type):
     path = directory(model_type)
     resolved = resolve("train", "--gin_file=runs/pretrain.gin", f"--gin.HF_PATH={path}", TASK, "--gin.TRAIN_STEPS=1")
-    model, initial = built(resolved, "model", "initial_checkpoint_path")
+    model, initial = built(resolved, "model", "initial")
     assert model == interop.config_from_huggingface(str(path))
-    assert initial == str(path)
+    assert initial.path == str(path)
     assert "HF_PATH" not in resolved.text
 
 
@@ -77,7 +81,7 @@ def test_model_has_all_fields_of_the_directory(directory, model_type):
     ],
 )
 def test_objective_suits_the_model(directory, model_type, recipe, objective, bos):
-    words = [f"--gin_file=runs/{recipe}.gin", f"--gin.HF_PATH={directory(model_type)}", TASK, "--gin.TRAIN_STEPS=1"]
+    words = [f"--gin_file=runs/{recipe}.gin", f"--gin.HF_PATH={directory(model_type)}", TASK, "--gin.TRAIN_STEPS=9999"]
     (found,) = built(resolve("train", *words), "objective")
     assert type(found).__name__ == objective
     if bos is not None:
@@ -132,7 +136,7 @@ def test_classification_has_the_published_head(directory, model_type, head):
 def test_commands_read_a_directory_alone(directory, setting):
     path = directory("gpt2")
     words = [f"--gin.{setting}={path}", "--input=in.jsonl", "--output=out.jsonl"]
-    model, objective, checkpoint = built(resolve("infer", *words), "model", "objective", "checkpoint_path")
+    model, objective, checkpoint = built(resolve("infer", *words), "model", "objective", "path")
     assert model == interop.config_from_huggingface(str(path))
     assert (type(objective).__name__, objective.features.bos_id, checkpoint) == ("CausalLM", 7, str(path))
 

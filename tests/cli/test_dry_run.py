@@ -1,10 +1,14 @@
 """`--dry_run` checks and describes a command without computing or writing anything."""
 
+import jax
+import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
-from t5x_like import cli
+from t5x_like import cli, interop
+from t5x_like.interop import safetensors_files
+from t5x_like.models.t5 import T5Config
 
 TASK = "tests_dry_run"
 TINY = "--gin_file=models/t5_1_1/tiny.gin"
@@ -67,6 +71,7 @@ def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
         ),
         (["--gin.MODEL_DIR=/dev/null/run"], "MODEL_DIR=/dev/null/run: /dev/null is not a directory"),
         (["--gin.SAVE_PERIOD=0"], "SAVE_PERIOD=0 is not positive"),
+        (["--gin.LOGGERS=wandb,tensorbord"], "LOGGERS=wandb,tensorbord: 'tensorbord' is unknown. Give tensorboard,"),
         (
             ["--gin_file=checkpoints/local.gin", "--gin.LOCAL_DIRECTORY=/tmp/local", "--gin.LOCAL_SAVE_PERIOD=1000"],
             "LOCAL_SAVE_PERIOD=1000 is not less than SAVE_PERIOD=1000",
@@ -86,6 +91,47 @@ def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
 def test_invalid_settings_are_reported(capsys, changes, message):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *changes]) == 2
     assert message in capsys.readouterr().err
+
+
+def write_tiny(directory, change):
+    """Writes the model of `TINY` for transformers, with weights that are 0, after a change of its tensors."""
+    config = T5Config(embed_dim=8, mlp_dim=16, num_heads=4, head_dim=3, encoder_layers=2, decoder_layers=2)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(config.make, jax.random.key(0)))
+    interop.to_huggingface({"model": zeros}, config, str(directory))
+    tensors = dict(safetensors_files.Tensors(str(directory)))
+    change(tensors)
+    safetensors_files.write(str(directory), tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "cut", "code", "message"),
+    [
+        (lambda tensors: None, None, 0, "initial weights: those of weights fit"),
+        (lambda tensors: None, -1, 2, "model.safetensors is truncated"),
+        (lambda tensors: tensors.pop("shared.weight"), None, 2, "tensor 'shared.weight' is missing"),
+        (
+            lambda tensors: tensors.update({"encoder.final_layer_norm.weight": np.zeros(7, np.float32)}),
+            None,
+            2,
+            "tensor 'encoder.final_layer_norm.weight' has shape (7,)",
+        ),
+        (lambda tensors: tensors.update(extra=np.zeros(7, np.float32)), None, 2, "unexpected tensors"),
+    ],
+    ids=["complete", "truncated", "missing", "misshapen", "unexpected"],
+)
+def test_files_of_initial_weights_are_checked(empty_directory, capsys, change, cut, code, message):
+    write_tiny(empty_directory / "weights", change)
+    file = empty_directory / "weights" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:cut])
+    changes = ["--gin.INITIAL_CHECKPOINT_PATH=weights", "--gin.INITIAL_OTHER_VOCABULARY=True"]
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *changes]) == code
+    shown = capsys.readouterr()
+    assert message in (shown.err if code else shown.out)
+    words = [TINY, "--gin_file=commands/eval.gin", f"--gin.MIXTURE_OR_TASK_NAME={TASK}"]
+    words += ["--gin.CHECKPOINT_PATH=weights", "--gin.OTHER_VOCABULARY=True"]
+    assert cli.main(["eval", "--dry_run", *words]) == code
+    shown = capsys.readouterr()
+    assert message.removeprefix("initial ") in (shown.err if code else shown.out)
 
 
 def test_unreachable_buckets_are_reported_as_not_checked(capsys, monkeypatch):

@@ -26,6 +26,11 @@ def directory(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["train", "--gin.TRAIN_STEPS=-5"], "TRAIN_STEPS=-5 is not positive. Give a positive integer."),
+        (["train", "--gin.MICROBATCHES=0"], "MICROBATCHES=0 is not positive. Give a positive integer."),
+        (
+            ["inspect", "a", "--gin.TASK_ARGUMENTS={data_dir: 'x'}"],
+            "--gin.TASK_ARGUMENTS={data_dir: 'x'} is not a gin value: text within it needs quotes: 'data_dir'",
+        ),
         (["train", "--gin.LEARNING_RATE=-0.1"], "LEARNING_RATE=-0.1 is not a positive number. Give a positive number"),
         (
             [*FINETUNE, "--gin_file=models/t5_1_1/small.gin", "--gin.MIXTURE_OR_TASK_NAME=a"],
@@ -46,18 +51,35 @@ def directory(tmp_path, monkeypatch):
             "compiler_options['xla_tpu_scoped_vmem_limit_kib']: an XLA option for TPUs, but the devices of this run "
             "are cpu. Omit the --gin_file=hardware/…",
         ),
+        (
+            ["distill", "--gin_file=models/bert/mini.gin", "--gin_file=distillation/hinton.gin", "--gin.TRAIN_STEPS=2"],
+            "the recipe of the student is missing. Give the gin files of its training run, then one with the losses, "
+            "such as `t5x_like distill --gin_file=models/t5_1_1/small.gin --gin_file=runs/pretrain.gin",
+        ),
+        (
+            ["bench", "--gin_file=models/bert/tiny.gin"],
+            "*bench.gin:*: t5x_like.training.recipe.Recipe requires model, * which is not set. Give a --gin_file",
+        ),
+        (
+            ["train", "--gin.WEIGHT_DECAY=0.1"],
+            "command line: WEIGHT_DECAY is not used by the files of this run. Shipped files that use it: *adamw.gin",
+        ),
+        (
+            ["train", "--gin.T5Config.hidden_size=8"],
+            "command line: t5x_like.models.t5.T5Config has no parameter hidden_size. Its parameters are vocab_size, e",
+        ),
         (["eval", "--gin.MODEL_DIR=runs/1"], "MODEL_DIR=runs/1 is not a run directory: directory not found. Give"),
         (["inspect"], "MIXTURE_OR_TASK_NAME is required (* uses it): a SeqIO task or mixture. Give TASK, or"),
         (["report"], "MODEL_DIRS is required (* uses it): one or several run directories. Give MODEL_DIR, or"),
         (["report", "a", "--output=a.pdf"], "OUTPUT_PATH=a.pdf: the report is an HTML page. Give a file"),
         (["plan"], "TOPOLOGY is required (* uses it): a TPU slice, such as v5e:4x8. Give --topology=…, or a gin file"),
-        (["train", "--gin_file=hardware/v5e.gin"], "the command t5x_like.train.train requires model, * Give a --gin"),
+        (["train", "--gin_file=hardware/v5e.gin"], "*train.gin:*: t5x_like.training.recipe.Recipe requires *"),
         (["convert", "--input=bert", "--output=a", "--heads=some"], "CHECKPOINT_PATH=bert: not found. Give a run"),
         (["vocabulary", "--pattern=a/*.txt"], "pattern 'a/*.txt': no file matches *. Give an existing file, or a"),
         (["vocabulary", "--pattern=a.txt", "--size=-1"], "SIZE=-1 is not positive. Give a positive integer."),
         (
             ["inspect", "qqqqqqqq"],
-            "MIXTURE_OR_TASK_NAME='qqqqqqqq' is not registered. No registered name is similar; they begin with c4, * "
+            "MIXTURE_OR_TASK_NAME='qqqqqqqq' is not registered. No registered name is similar; they begin with * "
             "For your own task, set MIXTURE_OR_TASK_MODULE",
         ),
     ],
@@ -80,9 +102,21 @@ def test_huggingface_directory_without_tokenizer(directory, run_command):
 
 
 @pytest.mark.notf
-def test_setting_given_as_a_flag(run_command):
-    code, output = run_command(["train", "--train-steps=10"])
-    assert code == 2 and output == "t5x_like: train: unknown flag --train-steps; did you mean --gin.TRAIN_STEPS?\n"
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--train-steps=10"], "unknown flag --train-steps; did you mean --gin.TRAIN_STEPS?"),
+        (["train", "my.gin"], "unexpected argument 'my.gin'; did you mean --gin_file=my.gin?"),
+        (["eval", "runs/1"], "unexpected argument 'runs/1'; did you mean --gin.MODEL_DIR=runs/1?"),
+        (["convert", "runs/1"], "unexpected argument 'runs/1'; did you mean --input=runs/1?"),
+        (
+            ["train", "a"],
+            "unexpected argument 'a'. Files are given as --gin_file=FILE, and settings as --gin.NAME=VALUE",
+        ),
+    ],
+)
+def test_words_that_are_not_flags(run_command, arguments, message):
+    assert run_command(arguments) == (2, f"t5x_like: {arguments[0]}: {message}\n")
 
 
 def test_command_without_a_run_names_a_model_file(directory, run_command):
@@ -93,7 +127,18 @@ def test_command_without_a_run_names_a_model_file(directory, run_command):
     assert code == 2 and "--gin.MODEL_DIR" not in output
 
 
-@pytest.mark.parametrize("damage", ["BATCH_SIZE = (\n", "BATCH_SIZE = {'a'\n", "EVAL_STEPS = true\n"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "BATCH_SIZE = (\n",
+        "BATCH_SIZE = {'a'\n",
+        "EVAL_STEPS = true\n",
+        f"BATCH_SIZE = {'[' * 5000}{']' * 5000}\n",
+        f"BATCH_SIZE = {'(' * 100_000}",
+        f"BATCH_SIZE = {'{1:' * 3000}1{'}' * 3000}\n",
+    ],
+    ids=["parenthesis", "brace", "true", "lists", "parentheses", "dicts"],
+)
 def test_damaged_stored_configuration(directory, run_command, damage):
     (directory / "run").mkdir()
     (directory / "run/config.gin").write_text(f"TRAIN_STEPS = 3\n{damage}")
@@ -102,10 +147,38 @@ def test_damaged_stored_configuration(directory, run_command, damage):
     assert "run/config.gin is the stored configuration of the run, and is damaged. Restore it from a copy; or" in output
 
 
+def test_deleted_working_directory(directory, run_command):
+    directory.rmdir()
+    code, output = run_command(["report", "run"])
+    assert code == 2 and "t5x_like report: the working directory was deleted or renamed. Change to" in output
+
+
 @pytest.mark.notf
 def test_name_in_an_existing_directory_is_not_taken_for_one_of_the_hub(tmp_path):
     error = weight_files.not_found("HF_PATH", f"{tmp_path}/model", "a directory")
     assert str(error) == f"HF_PATH={tmp_path}/model: not found. Give a directory."
+
+
+def test_part_of_a_run_names_the_run(directory, run_command):
+    (directory / "run/checkpoints").mkdir(parents=True)
+    (directory / "run/config.gin").touch()
+    code, output = run_command(["eval", "--gin.MODEL_DIR=run/checkpoints"])
+    assert code == 2 and output.endswith("is not a run directory: config.gin not found. Give MODEL_DIR=run.\n"), output
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        ("import seqioo\n", "ModuleNotFoundError: No module named 'seqioo'"),
+        ("\n1 / 0\n", "ZeroDivisionError: division by"),
+    ],
+)
+def test_task_module_with_an_error(directory, run_command, contents, reason):
+    (directory / "wrong_tasks.py").write_text(contents)
+    code, output = run_command(["inspect", "a", "--gin.MIXTURE_OR_TASK_MODULE=wrong_tasks"])
+    line = contents.rstrip().count("\n") + 1
+    assert code == 2 and f"MIXTURE_OR_TASK_MODULE='wrong_tasks': {reason}" in output, output
+    assert f"wrong_tasks.py:{line}). Correct the module; --log_level=debug shows the traceback." in output
 
 
 @pytest.mark.notf

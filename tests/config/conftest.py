@@ -29,6 +29,8 @@ def linear(total_steps: int, peak: float = 1.0):
     return ("linear", total_steps, peak)
 
 class Source:
+    continuous = False
+
     def __init__(self, *, task, split="train", seed=0):
         self.task, self.split, self.seed = task, split, seed
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from t5x_like import config
+
 
 @pytest.mark.parametrize(
     ("binding", "message"),
@@ -29,6 +31,21 @@ import pytest
 def test_error_on_the_command_line_is_reported(toy, binding, message):
     bindings = [binding] if "required" in message else [binding, "TASK=a"]
     assert message in toy.error_of(*bindings)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "kind"),
+    [
+        ([], config.IncompleteConfig),
+        (["TASK=a", "train.steps=%TRIAN_STEPS"], config.IncompleteConfig),
+        (["TASK=a", "train.data=@toy.linear()", "linear.total_steps=%gin.REQUIRED"], config.IncompleteConfig),
+        (["TASK=a", "train.mode='undefined macro %A is required (, which is not set'"], config.ConfigError),
+    ],
+)
+def test_missing_value_is_an_error_of_its_own_class(toy, bindings, kind):
+    with pytest.raises(config.ConfigError) as error:
+        toy.load(*bindings)
+    assert type(error.value) is kind
 
 
 def test_errors_in_a_file_are_reported_with_lines(toy):

@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 import pytest
+import recipes
 
 from t5x_like import config, optimizers
-from t5x_like.config.derived import derive
+from t5x_like.config.derived import derive_recipe
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.models.bert import BertConfig
@@ -22,7 +23,7 @@ ROOT = "t5x_like.train.train"
 T5 = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=2, decoder_layers=2)
 
 
-def arguments(**changes):
+def recipe(**changes):
     lengths = {"inputs": 8, "targets": 8}
     task = {"mixture_or_task_name": "a_task", "task_feature_lengths": lengths, "pack": False, "module": "some_tasks"}
     given = {
@@ -31,37 +32,34 @@ def arguments(**changes):
         "optimizer": optimizers.adafactor(learning_rate=schedules.rsqrt(2.0)),
         "data": SeqIOSource(**task, batch_size=4),
         "evaluations": {"held out": Evaluation(data=SeqIOSource(**task, batch_size=2, split="dev"), batches=3)},
-        "total_steps": 3,
+        "total": 3,
+        "max_grad_norm": 2.0,
         "partitioner": object(),
     }
-    return given | changes
+    return recipes.make(**given | changes)
 
 
-def rebuilt(name, text):
-    """Returns an argument that gin builds from the text."""
-    built = {}
-    function = config.Resolved(ROOT, text).configured()
-    built.update(config.arguments(function, without=("partitioner", "checkpoints")))
-    return built[name]
+def rebuilt(text):
+    """Returns the recipe that gin builds from the text."""
+    return config.arguments(config.Resolved(ROOT, text).configured())["recipe"]
 
 
 def test_derived_config_rebuilds_every_argument():
-    text, unknown = derive(ROOT, arguments())
+    text, unknown = derive_recipe(recipe())
     assert unknown == []
-    assert rebuilt("model", text) == T5
-    assert rebuilt("data", text) == arguments()["data"] and rebuilt("evaluations", text) == arguments()["evaluations"]
-    objective = rebuilt("objective", text)
-    assert (objective.features.bos_id, objective.z_loss) == (2, 0.5)
-    learning_rate = rebuilt("optimizer", text).learning_rate
-    assert float(learning_rate(0)) == pytest.approx(0.02)
-    assert rebuilt("total_steps", text) == 3
+    made = rebuilt(text)
+    assert made.model == T5
+    assert made.data == recipe().data and made.evaluations == recipe().evaluations
+    assert (made.objective.features.bos_id, made.objective.z_loss) == (2, 0.5)
+    assert float(made.optimizer.learning_rate(0)) == pytest.approx(0.02)
+    assert (made.periods, made.update, made.initial) == (recipe().periods, recipe().update, recipe().initial)
 
 
 def test_objectives_of_a_joint_keep_their_settings():
     joint = Joint([MaskedLM(z_loss=0.1), NextSentence()], coefficients={"masked_lm": 2.0})
-    text, unknown = derive(ROOT, arguments(model=BertConfig(vocab_size=30), objective=joint))
+    text, unknown = derive_recipe(recipe(model=BertConfig(vocab_size=30), objective=joint))
     assert unknown == []
-    made = rebuilt("objective", text)
+    made = rebuilt(text).objective
     assert made.coefficients == joint.coefficients and made.objectives[0].z_loss == 0.1
 
 
@@ -70,9 +68,9 @@ def test_inexpressible_arguments_are_named_and_omitted():
         pass
 
     optimizer = optimizers.adamw(learning_rate=lambda step: jnp.float32(1))
-    text, unknown = derive(ROOT, arguments(objective=Local(), optimizer=optimizer))
+    text, unknown = derive_recipe(recipe(objective=Local(), optimizer=optimizer))
     assert unknown == ["objective", "optimizer"]
-    assert rebuilt("model", text) == T5
+    assert "OBJECTIVE" not in text and f"MODEL = @{T5Config.__module__}.T5Config()" in text
 
 
 @pytest.mark.parametrize("source", ["live", "cached"])
@@ -82,26 +80,24 @@ def test_commands_read_the_derived_config(tmp_path, source, monkeypatch):
     if source == "cached":
         data = CachedSource(cache_dir="here", batch_size=4, task_feature_lengths={"inputs": 8, "targets": 8})
         changes = {"data": data, "evaluations": None}
-    text, _ = derive(ROOT, arguments(**changes))
+    text, _ = derive_recipe(recipe(**changes))
     (tmp_path / "config.gin").write_text(text)
     resolved = config.load("t5x_like.eval.evaluate", files=["commands/eval.gin"], run_directory=str(tmp_path))
-    given = config.arguments(resolved.configured(), without=("partitioner",))
-    assert given["model"] == T5 and given["objective"].z_loss == 0.5
-    assert given["checkpoint_path"] == str(tmp_path) and given["data"].split == given["splits"]
+    given = config.arguments(resolved.configured())
+    loaded = given["loaded"]
+    assert loaded.config == T5 and loaded.objective.z_loss == 0.5
+    assert loaded.path == str(tmp_path) and given["data"].split == given["splits"]
     assert given["splits"] == ("dev" if source == "live" else "validation")
     assert given["data"].task_feature_lengths == {"inputs": 8, "targets": 8}
     if source == "live":
         assert given["data"].mixture_or_task_name == "a_task" and given["data"].pack is False
     else:
         assert given["data"].cache_dir == "here"
-    commands = {"convert": [("OUTPUT_PATH", "out")]}
-    if source == "live":
-        commands["infer"] = [("OUTPUT_PATH", "out"), ("INPUT_PATH", "in.txt")]
-    for name, given_paths in commands.items():
-        loaded = config.load(
-            f"t5x_like.{name}.{name}", files=[f"commands/{name}.gin"], bindings=given_paths, run_directory=str(tmp_path)
-        )
-        assert config.arguments(loaded.configured(), without=("partitioner", "data"))["model"] == T5
+    roots = {"convert.convert": [("OUTPUT_PATH", "out")]} | ({"loading.open_model": []} if source == "live" else {})
+    for root, bindings in roots.items():
+        files = [f"commands/{'convert' if bindings else 'infer'}.gin"]
+        resolved = config.load(f"t5x_like.{root}", files=files, bindings=bindings, run_directory=str(tmp_path))
+        assert config.arguments(resolved.configured(), without=("partitioner", "data"))["model"] == T5
 
 
 def test_subclass_is_not_recorded_as_its_base():

@@ -28,6 +28,7 @@ THREE_JOINED = FeatureSpec(
     bos_id=70_000,
 )
 SPECS = specs.SPECS | {"three joined": THREE_JOINED, "choices": specs.multiple_choice(3)}
+SPECS |= {"three scores": specs.with_scores(specs.ENCODER_INPUTS_WITH_TYPES, 3)}
 
 
 def random_examples(spec, count):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import grain
@@ -270,6 +271,10 @@ def change_manifest(directory, change):
         (lambda stored: stored.update(format="t5x_like cache 9"), "its format is 't5x_like cache 9'"),
         (lambda stored: stored["layout"]["lengths"].update(inputs=7), "its contents have the hash"),
         (lambda stored: stored.pop("shards"), "'shards'"),
+        (lambda stored: stored["settings"].update(task="../../../x"), "'../../../x' is not the name of a directory"),
+        (lambda stored: stored["settings"].update(split=".."), "'..' is not the name of a directory"),
+        (lambda stored: stored["shards"][0].update(file="a/../../x"), "'a/../../x' is not a file in its directory"),
+        (lambda stored: stored.update(vocabularies=[1]), "cannot convert|object"),
     ],
 )
 def test_damaged_manifest_raises(copied, change, message):
@@ -283,6 +288,16 @@ def test_truncated_manifest_raises(copied):
     path.write_text(path.read_text()[:200])
     with pytest.raises(ValueError, match="is not a valid manifest"):
         make(copied).describe()
+
+
+def test_file_truncated_during_a_run_raises(copied):
+    iterator = make(copied, threads=0).host_iterator(SPEC)
+    next(iterator)
+    for file in (copied / "train").rglob("*.array_record"):
+        os.truncate(file, 100)
+    with pytest.raises(shards.CacheReadError, match="array_record in the cache .*/train is damaged: row .* truncated"):
+        for _ in range(10):
+            next(iterator)
 
 
 def test_missing_truncated_or_altered_file_raises(copied):

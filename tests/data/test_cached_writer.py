@@ -46,6 +46,7 @@ def plan(tmp_path, monkeypatch):
         task_feature_lengths=LENGTHS,
         pack=False,
         vocabularies=lambda: {name: Vocabulary() for name in LENGTHS},
+        add_eos=lambda: dict.fromkeys(LENGTHS, False),
     )
     plan = writer.Plan(str(tmp_path / "train"), source, SPEC, passes=2, shards=2)
 
@@ -87,6 +88,8 @@ def test_missing_manifest_is_written(plan, written, processes, beam):
     written.clear()
     assert write(plan, processes, beam).rows_of_passes == [5, 3]
     assert not written
+    cache = CachedSource(cache_dir=str(Path(plan.directory).parent), batch_size=1)
+    assert cache.add_eos() == dict.fromkeys(LENGTHS, False)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

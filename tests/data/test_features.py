@@ -106,6 +106,7 @@ def test_spec_for_task(names, spec):
     ("targets", "spec"),
     [
         (np.array([2.5], np.float32), specs.SEQUENCE_REGRESSION),
+        (np.array([2.5, 1.0], np.float32), specs.with_scores(specs.ENCODER_INPUTS_WITH_TYPES, 2)),
         (np.array([2]), specs.SEQUENCE_CLASSIFICATION),
         (np.array([0, -1, 2]), specs.TOKEN_CLASSIFICATION),
         (np.array([1, 2]), specs.SPAN_EXTRACTION),
@@ -113,7 +114,7 @@ def test_spec_for_task(names, spec):
 )
 def test_targets_of_an_example_tell_tasks_with_token_types_apart(targets, spec):
     names = ("inputs", "token_types", "targets")
-    assert specs.spec_for_task(names, lambda: {"inputs": np.array([5, 6, 7]), "targets": targets}) is spec
+    assert specs.spec_for_task(names, lambda: {"inputs": np.array([5, 6, 7]), "targets": targets}) == spec
     assert specs.spec_for_task(names) is specs.SEQUENCE_CLASSIFICATION
 
 

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from t5x_like.data import blocked
 from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 
 pytestmark = pytest.mark.notf
@@ -167,3 +168,10 @@ def test_invalid_state_or_prefetch_raises(feeds):
         feeds(Counter(), put).restore(b"at 3")
     with pytest.raises(ValueError, match="prefetch=0"):
         PrefetchingFeed(Counter(), put, prefetch=0)
+
+
+def test_batch_that_is_waited_for_is_reported(feeds, caplog, monkeypatch):
+    monkeypatch.setattr(blocked, "SECONDS", 0.05)
+    feed = feeds(Counter(seconds=0.2), put, name="a_task")
+    assert numbers(feed, 1) == [1.5]
+    assert "a_task: no data for 0 s, still waiting. Its source or a preprocessor blocks" in caplog.text

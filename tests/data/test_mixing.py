@@ -1,5 +1,7 @@
 """Rates of mixtures, without SeqIO."""
 
+import math
+
 import pytest
 
 from t5x_like.data import mixing
@@ -23,10 +25,27 @@ def test_fractions_sum_to_one_without_tasks_of_rate_zero():
         mixing.fractions({"a": 0}, "m")
 
 
+@pytest.mark.parametrize("rate", [-1, math.nan, math.inf, float("1e999"), "1", None, True])
+def test_invalid_rate_of_a_registered_mixture_is_named(rate):
+    with pytest.raises(
+        UserError, match=rf"mixture m: the rate {rate!r} of b is not a finite nonnegative number\. Corr"
+    ):
+        mixing.fractions({"a": 3, "b": rate}, "m")
+    with pytest.raises(UserError, match="the sum of the rates is too large"):
+        mixing.fractions({"a": 1e308, "b": 1e308}, "m")
+
+
+def test_rate_that_is_too_large_raises():
+    with pytest.raises(UserError, match="temperature=1e-05: the rate of 400 examples is too large"):
+        Rates(temperature=1e-5).rate(400)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"maximum": 0}, "Rates.maximum=0 is not positive"),
+        ({"maximum": 0}, "Rates.maximum=0 is not a positive number"),
+        ({"maximum": math.nan}, "Rates.maximum=nan is not a positive number"),
+        ({"temperature": "2"}, "Rates.temperature='2' is not a positive number"),
         ({"temperature": 0.0}, "Rates.temperature=0.0 is not a positive number"),
         ({"temperature": float("inf")}, "Rates.temperature=inf is not a positive number"),
         ({"tasks": "a"}, "Rates.tasks='a' is not a list of distinct task names"),
@@ -42,8 +61,10 @@ def test_invalid_settings_raise(settings, message):
     ("rates", "message"),
     [
         ([1, 2], r"RATES=\[1, 2\] has the type list. Give task names with their rates"),
-        ({"a": -1}, "the rate -1 of a is not a nonnegative number"),
-        ({"a": "1"}, "the rate '1' of a is not a nonnegative number"),
+        ({"a": -1}, "the rate -1 of a is not a finite nonnegative number"),
+        ({"a": "1"}, "the rate '1' of a is not a finite nonnegative number"),
+        ({"a": math.nan}, "the rate nan of a is not a finite nonnegative number"),
+        ({"a": float("1e999")}, "the rate inf of a is not a finite nonnegative number"),
         ({"a": 0, "b": 0}, "no rate is positive"),
     ],
 )

@@ -1,12 +1,13 @@
 """Mixtures of tasks: one source per task, and rates."""
 
 import collections
+import time
 
 import pytest
 import seqio
 import tensorflow as tf
 
-from t5x_like.data import specs, task_arguments
+from t5x_like.data import blocked, specs, task_arguments
 from t5x_like.data.feed import DataMismatchError
 from t5x_like.data.mixing import Rates
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -49,6 +50,20 @@ def make(**changes):
 
 def ids(batches):
     return [int(token) for batch in batches for token in batch["decoder_target_tokens"][:, 0] if token]
+
+
+@pytest.mark.parametrize("rate", [-1, float("nan"), float("1e999")])
+@pytest.mark.parametrize("read", ["host_iterator", "eval_batches", "describe"])
+def test_invalid_rate_of_a_registered_mixture_is_named(rate, read):
+    seqio.MixtureRegistry.add("badly_mixed", [("mixed_large", 3), ("mixed_small", rate)])
+    try:
+        source = make(mixture_or_task_name="badly_mixed")
+        with pytest.raises(
+            UserError, match=rf"mixture badly_mixed: the rate {float(rate)} of mixed_small is not a fini"
+        ):
+            list(source.describe() if read == "describe" else getattr(source, read)(SPEC))
+    finally:
+        seqio.MixtureRegistry.remove("badly_mixed")
 
 
 # ---- one source per task ---------------------------------------------------------------------------------------------
@@ -199,3 +214,42 @@ def test_empty_split_of_a_task_raises_before_reading_batches(pack):
                 source.check(SPEC)
     finally:
         seqio.TaskRegistry.remove("mixed_skipped")
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_task_with_only_padding_raises_with_its_examples(pack):
+    features = seqio.TaskRegistry.get("mixed_small").output_features
+
+    def clear(ds):
+        return ds.map(lambda example: {"targets": tf.zeros([3], tf.int32)})
+
+    seqio.TaskRegistry.add("mixed_cleared", source_of("mixed_small"), preprocessors=[clear], output_features=features)
+    try:
+        source = make(mixture_or_task_name="new", rates={"mixed_small": 1, "mixed_cleared": 1}, pack=pack)
+        with pytest.raises(
+            UserError, match=r"mixed_cleared: all of the first 10 examples .* targets \[0, 0, 0\]\. Corr"
+        ):
+            source.check(SPEC)
+    finally:
+        seqio.TaskRegistry.remove("mixed_cleared")
+
+
+def test_source_that_blocks_is_reported(caplog, monkeypatch):
+    monkeypatch.setattr(blocked, "SECONDS", 0.2)
+    features = seqio.TaskRegistry.get("mixed_small").output_features
+
+    def wait(ds):
+        def read(token):
+            time.sleep(0.5)
+            return token
+
+        return ds.map(
+            lambda each: {"targets": tf.ensure_shape(tf.numpy_function(read, [each["targets"]], tf.int32), [1])}
+        )
+
+    seqio.TaskRegistry.add("mixed_blocked", source_of("mixed_small"), preprocessors=[wait], output_features=features)
+    try:
+        make(mixture_or_task_name="mixed_blocked").check(SPEC)
+    finally:
+        seqio.TaskRegistry.remove("mixed_blocked")
+    assert "mixed_blocked, split 'train': no data for 0 s, still waiting" in caplog.text

@@ -161,7 +161,7 @@ def test_restoring_in_another_pipeline_raises(change, message):
 
 def test_restoring_with_another_number_of_processes_raises():
     state = make().host_iterator(ENCODER_DECODER, process_index=0, process_count=2).state()
-    with pytest.raises(ValueError, match="process_count was 2, is 1.*resumes only with the same number"):
+    with pytest.raises(ValueError, match=r"process_count was 2, is 1.*resume with 2\. A run that reads a cache"):
         make().host_iterator(ENCODER_DECODER).restore(state)
     with pytest.raises(ValueError, match="not a position in a SeqIO pipeline"):
         make().host_iterator(ENCODER_DECODER).restore(b"something")
@@ -263,7 +263,7 @@ def test_user_module_is_found_in_the_working_directory(tmp_path, monkeypatch):
         seqio.TaskRegistry.remove("feed_mine")
     with pytest.raises(UserError, match="MIXTURE_OR_TASK_MODULE='my_taks': module 'my_taks' not found"):
         _ = make(module=["my_taks"]).provider
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'no_such_module'"):
+    with pytest.raises(UserError, match="_broken': ModuleNotFoundError: No module named 'no_such_module'"):
         _ = make(module=f"{module}_broken").provider
 
 

@@ -39,6 +39,13 @@ def test_sentinels_special_tokens_and_segments_are_visible():
     assert shown.plain == "a↵b <extra_id_0>  </s>  ┃  <extra_id_1> c </s>  [padding × 2]"
 
 
+def test_special_tokens_that_are_not_decoded_have_names():
+    vocabulary = Words(size=len(WORDS))
+    vocabulary.special_names = {0: "<pad>", 4: "<s>"}
+    shown = show_tokens(np.array([4, 3, 1]), np.ones(3, np.int32), vocabulary)
+    assert shown.plain == " <s> the </s> "
+
+
 @pytest.fixture
 def pair():
     inputs = "[CLS] the man went to the [MASK] [SEP] to buy a [MASK] of dog [SEP]"

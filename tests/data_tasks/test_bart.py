@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 import seqio
+import small_models
 import tensorflow as tf
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks import bart, bart_noise, preprocessors, vocabularies
 from data_tasks.bart import BartNoise
+from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like.data.seqio_feed import SeqIOSource
 
 MASK = ord("_")
@@ -200,6 +202,18 @@ def test_targets_are_document_chunks_and_special_tokens_do_not_move():
             real = example[name][example[name] != 0]
             assert example[name].shape == (width,)
             assert real[0] == 2 and real[-1] == 1 and not set(real[1:-1].tolist()) & {1, 2}
+
+
+def test_special_tokens_are_those_of_the_vocabulary(tmp_path):
+    small_models.write_bart(tmp_path / "bart")
+    feature = seqio.Feature(from_folder(tmp_path / "bart"))
+    features = {"inputs": feature, "targets": feature}
+    ds = preprocessors.tokenize(preprocessors.documents(tf.data.Dataset.from_tensors({"text": TEXT})), features)
+    with seqio.utils.map_seed_manager(5):
+        (example,) = bart.bart(ds, LENGTHS, features, noise=BartNoise(**NO_NOISE, mask=0.3)).as_numpy_iterator()
+    inputs, targets = (example[name][example[name] != 1].tolist() for name in ("inputs", "targets"))
+    assert targets == [0, *feature.vocabulary.encode(TEXT), 2]
+    assert inputs[0] == 0 and inputs[-1] == 2 and inputs.count(feature.vocabulary.mask_id) == math.ceil(0.3 * len(TEXT))
 
 
 def test_each_noise_alone():

@@ -133,9 +133,10 @@ def llama3(tmp_path):
         ("pre_tokenizer.pretokenizers.0.pattern.Regex", r"\w+", r"key pre_tokenizer.pretokenizers\[0\].pattern: "),
         ("pre_tokenizer.pretokenizers.0.behavior", "Removed", r"pretokenizers\[0\].behavior: \"Removed\" is not supp"),
         ("pre_tokenizer.pretokenizers.0.type", "Digits", r"key pre_tokenizer: \[\"Digits\", \"ByteLevel\"\] is not"),
-        ("model.type", "Unigram", r"key model.type: \"Unigram\" is not supported"),
+        ("model.type", "WordLevel", r"key model.type: \"WordLevel\" is not supported"),
         ("model.byte_fallback", True, "key model.byte_fallback: true is not supported"),
-        ("model.merges", ["a x y"], "do not match"),
+        ("model.merges", ["a x y"], r"key model.merges\[0\]: 'a x y' is not a pair of pieces"),
+        ("model.merges", ["a x"], "do not match"),
         ("added_tokens.0.id", 300, "the ids are not the numbers 0 … 257"),
     ],
 )

@@ -94,6 +94,8 @@ def test_shipped_tasks_yield_text(task, lengths):
     examples = list(source.task_dataset().take(20).as_numpy_iterator())
     text = "".join(vocabulary.decode(example[name].tolist()) for example in examples for name in sorted(example))
     assert "Python" in text
+    assert source.add_eos() == {name: name == "targets" for name in lengths}  # which `infer` follows
+    assert all(example["inputs"][-1] != vocabulary.eos_id for example in examples if "inputs" in lengths)
     assert all(example[name].shape[0] <= length for example in examples for name, length in lengths.items())
 
 

@@ -116,6 +116,7 @@ def examples_of(name, **kwargs):
     ]
 
 
+@pytest.mark.full
 def test_static_masks_repeat_in_every_epoch_and_differ_between_duplicates():
     one, two = (examples_of("masked_static", num_epochs=epochs) for epochs in (1, 2))
     assert len(one) == 3 * 24 and len(two) == 6 * 24
@@ -131,7 +132,13 @@ def test_dynamic_masks_differ_in_every_epoch():
     assert len(set(found)) > 90  # a few may repeat by chance
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] if name in ("masked_static", "masked_whole_words") else [])
+        for name in TINY
+    ],
+)
 def test_restored_iterator_resumes_bit_exactly(name):
     iterator = make(name).host_iterator(specs.MASKED_LM)
     for _ in range(30):

@@ -17,6 +17,8 @@ from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
 
+pytestmark = pytest.mark.full
+
 TEXTS = [
     "",
     "  \n",

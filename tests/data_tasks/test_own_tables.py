@@ -1,5 +1,7 @@
 """Tests of tasks over a user's own tables."""
 
+import dataclasses
+
 import gold_predictions
 import pytest
 import seqio
@@ -7,6 +9,8 @@ import seqio
 from data_tasks.own_tables import add_classification_task, add_text_to_text_task
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data.records import Record
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.specs import ENCODER_INPUTS_WITH_TYPES, with_scores
 from t5x_like.errors import UserError
 
 ARGUMENTS = {"vocabulary_path": str(PYTHON_DOCS_MODEL)}
@@ -68,6 +72,24 @@ def test_regression_of_a_table(task, tmp_path):
     assert scores == pytest.approx({"pearson_corrcoef": 100, "spearman_corrcoef": 100})
 
 
+def test_several_scores_of_a_table(task, tmp_path):
+    (tmp_path / "train.csv").write_text("title,joy,fear\na,4.5,1\nb,1,-1\nc,0,2\n")
+    added = task(add_classification_task, texts=["title"], label=("joy", "fear"), labels=None)
+    examples = read("train")
+    assert [row["targets"].tolist() for row in examples] == [[4.5, 1], [1, -1], [0, 2]]
+    assert added.output_features["targets"].vocabulary.names == ("joy", "fear")
+    found = gold_predictions.evaluate("own", examples)
+    assert found.keys() >= {"pearson_corrcoef", "pearson_corrcoef_joy", "pearson_corrcoef_fear"}
+    assert all(value == pytest.approx(100) for value in found.values())
+    assert read("test")[0]["targets"].tolist() == [-1, -1]
+    spec = with_scores(ENCODER_INPUTS_WITH_TYPES, 3)
+    source = SeqIOSource(mixture_or_task_name="own", task_feature_lengths={"inputs": 8}, batch_size=1, pack=False)
+    source = dataclasses.replace(source, task_arguments=ARGUMENTS)
+    assert source.suitable_spec() == with_scores(ENCODER_INPUTS_WITH_TYPES, 2)
+    with pytest.raises(UserError, match="task feature 'targets': 2 values per example, but the objective reads 3"):
+        next(source.eval_batches(spec))
+
+
 def test_text_to_text_of_a_table(task):
     options = {"inputs": "title", "targets": "stars", "prefix": "rate: "}
     added = task(add_text_to_text_task, **options)
@@ -77,6 +99,11 @@ def test_text_to_text_of_a_table(task):
     assert [row["targets_pretokenized"] for row in examples] == [b"good", b"bad"]
     assert gold_predictions.evaluate("own", examples) == {"exact_match": 100}
     assert read("test")[0]["targets_pretokenized"] == b""
+
+
+def test_labels_of_several_columns_raise():
+    with pytest.raises(UserError, match="label=.'a', 'b'. are not different columns of scores"):
+        add_classification_task("own", {"train": "a.csv"}, texts=["c"], label=("a", "b"), labels=("x", "y"))
 
 
 @pytest.mark.parametrize(

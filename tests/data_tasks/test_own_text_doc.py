@@ -35,7 +35,7 @@ def test_commands_resolve(words):
         return
     config.load(
         command.function,
-        files=parsed.gin_files or [command.default_gin_file],
+        files=command.gin_files(parsed.gin_files),
         bindings=parsed.bindings,
         given=("run_config",) if parsed.command == "train" else (),
     )

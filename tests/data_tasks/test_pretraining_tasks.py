@@ -7,6 +7,8 @@ from tensorflow.python.autograph.impl import api
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from t5x_like.data.seqio_feed import SeqIOSource
 
+pytestmark = pytest.mark.full
+
 TASKS = {
     "python_docs_causal_lm": {"targets": 48},
     "python_docs_prefix_lm": {"inputs": 48, "targets": 48},

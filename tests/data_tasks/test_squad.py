@@ -1,11 +1,13 @@
 """Tests of the SQuAD tasks: official files, rows of TFDS, both forms, gold answers, and invalid files."""
 
+import functools
 import json
 
 import gold_predictions
 import numpy as np
 import pytest
 
+from data_tasks import squad
 from data_tasks.squad import UNANSWERABLE
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
@@ -77,7 +79,10 @@ def test_arguments_of_windows_are_used(official):
     assert all((example["starts"] < 0).argmin() <= 10 for example in few)  # one separator after the question
 
 
-@pytest.mark.parametrize(("task", "name"), [("squad_v010_allanswers", "em"), ("squad_v2_allanswers", "exact")])
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("squad_v010_allanswers", "em"), ("squad_v010_allanswers_span", "em"), ("squad_v2_allanswers", "exact")],
+)
 def test_gold_texts_of_official_files_score_100(official, task, name):
     metrics = gold_predictions.evaluate(task, read(task, **official))
     assert metrics[name] == metrics["f1"] == 100
@@ -101,6 +106,18 @@ def test_rows_of_tfds_become_text(tmp_path, name):
     assert gold_predictions.evaluate("squad_v2_allanswers", [first, second]) == dict.fromkeys(
         ["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"], 100
     )
+
+
+def test_span_counts_pieces_of_the_context(tmp_path):
+    rows = [{**ROWS[0], "answers": with_starts(answers)} for answers in (["in France"], ["Norman: Nourmands"], [])]
+    rows[2]["answers"] = {"text": ["France."], "answer_start": [CONTEXT.index("France.")]}  # the last piece
+    (tmp_path / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read("squad_v010_allanswers_span", tmp_path)
+    # The, Normans, two empty pieces, Norman, two empty pieces, Nourmands, …
+    assert [example["targets_pretokenized"] for example in found] == [b"start: 15 end: 16", b"start: 4 end: 7"]
+    postprocess = functools.partial(squad.span_text, example=found[0], is_target=False)
+    assert postprocess("start: 15 end: 16") == "in France"
+    assert postprocess("start: 16 end: 15") == postprocess("start: x end: 18") == postprocess("France") == ""
 
 
 @pytest.fixture

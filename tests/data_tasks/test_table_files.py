@@ -8,6 +8,7 @@ import tensorflow as tf
 from data_tasks.columns import Integer, Integers, Label, Number, Score, Text, Texts, unlabeled
 from data_tasks.rows import RowSource
 from data_tasks.table_files import Table, read_table
+from t5x_like.data import records
 from t5x_like.errors import UserError
 
 LABELS = ("negative", "positive")
@@ -148,6 +149,13 @@ def test_json_and_compressed_files_are_read(write):
     assert values(read_table(write("a.json.gz", gzip.compress(document.encode())), table)) == expected
     tsv = gzip.compress(b"text\tlabel\na\t1\n")
     assert values(read_table(write("a.tsv.gz", tsv), TABLE)) == {"text": [b"a"], "label": [1], "idx": [0]}
+
+
+def test_file_that_is_too_large_when_decompressed_raises(write, monkeypatch):
+    path = write("a.tsv.gz", gzip.compress(b"text\tlabel\tidx\n" + 99 * b"a\tpositive\t0\n"))
+    monkeypatch.setattr(records, "MAX_DECOMPRESSED_BYTES", 1000)
+    with pytest.raises(UserError, match=r"a\.tsv\.gz: has more than 1,000 bytes when it is decompressed"):
+        read_table(path, TABLE)
 
 
 @pytest.mark.parametrize(

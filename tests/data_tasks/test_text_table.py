@@ -1,10 +1,13 @@
 """The task `text_table`: a student trains on the texts that `infer` writes for a teacher."""
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
+import small_models
+from opened import call
 
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data import specs
@@ -12,6 +15,7 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.infer import infer
+from t5x_like.inference.codec import Codec
 from t5x_like.models.t5 import T5Config
 from t5x_like.training import checkpoint_choice, warm_start
 
@@ -37,9 +41,10 @@ def test_student_reads_the_texts_of_a_teacher(tmp_path, monkeypatch):
     model = teacher.make(jax.random.key(0))
     model = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), model)
     monkeypatch.setattr(checkpoint_choice, "choose", lambda path, _: (path,))
-    monkeypatch.setattr(warm_start, "load_model", lambda *_: model)
+    monkeypatch.setattr(warm_start, "load", lambda *_: {"model": model})
     (tmp_path / "unlabelled.txt").write_text("A list.\nReturn the value.\nNone\n")
-    path = infer(
+    path = call(
+        infer,
         model=teacher,
         data=table(),
         checkpoint_path="runs/teacher",
@@ -59,6 +64,22 @@ def test_student_reads_the_texts_of_a_teacher(tmp_path, monkeypatch):
         inputs = [*vocabulary.encode(row["inputs"]), 1]
         np.testing.assert_array_equal(batch["encoder_input_tokens"][index, : len(inputs)], inputs)
     assert np.count_nonzero(batches[1]["decoder_loss_weights"][1]) == 0  # padding
+
+
+def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_path):
+    small_models.write_bart(tmp_path / "bart")
+    record = {"inputs": "ab", "targets": "c"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    source = table(train=str(tmp_path / "train.jsonl"), vocabulary_path=str(tmp_path / "bart"))
+    (batch,) = source.eval_batches(dataclasses.replace(specs.ENCODER_DECODER, bos_id=2))
+    vocabulary = source.vocabularies()["targets"]
+    inputs, targets = ([0, *vocabulary.encode(record[name]), 2] for name in ("inputs", "targets"))
+    assert batch["encoder_input_tokens"][0].tolist()[: len(inputs)] == inputs
+    assert batch["decoder_target_tokens"][0].tolist()[: len(targets)] == targets
+    assert batch["decoder_input_tokens"][0].tolist()[: len(targets)] == [2, *targets[:-1]]
+    codec = Codec({"targets": vocabulary}, LENGTHS, inputs_eos=True, targets_eos=True)
+    assert codec.encode("line 1", record, needs_targets=True) == {"inputs": inputs, "targets": targets}
+    assert vocabulary.decode(targets) == "c"
 
 
 def test_columns_and_splits_are_arguments(tmp_path):

@@ -1,11 +1,13 @@
-"""Tests of TriviaQA without a context: official files, rows of TFDS, and aliases."""
+"""Tests of TriviaQA without and with contexts: official files, rows of TFDS, aliases, and parts with the answer."""
 
 import json
 
 import gold_predictions
 import pytest
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
+from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
+
+PYTHON_DOCS = python_docs()
 
 OFFICIAL = {
     "Data": [
@@ -43,9 +45,57 @@ def test_questions_have_all_aliases(tmp_path, name):
     assert metric(targets, ["the fab-four", "y"]) == {"em": 50, "f1": 50}
 
 
+# ---- with contexts ---------------------------------------------------------------------------------------------------
+
+
+def read_contexts(directory, row, length):
+    (directory / "train.jsonl").write_text(json.dumps(row))
+    arguments = {"vocabulary_path": str(PYTHON_DOCS_MODEL), "data_dir": str(directory)}
+    lengths = {"inputs": length, "targets": 16}
+    return gold_predictions.read("trivia_qa_v010", "train", task_feature_lengths=lengths, task_arguments=arguments)
+
+
+def test_aliases_are_searched_in_each_context(tmp_path):
+    row = {
+        "question": "Who wrote (it)?",
+        "answer": {"normalized_aliases": ["bob (b.)", "ann", "not there", "b+"]},
+        "entity_pages": {"wiki_context": ["By Ann\nor  Bob (B.)."]},
+        "search_results": {"search_context": ["Nobody", "Ann wrote it; cf. B+."]},
+    }
+    examples = read_contexts(tmp_path, row, 200)
+    question = "question: Who wrote ( it ) ? context: "
+    assert [(row["inputs_pretokenized"].decode(), row["targets_pretokenized"].decode()) for row in examples] == [
+        (question + "By Ann or Bob ( B . ) . ", "bob ( b . ) "),
+        (question + "By Ann or Bob ( B . ) . ", "ann"),
+        (question + "Ann wrote it ; cf . B + . ", "ann"),
+        (question + "Ann wrote it ; cf . B + . ", "b + "),
+    ]
+    assert all(row["inputs"][-1] == row["targets"][-1] == 1 for row in examples)
+
+
+def test_long_inputs_are_cut_around_the_answer(tmp_path):
+    contexts = ["word " * count + "the answer is ann" + " word" * (60 - count) for count in range(0, 60, 6)]
+    row = {
+        "question": "Who?",
+        "answer": {"normalized_aliases": ["answer is ann"]},
+        "search_results": {"search_context": contexts},
+    }
+    examples = read_contexts(tmp_path, row, 24)
+    assert len(examples) == len(contexts)
+    shown = [PYTHON_DOCS.decode(example["inputs"].tolist()) for example in examples]
+    assert all("answer is ann" in text for text in shown)
+    assert {len(example["inputs"]) for example in examples} == {24}
+    assert len({text.index("answer") for text in shown}) > 3  # the part begins at a random position
+    assert not read_contexts(tmp_path, row, 5)  # the answer does not fit
+
+
 def test_features_of_tfds():
     import tensorflow_datasets as tfds
 
+    features = tfds.builder("trivia_qa/rc:1.1.0", data_dir="/nonexistent").info.features
+    assert "normalized_aliases" in features["answer"]
+    assert "wiki_context" in features["entity_pages"].feature
+    assert "search_context" in features["search_results"].feature
     features = tfds.builder("trivia_qa/unfiltered.nocontext:1.1.0", data_dir="/nonexistent").info.features
     assert {"question", "question_id", "answer"} <= set(features)
     assert {"value", "aliases"} <= set(features["answer"])

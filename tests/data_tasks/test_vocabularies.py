@@ -294,7 +294,9 @@ def test_roberta_ids(tiny, tmp_path):
     assert roberta.vocab_size == 4 + 262 + 3 + 1
     assert (roberta.bos_id, roberta.pad_id, roberta.eos_id, roberta.unk_id, roberta.mask_id) == (0, 1, 2, 3, 269)
     assert roberta.encode("a abc") == [4, 4 + old.index(ord(" ")), 4 + 258 - 97]
-    assert roberta.decode([0, *roberta.encode("a abc"), 269]) == "<s>a abc<mask>"
+    ids = [0, *roberta.encode("a abc"), 269, 1, 2, 4]  # special tokens are not text
+    assert roberta.decode(ids) == roberta.decode_tf(tf.constant(ids)).numpy().decode() == "a abc"
+    assert roberta.special_names[269] == "<mask>" and roberta.text_prefix == (0,) and tiny.text_prefix == ()
     starts = {piece for piece, start in zip(roberta.pieces, roberta.word_starts, strict=True) if start}
     assert {b" ", b" ab", b"\n", b"<s>", b"<mask>"} <= starts and not starts & {b"a", b"abc"}
     with pytest.raises(ValueError, match="has no mask token, only bos .*endoftext"):

@@ -1,7 +1,5 @@
 """Scores against NumPy in float64, their chunks, and their agreement with the loss."""
 
-import types
-
 import jax
 import numpy as np
 import pytest
@@ -30,9 +28,8 @@ def make_inputs():
 
 
 def scored(hidden, kernel, targets, weights, **options):
-    model = types.SimpleNamespace(unembed=lambda hidden: hidden @ kernel)
     batch = {"decoder_target_tokens": targets, "decoder_loss_weights": weights}
-    return score_hidden(model, hidden, batch, per_position=True, **options)
+    return score_hidden(hidden, lambda hidden: hidden @ kernel, batch, per_position=True, **options)
 
 
 def check(found, hidden, kernel, targets, weights):
@@ -67,6 +64,5 @@ def test_targets_of_equal_logits_are_greedy_only_if_they_come_first():
 
 def test_positions_are_returned_only_on_request():
     hidden, kernel, targets, weights = make_inputs()
-    model = types.SimpleNamespace(unembed=lambda hidden: hidden @ kernel)
     batch = {"decoder_target_tokens": targets, "decoder_loss_weights": weights}
-    assert jax.jit(lambda batch: score_hidden(model, hidden, batch))(batch).positions is None
+    assert jax.jit(lambda batch: score_hidden(hidden, lambda x: x @ kernel, batch))(batch).positions is None

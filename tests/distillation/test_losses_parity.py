@@ -15,6 +15,7 @@ from t5x_like.distillation import layer_maps, losses
 from t5x_like.distillation.loss import Network, View
 from t5x_like.interop import tables
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.passes import forward
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
@@ -189,8 +190,8 @@ def read(reference, directory):
 
 
 def view(network, params, batch, capture):
-    outputs = network.objective.forward(params, batch, capture=tuple(capture))
-    return View(network, outputs, batch, network.objective.predictions(params, outputs, batch))
+    found = forward(network.objective, params, batch, capture=tuple(capture))
+    return View(network, found.outputs, batch, lambda: found.predictions)
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +219,7 @@ def compared(tmp_path_factory):
             for name, (loss, network) in pairs.items():
                 if network.name == teacher:
                     value = loss(trained["heads"][name], ours, theirs)
-                    found[name] = value / loss.weight(batch, student.objective)
+                    found[name] = value / loss.weights(batch, student.objective).sum()
         return found
 
     trained = {"student": params["student"], "heads": heads}

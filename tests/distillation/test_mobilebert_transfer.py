@@ -32,12 +32,12 @@ def test_losses_of_a_layer_train_this_layer_and_those_below(scan):
         each.check(STUDENT, TEACHER)
     chosen = {name: of_layers[f"{name}_1"] for name in LOSSES}
     names = [each.captures(STUDENT, TEACHER) for each in chosen.values()]
-    theirs = View(TEACHER, teacher(BATCH, capture=[name for _, given in names for name in given]), BATCH, {})
+    theirs = View(TEACHER, teacher(BATCH, capture=[name for _, given in names for name in given]), BATCH, dict)
 
     def value(student, name):
         outputs = student(BATCH, capture=chosen[name].captures(STUDENT, TEACHER)[0])
-        loss = chosen[name]({}, View(STUDENT, outputs, BATCH, {}), theirs)
-        return loss / chosen[name].weight(BATCH, STUDENT.objective), outputs.captured
+        loss = chosen[name]({}, View(STUDENT, outputs, BATCH, dict), theirs)
+        return loss / chosen[name].weights(BATCH, STUDENT.objective).sum(), outputs.captured
 
     moved = {}
     for name in LOSSES:

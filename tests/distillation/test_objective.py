@@ -10,21 +10,25 @@ import numpy as np
 import pytest
 from families import FAMILIES
 from numerics import assert_close
-from objective_cases import CASES, Case
+from objective_cases import CASES, Case, terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import specs
 from t5x_like.distillation.features import merge
-from t5x_like.distillation.losses.logits import ForwardKL, ReverseKL
+from t5x_like.distillation.losses.logits import ForwardKL, LogitMSE, ReverseKL
 from t5x_like.distillation.objective import PROJECTIONS, Distillation
 from t5x_like.errors import UserError
 from t5x_like.kernels import chunks
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.passes import forward, loss, predict, total_weights
+from t5x_like.objectives.staged import Stage, Staged
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import step
+from t5x_like.training import gradients
+from t5x_like.training.state import Frozen
 
 PRETRAINING = CASES["pretraining"]
 
@@ -45,8 +49,8 @@ class Logits:
     def init(self, key, student, teacher):
         return {}
 
-    def weight(self, batch, objective):
-        return jnp.sum(objective.prediction_weights(batch)[self.name])
+    def weights(self, rows, objective):
+        return objective.weights(rows)[self.name]
 
     def __call__(self, heads, student, teacher):
         ours, theirs = student.predictions[self.name], teacher.predictions[self.name]
@@ -77,8 +81,8 @@ class States:
         sizes = (student.config.embed_dim,), (teacher.config.embed_dim,)
         return {"projection": Projection(*sizes, axes=("embed", None), key=key, init=initializers.BERT)}
 
-    def weight(self, batch, objective):
-        return jnp.sum(batch["encoder_segment_ids"] != 0).astype(jnp.float32)
+    def weights(self, rows, objective):
+        return (rows["encoder_segment_ids"] != 0).astype(jnp.float32)
 
     def __call__(self, heads, student, teacher):
         error = heads["projection"](student.outputs.captured[self.read]) - teacher.outputs.captured[self.read]
@@ -88,7 +92,7 @@ class States:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A teacher whose parameters are made by the test; see `objective.Teacher`."""
+    """A teacher whose parameters are made by the test; see `loaded_teachers.LoadedTeacher`."""
 
     case: Case
     weight: float = 1.0
@@ -128,7 +132,7 @@ def student(case=PRETRAINING):
 
 
 def frozen(params, teachers=TEACHERS):
-    return step.Frozen(optimizers.split(params, ())[1], {name: each.params() for name, each in teachers.items()})
+    return Frozen(optimizers.split(params, ())[1], {name: each.params() for name, each in teachers.items()})
 
 
 def gradient(objective, microbatches, devices):
@@ -137,8 +141,8 @@ def gradient(objective, microbatches, devices):
     )
 
     def run(params, others, batch):
-        normalize = step.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(objective, params, others, batch, None, microbatches, normalize, 7)
+        normalize = gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
+        return gradients.compute(objective, params, others, batch, NO_KEYS, microbatches, normalize, 7)[:2]
 
     found = partitioner.jit(run)(student(), frozen(student()), partitioner.put_batch(PRETRAINING.batch()))
     return parameters.named_leaves(found[0]), {name: np.stack(pair) for name, pair in found[1].items()}
@@ -153,13 +157,13 @@ def test_gradient_is_equal_on_any_microbatches_and_devices():
 
     def reference(params):
         def states(params):
-            outputs = params["model"](batch, capture=["encoder/layers/0/hidden"])
-            logits = own.predictions(params, outputs, batch)["masked_lm"]
-            return outputs.captured["encoder/layers/0/hidden"], jax.nn.log_softmax(logits.logits(logits.hidden))
+            found = forward(own, params, batch, capture=["encoder/layers/0/hidden"])
+            logits = found.predictions["masked_lm"]
+            return found.outputs.captured["encoder/layers/0/hidden"], jax.nn.log_softmax(logits.logits(logits.hidden))
 
         hidden, log_q = states(params)
-        weights, total = own.weights(batch), 0.0
-        total += 0.25 * sum(value / weights[name] for name, value in own.terms(params, batch).sums.items())
+        weights, total = total_weights(own, batch), 0.0
+        total += 0.25 * sum(value / weights[name] for name, value in terms_of(own, params, batch).sums.items())
         for name, share in (("a", 0.25), ("b", 0.75)):
             other, log_p = states(teachers[name])
             kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
@@ -186,13 +190,25 @@ def test_teachers_have_no_gradient_and_no_dropout():
     teacher = PRETRAINING.params(num_layers=2, **dropping)
 
     def total(params, key):
-        return objective.terms(params, PRETRAINING.batch(), dropout_key=key).sums["states"]
+        return terms_of(objective, params, PRETRAINING.batch(), keys=Keys(dropout=key)).sums["states"]
 
     params = {**student(), "teachers": {"a": teacher}}  # the student has no dropout
-    value, gradients = jax.jit(jax.value_and_grad(total))(params, jax.random.key(0))
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients["teachers"]))
-    assert any(np.any(leaf) for leaf in jax.tree.leaves(gradients["model"]))
+    value, found = jax.jit(jax.value_and_grad(total))(params, jax.random.key(0))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(found["teachers"]))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(found["model"]))
     np.testing.assert_allclose(value, jax.jit(total)(params, None), rtol=1e-6)
+
+
+def test_squared_error_of_several_scores_is_that_of_all_scores():
+    case = CASES["regression of several scores"]
+    name, teachers = "sequence_regression", {"a": Network(case)}
+    objective = distillation({"soft": LogitMSE(prediction=name)}, teachers, case)
+    batch, params = case.batch(), jax.tree.map(lambda leaf: 0.8 * leaf, case.params())
+    both = [params, teachers["a"].params()]
+    total = terms_of(objective, {**params, "teachers": {"a": both[1]}}, batch).sums["soft"]
+    ours, theirs = (predict(case.objective, each, batch)["predictions"] for each in both)
+    known = case.objective.weights(batch)[name]
+    np.testing.assert_allclose(total, np.sum(known * (ours - theirs) ** 2), rtol=1e-4)
 
 
 def test_teacher_with_another_vocabulary_raises_for_every_loss():
@@ -216,12 +232,13 @@ def test_choices_are_rows_of_both_networks():
     teacher = Network(case)
     objective = distillation({"kl": Logits("multiple_choice")}, {"t": teacher}, case)
     params = {**case.params(), "teachers": {"t": teacher.params()}}
-    terms, weights = jax.jit(objective.terms)(params, case.batch()), objective.weights(case.batch())
+    terms = jax.jit(functools.partial(terms_of, objective))(params, case.batch())
+    weights = total_weights(objective, case.batch())
     real = case.batch()["encoder_segment_ids"].any(axis=(1, 2))
     assert float(weights["kl"]) == real.sum() > float(weights["multiple_choice"])  # rows without a label count
     with np.errstate(divide="ignore", invalid="ignore"):
         log_q, log_p = (
-            np.log(jax.jit(case.objective.predict)(each, case.batch())["probabilities"])
+            np.log(jax.jit(functools.partial(predict, case.objective))(each, case.batch())["probabilities"])
             for each in (params, teacher.params())
         )
         kl = np.where(log_p > -np.inf, np.exp(log_p) * (log_p - log_q), 0).sum(axis=1)  # 0 for missing choices
@@ -237,15 +254,16 @@ def test_losses_of_logits_share_one_pass_with_the_loss_of_the_student():
     params = {**student(), "teachers": {name: each.params() for name, each in TEACHERS.items()}}
 
     def one_pass(params):
-        return objective.loss_and_terms(params, batch, FACTORS)
+        return loss(forward(objective, params, batch), FACTORS)
 
     terms, jaxpr = jax.jit(one_pass)(params)[1], jax.make_jaxpr(one_pass)(params)
     products = [each.outvars[0].aval.shape for each in jaxpr.eqns if each.primitive.name == "dot_general"]
     logits = (*batch["masked_positions"].shape, TEACHERS["a"].config.vocab_size)
     assert products.count(logits) == 3  # one per network
-    own, stub = PRETRAINING.objective, jax.jit(distillation({"kl": Logits()}).terms)(params, batch)
+    own = PRETRAINING.objective
+    stub = jax.jit(functools.partial(terms_of, distillation({"kl": Logits()})))(params, batch)
     np.testing.assert_allclose(terms.sums["forward"], stub.sums["kl"], rtol=1e-4)
-    for name, expected in jax.jit(own.terms)(params, batch).sums.items():
+    for name, expected in jax.jit(functools.partial(terms_of, own))(params, batch).sums.items():
         np.testing.assert_allclose(terms.sums[name], expected, rtol=1e-5)
 
 
@@ -254,18 +272,18 @@ def test_gradient_of_one_pass_equals_that_of_separate_losses(monkeypatch):
     teachers = {name: each.params() for name, each in TEACHERS.items()}
 
     def separate(params):
-        terms = objective.terms({**params, "teachers": teachers}, batch)
-        return sum(FACTORS[name] * each for name, each in terms.sums.items()), terms
+        sums = terms_of(objective, {**params, "teachers": teachers}, batch).sums
+        return sum(FACTORS[name] * each for name, each in sums.items()), sums
 
     def one_pass(params):
-        return objective.loss_and_terms({**params, "teachers": teachers}, batch, FACTORS)
+        return loss(forward(objective, {**params, "teachers": teachers}, batch), FACTORS)
 
-    (value, terms), gradient = jax.jit(jax.value_and_grad(separate, has_aux=True))(student())
+    (value, sums), gradient = jax.jit(jax.value_and_grad(separate, has_aux=True))(student())
     monkeypatch.setattr(chunks, "LOGITS_BUDGET_BYTES", 1)  # one position per chunk
     monkeypatch.setattr(chunks, "MIN_POSITIONS", 1)
     (found, found_terms), found_gradient = jax.jit(jax.value_and_grad(one_pass, has_aux=True))(student())
     np.testing.assert_allclose(found, value, rtol=1e-6)
-    assert_close(found_terms.sums, terms.sums)
+    assert_close(found_terms.sums, sums)
     named, expected = parameters.named_leaves(found_gradient), parameters.named_leaves(gradient)
     zero = [name for name in named if name.endswith("key/bias")]  # only adds a constant to scores
     assert_close(*({name: each[name] for name in each if name not in zero} for each in (named, expected)))
@@ -277,7 +295,7 @@ def test_cached_predictions_replace_the_teacher():
 
     @jax.jit
     def logits_of(params):
-        predicted = own.predictions(params, params["model"](batch), batch)["masked_lm"]
+        predicted = forward(own, params, batch).predictions["masked_lm"]
         return predicted.logits(predicted.hidden)
 
     logits = np.asarray(logits_of(teacher.params()))
@@ -299,8 +317,9 @@ def test_cached_predictions_replace_the_teacher():
     jax.eval_shape(stored.init, jax.random.key(0), PRETRAINING.params()["model"])
     vocabulary = teacher.config.vocab_size
     assert cached.classes == {"masked_lm": vocabulary, "all_tokens": vocabulary, "next_sentence": 2}
-    expected = jax.jit(online.terms)({**student(), "teachers": {"a": teacher.params()}}, batch)
-    np.testing.assert_allclose(jax.jit(stored.terms)(student(), batch).sums["kl"], expected.sums["kl"], rtol=1e-5)
+    expected = jax.jit(functools.partial(terms_of, online))({**student(), "teachers": {"a": teacher.params()}}, batch)
+    found = jax.jit(functools.partial(terms_of, stored))(student(), batch)
+    np.testing.assert_allclose(found.sums["kl"], expected.sums["kl"], rtol=1e-5)
     with pytest.raises(UserError, match="'states' reads 'encoder/layers/0/hidden' of the teacher 'a', of which only"):
         distillation({"states": States()}, teachers, cached={"a": cached}).check(teacher.config)
 
@@ -314,21 +333,21 @@ def test_teacher_reads_more_features_than_the_student():
     read = []
 
     class Student(MaskedLM):
-        def forward(self, params, batch, **options):
-            read.extend(batch)
-            return super().forward(params, batch, **options)
+        def run(self, params, rows, **options):
+            read.extend(rows)
+            return super().run(params, rows, **options)
 
     batch = {name: array for name, array in PRETRAINING.batch().items() if name in objective.features.dtypes}
     objective = Distillation(Student(), {"kl": Logits()}, teachers={"t": teacher})
-    terms = jax.jit(objective.terms)({**student(), "teachers": {"t": teacher.params()}}, batch)
+    terms = jax.jit(functools.partial(terms_of, objective))({**student(), "teachers": {"t": teacher.params()}}, batch)
     assert set(read) == {feature.name for feature in specs.MASKED_LM.features} and np.isfinite(terms.sums["kl"])
 
 
 def test_conflicting_features_raise():
     with pytest.raises(UserError, match="teacher 't' reads 'decoder_input_tokens' as .*'shifted'.*, the student as"):
-        merge(specs.NEXT_TOKEN, {"t": specs.CAUSAL_LM})
+        merge(specs.NEXT_TOKEN, {"t": (specs.CAUSAL_LM, ["decoder_input_tokens"])})
     with pytest.raises(UserError, match="teacher 't' reads the token 5 first, the student 0"):
-        merge(specs.CAUSAL_LM, {"t": dataclasses.replace(specs.CAUSAL_LM, bos_id=5)})
+        merge(specs.CAUSAL_LM, {"t": (dataclasses.replace(specs.CAUSAL_LM, bos_id=5), ["decoder_input_tokens"])})
 
 
 @pytest.mark.parametrize(
@@ -359,4 +378,18 @@ def test_metric_of_the_student_cannot_be_a_loss():
     objective = distillation({"accuracy": Logits(teacher="a")}, {"a": TEACHERS["a"]})
     params = {**student(), "teachers": {"a": TEACHERS["a"].params()}}
     with pytest.raises(UserError, match="'accuracy' is a metric of the student already"):
-        jax.eval_shape(objective.terms, params, PRETRAINING.batch())
+        jax.eval_shape(functools.partial(terms_of, objective), params, PRETRAINING.batch())
+
+
+def test_student_with_stages_or_two_ways_to_prepare_a_batch_raises():
+    class Prepared(MaskedLM):
+        @staticmethod
+        def prepare(params, batch, *, key, step):
+            return batch
+
+    staged = Staged({"only": Stage(objective=MaskedLM(), trains="^model/")})
+    with pytest.raises(UserError, match="Staged: the objective of a student can have neither stages nor"):
+        Distillation(staged, {"kl": Logits()}, teachers={"t": Network(PRETRAINING)})
+    prepared = Distillation(Prepared(), {"kl": Logits()}, teachers={"t": Network(PRETRAINING)})
+    assert prepared.prepare is Prepared.prepare
+    assert Distillation(MaskedLM(), {"kl": Logits()}, teachers={"t": Network(PRETRAINING)}).prepare is None

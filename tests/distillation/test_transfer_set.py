@@ -17,9 +17,12 @@ from t5x_like.distillation.losses.logits import SoftCrossEntropy
 from t5x_like.distillation.objective import Distillation
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives.heads import DenseFirstToken
+from t5x_like.objectives.keys import NO_KEYS
+from t5x_like.objectives.passes import predict, total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
-from t5x_like.training import step
+from t5x_like.training import gradients
+from t5x_like.training.state import Frozen
 
 STUDENT = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)
 OBJECTIVE = SequenceClassification(("negative", "positive"), head=DenseFirstToken())
@@ -27,7 +30,7 @@ OBJECTIVE = SequenceClassification(("negative", "positive"), head=DenseFirstToke
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A teacher with more layers; see `objective.Teacher`."""
+    """A teacher with more layers; see `loaded_teachers.LoadedTeacher`."""
 
     config: BertConfig = dataclasses.replace(STUDENT, num_layers=2)
     objective: SequenceClassification = OBJECTIVE
@@ -67,16 +70,16 @@ def test_student_learns_the_probabilities_of_a_teacher_without_labels(batch):
     objective = Distillation(OBJECTIVE, losses, coefficients=coefficients, teachers={"teacher": Teacher()})
     student, teacher = params_of(STUDENT, 0), params_of(Teacher().config, 1)
     assert batch["label"][:3, 0].tolist() == [-1, -1, -1]
-    weights = objective.weights(batch)
+    weights = total_weights(objective, batch)
     assert (float(weights[NAME]), float(weights["soft"])) == (0, 3)
 
     def gradient(batch):
-        frozen = step.Frozen(optimizers.split(student, ())[1], {"teacher": teacher})
-        normalize = step.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(objective, student, frozen, batch, None, 1, normalize)
+        frozen = Frozen(optimizers.split(student, ())[1], {"teacher": teacher})
+        normalize = gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
+        return gradients.compute(objective, student, frozen, batch, NO_KEYS, 1, normalize)[:2]
 
     grads, metrics = gradient(batch)
-    targets, predictions = (OBJECTIVE.predict(each, batch)["probabilities"] for each in (teacher, student))
+    targets, predictions = (predict(OBJECTIVE, each, batch)["probabilities"] for each in (teacher, student))
     entropy = -np.sum(np.asarray(targets) * np.log(np.asarray(predictions)), axis=-1)[:3]
     np.testing.assert_allclose(metrics["objective"][0], entropy.mean(), rtol=1e-5)
     assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(grads)) > 1e-3

@@ -18,7 +18,7 @@ from t5x_like.convert import convert
 from t5x_like.metrics import read_metrics
 
 # The last test reads what the commands wrote, so the whole file has the marker of that test.
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.full, pytest.mark.parity]
 
 # The model of a Hugging Face directory has no macros; a scanned stack is compiled once for all of its layers.
 SCANNED = """

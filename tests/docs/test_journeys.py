@@ -10,6 +10,8 @@ import page_commands
 import pytest
 import small_models
 
+pytestmark = pytest.mark.full
+
 PAGES = ("laptop", "weights", "new_task")
 # Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
 ELSEWHERE = ("gs://", "t5-small", "bert-base-uncased", "HF_PATH=gpt2", "checkpoint_1000000")

@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import small_models
+
+from t5x_like.convert import convert
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "launch" / "README.md"])
@@ -74,12 +77,25 @@ def test_glossary_is_sorted_and_unique():
     assert terms == sorted(set(terms), key=str.lower)
 
 
-def test_program_of_the_python_page_runs(tmp_path, monkeypatch, capsys):
-    (program,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+@pytest.mark.full
+def test_programs_of_the_python_page_run(tmp_path, monkeypatch, capsys):
+    """The programs run one after the other. The first one reads a classifier with random weights."""
+    pytest.importorskip("seqio")
     monkeypatch.chdir(tmp_path)
-    exec(compile(program, "docs/python.md", "exec"), {"__name__": "program"})
+    small_models.write_bert(tmp_path / "bert", labels=("negative", "positive"))
+    convert(checkpoint_path="bert", output_path="runs/sst2")
+    with open("runs/sst2/config.gin", "a") as file:
+        file.write("MIXTURE_OR_TASK_NAME = 'glue_sst2_classification'\nTASK_FEATURE_LENGTHS = {'inputs': 12}\n")
+        file.write("TASK_ARGUMENTS = {'vocabulary_path': 'bert'}\n")
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(programs) == 3
+    names = {"__name__": "program"}
+    for program in programs:
+        exec(compile(program, "docs/python.md", "exec"), names)
     printed = capsys.readouterr().out
+    assert re.search(r"^(negative|positive) \{'negative': 0\.\d+, 'positive'", printed, re.MULTILINE)
     assert re.search(r"loss \d\.\d+, accuracy 0\.\d+", printed)
-    assert "prediction" in printed
+    complete = [f"runs/python/checkpoints/{step} is complete" for step in (10, 20)]
+    assert [line for line in printed.splitlines() if line.startswith("runs/")] == complete
+    assert re.findall(r"^step (\d+): loss", printed, re.MULTILINE) == ["10", "20"]
+    assert Path("runs/student/checkpoints/20").is_dir()

@@ -28,6 +28,12 @@ def test_score_is_a_number():
     assert found == {0: {"prediction": 2.5}}
 
 
+def test_several_scores_have_the_names_of_the_task():
+    outputs = {"predictions": np.array([2.5, 1.0], np.float32)}
+    assert head_fields([(0, {}, outputs)], LABELS) == {0: {"prediction": {"negative": 2.5, "positive": 1.0}}}
+    assert head_fields([(0, {}, outputs)], NO_NAMES) == {0: {"prediction": [2.5, 1.0]}}
+
+
 def test_tags_are_those_of_the_first_pieces_of_words():
     outputs = {"predictions": np.array([0, 1, 0, 1]), "probabilities": np.stack([SHARES] * 4)}
     found = head_fields([(0, {"first_pieces": np.array([1, 2, -1])}, outputs)], LABELS)

@@ -107,4 +107,4 @@ def test_interactive_with_files_or_scores_raises(setting):
 
     options = {"mode": "score"} if setting == "mode" else {"output_path": "out.jsonl"}
     with pytest.raises(UserError, match="--interactive: reads prompts in one process. Omit --input"):
-        infer(model=None, checkpoint_path="x", interactive=True, **options)
+        infer(None, interactive=True, **options)

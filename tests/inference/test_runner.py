@@ -29,7 +29,7 @@ class Sums:
 def test_results_are_in_order_and_one_program_is_compiled_per_length():
     lengths = np.random.default_rng(0).integers(1, 65, 50)
     records = [Record(1, {"inputs": [index + 1] * length, "targets": [1]}) for index, length in enumerate(lengths)]
-    examples = TextExamples(records, Codec(None, LENGTHS), Layout(), LENGTHS, "score")
+    examples = TextExamples("q.jsonl", records, Codec(None, LENGTHS), Layout(), LENGTHS, "score")
     predictor, partitioner = Sums(), Partitioner(rules="dp", ici={"data": 8})
     runner, shares = Runner(predictor, jnp.int32(2), partitioner, 6), []
     results = runner.run(examples, 10, 50, lambda share, tokens: shares.append((share, tokens)))

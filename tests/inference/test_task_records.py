@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from opened import call
 
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -19,6 +20,7 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.gpt1_finetuning import AuxiliaryLM, ExtractToken
 from t5x_like.objectives.heads import DenseFirstToken
 from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.passes import predict
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -40,7 +42,7 @@ def classifier(monkeypatch):
     params = {"model": module, "objective": objective.init(jax.random.key(1), module)}
     params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), params)
     monkeypatch.setattr(checkpoint_choice, "choose", lambda path, _: (path,))
-    monkeypatch.setattr(warm_start, "load_params", lambda *_: params)
+    monkeypatch.setattr(warm_start, "load", lambda *_: params)
     data = SeqIOSource(
         mixture_or_task_name="glue_sst2_classification",
         task_feature_lengths={"inputs": 12},
@@ -68,13 +70,14 @@ def test_classifier_labels_rows_in_any_format(classifier, tmp_path):
     found = {}
     for name, contents in files.items():
         (tmp_path / name).write_text(contents)
-        output = infer(**arguments, input_path=str(tmp_path / name), output_path=str(tmp_path / f"{name}.out.jsonl"))
+        paths = {"input_path": str(tmp_path / name), "output_path": str(tmp_path / f"{name}.out.jsonl")}
+        output = call(infer, **arguments | paths)
         found[name] = values(output)
     assert [row["id"] for row in found["rows.jsonl"]] == [len(text) for text in SENTENCES]
     for index, text in enumerate(SENTENCES):
         tokens = np.array([[*vocabulary.encode(text)[:11], vocabulary.eos_id]])
         batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": np.ones_like(tokens)}
-        shares = np.asarray(arguments["objective"].predict(params, batch)["probabilities"])[0]
+        shares = np.asarray(predict(arguments["objective"], params, batch)["probabilities"])[0]
         for name, rows in found.items():
             row = rows[index]
             assert row["index"] == (f"n{index}" if name == "rows.csv" else index)
@@ -88,19 +91,19 @@ def test_classifier_labels_token_ids_without_a_task(classifier, tmp_path):
     (tmp_path / "ids.jsonl").write_text('{"inputs": [5, 6, 7]}\n{"inputs": [8, 0]}\n')
     paths = {"input_path": str(tmp_path / "ids.jsonl"), "output_path": str(tmp_path / "out.jsonl")}
     changes = {"data": None, "task_feature_lengths": {"inputs": 4}, "overwrite": True}
-    for row in values(infer(**arguments | paths | changes)):
+    for row in values(call(infer, **arguments | paths | changes)):
         tokens = np.array([row["inputs"]])
         batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": np.ones_like(tokens)}
-        shares = np.asarray(arguments["objective"].predict(params, batch)["probabilities"])[0]
+        shares = np.asarray(predict(arguments["objective"], params, batch)["probabilities"])[0]
         assert row["prediction"] == ("negative", "positive")[int(shares.argmax())]
         np.testing.assert_allclose(list(row["probabilities"].values()), shares, rtol=1e-4)
     for value in ('"5"', "[-5]", "[5.5]"):
         (tmp_path / "ids.jsonl").write_text(f'{{"inputs": [5]}}\n{{"inputs": {value}}}\n')
-        with pytest.raises(UserError, match="line 2: 'inputs' must be a list of token ids, not .*5"):
-            infer(**arguments | paths | changes)
+        with pytest.raises(UserError, match="ids.jsonl:2: 'inputs' must be a list of token ids, not .*5"):
+            call(infer, **arguments | paths | changes)
     (tmp_path / "ids.jsonl").write_text('{"inputs": [1200]}\n')
-    with pytest.raises(UserError, match="line 1: token id 1200 in 'inputs': the model only has the ids 0 … 1199"):
-        infer(**arguments | paths | changes)
+    with pytest.raises(UserError, match="ids.jsonl:1: token id 1200 in 'inputs': the model only has the ids 0 … 1199"):
+        call(infer, **arguments | paths | changes)
 
 
 def test_text_to_text_task_reads_the_columns_of_its_source(tmp_path, monkeypatch):
@@ -108,7 +111,7 @@ def test_text_to_text_task_reads_the_columns_of_its_source(tmp_path, monkeypatch
     config = T5Config(**sizes, relpos_buckets=4, relpos_max_distance=8)
     module = config.make(jax.random.key(0))
     monkeypatch.setattr(checkpoint_choice, "choose", lambda path, _: (path,))
-    monkeypatch.setattr(warm_start, "load_model", lambda *_: module)
+    monkeypatch.setattr(warm_start, "load", lambda *_: {"model": module})
     data = SeqIOSource(
         mixture_or_task_name="glue_sst2_v002",
         task_feature_lengths={"inputs": 16, "targets": 3},
@@ -119,7 +122,8 @@ def test_text_to_text_task_reads_the_columns_of_its_source(tmp_path, monkeypatch
     (tmp_path / "plain.jsonl").write_text(json.dumps({"inputs": f"sst2 sentence: {SENTENCES[0]}"}))
     found = {}
     for name in ("rows", "plain"):
-        output = infer(
+        output = call(
+            infer,
             model=config,
             data=data,
             checkpoint_path="runs/none",
@@ -148,4 +152,4 @@ def test_head_without_task_or_in_score_mode_raises(classifier, tmp_path, changes
     (tmp_path / "rows.jsonl").write_text('{"sentence": "x"}')
     paths = {"input_path": str(tmp_path / "rows.jsonl"), "output_path": str(tmp_path / "out.jsonl")}
     with pytest.raises(UserError, match=message):
-        infer(**classifier[0] | paths | changes)
+        call(infer, **classifier[0] | paths | changes)

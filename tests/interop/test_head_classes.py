@@ -13,8 +13,10 @@ from families import FAMILIES, random_model
 from safetensors.numpy import load_file, save_file
 
 from t5x_like import interop, parameters
+from t5x_like.interop import description
 from t5x_like.objectives import heads, sequence_classification, sequence_regression, token_classification
 from t5x_like.objectives.sequence_classification import SequenceClassification
+from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.token_classification import TokenClassification
 
 LABELS = ("no", "yes", "maybe")
@@ -97,6 +99,22 @@ def test_labels_without_names_are_those_of_transformers(tmp_path):
     assert interop.task_head(str(tmp_path)).labels == ("LABEL_0", "LABEL_1")
 
 
+@pytest.mark.parametrize("names", [("valence", "arousal", "dominance"), ("similarity",), ()])
+def test_scores_keep_their_names_and_their_loss(names, tmp_path):
+    config, form = config_of("bert"), heads.PooledFirstToken()
+    params = params_of("bert", SequenceRegression(labels=names, head=form))
+    interop.to_huggingface(params, config, str(tmp_path), labels=names, regression=len(names) > 1)
+    assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == "regression"
+    head = interop.task_head(str(tmp_path))
+    assert head == interop.TaskHead(SEQUENCE, form, names, is_regression=True)
+    objective = description.objective_of(config, head)
+    assert type(objective) is SequenceRegression and objective.labels == names
+    assert "OBJECTIVE = @sequence_regression.SequenceRegression()" in description.describe_head(head)
+    if len(names) > 1:
+        change_config(tmp_path, problem_type=None)  # transformers then classifies labels that are integers
+        assert not interop.task_head(str(tmp_path)).is_regression
+
+
 def test_pooler_of_a_class_that_does_not_use_it_is_ignored(tmp_path):
     config, _ = export("bert", heads.EachToken(), tmp_path)
     file = tmp_path / "model.safetensors"
@@ -120,6 +138,10 @@ def test_missing_tensor_of_the_head_raises(tmp_path):
     ("changes", "message"),
     [
         ({"problem_type": "multi_label_classification"}, "config.json: problem_type 'multi_label_classification': not"),
+        (
+            {"problem_type": "single_label_classification", "id2label": {"0": "a"}},
+            "problem_type 'single_label_classification': the head has one label only. Set 'regression' if",
+        ),
         ({"id2label": {"0": "a", "2": "b"}}, "config.json: id2label .* must map the indices 0 … 1 to names"),
         ({"id2label": ["a"]}, "id2label .* must be an object"),
         ({"classifier_dropout": "high"}, "classifier_dropout 'high': must be a number"),

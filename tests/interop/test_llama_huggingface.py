@@ -149,11 +149,13 @@ def test_missing_keys_have_transformers_defaults():
     )
 
 
-def test_mistral_without_window_is_exported_as_llama():
+def test_mistral_without_window_stays_a_mistral():
     hf_config = {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}
     config = mapping.config_from_huggingface(hf_config)
     assert config.attention_windows == (None,) and config.num_kv_heads == 32
-    assert mapping.config_to_huggingface(config)["model_type"] == "llama"
+    written = mapping.config_to_huggingface(config)
+    assert (written["architectures"], written["sliding_window"]) == (["MistralForCausalLM"], None)
+    assert mapping.config_from_huggingface(written) == config
 
 
 @pytest.mark.parametrize(
@@ -200,6 +202,8 @@ def test_unsupported_config_raises(written, changes, message):
             r"mistral does not support several attention windows: attention_windows=\(None, 4\)",
         ),
         ({"attention_windows": (4,)}, "mistral does not support biases: attention_bias=True"),
+        ({"model_type": "mistral"}, "mistral does not support biases: attention_bias=True"),
+        ({"model_type": "llama", "attention_windows": (4,)}, r"llama does not support windows: attention_windows=\(4,"),
     ],
 )
 def test_unsupported_model_raises_and_writes_nothing(changes, message, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from families import FAMILIES, random_model
 
-from t5x_like import interop
+from t5x_like import interop, parameters
 from t5x_like.errors import UserError
 from t5x_like.interop import mobilebert as mapping
 from t5x_like.interop import safetensors_files
@@ -30,6 +30,16 @@ def write(config, objective, directory, **options):
     params = {"model": model, "objective": objective.init(jax.random.key(0), model) if objective else {}}
     interop.to_huggingface(params, config, str(directory), **options)
     return params, dict(safetensors_files.Tensors(str(directory))), json.loads((directory / "config.json").read_text())
+
+
+def test_tensor_without_elements_is_read(tmp_path):
+    # transformers writes it if token embeddings are as large as hidden states.
+    config = dataclasses.replace(CONFIG, embedding_dim=CONFIG.embed_dim)
+    params, tensors, _ = write(config, MaskedLM(), tmp_path)
+    tensors["cls.predictions.dense.weight"] = np.zeros((0, config.vocab_size), np.float32)
+    safetensors_files.write(str(tmp_path), tensors)
+    expected = parameters.stack(parameters.named_leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, interop.read(str(tmp_path), config), expected)
 
 
 def test_tensors_have_expected_layout(tmp_path):

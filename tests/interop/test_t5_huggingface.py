@@ -87,3 +87,30 @@ def test_missing_sizes_raise(written):
     update_config(written[2], d_kv="absent", d_ff="absent")
     with pytest.raises(UserError, match="config.json: missing keys: d_ff, d_kv"):
         interop.from_huggingface(str(written[2]))
+
+
+@pytest.mark.parametrize("stored_logits", [True, False])
+def test_files_of_transformers_5_have_untied_logits_without_scale(tmp_path, stored_logits):
+    model = V1_1.make(jax.random.key(0))
+    interop.to_huggingface({"model": model}, V1_1, str(tmp_path))
+    update_config(tmp_path, tie_word_embeddings=True, scale_decoder_outputs=False)
+    expected = leaves(model)
+    if not stored_logits:
+        rewrite(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+        expected["logits/kernel"] = np.asarray(expected["token_embedder/embedding"]).T
+    config, found = interop.from_huggingface(str(tmp_path))
+    assert not config.tied_embeddings
+    jax.tree.map(np.testing.assert_array_equal, leaves(found), expected)
+
+
+def test_missing_logits_of_an_untied_model_raise(tmp_path):
+    interop.to_huggingface({"model": V1_1.make(jax.random.key(0))}, V1_1, str(tmp_path))
+    rewrite(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(UserError, match="tensor 'lm_head.weight' is missing"):
+        interop.from_huggingface(str(tmp_path))
+
+
+def test_tied_model_of_transformers_5_scales_its_logits(tmp_path):
+    interop.to_huggingface({"model": V1_0.make(jax.random.key(0))}, V1_0, str(tmp_path))
+    update_config(tmp_path, tie_word_embeddings=True, scale_decoder_outputs=True)
+    assert interop.config_from_huggingface(str(tmp_path)).tied_embeddings

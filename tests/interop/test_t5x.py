@@ -1,6 +1,7 @@
 """T5X checkpoints of T5: its layouts, scanned and unscanned names, and invalid checkpoints."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -16,9 +17,10 @@ from t5x_like import parameters
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
+from t5x_like.loading import open_model
 from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import warm_start, weight_files
+from t5x_like.training import weight_files, weight_source
 
 # Sizes of T5X's test checkpoint.
 SAMPLE = T5Config(embed_dim=8, mlp_dim=16, num_heads=4, head_dim=3, encoder_layers=2, decoder_layers=2)
@@ -112,7 +114,7 @@ def test_position_biases_per_layer_are_read_if_equal(models, tmp_path):
 
 
 def test_sample_equals_its_msgpack(sample, sample_tensors):
-    model = warm_start.load_model(sample, SAMPLE, Partitioner(rules="dp"))
+    model = open_model(sample, model=SAMPLE, partitioner=Partitioner(rules="dp")).read_model()
     found = to_t5x(model)
     assert found.keys() == sample_tensors.keys()
     for name, array in sample_tensors.items():
@@ -169,7 +171,7 @@ def test_logits_of_sample_equal_transformers(sample, sample_tensors):
     inputs, decoder_inputs = rng.integers(1, 32128, (2, 13)), rng.integers(1, 32128, (2, 7))
     with torch.no_grad():
         expected = reference(input_ids=torch.tensor(inputs), decoder_input_ids=torch.tensor(decoder_inputs)).logits
-    model = warm_start.load_model(sample, SAMPLE, Partitioner(rules="dp"))
+    model = open_model(sample, model=SAMPLE, partitioner=Partitioner(rules="dp")).read_model()
     batch = {"encoder_input_tokens": inputs, "decoder_input_tokens": decoder_inputs}
     logits = jax.jit(lambda model, batch: model.unembed(model(batch).hidden))(model, batch)
     assert_close({"logits": logits}, {"logits": expected.numpy()})
@@ -182,7 +184,7 @@ def test_convert_needs_model_and_writes_run(sample, tmp_path):
         convert(checkpoint_path=sample, output_path=str(tmp_path / "run"))
     convert(checkpoint_path=sample, output_path=str(tmp_path / "run"), model=SAMPLE)
     assert "T5Config:" in (tmp_path / "run/config.gin").read_text()
-    model = warm_start.load_model(str(tmp_path / "run"), SAMPLE, Partitioner(rules="dp"))
+    model = open_model(str(tmp_path / "run"), model=SAMPLE, partitioner=Partitioner(rules="dp")).read_model()
     assert_restored(t5x.read(sample, SAMPLE), model)
 
 
@@ -192,7 +194,7 @@ def test_commands_need_model_of_checkpoint(sample, tmp_path, run_command, monkey
     shutil.copy(sample, tmp_path / "t5x/checkpoint_0")
     (tmp_path / "t5x/config.gin").write_text("import t5x")  # configures T5X
     (tmp_path / "in.jsonl").write_text('{"inputs": [5, 6, 1]}')
-    files = ["--gin.CHECKPOINT_PATH=t5x", "--input=in.jsonl", "--output=out.jsonl", "--gin.infer.data=None"]
+    files = ["--gin.CHECKPOINT_PATH=t5x", "--input=in.jsonl", "--output=out.jsonl", "--gin.open_model.data=None"]
     code, output = run_command(["infer", *files])
     assert code != 0 and "CHECKPOINT_PATH=t5x is a T5X checkpoint, which does not describe its model" in output
     model = "--gin_file=models/t5_1_1/tiny.gin"
@@ -222,6 +224,14 @@ def test_truncated_file_raises(models, tmp_path):
         read(file, V1_1)
 
 
+def test_name_of_a_dtype_that_cannot_be_parsed_raises(models, tmp_path):
+    write_legacy(tmp_path, to_t5x(models[V1_1]))
+    file = tmp_path / "checkpoint_7"
+    file.write_bytes(file.read_bytes().replace(b"float32", b",loat32", 1))
+    with pytest.raises(UserError, match="checkpoint_7: truncated, or not the index of a T5X checkpoint"):
+        read(file, V1_1)
+
+
 @pytest.mark.parametrize("removed", ["", "/.zarray", "/1.0"], ids=["array", "metadata", "chunk"])
 def test_missing_array_raises(written, removed):
     path = written / f"target.encoder.layers_1.mlp.wo.kernel{removed}"
@@ -235,6 +245,53 @@ def test_truncated_chunk_raises(written):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(UserError, match="tensor 'encoder/layers_1/mlp/wo/kernel' cannot be read: "):
         read(written, V1_1)
+
+
+KEY = {"key_metadata": [{"key": "target"}, {"key": "x"}]}
+LEAF = {"driver": "zarr", "kvstore": {"driver": "file", "path": "target.x"}, "metadata": {}}
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (b"[" * 100_000, "truncated, or not the index"),
+        ([], "contains a list instead of a tree of tensors"),
+        ({"tree_metadata": [KEY]}, "contains a list instead of a tree of tensors"),
+        ({"tree_metadata": {"x": {"key_metadata": [{"name": "target"}]}}}, "missing 'key'"),
+        ({"tree_metadata": {"x": {"key_metadata": []}}}, "truncated, or not the index"),
+        ({"tree_metadata": {"x": {"key_metadata": 4}}}, "truncated, or not the index"),
+        ({"tree_metadata": {"x": 7}}, "truncated, or not the index"),
+        ({"tree_metadata": {"x": KEY}}, "tensor 'x' cannot be read"),
+    ],
+)
+def test_damaged_orbax_index_raises(tmp_path, index, message):
+    (tmp_path / "_METADATA").write_bytes(index if isinstance(index, bytes) else json.dumps(index).encode())
+    with pytest.raises(UserError, match=f"_METADATA: .*{message}"):
+        read(tmp_path, V1_1)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (b"\x81\xa1x" * 100_000 + b"\x01", "truncated, or not the index"),
+        (7, "contains a int instead of a tree of tensors"),
+        ({"target": [1, 2]}, "contains a list instead of a tree of tensors"),
+        ({"optimizer": {"target": "x"}}, "contains a str instead of a tree of tensors"),
+        ({"optimizer": 3}, "the index lists no parameters"),
+        ({"target": {"x": {**LEAF, "kvstore": "file:///etc"}}}, "'x' has no array in the directory"),
+        ({"target": {"x": {**LEAF, "kvstore": ["target.x"]}}}, "'x' has no array in the directory"),
+        ({"target": {"x": {**LEAF, "kvstore": {"path": 4}}}}, "'x' has no array in the directory"),
+        ({"target": {"x": {**LEAF, "kvstore": {"path": "a\0b"}}}}, "'x' has no array in the directory"),
+        ({"target": {"x": 4}}, "'x' has no array in the directory"),
+        ({"target": {"x": LEAF}}, "tensor 'x' cannot be read"),
+    ],
+)
+def test_damaged_msgpack_index_raises(tmp_path, index, message):
+    contents = index if isinstance(index, bytes) else serialization.msgpack_serialize(index)
+    (tmp_path / "checkpoint_7").mkdir()
+    (tmp_path / "checkpoint_7/checkpoint").write_bytes(contents)
+    with pytest.raises(UserError, match=f"checkpoint: .*{message}"):
+        read(tmp_path, V1_1)
 
 
 @pytest.mark.parametrize("directory", ["../other", "/etc", "gs://bucket/array", ""])
@@ -266,8 +323,11 @@ def test_array_outside_of_checkpoint_raises(tmp_path, directory):
 )
 def test_other_architecture_raises(models, tmp_path, changes, message):
     write_legacy(tmp_path, to_t5x(models[V1_1]))
+    other = dataclasses.replace(V1_1, **changes)
     with pytest.raises(UserError, match=message):
-        read(tmp_path, dataclasses.replace(V1_1, **changes))
+        read(tmp_path, other)
+    with pytest.raises(UserError, match=message):  # without reading a value
+        weight_source.model_shapes(weight_source.InitialWeights(path=str(tmp_path)), other)
 
 
 def test_scanned_checkpoint_with_another_number_of_layers_raises(models, tmp_path):

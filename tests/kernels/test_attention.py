@@ -11,8 +11,9 @@ from t5x_like.errors import UserError
 from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels.attention import attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.masks import MASK_VALUE, Mask
+from t5x_like.kernels.masks import MASK_VALUE, BlockLists, Mask
 from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.mesh import make_mesh
 from t5x_like.partitioning import Partitioner
 
@@ -42,14 +43,14 @@ def numpy_attention(q, k, v, bias, visible, scale=1.0):
 def test_equals_numpy(kv_heads):
     q, k, v, bias = inputs(kv_heads)
     valid = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]], bool)
-    output = attention(q, k, v, mask=Mask(key_valid=jnp.asarray(valid)), bias=bias, scale=0.5)
+    output = attention(q, k, v, mask=Mask(key_valid=jnp.asarray(valid)), bias=DenseBias(bias), scale=0.5)
     expected = numpy_attention(q, k, v, bias, np.broadcast_to(valid[:, None], (BATCH, QUERIES, KEYS)), scale=0.5)
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
 
 
 def test_scores_and_probabilities_are_consistent_with_output():
     q, k, v, bias = inputs()
-    result = reference(q, k, v, mask=Mask(causal=True), bias=bias)
+    result = reference(q, k, v, mask=Mask(causal=True), bias=DenseBias(bias))
     np.testing.assert_allclose(result.probabilities, jax.nn.softmax(result.scores), atol=1e-6)
     np.testing.assert_allclose(np.einsum("bhqk,bkhd->bqhd", result.probabilities, v), result.output, atol=1e-6)
     assert np.all(np.asarray(result.scores)[:, :, 0, 1:] == MASK_VALUE)
@@ -74,7 +75,7 @@ def test_softmax_equals_jax_nn_softmax_in_value_and_gradient():
 
 def test_bfloat16_inputs_use_a_float32_softmax():
     q, k, v, bias = inputs(dtype=jnp.bfloat16)
-    result = reference(q, k, v, mask=Mask(), bias=bias)
+    result = reference(q, k, v, mask=Mask(), bias=DenseBias(bias))
     assert result.output.dtype == jnp.bfloat16
     assert result.scores.dtype == result.probabilities.dtype == jnp.float32
     everything = np.ones((BATCH, QUERIES, KEYS), bool)
@@ -127,8 +128,8 @@ def test_partitioner_may_require_plain_products():
     ("options", "reason"),
     [
         ({"q_len": 64}, "few queries"),
-        ({"mask": Mask(dense=np.ones((2, 128, 128), bool))}, "the mask is dense"),
-        ({"bias": jnp.zeros((1, 4, 128, 128))}, "the bias is dense"),
+        ({"mask": Mask(dense=np.ones((2, 128, 128), bool))}, "does not read these conditions of the mask: dense"),
+        ({"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "the bias depends on more than the distance"),
         ({"dropout": Dropout(0.1, broadcast_dims=(-1,))}, "dropout shares its decisions"),
         (
             {"sharded": {"sequence": 8}},
@@ -158,7 +159,7 @@ SEGMENTS = jnp.repeat(jnp.array([[1, 2, 0]]), 100, axis=1).repeat(2, axis=0)
         (300, Mask(causal=True, query_segments=SEGMENTS, key_segments=SEGMENTS), None),
         (1100, Mask(causal=True, window=70), None),
         (200, Mask(causal=True), RelativeBias(jnp.sin(jnp.arange(4.0)[:, None] * jnp.arange(399)))),
-        (200, Mask(causal=True), jnp.cos(jnp.arange(200.0))[None, None, None].repeat(4, axis=1)),
+        (200, Mask(causal=True), DenseBias(jnp.cos(jnp.arange(200.0))[None, None, None].repeat(4, axis=1))),
     ],
     ids=["two blocks", "short last block", "segments", "larger blocks", "relative bias", "dense bias"],
 )
@@ -207,9 +208,9 @@ def test_inconsistent_shapes_raise():
     with pytest.raises(ValueError, match="have inconsistent shapes"):
         attention(q, k[:, :, :3], v[:, :, :3], mask=Mask())
     with pytest.raises(ValueError, match=r"bias \(1, 4, 3, 4\) does not broadcast"):
-        attention(q, k, v, mask=Mask(), bias=bias[..., :-1])
+        attention(q, k, v, mask=Mask(), bias=DenseBias(bias[..., :-1]))
     with pytest.raises(ValueError, match="does not broadcast"):
-        attention(q, k, v, mask=Mask(), bias=bias[:, :1])
+        attention(q, k, v, mask=Mask(), bias=DenseBias(bias[:, :1]))
     with pytest.raises(ValueError, match=r"bias \(4, 6\) does not broadcast"):
         attention(q, k, v, mask=Mask(), bias=RelativeBias(jnp.zeros((HEADS, QUERIES + KEYS - 2))))
 
@@ -217,5 +218,64 @@ def test_inconsistent_shapes_raise():
 def test_relative_bias_equals_its_dense_matrix():
     q, k, v, _ = inputs()
     bias = RelativeBias(jnp.asarray(np.random.default_rng(1).normal(size=(HEADS, QUERIES + KEYS - 1)), jnp.float32))
-    dense = attention(q, k, v, mask=Mask(), bias=bias.materialize(QUERIES, KEYS))
+    dense = attention(q, k, v, mask=Mask(), bias=DenseBias(bias.materialize(q, k)))
     np.testing.assert_array_equal(attention(q, k, v, mask=Mask(), bias=bias), dense)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_structured_masks_equal_dense_ones(seed):
+    """Ranks, global keys, windows, segments and repeated lists of blocks, against sums over the keys of each query."""
+    rng = np.random.default_rng(seed)
+    batch, length, heads, kv_heads, size = 2, int(rng.integers(5, 12)), 4, 2, int(rng.integers(1, 4))
+    number = -(-length // size)
+    q, dy = rng.normal(size=(2, batch, length, heads, 3)).astype(np.float32)
+    k, v = rng.normal(size=(2, batch, length, kv_heads, 3)).astype(np.float32)
+    lists = rng.integers(-1, number, (int(rng.choice([1, heads])), number, 3))  # with repetitions
+    ranks, segments = rng.integers(0, 4, (batch, length)), np.sort(rng.integers(0, 2, (batch, length)))
+    shared, window, strict = rng.random((batch, length)) < 0.2, int(rng.integers(1, 6)), bool(seed % 2)
+    counts = np.zeros((batch, heads, length, length))
+    for b, h, i, j in np.ndindex(counts.shape):
+        listed = int(np.sum(lists[h % len(lists), i // size] == j // size))
+        near = abs(i - j) < window or shared[b, j]
+        ranked = ranks[b, j] < ranks[b, i] if strict else ranks[b, j] <= ranks[b, i]
+        visible = near and ranked and segments[b, i] == segments[b, j]
+        counts[b, h, i, j] = visible * max(listed, int(shared[b, j]))
+    mask = Mask(
+        window=window,
+        query_segments=jnp.asarray(segments),
+        key_segments=jnp.asarray(segments),
+        query_ranks=jnp.asarray(ranks),
+        key_ranks=jnp.asarray(ranks),
+        strict_ranks=strict,
+        global_keys=jnp.asarray(shared),
+        blocks=BlockLists(jnp.asarray(lists), size),
+    )
+    np.testing.assert_array_equal(np.broadcast_to(mask.materialize(length, length), counts.shape), counts > 0)
+    seen = (counts.sum(-1, keepdims=True) > 0).swapaxes(1, 2)[..., 0][..., None]  # other queries average all values
+
+    def structured(q, k, v):
+        output = attention(q, k, v, mask=mask, scale=0.4) * seen
+        return jnp.sum(output * dy), output
+
+    def summed(q, k, v):
+        k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
+        weights = counts * jnp.exp(0.4 * jnp.einsum("bihd,bjhd->bhij", q, k))
+        weights = weights / jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-9)
+        output = jnp.einsum("bhij,bjhd->bihd", weights, v)
+        return jnp.sum(output * dy), output
+
+    for found, wanted in zip(
+        *(jax.tree.leaves(jax.value_and_grad(each, (0, 1, 2), has_aux=True)(q, k, v)) for each in (structured, summed)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * max(1, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("condition", ["ranks", "global_keys", "blocks"])
+def test_kernels_leave_new_conditions_to_the_reference(condition):
+    mask = {
+        "ranks": Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)),
+        "global_keys": Mask(window=3, global_keys=jnp.zeros((2, 128), bool)),
+        "blocks": Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)),
+    }[condition]
+    assert backend_for(tpu_mesh(), *shapes(), mask=mask) == "xla"

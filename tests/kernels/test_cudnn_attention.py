@@ -16,18 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from objective_cases import terms_of
 
 from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels import cudnn_attention
 from t5x_like.kernels.attention import backend_for, reference
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.masks import BlockLists, Mask
 from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 
@@ -199,7 +202,8 @@ def test_gpus_use_cudnn(options, mask):
         ({"head_dim": 136, "q_len": 256, "capability": "10.0"}, {}, "not a multiple of 8 up to 128"),
         ({"q_len": 64}, {}, "few queries"),
         ({}, {"bias": RelativeBias(jnp.zeros((4, 255)))}, "cuDNN would round the bias to bfloat16"),
-        ({}, {"bias": jnp.zeros((1, 4, 128, 128))}, "cuDNN would round the bias to bfloat16"),
+        ({}, {"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "cuDNN would round the bias to bfloat16"),
+        ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64))}, "its mask has lists of blocks"),
         ({}, {"dropout": Dropout(0.1)}, "cuDNN would drop the same attention weights in every step"),
         ({"kv_len": 129}, {"mask": Mask(key_valid=jnp.ones((2, 129), bool))}, "to be even, not 128 x 129"),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
@@ -289,7 +293,7 @@ def test_models_call_cudnn_once_per_scanned_stack(config, objective, cudnn, monk
     batch = {name: jax.ShapeDtypeStruct((ROWS, *shape), jnp.int32) for name, shape in spec.items()}
 
     def loss(parameters, batch):
-        return sum(objective.terms(parameters, batch, dropout_key=jax.random.key(1)).sums.values())
+        return sum(terms_of(objective, parameters, batch, keys=Keys(dropout=jax.random.key(1))).sums.values())
 
     program = jax.make_jaxpr(jax.grad(loss))(parameters, batch).jaxpr
     assert calls_of(program, FORWARD_PRIMITIVE) == 1

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.masks import BlockLists, Mask
 
 
 def rows(mask, q_len, kv_len):
@@ -63,6 +63,46 @@ def test_all_conditions_apply():
     ]
 
 
+# UniLM's masks of a row with two source tokens and two target tokens (Dong et al. 2019, figure 1).
+UNILM = {
+    "bidirectional": ([0, 0, 0, 0], ["xxxx", "xxxx", "xxxx", "xxxx"]),
+    "left to right": ([0, 1, 2, 3], ["x...", "xx..", "xxx.", "xxxx"]),
+    "right to left": ([3, 2, 1, 0], ["xxxx", ".xxx", "..xx", "...x"]),
+    "sequence to sequence": ([0, 0, 1, 2], ["xx..", "xx..", "xxx.", "xxxx"]),
+}
+
+
+@pytest.mark.parametrize(("ranks", "expected"), UNILM.values(), ids=UNILM)
+def test_ranks_are_the_masks_of_unilm(ranks, expected):
+    ranks = jnp.array([ranks])
+    assert rows(Mask(query_ranks=ranks, key_ranks=ranks), 4, 4) == expected
+
+
+def test_strict_ranks_are_the_mask_of_a_permutation():
+    order = jnp.array([[2, 0, 3, 1]])  # the second token is predicted first, and then the last one
+    assert rows(Mask(query_ranks=order, key_ranks=order, strict_ranks=True), 4, 4) == [".x.x", "....", "xx.x", ".x.."]
+
+
+def test_global_keys_are_visible_outside_of_windows_and_blocks():
+    first = jnp.array([[True, False, False, False, False]])
+    assert rows(Mask(window=1, global_keys=first), 5, 5) == ["x....", "xx...", "x.x..", "x..x.", "x...x"]
+    blocks = BlockLists(jnp.array([[[0, -1], [1, 2], [2, -1]]]), 2)
+    assert rows(Mask(blocks=blocks), 5, 5) == ["xx...", "xx...", "..xxx", "..xxx", "....x"]
+    assert rows(Mask(blocks=blocks, global_keys=first), 5, 5) == ["xx...", "xx...", "x.xxx", "x.xxx", "x...x"]
+
+
+def test_block_lists_that_are_too_short_raise():
+    with pytest.raises(ValueError, match="2 lists of blocks of 2 do not cover 5 queries"):
+        Mask(blocks=BlockLists(jnp.zeros((1, 2, 1), int), 2)).materialize(5, 5)
+
+
+def test_conditions_are_the_names_of_what_is_given():
+    assert Mask().conditions == frozenset()
+    ranks = jnp.zeros((1, 2), int)
+    mask = Mask(causal=True, window=2, query_ranks=ranks, key_ranks=ranks)
+    assert mask.conditions == {"causal", "window", "ranks"}
+
+
 def test_mask_structure_is_static_under_jit():
     mask = Mask(causal=True, key_valid=jnp.array([[True, False]]))
     assert jax.jit(lambda mask: mask)(mask).causal is True
@@ -73,6 +113,9 @@ def test_mask_structure_is_static_under_jit():
     ("arguments", "message"),
     [
         ({"query_segments": jnp.ones((1, 2), int)}, "must be given together"),
+        ({"query_ranks": jnp.ones((1, 2), int)}, "query_ranks and key_ranks of a mask must be given together"),
+        ({"strict_ranks": True}, "strict_ranks requires query_ranks and key_ranks"),
+        ({"global_keys": jnp.ones((1, 2), bool)}, "global_keys requires window or blocks"),
         ({"window": 0}, "window=0 is not a positive integer"),
         ({"prefix": jnp.array([[True]])}, "requires causal=True"),
     ],

@@ -23,4 +23,5 @@ def test_toeplitz_values_and_gradient(q_len, kv_len):
 
 def test_bias_is_shared_by_all_rows():
     values = jnp.arange(8.0).reshape(2, 4)
-    np.testing.assert_array_equal(RelativeBias(values).materialize(3, 2), toeplitz(values, 3, 2)[None])
+    q, k = jnp.zeros((1, 3, 2, 1)), jnp.zeros((1, 2, 2, 1))
+    np.testing.assert_array_equal(RelativeBias(values).materialize(q, k), toeplitz(values, 3, 2)[None])

@@ -13,9 +13,9 @@ def test_names_select_stacks_and_layers():
     names = ["encoder/layers/hidden", "encoder/layers/1/hidden", "encoder/layers/1/attention/scores", "encoder/output"]
     captures = parse(names, STACKS)["encoder"]
     assert captures.requested == {"hidden", "attention/scores"}
-    assert captures.within("attention") == {"scores"}
+    assert captures.within("attention") == {"capture": {"scores"}}
     assert captures.kept == {"hidden": (0, 1), "attention/scores": (1,)}
-    assert captures.state("output", 5) == {"encoder/output": 5} and captures.state("embedding", 5) == {}
+    assert captures.state("output", 5) == (5, {"encoder/output": 5}) and captures.state("embedding", 5) == (5, {})
     for kept in (
         {"hidden": jnp.array([1, 2]), "attention/scores": jnp.array([4])},
         {"hidden": [1, 2], "attention/scores": [4]},

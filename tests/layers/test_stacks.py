@@ -11,7 +11,10 @@ from numerics import assert_close
 from t5x_like import parameters
 from t5x_like.kernels.contraction import contract
 from t5x_like.kernels.dropout import dropout
+from t5x_like.kernels.masks import BlockLists, Mask
 from t5x_like.layers import stacks
+from t5x_like.layers.captures import parse as captures_of
+from t5x_like.models.bert import BertConfig
 
 NUMBER, SIZE = 3, 16
 
@@ -33,7 +36,7 @@ def loss(tree, x, remat="none", key=None):
         x = layer(x, key)
         return x, {"sum": jnp.sum(x), "index": index * jnp.ones(())}
 
-    x, outs = stacks.run(tree["layers"], function, x, num_layers=NUMBER, dropout_key=key, remat=remat)
+    x, outs = stacks.run(tree["layers"], function, x, order=range(NUMBER), dropout_key=key, remat=remat)
     return jnp.sum(x**2), stacks.stack_outputs(tree["layers"], outs)
 
 
@@ -53,7 +56,7 @@ def test_dots_policy_saves_products_with_parameters(remat, recomputed, platform)
         return jnp.sin(contract(jnp.tanh(x), kernel, 1, platform=platform)), None
 
     def squares(kernels, x):
-        x, _ = stacks.run(kernels, layer, x, num_layers=NUMBER, remat=remat)
+        x, _ = stacks.run(kernels, layer, x, order=range(NUMBER), remat=remat)
         return jnp.sum(x**2)
 
     kernels = jnp.ones((NUMBER, SIZE, SIZE))
@@ -88,7 +91,7 @@ def test_layers_have_different_dropout():
     def function(layer, carry, index, key):
         return carry, layer(X, key)
 
-    _, outs = stacks.run(tree["layers"], function, None, num_layers=NUMBER, dropout_key=jax.random.key(0))
+    _, outs = stacks.run(tree["layers"], function, None, order=range(NUMBER), dropout_key=jax.random.key(0))
     assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[1], outs[2])
 
 
@@ -96,12 +99,55 @@ def test_layers_have_different_dropout():
 def test_alternating_layer_functions(scan):
     layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
     functions = [lambda layer, x, index, key, sign=sign: (sign * x + index, x) for sign in (1, -1)]
-    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), num_layers=4)
+    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), order=range(4))
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
     np.testing.assert_array_equal(stacks.stack_outputs(layers, outs), [5, 5, -4, -2])
     with pytest.raises(ValueError, match="3 layers cannot follow a pattern of 2 layers"):
-        stacks.run(layers, functions, jnp.asarray(5.0), num_layers=3)
+        stacks.run(layers, functions, jnp.asarray(5.0), order=range(3))
+
+
+ORDERS = {
+    "slice": (1, 2),
+    "repeated": (1,) * 6,
+    "groups": (0, 0, 1, 1, 2, 2),
+    "again": (0, 1, 2, 2),
+    "cycles": (0, 1, 2, 0, 1, 2),
+    "odd part": (0, 1, 2, 0),
+}
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("period", [1, 2])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_order_of_layers(order, period, remat):
+    """Layers in any order equal a loop: values, outputs, and gradients that sum over the applications of a layer."""
+    inputs, key = jnp.asarray(np.random.default_rng(1).normal(size=(len(order), SIZE)), jnp.float32), jax.random.key(1)
+    keep = {"every": tuple(range(len(order))), "last": (len(order) - 1,)}
+
+    def apply(layer, x, index, key, sign):
+        x = layer(sign * x + inputs[index], key)  # an input by the index of the application
+        return x, {"every": x[0], "last": 2 * x}
+
+    def loop(tree):
+        x, outs = X, []
+        for index, (stored, each) in enumerate(zip(order, jax.random.split(key, len(order)), strict=True)):
+            x, out = apply(tree["layers"][stored], x, index, each, (1, -1)[index % period])
+            outs.append(out["every"])
+        return jnp.sum(x**2), {"every": jnp.stack(outs), "last": 2 * x[None]}
+
+    def run(tree):
+        functions = [lambda *each, sign=sign: apply(*each, sign) for sign in (1, -1)[:period]]
+        options = {"order": order, "dropout_key": key, "remat": remat, "keep": keep}
+        x, kept = stacks.run(tree["layers"], functions, X, **options)
+        return jnp.sum(x**2), {name: jnp.stack(list(each)) for name, each in kept.items()}
+
+    (value, outs), gradient = jax.jit(jax.value_and_grad(loop, has_aux=True))(make(False))
+    for scan in (False, True):
+        (found, kept), other = jax.jit(jax.value_and_grad(run, has_aux=True))(make(scan))
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+        assert_close(kept, outs)
+        assert_close(*(parameters.stack(parameters.named_leaves(tree)) for tree in (other, gradient)))
 
 
 def test_remat_policies_reduce_memory():
@@ -124,7 +170,7 @@ def test_only_kept_outputs_are_returned(scan, period):
         return x + 1, {"all": x, "some": 10 * x}
 
     keep = {"all": (0, 1, 2, 3), "some": (1, 3)}
-    x, kept = stacks.run(layers, [function] * period, jnp.zeros(()), num_layers=4, keep=keep)
+    x, kept = stacks.run(layers, [function] * period, jnp.zeros(()), order=range(4), keep=keep)
     assert float(x) == 4
     np.testing.assert_array_equal(kept["all"], [0, 1, 2, 3])
     np.testing.assert_array_equal(kept["some"], [10, 30])
@@ -141,7 +187,7 @@ def test_memory_of_a_scan_holds_only_kept_outputs():
             projected = jnp.tanh(x @ kernel)
             return projected, {"scores": projected @ projected.T}
 
-        _, kept = stacks.run(stack, function, x, num_layers=layers, keep={"scores": indices})
+        _, kept = stacks.run(stack, function, x, order=range(layers), keep={"scores": indices})
         return kept["scores"][-1]
 
     def temporary_bytes(function, indices):
@@ -156,3 +202,22 @@ def test_memory_of_a_scan_holds_only_kept_outputs():
     for function in (last_scores, gradient):
         assert temporary_bytes(function, (layers - 1,)) < 8 * size
         assert temporary_bytes(function, range(layers)) > layers * size
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_have_block_lists_of_their_own(scan):
+    """Lists per layer and head are an array, of which each layer takes its own by index, also under a scan."""
+    config = BertConfig(vocab_size=9, embed_dim=4, mlp_dim=4, num_heads=2, head_dim=2, num_layers=2, scan_layers=scan)
+    encoder, length = config.make(jax.random.key(0)).encoder, 6
+    lists = jnp.array([[[[0], [1], [2]], [[1], [1], [1]]], [[[2], [2], [2]], [[0], [2], [1]]]])
+
+    def inputs(layer):
+        return {"attention": {"mask": Mask(blocks=BlockLists(lists[layer], 2))}}
+
+    name = "encoder/layers/attention/probabilities"
+    captures = captures_of((name,), {"encoder": (2, encoder.capturable)})["encoder"]
+    _, captured = jax.jit(lambda x: encoder(x, inputs, captures=captures))(jnp.ones((1, length, 4)))
+    for layer, head, query in np.ndindex(2, 2, length):
+        (block,) = lists[layer, head, query // 2]
+        expected = [0.5 * (key // 2 == block) for key in range(length)]
+        np.testing.assert_allclose(captured[name][layer, 0, head, query], expected, atol=1e-6)

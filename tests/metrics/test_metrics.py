@@ -29,7 +29,7 @@ def steps(model_dir, split="train"):
 
 
 def started(model_dir, after=0, **options):
-    writer = metrics.MetricsWriter(model_dir, tensorboard=False, **options)
+    writer = metrics.MetricsWriter(model_dir, logger_names="", wall=lambda: 1.23456, **options)
     writer.rewind(after)
     return writer
 
@@ -41,8 +41,8 @@ def test_rows_keep_full_precision_and_order(model_dir):
     writer.write(1, "validation", {"loss": 2.0})
     writer.flush()
     assert metrics.read_metrics(model_dir) == [
-        {"step": 1, "split": "train", "loss": loss, "accuracy": 1 / 3},
-        {"step": 1, "split": "validation", "loss": 2.0},
+        {"step": 1, "split": "train", "time": 1.235, "loss": loss, "accuracy": 1 / 3},
+        {"step": 1, "split": "validation", "time": 1.235, "loss": 2.0},
     ]
 
 
@@ -52,7 +52,7 @@ def test_non_finite_values_are_written_as_null(tmp_path):
     writer.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert row == {"step": 1, "split": "train", "loss": None, "grad_norm": None}
+    assert row == {"step": 1, "split": "train", "time": 1.235, "loss": None, "grad_norm": None}
     assert math.isnan(metrics.read_metrics(str(tmp_path))[0]["loss"])
 
 
@@ -132,7 +132,7 @@ def test_disabled_writer_writes_no_file(tmp_path):
 def test_killed_process_loses_no_flushed_row(tmp_path):
     code = f"""
 from t5x_like import metrics
-writer = metrics.MetricsWriter({str(tmp_path)!r}, tensorboard=False)
+writer = metrics.MetricsWriter({str(tmp_path)!r}, logger_names="")
 writer.rewind(0)
 step = 0
 while True:
@@ -332,6 +332,7 @@ def test_throughput_excludes_pauses():
     assert throughput.rates() == {
         "tokens_per_second": 200.0,
         "seconds_per_step": 2.0,
+        "step_time_deviation": 0.0,
         "data_wait_fraction": 0.25,
         "mfu": 0.25,
         "peak_memory_bytes": 30,
@@ -340,6 +341,7 @@ def test_throughput_excludes_pauses():
     throughput.count(tokens=100, wait_seconds=7.5)
     second = throughput.rates()
     assert (second["tokens_per_second"], second["seconds_per_step"], second["data_wait_fraction"]) == (200.0, 0.5, 0.0)
+    assert second["step_time_deviation"] == 0.5 - 1.0  # the median of 3 s, 1 s and 0.5 s
 
 
 def test_unknown_rates_are_none():

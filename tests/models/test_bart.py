@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from families import FAMILIES, example_batch, random_model, scanned, tokens
+from objective_cases import terms_of
 
 from t5x_like import parameters
 from t5x_like.decoding.generate import generate
@@ -63,7 +64,7 @@ def test_sequence_to_sequence_loss_is_cross_entropy_of_logits():
     model, batch = random_model(BART.config), example_batch(BART)
     targets = batch["decoder_input_tokens"]
     batch |= {"decoder_target_tokens": targets, "decoder_loss_weights": np.ones_like(targets)}
-    terms = jax.jit(lambda model: SequenceToSequence(z_loss=0.0).terms({"model": model}, batch))(model)
+    terms = jax.jit(lambda model: terms_of(SequenceToSequence(z_loss=0.0), {"model": model}, batch))(model)
     entropies = -np.take_along_axis(jax.nn.log_softmax(logits(model, batch)), targets[..., None], axis=-1)
     np.testing.assert_allclose(terms.sums["targets"], entropies.sum(), rtol=1e-5)
 

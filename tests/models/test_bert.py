@@ -28,15 +28,16 @@ def test_padding_id_of_config_is_masked():
 
 def test_embeddings_match_manual_computation():
     model = random_model(ROBERTA.config)
+    tables = model.embeddings
     token, position, token_type = (
         np.asarray(table.embedding[...])
-        for table in (model.token_embedder, model.position_embedder, model.token_type_embedder)
+        for table in (tables.token_embedder, tables.position_embedder, tables.token_type_embedder)
     )
     assert position.shape == (18, 12)
     batch = {"encoder_input_tokens": np.array([[7, 9]], np.int32), "encoder_positions": np.array([[3, 0]], np.int32)}
     total = np.stack([token[7] + position[5] + token_type[0], token[9] + position[2] + token_type[0]])
     normed = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-5)
-    expected = normed * model.embedding_norm.scale[...] + model.embedding_norm.bias[...]
+    expected = normed * model.embeddings.norm.scale[...] + model.embeddings.norm.bias[...]
     np.testing.assert_allclose(model.embed(batch)["encoder"][0], expected, atol=1e-5)
 
 
@@ -76,9 +77,9 @@ def test_parameter_names_and_axes():
     assert axes["encoder/layers/attention/query/kernel"] == ("layers", "embed", "heads", "kv")
     assert axes["encoder/layers/attention/query/bias"] == ("layers", "heads", "kv")
     assert axes["encoder/layers/mlp/wi/kernel"] == ("layers", "embed", "mlp")
-    assert axes["token_embedder/embedding"] == ("vocab", "embed")
-    assert axes["position_embedder/embedding"] == ("positions", "embed")
-    assert axes["token_type_embedder/embedding"] == ("token_types", "embed")
+    assert axes["embeddings/token_embedder/embedding"] == ("vocab", "embed")
+    assert axes["embeddings/position_embedder/embedding"] == ("positions", "embed")
+    assert axes["embeddings/token_type_embedder/embedding"] == ("token_types", "embed")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from objective_cases import terms_of
 
 from t5x_like import interop, parameters
 from t5x_like.interop import tables
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import total_weights
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
@@ -173,7 +175,7 @@ def test_loss_and_gradients(pair, assert_parity):
     reference.loss.backward()
 
     def loss(params):
-        terms, weights = pair.objective.terms(params, pair.batch), pair.objective.weights(pair.batch)
+        terms, weights = terms_of(pair.objective, params, pair.batch), total_weights(pair.objective, pair.batch)
         return sum(pair.objective.coefficients[name] * terms.sums[name] / weights[name] for name in terms.sums)
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(pair.params)

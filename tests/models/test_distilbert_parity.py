@@ -9,11 +9,13 @@ import json
 import jax
 import numpy as np
 import pytest
+from objective_cases import read_terms
 
 from t5x_like import interop, parameters
 from t5x_like.interop import tables
 from t5x_like.models.distilbert import sinusoids
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.passes import total_weights
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
@@ -83,10 +85,10 @@ def test_states_attention_logits_loss_and_gradients(example, assert_parity):
 
     def loss(params):
         found = params["model"](rows, capture=CAPTURED)
-        terms = MaskedLM().terms_of(params, found, batch)
+        terms = read_terms(MaskedLM(), params, found, batch)
         head = params["objective"]["masked_lm"]
         logits = params["model"].unembed(head(found.hidden)) + head.bias[...]
-        return terms.sums["masked_lm"] / MaskedLM().weights(batch)["masked_lm"], (found.captured, logits)
+        return terms.sums["masked_lm"] / total_weights(MaskedLM(), batch)["masked_lm"], (found.captured, logits)
 
     (value, (captured, logits)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 

@@ -1,7 +1,9 @@
 """Properties of every family: interface, masks, layouts, dropout, devices, decoding, captures, FLOPs."""
 
 import dataclasses
+import functools
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,8 @@ from numerics import assert_close
 
 from t5x_like import parameters
 from t5x_like.decoding.prompts import left_pad
+from t5x_like.layers.captures import Edit
+from t5x_like.models import build
 from t5x_like.models.base import (
     BaseConfig,
     GenerativeDecoder,
@@ -88,6 +92,42 @@ def influence(model, batch, stack):
     embedded = model.embed(batch)
     jacobian = jax.jit(jax.jacobian(lambda x: model.trunk(embedded | {stack: x}, batch).hidden[0]))
     return np.abs(jacobian(embedded[stack])[:, :, 0]).max(axis=(1, 3))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stacks_are_known_before_the_parameters(name):
+    family = FAMILIES[name]
+    infos = family.config.stacks
+    assert tuple(infos) == family.stacks and {info.embed_dim for info in infos.values()} == {family.config.embed_dim}
+    names = tuple(f"{stack}/layers/{info.num_layers - 1}/attention/query" for stack, info in infos.items())
+    batch = example_batch(family)
+    captured = jax.eval_shape(lambda model: model(batch, capture=names).captured, build.shapes(family.config))
+    queries = [captured[name].shape[2:] for name in names]
+    assert queries == [(info.num_heads, info.head_dim) for info in infos.values()]
+    keys = [name.replace("/query", "/key") for name in names]
+    captured = jax.eval_shape(lambda model: model(batch, capture=tuple(keys)).captured, build.shapes(family.config))
+    assert [captured[key].shape[2:] for key in keys] == [(info.num_kv_heads, info.head_dim) for info in infos.values()]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_features_that_a_model_reads_are_those_of_its_configuration(name):
+    family, read = FAMILIES[name], set()
+
+    class Recorded(dict):
+        def __getitem__(self, feature):
+            read.add(feature)
+            return super().__getitem__(feature)
+
+        def get(self, feature, default=None):
+            read.add(feature)
+            return super().get(feature, default)
+
+    batch = example_batch(family)
+    for stack in family.stacks:
+        ones = np.ones_like(batch[f"{stack}_input_tokens"])
+        batch |= {f"{stack}_segment_ids": ones, f"{stack}_positions": ones, "token_types": ones}
+    jax.eval_shape(lambda model: model(Recorded(batch)), build.shapes(family.config))
+    assert read == set(family.config.reads)
 
 
 @parametrize_families(lambda family: "decoder" in family.stacks)
@@ -305,6 +345,39 @@ def test_prefill_and_decode_steps_match_whole_rows(name, layout):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt3", "mistral", "t5_decoder", "t5_1_1", "bart"])
+def test_steps_of_several_positions_of_which_some_are_kept(name):
+    """Wrong guesses that are not kept leave no trace, also in the ring of a window, and shorter steps follow."""
+    family = FAMILIES[name]
+    config = scanned(family.config) if ALL.index(name) % 2 else family.config
+    model, whole, lengths, first = random_model(config), tokens(2, 15), np.array([5, 2]), 5
+    batch = example_batch(family) | {"decoder_input_tokens": whole}
+    if family.is_encoder_decoder:
+        lengths, first = np.array([0, 0]), 0
+        cache = jax.jit(lambda model: model.init_cache(2, 15, model.encode(batch)))(model)
+    else:
+        prompts = {
+            "decoder_input_tokens": whole[:, :5],
+            "decoder_segment_ids": (np.arange(5) < lengths[:, None]).astype(np.int32),
+        }
+        _, cache = jax.jit(lambda model: model.prefill(left_pad(prompts), 15, num_positions=3))(model)
+    expected, index = np.asarray(logits(model, batch)), first
+
+    @jax.jit
+    def decode(model, following, cache, index):
+        states, cache = model.decode_step(following, cache, index)
+        return model.unembed(states), cache
+
+    for guessed, kept in ((3, 1), (3, 2), (3, 3), (1, 1), (3, 1)):
+        positions = lengths[:, None] + index - first + np.arange(guessed)
+        following = np.take_along_axis(whole, positions, axis=1)
+        following[:, kept:] = (following[:, kept:] + 7) % config.vocab_size
+        found, cache = decode(model, following, cache, index)
+        wanted = np.take_along_axis(expected, positions[:, :kept, None], axis=1)
+        np.testing.assert_allclose(found[:, :kept], wanted, atol=2e-5)
+        index += kept
+
+
 # ---- captures, FLOPs, initial loss -----------------------------------------------------------------------------------
 
 
@@ -336,6 +409,44 @@ def test_captures_have_the_same_names_in_all_families_and_the_same_values_in_bot
     absent = f"{family.stacks[-1]}/layers/{layers}/hidden"
     with pytest.raises(ValueError, match=f"cannot capture '{absent}'"):
         random_model(config)(batch, capture=(absent,))
+
+
+@pytest.mark.parametrize("name", ["bert", "shared_layers", "mobilebert", "gpt3", "bart", "t5_decoder"])
+def test_edits_replace_named_arrays_in_both_layouts(name):
+    """An edit acts on the layer of its name alone, later layers read the result, and its arrays have gradients."""
+    family = FAMILIES[name]
+    config, batch, stack = family.config, example_batch(family), family.stacks[-1]
+    last = family.config.stacks[stack].num_layers - 1
+    first, output = f"{stack}/layers/0/hidden", f"{stack}/output"
+    attention = [f"{stack}/layers/{last}/attention/{what}" for what in ("query", "key", "value", "scores")]
+    shifts = {each: jnp.linspace(0.5, 1.0, config.embed_dim) for each in (f"{stack}/embedding", first, output)}
+    factors = dict.fromkeys([*attention, f"{stack}/layers/{last}/attention/probabilities"], jnp.ones(()))
+    added = shifts | factors
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=1, has_aux=True)
+    def run(model, added):
+        edits = [Edit(each, lambda x, y: x + y, (added[each],)) for each in shifts]
+        edits += [Edit(each, lambda x, y: x * (1 + y), (added[each],)) for each in factors]
+        outputs = model(batch, capture=(*added, f"{stack}/layers/hidden"), edits=edits)
+        return jnp.sum(jnp.sin(outputs.hidden)), outputs.captured
+
+    none, gradients = jax.tree.map(jnp.zeros_like, added), []
+    for model in (random_model(config), random_model(scanned(config))):
+        (_, plain), _ = run(model, none)
+        assert_close(plain, model(batch, capture=tuple(plain)).captured)
+        for each in added:
+            (_, found), _ = run(model, none | {each: added[each]})
+            assert_close({each: found[each]}, {each: plain[each] + added[each] if each in shifts else 2 * plain[each]})
+            states = zip(found[f"{stack}/layers/hidden"], plain[f"{stack}/layers/hidden"], strict=True)
+            changed = [bool(np.abs(one - other).max() > 1e-4) for one, other in states]
+            unchanged = {first: 0, output: last + 1, f"{stack}/embedding": 0}.get(each, last)
+            assert changed == [index >= unchanged for index in range(last + 1)], each
+        gradients.append(run(model, added)[1])
+    assert_close(*gradients)
+    assert all(np.any(gradient) for gradient in gradients[0].values())
+    with pytest.raises(ValueError, match="cannot edit 'other/output': unknown name"):
+        random_model(config)(batch, edits=(Edit("other/output", jnp.sin),))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -383,7 +494,8 @@ def test_parameter_names_are_common_to_families():
     """Partitioning rules and parameter groups match these names."""
     for family in FAMILIES.values():
         axes = parameters.logical_axes(jax.eval_shape(scanned(family.config).make, jax.random.key(0)))
-        assert axes["token_embedder/embedding"] == ("vocab", "embed")
+        (table,) = (axes[name] for name in axes if re.search("(^|/)token_embedder/embedding$", name))
+        assert table == ("vocab", "embed")
         stack = family.stacks[-1]
         attention = f"{stack}/layers/{family.attention_of(stack)}"
         assert axes[f"{attention}/query/kernel"] == ("layers", "embed", "heads", "kv")

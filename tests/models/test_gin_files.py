@@ -108,7 +108,7 @@ def test_variants_have_published_hyperparameters(load):
     assert (bert.activations, bert.position_offset, bert.num_token_types, bert.norm_epsilon) == (("gelu",), 0, 2, 1e-12)
     expected = (("gelu_exact",), 2, 1, 1e-5)
     assert (roberta.activations, roberta.position_offset, roberta.num_token_types, roberta.norm_epsilon) == expected
-    assert abstract(roberta).position_embedder.embedding.shape == (514, 768)
+    assert abstract(roberta).embeddings.position_embedder.embedding.shape == (514, 768)
     gpt1, gpt2, gpt3 = load("gpt1/tiny"), load("gpt2/tiny"), load("gpt3/tiny")
     assert (gpt1.norm_position, gpt2.norm_position, gpt3.norm_position) == ("post", "pre", "pre")
     assert (gpt1.max_length, gpt2.max_length, gpt3.max_length) == (512, 1024, 2048)

@@ -14,6 +14,7 @@ import pytest
 from t5x_like import interop, parameters
 from t5x_like.data import batches
 from t5x_like.interop import tables
+from t5x_like.objectives import passes
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.token_classification import TokenClassification
@@ -42,10 +43,12 @@ _T5_1_1 = _T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 _GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
 _DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
-# Class of transformers, its configuration, and the number of labels; 1 is regression.
+_SCORES = {"problem_type": "regression"}
+# Class of transformers, its configuration, and the number of labels or scores; 1 is regression.
 CASES = [
     ("BertForSequenceClassification", _ENCODER | {"type_vocab_size": 2}, 3),
     ("BertForSequenceClassification", _ENCODER | {"type_vocab_size": 2, "hidden_act": "gelu_new"}, 1),
+    ("BertForSequenceClassification", _ENCODER | {"type_vocab_size": 2} | _SCORES, 3),
     ("BertForTokenClassification", _ENCODER | {"type_vocab_size": 2}, 5),
     ("RobertaForSequenceClassification", _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}, 2),
     ("RobertaForTokenClassification", _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}, 3),
@@ -66,6 +69,7 @@ CASES = [
     ("GPT2ForTokenClassification", _SIZES | _GPT | {"classifier_dropout": 0.3}, 4),
     ("OpenAIGPTForSequenceClassification", _SIZES | _GPT, 1),
     ("LlamaForSequenceClassification", _LLAMA, 3),
+    ("LlamaForSequenceClassification", _LLAMA | _SCORES, 2),
     ("LlamaForTokenClassification", _LLAMA | {"tie_word_embeddings": True}, 3),
     ("MistralForSequenceClassification", _LLAMA | {"sliding_window": 5}, 2),
     ("MistralForTokenClassification", _LLAMA | {"sliding_window": 5}, 2),
@@ -108,7 +112,7 @@ class Example:
         return self.reference(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()})
 
 
-def make_arrays(rng, hf_config, outputs, each_token):
+def make_arrays(rng, hf_config, outputs, head):
     """Returns rows of different lengths that end with EOS, and their targets."""
     lengths = np.array([LENGTH, LENGTH - 4, LENGTH - 11, LENGTH - 1])
     inputs = rng.integers(FIRST_TEXT, VOCABULARY, (ROWS, LENGTH))
@@ -116,8 +120,10 @@ def make_arrays(rng, hf_config, outputs, each_token):
         inputs[np.arange(ROWS), lengths - 1] = hf_config.eos_token_id
     valid = np.arange(LENGTH) < lengths[:, None]
     types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1), (ROWS, LENGTH))
-    targets = rng.integers(0, outputs, (ROWS, 1)) if outputs > 1 else rng.uniform(0, 5, (ROWS, 1)).astype(np.float32)
-    if each_token:
+    targets = rng.integers(0, outputs, (ROWS, 1))
+    if head.is_regression:
+        targets = rng.uniform(0, 5, (ROWS, outputs)).astype(np.float32)
+    if head.name == "token_classification":
         targets = np.where(valid, rng.integers(-1, outputs, (ROWS, LENGTH)), -1)
     return {"inputs": inputs * valid, "token_types": types * valid, "targets": targets, "lengths": lengths}
 
@@ -138,26 +144,26 @@ def example(request, tmp_path_factory):
             reference.get_input_embeddings().weight[hf_config.pad_token_id] = 0
     reference.save_pretrained(directory, safe_serialization=True)
     head = interop.task_head(directory)
+    assert head.is_regression == (outputs == 1 or "problem_type" in settings)
     if head.name == "token_classification":
         objective = TokenClassification(head.labels, head=head.form)
+    elif head.is_regression:
+        objective = SequenceRegression(labels=head.labels, head=head.form)
     else:
-        objective = (
-            SequenceClassification(head.labels, head=head.form) if outputs > 1 else SequenceRegression(head=head.form)
-        )
+        objective = SequenceClassification(head.labels, head=head.form)
     config, model = interop.from_huggingface(directory)
     like = jax.eval_shape(objective.init, jax.random.key(0), model)
     stored = interop.read(directory, config)
     leaves = {name.removeprefix(tables.OBJECTIVE): leaf for name, leaf in stored.items() if "objective/" in name}
     assert leaves.keys() == parameters.named_leaves(like).keys()
-    arrays = make_arrays(np.random.default_rng(number), hf_config, outputs, head.name == "token_classification")
+    arrays = make_arrays(np.random.default_rng(number), hf_config, outputs, head)
     params = {"model": model, "objective": parameters.rebuild(like, leaves)}
     return Example(reference, directory, config, objective, params, arrays)
 
 
 def test_head_is_read_from_config_json(example):
     hf_config, head = example.reference.config, interop.task_head(example.directory)
-    names = tuple(hf_config.id2label.values())
-    assert head.labels == (names if len(names) > 1 else ())
+    assert head.labels == tuple(hf_config.id2label.values())
     assert head.form == interop.head_form(example.directory, head.name)
     dropouts = [
         module.p
@@ -174,15 +180,14 @@ def test_logits_loss_and_gradients(example, assert_parity):
     (term,) = example.objective.coefficients
 
     def loss(params):
-        outputs = params["model"](example.batch)
-        total = example.objective.terms_of(params, outputs, example.batch).sums[term]
-        logits = example.objective.predictions(params, outputs, example.batch)[term].hidden
-        return total / example.objective.weights(example.batch)[term], logits
+        found = passes.forward(example.objective, params, example.batch)
+        total, _ = passes.loss(found, {term: 1 / passes.total_weights(example.objective, example.batch)[term]})
+        return total, found.predictions[term].hidden
 
     (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(example.params)
     expected = reference.logits.detach().numpy()
     if expected.ndim == 2:
-        logits = logits[:, 0]
+        logits = logits.reshape(ROWS, -1)
     else:
         logits, expected = logits[example.valid], expected[example.valid]
     assert_parity({"logits": logits}, {"logits": expected}, "logits")
@@ -195,17 +200,18 @@ def test_logits_loss_and_gradients(example, assert_parity):
 
 
 def test_transformers_reads_exported_head(example, tmp_path):
-    labels = getattr(example.objective, "labels", ())
+    labels = example.objective.labels
+    regression = isinstance(example.objective, SequenceRegression)
     rate = next(iter(example.params["objective"].values())).dropout.rate
-    interop.to_huggingface(example.params, example.config, str(tmp_path), labels=labels, dropout_rate=rate)
+    options = {"labels": labels, "regression": regression, "dropout_rate": rate}
+    interop.to_huggingface(example.params, example.config, str(tmp_path), **options)
     loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     for name in ("architectures", "num_labels", "pad_token_id"):
         assert getattr(loaded.config, name) == getattr(example.reference.config, name), name
     assert interop.task_head(str(tmp_path)).labels == labels
-    if labels:
-        assert loaded.config.id2label == example.reference.config.id2label
-        assert loaded.config.label2id == {label: index for index, label in enumerate(labels)}
+    assert loaded.config.id2label == example.reference.config.id2label
+    assert loaded.config.label2id == {label: index for index, label in enumerate(labels)}
     assert loaded.config.problem_type in (None, example.reference.config.problem_type)
     for name, tensor in example.reference.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name

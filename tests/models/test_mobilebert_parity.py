@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from objective_cases import read_terms
 
 from t5x_like import interop, parameters
 from t5x_like.interop import mobilebert as mapping
@@ -19,6 +20,7 @@ from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import total_weights
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
@@ -172,8 +174,8 @@ def test_logits_loss_and_gradients(example, assert_parity):
 
     def loss(params):
         outputs, heads = params["model"](example.batch), params["objective"]
-        terms = example.objective.terms_of(params, outputs, example.batch)
-        weights = example.objective.weights(example.batch)
+        terms = read_terms(example.objective, params, outputs, example.batch)
+        weights = total_weights(example.objective, example.batch)
         total = sum(terms.sums[name] / weights[name] for name in terms.sums)
         head = heads["masked_lm"]
         tokens = head.logits(params["model"], head(outputs.hidden))

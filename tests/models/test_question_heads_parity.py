@@ -12,14 +12,15 @@ import jax
 import numpy as np
 import pytest
 from numerics import TOLERANCE
+from objective_cases import terms_of
 
 from t5x_like import interop, parameters
 from t5x_like.data import batches
 from t5x_like.interop import tables
-from t5x_like.objectives.component import flatten_choices
 from t5x_like.objectives.gpt1_finetuning import AuxiliaryLM
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.multiple_choice import MultipleChoice
+from t5x_like.objectives.passes import forward, total_weights
 from t5x_like.objectives.span_extraction import SpanExtraction
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
@@ -171,19 +172,18 @@ def example(request, tmp_path_factory):
 
 def test_logits_losses_and_gradients(example, assert_parity):
     expected_logits, expected = example.losses()
-    weights = example.objective.weights(example.batch)
+    weights = total_weights(example.objective, example.batch)
     sum(example.objective.coefficients[term] * value for term, value in expected.items()).backward()
 
     def loss(params):
-        sums = example.objective.terms(params, example.batch).sums
+        sums = terms_of(example.objective, params, example.batch).sums
         terms = {name: sums[name] / weights[name] for name in sums}
         return sum(example.objective.coefficients[name] * term for name, term in terms.items()), terms
 
     (_, terms), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(example.params)
     assert_parity(terms, {name: term.detach() for name, term in expected.items()}, "losses")
-    rows = flatten_choices(example.batch)
     main = getattr(example.objective, "objectives", [example.objective])[0]
-    predicted = main.predictions(example.params, example.params["model"](rows), rows).values()
+    predicted = forward(main, example.params, example.batch).predictions.values()
     logits = np.concatenate([each.hidden for each in predicted], axis=1)
     if not isinstance(main, SpanExtraction):
         logits = logits[:, 0]

@@ -1,5 +1,6 @@
 """Properties of every objective: the `Objective` protocol, microbatches and devices, padding, predictions."""
 
+import functools
 import inspect
 import re
 
@@ -8,18 +9,21 @@ import numpy as np
 import pytest
 from families import FAMILIES, random_model, tokens
 from numerics import TOLERANCE, assert_close
-from objective_cases import CASES, ROWS
+from objective_cases import CASES, ROWS, terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import batches
 from t5x_like.data.features import FeatureSpec
-from t5x_like.objectives.base import Objective, Terms
+from t5x_like.errors import UserError
+from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.causal_lm import CausalLM
-from t5x_like.objectives.component import Component, flatten_choices
 from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.passes import flatten_choices, forward_at_evaluation, loss, predict, total_weights
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import step
+from t5x_like.training import gradients
+from t5x_like.training.state import Frozen
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
@@ -27,12 +31,12 @@ def case(request):
     return request.param
 
 
-def test_objective_implements_the_protocol(case):
+def test_objective_has_the_signatures_of_the_base_class(case):
     objective = case.objective
     assert isinstance(objective.features, FeatureSpec)
     assert objective.coefficients and all(isinstance(value, float) for value in objective.coefficients.values())
     assert all(isinstance(name, str) for name in objective.other_names.values())
-    for method in ("init", "weights", "terms", "predict"):
+    for method in ("init", "weights", "target_weights", "run", "read", "predict"):
         expected = inspect.signature(getattr(Objective, method)).parameters
         found = inspect.signature(getattr(type(objective), method)).parameters
         assert [(p.name, p.kind, p.default) for p in found.values()] == [
@@ -48,8 +52,9 @@ def gradient(case, microbatches, devices):
     _, frozen = optimizers.split(case.params(), ())
 
     def run(params, batch):
-        normalize = step.normalizers(case.objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(case.objective, params, step.Frozen(frozen), batch, None, microbatches, normalize)
+        normalize = gradients.normalizers(case.objective, batch, "NUM_REAL_TARGET_TOKENS")
+        keys = gradients.keys_of_step(case.objective, jax.random.key(0), batch, dropout=False)
+        return gradients.compute(case.objective, params, Frozen(frozen), batch, keys, microbatches, normalize)[:2]
 
     found, metrics = partitioner.jit(run)(case.params(), partitioner.put_batch(case.batch()))
     return parameters.named_leaves(found), {name: np.stack(pair) for name, pair in metrics.items()}
@@ -66,22 +71,33 @@ def test_loss_and_gradient_are_equal_on_any_microbatches_and_devices(case):
         assert_close(metrics, expected_metrics)
 
 
-def test_rows_of_padding_have_no_weight(case):
+def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(case):
     batch = case.batch()
     real = np.any(
         [batch[name].reshape(ROWS, -1).any(axis=1) for name in case.objective.features.segment_features], axis=0
     )
     assert 0 < real.sum() < ROWS
     without = {name: array[real] for name, array in batch.items()}
-    np.testing.assert_equal(case.objective.weights(batch), case.objective.weights(without))
-    terms = jax.jit(case.objective.terms)
-    found, expected = terms(case.params(), batch), terms(case.params(), without)
-    for name, value in expected.sums.items():
-        np.testing.assert_allclose(found.sums[name], value, rtol=1e-5)
+    np.testing.assert_equal(total_weights(case.objective, batch), total_weights(case.objective, without))
+
+    @jax.jit
+    def terms(params, batch):
+        factors = dict.fromkeys(case.objective.coefficients, 0.5)
+        return terms_of(case.objective, params, batch).sums, loss(
+            forward_at_evaluation(case.objective, params, batch), factors
+        )
+
+    (found, _), (expected, (total, in_one_pass)) = terms(case.params(), batch), terms(case.params(), without)
+    assert expected.keys() == case.objective.coefficients.keys()
+    np.testing.assert_allclose(total, 0.5 * sum(expected.values()), rtol=1e-5)
+    for name, value in expected.items():
+        if not case.objective.draws:  # what is drawn for a row depends on its number
+            np.testing.assert_allclose(found[name], value, rtol=1e-5)
+        np.testing.assert_allclose(in_one_pass.sums[name], value, rtol=1e-5)
 
 
 def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(case):
-    predicted = jax.jit(case.objective.predict)(case.params(), case.batch())
+    predicted = jax.jit(functools.partial(predict, case.objective))(case.params(), case.batch())
     assert {array.shape[0] for array in predicted.values()} == {ROWS}
     if "probabilities" in predicted:
         np.testing.assert_allclose(predicted["probabilities"].sum(-1), 1, rtol=1e-5)
@@ -90,21 +106,22 @@ def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(case):
     batch = case.batch()
     labels, segments = batch.get("labels", batch.get("label")), batch[case.objective.features.segment_features[0]]
     if labels is not None and "probabilities" in predicted and segments.ndim == 2:
-        terms = case.objective.terms(case.params(), case.batch())
+        terms = terms_of(case.objective, case.params(), case.batch())
         known = (labels >= 0) & (segments[:, : labels.shape[1]] != 0)
         correct = ((predicted["predictions"] == labels) & known).sum()
         assert [float(x) for x in terms.metrics["accuracy"]] == [correct, known.sum()]
 
 
 def test_predictions_describe_every_term_and_do_not_need_labels(case):
-    objective, batch = case.objective, flatten_choices(case.batch(), case.objective.features.axes)
+    objective, batch = case.objective, case.batch()
 
     def describe(params, batch):
-        found = objective.predictions(params, objective.forward(params, batch), batch)
+        found = forward_at_evaluation(objective, params, batch).predictions
         return {name: (each.logits(each.hidden), each.weights, each.target_weights) for name, each in found.items()}
 
     described = jax.eval_shape(describe, case.params(), batch)
-    weights, totals = objective.prediction_weights(batch), objective.weights(case.batch())
+    weights = objective.weights(flatten_choices(batch, objective.features.axes))
+    totals = total_weights(objective, batch)
     assert totals.keys() == objective.coefficients.keys() <= described.keys() == weights.keys()
     for name, (logits, each, known) in described.items():
         assert logits.dtype == np.float32 and logits.shape[:2] == each.shape == weights[name].shape
@@ -121,27 +138,38 @@ def test_scores_are_the_log_probabilities_of_the_targets():
     objective, params = CausalLM(), {"model": random_model(FAMILIES["gpt2"].config), "objective": {}}
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     batch = batches.from_arrays(objective.features, {"targets": tokens(2, 5) * mask})
-    scores, terms = jax.jit(objective.predict)(params, batch)["scores"], jax.jit(objective.terms)
+    scores = jax.jit(functools.partial(predict, objective))(params, batch)["scores"]
+    terms = jax.jit(functools.partial(terms_of, objective))
     for row in range(2):
         one = {name: array[row : row + 1] for name, array in batch.items()}
         np.testing.assert_allclose(-scores[row], terms(params, one).metrics["loss"][0], rtol=1e-5)
 
 
 def test_dropout_keys_of_the_model_and_of_each_head_differ():
-    keys = []
+    seen = []
 
-    class Head(Component):
+    class Head(Objective):
         features = MaskedLM.features
 
         def __init__(self, name):
             self.coefficients = {name: 1.0}
 
-        def terms_of(self, params, outputs, batch, *, dropout_key=None):
-            keys.append(dropout_key)
-            return Terms(sums=dict.fromkeys(self.coefficients, 0.0), metrics={})
+        def read(self, params, outputs, rows, *, keys):
+            seen.append(keys.dropout)
+            return Pass(rows, outputs, {}, sums=dict.fromkeys(self.coefficients, 0.0))
 
     def model(batch, *, dropout_key, capture):
-        keys.extend([dropout_key, *jax.random.split(dropout_key, 4)])  # a model splits its key
+        seen.extend([dropout_key, *jax.random.split(dropout_key, 4)])  # a model splits its key
 
-    Joint([Head("a"), Head("b")]).terms({"model": model}, {}, dropout_key=jax.random.key(0))
-    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == len(keys) == 7
+    model.config = None
+    terms_of(Joint([Head("a"), Head("b")]), {"model": model}, {}, keys=Keys(dropout=jax.random.key(0)))
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in seen}) == len(seen) == 7
+
+
+def test_terms_without_coefficient_or_weights_raise():
+    case, objective = CASES["masked_lm"], MaskedLM()
+    objective.coefficients = {"another": 1.0}
+    with pytest.raises(UserError, match="MaskedLM.coefficients: term 'masked_lm', which `read` returns, is missing"):
+        jax.eval_shape(lambda: forward_at_evaluation(objective, case.params(), case.batch()))
+    with pytest.raises(UserError, match="MaskedLM.coefficients: term 'another' has no weights. Return them from"):
+        total_weights(objective, case.batch())

@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES, example_batch, random_model, scanned
+from objective_cases import terms_of
 
 from t5x_like import config, optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.feature_based import NAME, FeatureBased, _View
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.layer_mix import Concatenation, MixWeights, ScalarMix, Sum
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import predict
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.token_classification import TokenClassification
 
@@ -70,7 +73,7 @@ def example(sizes, features):
 
 
 def total(objective, trainable, frozen, batch, key):
-    return objective.terms(optimizers.merge(trainable, frozen), batch, dropout_key=key).sums["next_sentence"]
+    return terms_of(objective, optimizers.merge(trainable, frozen), batch, keys=Keys(dropout=key)).sums["next_sentence"]
 
 
 def test_model_is_not_differentiated_and_has_no_dropout():
@@ -107,7 +110,7 @@ def test_concatenation_widens_the_head():
     objective, trainable, frozen, batch = example(BERT, Concatenation())
     kernel = parameters.named_leaves(trainable)["objective/next_sentence/pooler/kernel"]
     assert kernel.shape == (4 * BERT.embed_dim, 4 * BERT.embed_dim)
-    predictions = objective.predict(optimizers.merge(trainable, frozen), batch)
+    predictions = predict(objective, optimizers.merge(trainable, frozen), batch)
     assert predictions["probabilities"].shape == (2, 2)
 
 
@@ -142,12 +145,12 @@ def test_gin_file_freezes_the_model_and_mixes_its_layers(head, objective, bindin
     files = ["models/bert/tiny.gin", "runs/bert.gin", f"objectives/{head}.gin", "optimizers/adamw_finetune.gin"]
     resolved = config.load(
         "t5x_like.train.train",
-        files=[*files, "runs/feature_based.gin"],
+        files=["commands/train.gin", *files, "runs/feature_based.gin"],
         bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "100"), ("LABELS", "('a', 'b')"), *bindings],
         given=("run_config",),
     )
-    configured = config.arguments(resolved.configured(), without=("data", "eval_data"))
-    assert configured["optimizer"].groups[0] == optimizers.ParameterGroup("^model/", freeze=True)
-    assert isinstance(configured["objective"], FeatureBased)
-    assert isinstance(configured["objective"].objective, objective)
-    assert configured["objective"].mixture == ScalarMix((0, -1) if bindings else None)
+    configured = config.arguments(resolved.configured())["recipe"]
+    assert configured.optimizer.groups[0] == optimizers.ParameterGroup("^model/", freeze=True)
+    assert isinstance(configured.objective, FeatureBased)
+    assert isinstance(configured.objective.objective, objective)
+    assert configured.objective.mixture == ScalarMix((0, -1) if bindings else None)

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_cases import LABELS
+from objective_cases import LABELS, read_terms
 
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
+from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.token_classification import TokenClassification
@@ -89,16 +90,30 @@ def test_unknown_scores_may_be_nan():
     batch = {"encoder_segment_ids": SEGMENTS, "label": np.array([[2.5], [np.nan]], np.float32)}
 
     def loss(head):
-        terms = objective.terms_of({"objective": {"sequence_classification": head}}, Outputs(hidden=STATES), batch)
+        terms = read_terms(objective, {"objective": {"sequence_classification": head}}, Outputs(hidden=STATES), batch)
         return terms.sums["sequence_regression"]
 
     value, gradient = jax.value_and_grad(loss)(head)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradient)))
 
 
+def test_loss_of_several_scores_is_the_mean_over_those_that_are_known():
+    objective = SequenceRegression(labels=("a", "b"), head=heads.PooledFirstToken())
+    head = heads.PooledFirstToken().make(CONFIG, 2, key=jax.random.key(0))
+    params, outputs = {"objective": {"sequence_classification": head}}, Outputs(hidden=STATES)
+    batch = {"encoder_segment_ids": SEGMENTS, "label": np.array([[2.5, -1.0], [1.0, 4.0]], np.float32)}
+    found = np.asarray(objective.predict(objective.read(params, outputs, batch))["predictions"])
+    squares = (found - batch["label"]) ** 2
+    terms = read_terms(objective, params, outputs, batch)
+    assert found.shape == (2, 2) and total_weights(objective, batch)["sequence_regression"] == 3
+    assert terms.sums["sequence_regression"] == pytest.approx(squares[0, 0] + squares[1, 0] + squares[1, 1], rel=1e-5)
+    assert terms.metrics["loss"][1] == 3
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: SequenceRegression(labels=("a", "a"), head=heads.LastToken()), "labels=.*: give different names"),
         (lambda: SequenceClassification("ab", head=heads.LastToken()), "labels='ab' is not a sequence of names"),
         (lambda: SequenceClassification(["a", 1], head=heads.LastToken()), "is not a sequence of names"),
         (lambda: TokenClassification(["O"], head=heads.EachToken()), "give at least two different names"),

@@ -1,5 +1,6 @@
 """Joint objectives: one forward pass, and BERT's pretraining gradient on any number of microbatches and devices."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,16 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numerics import assert_close
+from objective_cases import terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import features, specs
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import forward, predict, total_weights
+from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import step
+from t5x_like.training import gradients
+from t5x_like.training.state import Frozen
 
 CONFIG = BertConfig(
     vocab_size=24,
@@ -87,8 +93,8 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
     _, frozen = optimizers.split(make_params(), ())
 
     def run(params, batch):
-        normalize = step.normalizers(PRETRAINING, batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(PRETRAINING, params, step.Frozen(frozen), batch, None, microbatches, normalize)
+        normalize = gradients.normalizers(PRETRAINING, batch, "NUM_REAL_TARGET_TOKENS")
+        return gradients.compute(PRETRAINING, params, Frozen(frozen), batch, NO_KEYS, microbatches, normalize)[:2]
 
     found, metrics = partitioner.jit(run)(make_params(), partitioner.put_batch(make_batch()))
     assert_close(parameters.named_leaves(found), reference_gradient())
@@ -109,11 +115,11 @@ def test_model_runs_once_and_terms_are_combined():
         dropout_keys.append(dropout_key)
         return params["model"](batch, dropout_key=dropout_key)
 
-    model.unembed = params["model"].unembed
-    terms = PRETRAINING.terms({"model": model, "objective": params["objective"]}, batch, dropout_key=None)
+    model.unembed, model.config = params["model"].unembed, params["model"].config
+    terms = terms_of(PRETRAINING, {"model": model, "objective": params["objective"]}, batch)
     assert dropout_keys == [None]
-    separate = [objective.terms(params, batch) for objective in PRETRAINING.objectives]
-    assert terms.sums.keys() == {"masked_lm", "next_sentence"} == PRETRAINING.weights(batch).keys()
+    separate = [terms_of(objective, params, batch) for objective in PRETRAINING.objectives]
+    assert terms.sums.keys() == {"masked_lm", "next_sentence"} == total_weights(PRETRAINING, batch).keys()
     for expected in separate:
         for name, value in expected.sums.items():
             np.testing.assert_allclose(terms.sums[name], value, rtol=1e-6)
@@ -123,11 +129,22 @@ def test_model_runs_once_and_terms_are_combined():
 
 def test_predictions_of_the_first_objective_keep_their_names():
     params, batch = make_params(), make_batch()
-    masked, pairs = (objective.predict(params, batch) for objective in PRETRAINING.objectives)
-    found = PRETRAINING.predict(params, batch)
+    masked, pairs = (predict(objective, params, batch) for objective in PRETRAINING.objectives)
+    found = predict(PRETRAINING, params, batch)
     assert list(found) == ["predictions", "next_sentence/predictions", "next_sentence/probabilities"]
     np.testing.assert_array_equal(found["predictions"], masked["predictions"])
     np.testing.assert_array_equal(found["next_sentence/predictions"], pairs["predictions"])
+
+
+def test_handed_features_of_all_objectives_are_united():
+    class Handing(MaskedLM):
+        def read(self, params, outputs, rows, **options):
+            return dataclasses.replace(
+                super().read(params, outputs, rows, **options), handed={"hidden": outputs.hidden}
+            )
+
+    found = jax.eval_shape(lambda: forward(Joint([Handing(), NextSentence()]), make_params(), make_batch()).handed)
+    assert {name: x.shape for name, x in found.items()} == {"hidden": (BATCH, LENGTH, CONFIG.embed_dim)}
 
 
 def test_init_returns_heads_of_all_objectives():
@@ -146,6 +163,7 @@ def test_given_coefficients_replace_defaults():
     [
         ([], None, "Joint.objectives is empty. Give at least one objective"),
         ([MaskedLM(), MaskedLM()], None, "the term 'masked_lm'"),
+        ([MaskedLM(), RecurrentLM()], None, "RecurrentLM defines `run`, but a Joint runs the model once"),
         ([MaskedLM()], {"mlm": 2.0}, "unknown term 'mlm'. The terms are masked_lm"),
     ],
 )

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numerics import assert_close
+from objective_cases import read_terms, terms_of
 
 from t5x_like import parameters
 from t5x_like.data import batches, specs
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.masked_lm import MaskedLM, gather_positions
+from t5x_like.objectives.passes import total_weights
 from t5x_like.partitioning import Partitioner
 
 CONFIG = BertConfig(
@@ -67,15 +69,15 @@ def test_loss_of_one_position_equals_numpy():
     x = np.asarray(hidden[0, 2] @ head.dense.kernel[...] + head.dense.bias[...], np.float64)
     x = np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
     x = (x - x.mean()) / math.sqrt(x.var() + 1e-5) * head.norm.scale[...] + head.norm.bias[...]
-    logits = params["model"].token_embedder.embedding[...] @ x + head.bias[...]
+    logits = params["model"].embeddings.token_embedder.embedding[...] @ x + head.bias[...]
     expected = -logits[6] + math.log(np.exp(logits).sum())
-    terms = objective.terms_of(params, Outputs(hidden=hidden), batch)
+    terms = read_terms(objective, params, Outputs(hidden=hidden), batch)
     assert float(terms.sums["masked_lm"]) == pytest.approx(float(expected), rel=1e-5)
     assert [float(x) for x in terms.metrics["loss"]] == pytest.approx([float(expected), 1.0], rel=1e-5)
     assert float(terms.metrics["accuracy"][0]) == float(np.argmax(logits) == 6)
-    predicted = objective.predictions_of(params, Outputs(hidden=hidden), batch)["predictions"]
+    predicted = objective.predict(objective.read(params, Outputs(hidden=hidden), batch))["predictions"]
     assert predicted.shape == (1, 2) and predicted[0, 0] == np.argmax(logits)
-    assert float(objective.weights(batch)["masked_lm"]) == 1.0
+    assert float(total_weights(objective, batch)["masked_lm"]) == 1.0
 
 
 def test_padding_predictions_have_no_effect():
@@ -86,8 +88,8 @@ def test_padding_predictions_have_no_effect():
     padded = {name: np.pad(array, ((0, 0), (0, 2))) for name, array in arrays.items() if name != "inputs"}
     few, many = (batches.from_arrays(specs.MASKED_LM, arrays | other) for other in ({}, padded))
     for name in ("loss", "accuracy", "z_loss"):
-        total, weight = objective.terms(params, few).metrics[name]
-        other_total, other_weight = objective.terms(params, many).metrics[name]
+        total, weight = terms_of(objective, params, few).metrics[name]
+        other_total, other_weight = terms_of(objective, params, many).metrics[name]
         np.testing.assert_allclose((other_total, other_weight), (total, weight), rtol=1e-5)
         assert float(weight) == 3.0
 
@@ -96,7 +98,7 @@ def test_z_loss_is_in_the_term_and_in_its_own_metric():
     params = make_params(MaskedLM())
     arrays = {"inputs": [[3, 4, 5]], "targets": [[2]], "masked_positions": [[1]]}
     batch = batches.from_arrays(specs.MASKED_LM, {name: np.array(array) for name, array in arrays.items()})
-    plain, with_z = MaskedLM().terms(params, batch), MaskedLM(z_loss=0.1).terms(params, batch)
+    plain, with_z = terms_of(MaskedLM(), params, batch), terms_of(MaskedLM(z_loss=0.1), params, batch)
     z_loss = float(with_z.metrics["z_loss"][0])
     assert z_loss > 0 and float(plain.metrics["z_loss"][0]) == 0
     assert float(with_z.sums["masked_lm"]) == pytest.approx(float(plain.sums["masked_lm"]) + z_loss, rel=1e-6)
@@ -132,11 +134,13 @@ def test_gradient_is_equal_when_length_and_vocabulary_are_sharded():
     batch = {name: array.astype(np.int32) for name, array in batch.items()}
 
     def loss(params, batch):
-        return objective.terms(params, batch).sums["masked_lm"]
+        return terms_of(objective, params, batch).sums["masked_lm"]
 
     expected = jax.jit(jax.grad(loss))(params, batch)
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
     shardings = partitioner.shardings(params)
     step = partitioner.jit(jax.grad(loss), out_shardings=shardings)
     found = step(jax.device_put(params, shardings), partitioner.put_batch(batch))
-    assert_close(parameters.named_leaves(found), parameters.named_leaves(expected))
+    named = (parameters.named_leaves(found), parameters.named_leaves(expected))
+    # The biases of keys only add a constant to the scores of a query: their gradient is 0 up to rounding.
+    assert_close(*({name: leaf for name, leaf in each.items() if not name.endswith("key/bias")} for each in named))

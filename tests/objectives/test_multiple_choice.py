@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from objective_cases import read_terms
 
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
-from t5x_like.objectives.component import flatten_choices
 from t5x_like.objectives.gpt1_finetuning import ExtractToken
 from t5x_like.objectives.multiple_choice import MultipleChoice
+from t5x_like.objectives.passes import flatten_choices, total_weights
 
 OBJECTIVE = MultipleChoice(3, head=heads.LastToken())
 SCORES = np.array([[1.0, 2.0, 0.0], [0.5, 0.0, 9.0], [3.0, 0.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
@@ -25,15 +26,15 @@ OUTPUTS = Outputs(hidden=np.repeat(SCORES.reshape(-1, 1, 1), 4, axis=1))
 
 
 def test_loss_is_the_cross_entropy_over_real_choices():
-    terms = OBJECTIVE.terms_of(PARAMS, OUTPUTS, flatten_choices(BATCH))
+    terms = read_terms(OBJECTIVE, PARAMS, OUTPUTS, flatten_choices(BATCH))
     expected = np.log(np.exp(SCORES[0]).sum()) - 2.0 + np.log(np.exp(0.5) + np.exp(0.0)) - 0.0
     assert float(terms.sums["multiple_choice"]) == pytest.approx(expected, rel=1e-6)
     assert [float(x) for x in terms.metrics["accuracy"]] == [1.0, 2.0]
-    assert float(OBJECTIVE.weights(BATCH)["multiple_choice"]) == 2.0
+    assert float(total_weights(OBJECTIVE, BATCH)["multiple_choice"]) == 2.0
 
 
 def test_padded_choices_are_never_predicted():
-    predicted = OBJECTIVE.predictions_of(PARAMS, OUTPUTS, flatten_choices(BATCH))
+    predicted = OBJECTIVE.predict(OBJECTIVE.read(PARAMS, OUTPUTS, flatten_choices(BATCH)))
     assert predicted["predictions"].tolist() == [[1], [0], [0], [0], [0]]
     np.testing.assert_array_equal(predicted["probabilities"][1:3, 2], 0.0)
     np.testing.assert_allclose(predicted["probabilities"][0], np.exp(SCORES[0]) / np.exp(SCORES[0]).sum(), rtol=1e-6)

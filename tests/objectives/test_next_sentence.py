@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from objective_cases import read_terms
 
 from t5x_like import parameters
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.passes import total_weights
 
 CONFIG = BertConfig(vocab_size=8, embed_dim=4, mlp_dim=8, num_heads=2, head_dim=2, num_layers=1, max_length=8)
 OBJECTIVE = NextSentence()
@@ -45,12 +47,12 @@ def test_loss_equals_numpy():
     pooled = np.tanh(states[:, 0] @ head.pooler.kernel[...] + head.pooler.bias[...])
     logits = np.asarray(pooled @ head.classifier.kernel[...] + head.classifier.bias[...], np.float64)
     expected = [math.log(1 + math.exp(logits[row, 1 - label] - logits[row, label])) for row, label in enumerate([0, 1])]
-    terms = OBJECTIVE.terms_of(params, Outputs(hidden=states), batch([0, 1], [True, True]))
+    terms = read_terms(OBJECTIVE, params, Outputs(hidden=states), batch([0, 1], [True, True]))
     assert float(terms.sums["next_sentence"]) == pytest.approx(sum(expected), rel=1e-5)
     correct = sum(float(logits[row].argmax() == label) for row, label in enumerate([0, 1]))
     assert [float(x) for x in terms.metrics["next_sentence_accuracy"]] == [correct, 2.0]
     unlabelled = {name: x for name, x in batch([0, 1], [True, True]).items() if name != "next_sentence_label"}
-    predicted = OBJECTIVE.predictions_of(params, Outputs(hidden=states), unlabelled)
+    predicted = OBJECTIVE.predict(OBJECTIVE.read(params, Outputs(hidden=states), unlabelled))
     np.testing.assert_array_equal(predicted["predictions"], logits.argmax(axis=1)[:, None])
     np.testing.assert_allclose(
         predicted["probabilities"], np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), rtol=1e-5
@@ -60,9 +62,9 @@ def test_loss_equals_numpy():
 def test_padding_rows_have_zero_weight():
     params, states = make_params(), hidden(3)
     with_padding = batch([0, 1, 0], [True, True, False])
-    terms = OBJECTIVE.terms_of(params, Outputs(hidden=states), with_padding)
-    without = OBJECTIVE.terms_of(params, Outputs(hidden=states[:2]), batch([0, 1], [True, True]))
-    assert float(OBJECTIVE.weights(with_padding)["next_sentence"]) == 2.0
+    terms = read_terms(OBJECTIVE, params, Outputs(hidden=states), with_padding)
+    without = read_terms(OBJECTIVE, params, Outputs(hidden=states[:2]), batch([0, 1], [True, True]))
+    assert float(total_weights(OBJECTIVE, with_padding)["next_sentence"]) == 2.0
     np.testing.assert_allclose(terms.sums["next_sentence"], without.sums["next_sentence"], rtol=1e-6)
     np.testing.assert_allclose(terms.metrics["next_sentence_loss"], without.metrics["next_sentence_loss"], rtol=1e-6)
 
@@ -71,7 +73,7 @@ def test_only_the_first_token_is_read():
     params = make_params()
 
     def loss(states):
-        return OBJECTIVE.terms_of(params, Outputs(hidden=states), batch([1], [True])).sums["next_sentence"]
+        return read_terms(OBJECTIVE, params, Outputs(hidden=states), batch([1], [True])).sums["next_sentence"]
 
     gradient = np.abs(jax.grad(loss)(hidden(1))[0]).max(axis=-1)
     assert gradient[0] > 0 and (gradient[1:] == 0).all()

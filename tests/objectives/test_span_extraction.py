@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from objective_cases import read_terms
 
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
+from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.span_extraction import MASKED, SpanExtraction, best_span
 
 OBJECTIVE = SpanExtraction(head=heads.EachToken(dropout_rate=0.0), max_answer_length=2)
@@ -24,12 +26,12 @@ def log_softmax(logits):
 
 
 def test_loss_normalizes_over_tokens_and_ignores_unknown_positions():
-    terms = OBJECTIVE.terms_of(PARAMS, Outputs(hidden=LOGITS), BATCH)
+    terms = read_terms(OBJECTIVE, PARAMS, Outputs(hidden=LOGITS), BATCH)
     starts = [-log_softmax(LOGITS[row, : REAL[row], 0])[at] for row, at in ((0, 1), (1, 0), (2, 3))]
     ends = [-log_softmax(LOGITS[0, : REAL[0], 1])[2]]
     assert float(terms.sums["span_start"]) == pytest.approx(sum(starts), rel=1e-5)
     assert float(terms.sums["span_end"]) == pytest.approx(sum(ends), rel=1e-5)
-    assert {name: float(weight) for name, weight in OBJECTIVE.weights(BATCH).items()} == {
+    assert {name: float(weight) for name, weight in total_weights(OBJECTIVE, BATCH).items()} == {
         "span_start": 3,
         "span_end": 1,
     }
@@ -38,7 +40,7 @@ def test_loss_normalizes_over_tokens_and_ignores_unknown_positions():
 
 
 def test_predictions_exclude_padding_and_the_null_position():
-    predicted = OBJECTIVE.predictions_of(PARAMS, Outputs(hidden=LOGITS), BATCH)
+    predicted = OBJECTIVE.predict(OBJECTIVE.read(PARAMS, Outputs(hidden=LOGITS), BATCH))
     for row, real in enumerate(REAL):
         start, end = LOGITS[row, :, 0], LOGITS[row, :, 1]
         spans = [(i, j) for i in range(1, real) for j in range(i, min(i + 2, real))]

@@ -195,6 +195,7 @@ def test_gin_files_combine_with_any_optimizer(optimizer):
     resolved = config.load(
         "t5x_like.train.train",
         files=[
+            "commands/train.gin",
             "runs/pretrain.gin",
             "models/t5_1_1/tiny.gin",
             *(f"optimizers/{name}.gin" for name in names),
@@ -202,7 +203,7 @@ def test_gin_files_combine_with_any_optimizer(optimizer):
         bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "20000"), ("FROZEN", "^model/logits")],
         given=("run_config",),
     )
-    configured = config.arguments(resolved.configured(), without=("data", "eval_data"))["optimizer"]
+    configured = config.arguments(resolved.configured())["recipe"].optimizer
     assert configured.groups == (
         ParameterGroup("^model/logits", freeze=True),
         ParameterGroup(learning_rate_factor=LayerDecay(0.9), update_factor=GradualUnfreezing(2000)),

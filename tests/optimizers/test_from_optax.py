@@ -150,11 +150,11 @@ def test_weight_decay_factor_without_weight_decay_raises():
 def test_gin_file_builds_the_optax_optimizer(name, transform, weight_decay):
     resolved = config.load(
         "t5x_like.train.train",
-        files=["runs/pretrain.gin", "models/t5_1_1/tiny.gin", f"optimizers/{name}.gin"],
+        files=["commands/train.gin", "runs/pretrain.gin", "models/t5_1_1/tiny.gin", f"optimizers/{name}.gin"],
         bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "20000"), ("LEARNING_RATE", "0.5")],
         given=("run_config",),
     )
-    configured = config.arguments(resolved.configured(), without=("data", "eval_data"))["optimizer"]
+    configured = config.arguments(resolved.configured())["recipe"].optimizer
     params = {"model": Model(stacked=True)}
     ours, _ = trained(configured, params)
     expected = from_optax(transform, learning_rate=configured.learning_rate, weight_decay=weight_decay)

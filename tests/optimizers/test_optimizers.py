@@ -159,7 +159,7 @@ def test_frozen_parameters_passed_to_optimizer_raise(maker):
 
 
 def test_invalid_group_raises():
-    with pytest.raises(ValueError, match=r"pattern '\(' .*not a regular expression"):
+    with pytest.raises(ValueError, match=r"ParameterGroup.pattern='\(' is not a regular expression"):
         ParameterGroup("(")
     with pytest.raises(ValueError, match="learning_rate_factor=-1.0 .* is negative"):
         ParameterGroup(learning_rate_factor=-1)

@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+import recipes
 
 from t5x_like import config, optimizers
 from t5x_like.config.operative import flatten
@@ -27,11 +28,11 @@ SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip
 def options(file):
     resolved = config.load(
         "t5x_like.train.train",
-        files=["models/t5_1_1/small.gin", "runs/pretrain.gin", f"hardware/{file.name}"],
+        files=["commands/train.gin", "models/t5_1_1/small.gin", "runs/pretrain.gin", f"hardware/{file.name}"],
         bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "10")],
         given=("run_config",),
     )
-    written = flatten(resolved.text)["t5x_like.train.train.compiler_options"]
+    written = flatten(resolved.text)["t5x_like.training.recipe.Update.compiler_options"]
     return json.loads(written.replace("'", '"').replace("True", "true"))
 
 
@@ -63,7 +64,7 @@ def test_compiler_accepts_the_options_for_gpus():
 
 
 @pytest.mark.notf
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_compiler_accepts_the_options(file):
     import jax
@@ -92,7 +93,7 @@ MODEL = LlamaConfig(
     num_heads=4,
     num_kv_heads=2,
     head_dim=128,
-    num_layers=4,
+    num_layers=2,
     max_length=64,
 )
 ROWS, LENGTH = 16, 64
@@ -109,12 +110,14 @@ def compiled_work(name, ici):
     step = ", ".join([name, *(f"{axis} {size}" for axis, size in ici.items())])
     shapes = {feature: (ROWS, LENGTH) for feature in objective.features.dtypes}
     program = make_program(
-        model=MODEL,
-        objective=objective,
-        optimizer=optimizers.adamw(learning_rate=1e-3),
-        data=types.SimpleNamespace(batch_shapes=lambda features: shapes),
-        partitioner=Partitioner(ici=ici, devices=topologies.devices(COMPILED[name])),
-        compiler_options=options(Path(f"{name}.gin")),
+        recipes.make(
+            model=MODEL,
+            objective=objective,
+            optimizer=optimizers.adamw(learning_rate=1e-3),
+            data=types.SimpleNamespace(batch_shapes=lambda features: shapes),
+            partitioner=Partitioner(ici=ici, devices=topologies.devices(COMPILED[name])),
+            compiler_options=options(Path(f"{name}.gin")),
+        )
     )
     compiled = compile_step(program, topologies.parse(COMPILED[name]))
     work = compiled.work
@@ -126,7 +129,7 @@ def compiled_work(name, ici):
 
 
 @pytest.mark.notf
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
 def test_work_of_compiled_steps_equals_the_golden():
     """Times are not part of the golden. Another version of the compiler may compile other collectives."""
     version, golden = f"libtpu {importlib.metadata.version('libtpu')}", GOLDEN.read_text()

@@ -61,7 +61,7 @@ def test_meshes_of_a_search_can_be_built_over_two_slices(name):
     check_meshes(topology, fake_devices(topology))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
 @pytest.mark.notf
 @pytest.mark.parametrize("name", REAL_TOPOLOGIES)
 def test_meshes_of_a_search_can_be_built_over_libtpu_devices(name):

@@ -7,6 +7,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+import recipes
 
 from t5x_like import optimizers, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
@@ -31,11 +32,13 @@ class Shapes:
 @pytest.fixture(scope="module")
 def planned():
     return program.make_program(
-        model=dataclasses.replace(CONFIG, scan_layers=True, dtype="bfloat16"),
-        objective=OBJECTIVE,
-        optimizer=optimizers.adafactor(learning_rate=0.01),
-        data=Shapes(),
-        partitioner=partitioning.Partitioner(ici={"fsdp": 8}),
+        recipes.make(
+            model=dataclasses.replace(CONFIG, scan_layers=True, dtype="bfloat16"),
+            objective=OBJECTIVE,
+            optimizer=optimizers.adafactor(learning_rate=0.01),
+            data=Shapes(),
+            partitioner=partitioning.Partitioner(ici={"fsdp": 8}),
+        )
     )
 
 
@@ -160,8 +163,8 @@ def test_candidate_replaces_only_its_settings(planned):
     assert (
         str(candidate) == "data 4 x fsdp 2, rules fsdp, microbatches 2, remat full: about 1.5 GiB and at least 250.0 ms"
     )
-    arguments = {"model": CONFIG, "seed": 3, "microbatches": 1, "partitioner": None}
-    changed = candidate.arguments(arguments, 1, jax.devices())
-    assert changed["model"] == dataclasses.replace(CONFIG, remat="full")
-    assert (changed["microbatches"], changed["seed"]) == (2, 3)
-    assert dict(changed["partitioner"].mesh.shape) == {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
+    recipe = recipes.make(model=CONFIG, objective=OBJECTIVE, optimizer=None, data=Shapes(), seed=3)
+    changed = candidate.apply(recipe, 1, jax.devices())
+    assert changed.model == dataclasses.replace(CONFIG, remat="full")
+    assert (changed.update.microbatches, changed.seed) == (2, 3)
+    assert dict(changed.partitioner.mesh.shape) == {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}

@@ -34,7 +34,7 @@ def test_invalid_topologies_raise(topology, num_slices, message):
 
 def test_missing_libtpu_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(topologies.PlanError, match=r"pip install 't5x_like\[plan\]'"):
+    with pytest.raises(topologies.PlanError, match=r"pip install -e '.\[plan\]'"):
         topologies.devices("v5e:2x4")
 
 

@@ -54,6 +54,9 @@ class Rows:
     def vocabulary_kind(self, spec):
         return None
 
+    def add_eos(self):
+        return {}
+
     def text_vocabulary(self, spec):
         return TextVocabulary("digest")
 

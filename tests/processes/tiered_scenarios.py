@@ -129,10 +129,10 @@ def fail_to_read(me, parts):
         file = max((parts[-1] / "state").glob("ocdbt.process_1/d/*"), key=lambda file: file.stat().st_size)
         read = checksums._checksum
 
-        def read_or_raise(path):
+        def read_or_raise(path, *described):
             if str(path) == str(file):
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-            return read(path)
+            return read(path, *described)
 
         checksums._checksum = read_or_raise
 

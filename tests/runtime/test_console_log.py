@@ -1,5 +1,6 @@
 """Log lines of runs started from Python: formatted as those of a command, unless logging is already configured."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -60,7 +61,7 @@ def test_lines_are_not_repeated_under_a_command():
     "path, level, shown",
     [
         ("seqio/evaluation.py", logging.WARNING, False),
-        ("seqio/evaluation.py", logging.ERROR, True),
+        ("seqio/evaluation.py", logging.ERROR, False),
         ("seqio/utils.py", logging.WARNING, True),
         ("tensorflow/python/checkpoint/functional_saver.py", logging.INFO, False),
         ("/usr/lib/python3/dist-packages/orbax/checkpoint/logger.py", logging.INFO, False),  # of the system
@@ -74,10 +75,31 @@ def test_lines_of_other_packages(path, level, shown):
     assert console_log.handler(everything=True).filter(record)
 
 
-def test_errors_in_threads_of_orbax_are_not_shown_twice():
-    path = os.path.join(sysconfig.get_path("purelib"), "orbax/checkpoint/_src/futures/future.py")
+@pytest.mark.parametrize("file", ["orbax/checkpoint/_src/futures/future.py", "gcsfs/retry.py"])
+def test_errors_that_a_library_logs_and_raises_are_not_shown_twice(file):
+    path = os.path.join(sysconfig.get_path("purelib"), file)
     error = OSError("No space left on device")
     record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", None, (OSError, error, None))
     assert not console_log.handler().filter(record) and console_log.handler(everything=True).filter(record)
     record = logging.LogRecord("absl", logging.ERROR, path, 1, "failed", None, None)
     assert console_log.handler().filter(record)
+
+
+def test_closed_event_loops_are_not_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: shown.append(str(unraisable.exc_value)))
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    class Write:
+        def __init__(self, finish):
+            self.finish = finish
+
+        def __del__(self):  # an error here cannot be raised, as in a callback of TensorStore
+            self.finish()
+
+    with console_log.hides_closed_loops():
+        Write(lambda: loop.call_soon_threadsafe(print))
+        Write(lambda: int("another error"))
+    Write(lambda: loop.call_soon_threadsafe(print))
+    assert len(shown) == 2 and "another error" in shown[0] and shown[1] == "Event loop is closed"

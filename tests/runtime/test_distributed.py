@@ -1,12 +1,14 @@
 """Runs of several processes: two real processes on this machine, each with two fake CPU devices."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
+import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,79 +18,32 @@ import copying_run
 import jax
 import numpy as np
 import pytest
+from several_processes import (
+    CONFIGS,
+    HEARTBEAT_SECONDS,
+    finish,
+    free_port,
+    losses,
+    output,
+    start,
+    start_processes,
+    wait_for_rows,
+)
 
 from t5x_like import eval as eval_command
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.metrics import read_metrics
+from t5x_like.loading import open_model
+from t5x_like.metrics import read_metrics, read_starts
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.runtime import distributed
+from t5x_like.runtime import distributed, protocol
 from t5x_like.training.checkpoints import Checkpoints
 from t5x_like.training.run_directory import read_status
 
-pytestmark = pytest.mark.notf
+pytestmark = [pytest.mark.full, pytest.mark.notf]
 
-HERE = Path(__file__).resolve().parents[1]
-CONFIGS = HERE / "processes"
-HEARTBEAT_SECONDS = 10
 LENGTHS = {"inputs": 8, "targets": 8}
-
-
-def free_port():
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return opened.getsockname()[1]
-
-
-def start(directory, *flags, run="train", gin_file="synthetic.gin", count=2, devices=2, **environment):
-    """Starts a run of `count` processes that share MODEL_DIR. Their output goes to files next to it."""
-    command = [*(sys.executable, "-m", "t5x_like", run), f"--cpu_devices={devices}", f"--gin_file={gin_file}"]
-    command += [f"--gin_search_paths={CONFIGS}", f"--gin.MODEL_DIR={directory}", *flags]
-    return start_processes(directory, command, count, **environment)
-
-
-def start_processes(directory, command, count=2, **environment):
-    """Starts `count` processes, whose output goes to files next to `directory`."""
-    joined = {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        distributed.COORDINATOR: f"127.0.0.1:{free_port()}",
-        distributed.NUM_PROCESSES: str(count),
-        distributed.HEARTBEAT: str(HEARTBEAT_SECONDS),
-    }
-    processes = []
-    for index in range(count):
-        with open(f"{directory}.{index}.log", "w") as log:
-            settings = os.environ | joined | {distributed.PROCESS_ID: str(index)} | environment
-            processes.append(
-                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings, cwd=directory.parent)
-            )
-    return processes
-
-
-def finish(processes, seconds=120):
-    try:
-        return [process.wait(timeout=seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def output(directory, index):
-    return Path(f"{directory}.{index}.log").read_text()
-
-
-def wait_for_rows(directory, number, processes, seconds=120):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        if (directory / "metrics.jsonl").exists() and len(read_metrics(str(directory))) >= number:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"no {number} rows after {seconds} s:\n{output(directory, 0)[-2000:]}\n{output(directory, 1)[-2000:]}")
-
-
-def losses(directory):
-    return {(row["step"], row["split"]): row["loss"] for row in read_metrics(str(directory))}
 
 
 def divergences(directory):
@@ -109,7 +64,7 @@ def cache_dir(tmp_path_factory, write_cache):
 def teacher(tmp_path_factory):
     """Returns a run directory of a small model, which the runs from the cache learn from."""
     directory = tmp_path_factory.mktemp("teacher")
-    copying_run.run(directory, model=dataclasses.replace(copying_run.CONFIG, vocab_size=100), total_steps=1)
+    copying_run.run(directory, model=dataclasses.replace(copying_run.CONFIG, vocab_size=100), total=1)
     return directory
 
 
@@ -151,6 +106,8 @@ def test_two_processes_resume_the_run_of_one_with_equal_losses(one_process, cach
     assert found.keys() == expected.keys() == set(range(1, 9)) and min(expected.values()) > 1e-3
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=2e-5)
     assert read_status(str(directory))["state"] == "finished"
+    assert [start["processes"] for start in read_starts(str(directory))] == [1, 2]
+    assert (directory / "log.txt").read_text().count(" I command line: ") == 2  # process 0 of each start
     # Each process has written its position, and a process with another mesh can read the arrays.
     assert {entry.name for entry in (directory / "checkpoints" / "8" / "feed").iterdir()} >= {
         "process_0_of_2.bin",
@@ -198,16 +155,18 @@ def restored_norm(directory, partitioner):
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf))) for leaf in restored.values())))
 
 
-def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+def test_time_and_a_signal_to_one_process_save_and_stop_all_after_the_same_step(tmp_path):
     directory = tmp_path / "run"
     mesh = ["--gin.ICI={'fsdp': -1}", "--gin.DCN={'data': -1}"]  # two machines with one process each
-    processes = start(directory, *mesh, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=50000", T5X_LIKE_SUPERVISED="1")
-    wait_for_rows(directory, 3, processes)
+    saves = ["--gin.SAVE_PERIOD=None", "--gin.Periods.save_seconds=0.5"]
+    processes = start(directory, *mesh, *saves, "--gin.TRAIN_STEPS=100000", T5X_LIKE_SUPERVISED="1")
+    wait_for_rows(directory, 30, processes)
     processes[1].send_signal(signal.SIGTERM)
     assert finish(processes) == [75, 75], output(directory, 0)[-3000:]
     status = read_status(str(directory))
     assert status["state"] == "preempted"
-    assert Checkpoints(str(directory / "checkpoints"), read_only=True).steps() == [status["step"]]
+    earlier, last = Checkpoints(str(directory / "checkpoints"), read_only=True).steps()[-2:]
+    assert earlier < last == status["step"]
     assert max(step for step, _ in losses(directory)) == status["step"]
     assert "mesh data=2, fsdp=2" in output(directory, 1)
 
@@ -220,17 +179,38 @@ def test_killed_process_ends_the_other_with_an_explanation(tmp_path):
     processes[1].kill()
     codes = finish(processes, seconds=3 * HEARTBEAT_SECONDS)
     assert time.monotonic() - killed < 2 * HEARTBEAT_SECONDS
-    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2)
+    assert codes[1] == -signal.SIGKILL and codes[0] == protocol.LOST_PEER
     assert "has lost another process" in output(directory, 0) or "another task died" in output(directory, 0)
 
 
-def test_suspended_process_ends_the_other_with_an_explanation():
-    """Runs a loop of collectives, which starts faster than training and ends for the same reason."""
+def test_process_that_cannot_write_ends_all_with_its_reason(tmp_path):
+    directory = tmp_path / "run"
+    processes = start(directory, "--gin.TRAIN_STEPS=100000", "--gin.SAVE_PERIOD=20")
+    wait_for_rows(directory, 30, processes)  # the first checkpoint is written by now
+    # Less than its part of the arrays, and more than its other files.
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    assert finish(processes, seconds=60) == [1, 1]
+    reason = f"process 1 of 2 cannot write its part of a checkpoint: {os.strerror(errno.EFBIG)}. The checkpoints"
+    status = read_status(str(directory))
+    assert status["state"] == "failed" and reason in status["reason"]
+    assert reason in output(directory, 0) and reason in output(directory, 1)
+    newest = Checkpoints(str(directory / "checkpoints"), read_only=True).latest()
+    assert 20 <= newest < status["step"]
+
+
+@contextlib.contextmanager
+def collectives(then="pass"):
+    """Starts two processes that run a loop of collectives, which starts faster than training, and kills them."""
     code = (
-        "import numpy as np; from jax.experimental import multihost_utils; from t5x_like.runtime import distributed\n"
+        "import jax, numpy as np; from jax.experimental import multihost_utils\n"
+        "from t5x_like.runtime import distributed\n"
         "distributed.join()\n"
-        "with distributed.with_watchdog():\n"
-        "    while True: multihost_utils.process_allgather(np.zeros(1)); print('together', flush=True)\n"
+        "try:\n"
+        "  with distributed.with_watchdog():\n"
+        "    while True:\n"
+        "      multihost_utils.process_allgather(np.zeros(1)); print('together', flush=True)\n"
+        f"      {then}\n"
+        "except Exception as error: distributed.exit_without_waiting(getattr(error, 'exit_code', 1), error)\n"
     )
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -250,17 +230,42 @@ def test_suspended_process_ends_the_other_with_an_explanation():
     ]
     try:
         assert any(line == "together\n" for line in processes[0].stdout)
-        processes[1].send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
-        log = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
-        assert time.monotonic() - stopped < 2 * HEARTBEAT_SECONDS
+        yield processes
     finally:
         for process in processes:
             process.kill()  # also ends a suspended process
             process.wait()
             process.stdout.close()
-    assert processes[0].returncode not in (0, 2)
+
+
+def test_suspended_process_ends_the_other_with_an_explanation():
+    with collectives() as processes:
+        processes[1].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        log = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
+        assert time.monotonic() - stopped < 2 * HEARTBEAT_SECONDS
+    assert processes[0].returncode == protocol.LOST_PEER
     assert "has lost another process" in log or "another task died" in log, log[-2000:]
+
+
+def test_error_of_a_process_is_the_reason_of_the_others():
+    with collectives("if jax.process_index() == 1: raise ValueError('broken disk')") as processes:
+        log = processes[0].communicate(timeout=3 * HEARTBEAT_SECONDS)[0]
+    assert "process 1 of 2 has failed: broken disk" in log, log[-2000:]
+    assert processes[0].returncode == protocol.FAILURE  # the run has failed, and no process is lost
+
+
+def test_abort_of_a_process_loses_a_peer_for_the_others_only():
+    with collectives("if jax.process_index() == 1: import os; os.abort()") as processes:
+        assert [process.wait(3 * HEARTBEAT_SECONDS) for process in processes] == [protocol.LOST_PEER, -signal.SIGABRT]
+
+
+def test_process_whose_peer_does_not_join_exits():
+    code = "from t5x_like.runtime import distributed; distributed.ARRIVAL_SECONDS = 1; distributed.join(*{}, 2, 1)"
+    command = [sys.executable, "-c", code.format((f"127.0.0.1:{free_port()}",))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == protocol.LOST_PEER and "has not joined" in result.stderr
 
 
 def test_processes_with_different_configurations_or_directories_raise(tmp_path):
@@ -293,6 +298,31 @@ def test_processes_with_different_configurations_or_directories_raise(tmp_path):
         assert [process.returncode for process in processes] == [1, 1]
         assert all(message in error for error in errors), errors
     assert not list(tmp_path.rglob(".shared-*"))
+
+
+def test_processes_with_different_data_raise(tmp_path, write_cache):
+    code = (
+        "from t5x_like.runtime import distributed; distributed.join();"
+        "from t5x_like.data import provenance; from t5x_like.data.cached import CachedSource;"
+        "source = CachedSource(cache_dir='cache', batch_size=8);"
+        "provenance.check_agreement({'train': provenance.describe(source)}, 'digest')"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    processes = []
+    for index in range(2):
+        write_cache(
+            tmp_path / f"{index}/cache/train", lengths={"inputs": 6, "targets": 4}, shards=((0, 8),), first=index
+        )
+        joined = {distributed.COORDINATOR: address, distributed.NUM_PROCESSES: "2", distributed.PROCESS_ID: str(index)}
+        environment = os.environ | joined | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code]
+        processes.append(
+            subprocess.Popen(command, env=environment, cwd=tmp_path / str(index), stderr=subprocess.PIPE, text=True)
+        )
+    for process in processes:
+        error = process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+        assert "process 1 of 2 has other data than process 0, train: task a_task, fingerprint " in error, error
 
 
 @pytest.mark.parametrize(
@@ -333,12 +363,10 @@ def test_task_metrics_of_two_processes_are_those_of_one(tmp_path, monkeypatch):
         vocab_size=384, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1
     )
     task = {"mixture_or_task_name": "echo", "module": "echo_task", "task_feature_lengths": {"inputs": 4, "targets": 4}}
+    here = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
     results = eval_command.evaluate(
-        model=config,
-        objective=SequenceToSequence(),
+        open_model(str(run), model=config, objective=SequenceToSequence(), partitioner=here),
         data=SeqIOSource(**task, batch_size=4, pack=False, split="validation"),
-        checkpoint_path=str(run),
-        partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
     )
     assert {"loss", "echo/exact", "echo/confidence", "echo/likelihood"} <= set(results)
     np.testing.assert_allclose([row[name] for name in results], list(results.values()), rtol=1e-4)

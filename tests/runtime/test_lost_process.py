@@ -8,6 +8,8 @@ import types
 
 import jax
 import pytest
+import recipes
+from opened import call
 
 from t5x_like import errors, optimizers, train
 from t5x_like import eval as eval_command
@@ -15,31 +17,51 @@ from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
-from t5x_like.runtime import distributed
+from t5x_like.runtime import distributed, protocol, watchdog
 from t5x_like.training import evaluation, warm_start
 from t5x_like.training.checkpoints import Checkpoints
 
-pytestmark = pytest.mark.notf
+pytestmark = [pytest.mark.full, pytest.mark.notf]
 
 LENGTHS = {"inputs": 8, "targets": 8}
 
 
 def test_watchdog_exits_and_reports_the_stack(tmp_path):
     code = (
-        "import time; from t5x_like.runtime import distributed\n"
-        "with distributed.Watchdog(1, enabled=True) as watchdog:\n"
-        f"  with distributed.reports_hangs({str(tmp_path)!r}, lambda text: print('reported:', text)):\n"
-        "    for step in range(4): watchdog.heartbeat(f'step {step}'); time.sleep(0.5)\n"
+        "import time; from t5x_like.runtime import watchdog\n"
+        "with watchdog.Watchdog(1, enabled=True) as watching:\n"
+        f"  with watchdog.reports_hangs({str(tmp_path)!r}, lambda text: print('reported:', text)):\n"
+        "    for step in range(4): watching.heartbeat(f'step {step}'); time.sleep(0.5)\n"
         "    time.sleep(60)\n"
     )
     started = time.monotonic()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert result.returncode == 1 and time.monotonic() - started < 50
+    assert result.returncode == protocol.LIKELY_TO_REPEAT and time.monotonic() - started < 50
     assert "for step 3: this process, another one or the data hangs" in result.stderr
     assert 'File "<string>", line 5' in result.stderr
     assert 'File "<string>", line 5' in (tmp_path / "hang" / "process_00000.txt").read_text()
     assert "reported: all 1 processes wait at <string>:5 in <module>." in result.stdout
+
+
+def test_limit_of_a_step_follows_the_longest_step(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    watching, limits = watchdog.Watchdog(enabled=False), []
+
+    def spend(seconds, activity):
+        now[0] += seconds
+        watching.heartbeat(activity, is_step=activity == "step")
+        limits.append(watching.limit)
+
+    for seconds in (0, 500, 4, 40, 4):  # the first step compiles for 500 s
+        spend(seconds, "step")
+    spend(4, "the evaluation")
+    spend(900, "step")
+    spend(250, "step")
+    assert limits == [3600, 3600, 600, 800, 800, 3600, 800, 3600]
+    monkeypatch.setenv(watchdog.STALL, "70")
+    assert watchdog.Watchdog(enabled=False).limit == 70
 
 
 # The message of gloo if another process does not join a collective.
@@ -61,6 +83,7 @@ def dummy_run():
         name="data",
         text_vocabulary=lambda spec: TextVocabulary(),
         vocabulary_kind=lambda spec: None,
+        add_eos=dict,
     )
     data.per_task = lambda: [data]
     return {"model": config, "objective": SequenceToSequence(), "data": data}
@@ -71,7 +94,7 @@ def fail_collective(monkeypatch, module, name):
     watched = []
 
     def fails(*_):
-        watched.extend(distributed._watching)
+        watched.extend(watchdog._watching)
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         raise jax.errors.JaxRuntimeError(NO_PARTNER)
 
@@ -85,8 +108,8 @@ def test_watchdog_covers_training_before_the_processes_agree(monkeypatch, tmp_pa
     with pytest.raises(
         distributed.ProcessLost, match="has lost another process, which has exited, hangs.*Gloo context init"
     ):
-        train.train(**dummy_run(), optimizer=optimizer, total_steps=1, model_dir=str(tmp_path))
-    assert len(watched) == 1 and not distributed._watching
+        train.train(recipes.make(**dummy_run(), optimizer=optimizer, model_dir=str(tmp_path)))
+    assert len(watched) == 1 and not watchdog._watching
 
 
 GLOO = "INTERNAL: Gloo AllGather failed: Connection closed by peer [10.0.0.1]:41034"
@@ -134,17 +157,17 @@ def test_single_process_errors_are_not_reported_as_lost_processes():
 
 def test_watchdog_covers_restoring_for_evaluation(monkeypatch, tmp_path):
     Checkpoints(str(tmp_path / "checkpoints")).save(1, {"step": jax.numpy.zeros(())})
-    watched = fail_collective(monkeypatch, warm_start, "load_params")
+    watched = fail_collective(monkeypatch, warm_start, "load")
     with pytest.raises(distributed.ProcessLost, match="has lost another process"):
-        eval_command.evaluate(**dummy_run(), checkpoint_path=str(tmp_path))
-    assert len(watched) == 1 and not distributed._watching
+        call(eval_command.evaluate, **dummy_run(), checkpoint_path=str(tmp_path))
+    assert len(watched) == 1 and not watchdog._watching
 
 
 def test_each_evaluation_batch_sends_a_heartbeat(monkeypatch):
     heartbeats = []
-    monkeypatch.setattr(distributed.Watchdog, "heartbeat", lambda watchdog, activity: heartbeats.append(activity))
+    monkeypatch.setattr(watchdog.Watchdog, "heartbeat", lambda watchdog, activity, **_: heartbeats.append(activity))
     partitioner = types.SimpleNamespace(
-        jit=lambda step: lambda params, batch: {"loss": (batch, 1)},
+        jit=lambda step: lambda params, batch, number, carry: ({"loss": (batch, 1)}, carry),
         put_batch=lambda batch, axes: batch,
         feed_shard=(0, 1),
     )

@@ -51,9 +51,10 @@ def test_signal_requests_a_stop_and_handlers_are_restored(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         stop.defer()
-        assert stop.agreed(stop.vote(0.0)) is None
+        assert stop.agreed(stop.vote(0.0)) == (None, False)
+        assert stop.agreed(stop.vote(0.0, save=True)) == (None, True)
         os.kill(os.getpid(), number)
-        assert stop.agreed(stop.vote(0.0)) == signal.Signals(number).name
+        assert stop.agreed(stop.vote(0.0, save=True)) == (signal.Signals(number).name, False)
     assert signal.getsignal(number) is before
 
 
@@ -70,7 +71,7 @@ def test_suppressed_signal_still_requests_a_stop():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         stop.defer()
-        assert stop.agreed(stop.vote(0.0)) == "SIGINT"
+        assert stop.agreed(stop.vote(0.0)).stopped_by == "SIGINT"
 
 
 def test_signal_suppressed_by_an_import_raises_at_the_start():

@@ -7,7 +7,7 @@ import pytest
 
 from t5x_like.runtime import slow_host
 
-pytestmark = pytest.mark.notf
+pytestmark = [pytest.mark.full, pytest.mark.notf]
 
 HOSTS = ["host-a", "host-b", "host-c"]
 

@@ -23,7 +23,14 @@ codes = plan.read_text().split()
 plan.write_text(' '.join(codes[1:]))
 with open(sys.argv[1] + '.times', 'a') as times:
     times.write(f"{time.monotonic()} {os.environ.get('T5X_LIKE_SUPERVISED')}\\n")
-code = int(codes[0])
+code, *effects = codes[0].split('/')
+code, run = int(code), plan.parent
+for effect in effects:
+    kind, step = effect.split('=')
+    if kind == 'save':
+        (run / 'checkpoints' / step).mkdir(parents=True)
+    else:
+        (run / 'status.json').write_text('{"state": "failed", "step": %s}' % step)
 if code < 0:
     os.kill(os.getpid(), -code)
 if code == 1000:  # saves and exits on SIGTERM
@@ -32,14 +39,14 @@ if code == 1000:  # saves and exits on SIGTERM
     time.sleep(60)
 sys.exit(code)
 """
-PAUSE = 0.1
+PAUSE = 0.03
 
 
 def supervise(directory, codes, max_restarts=3, **options):
     plan = directory / "plan"
     plan.write_text(codes)
     command = [sys.executable, "-c", CHILD, str(plan)]
-    code = supervisor.Supervisor(command, max_restarts, first_pause=PAUSE, **options).run()
+    code = supervisor.Supervisor(command, max_restarts, model_dir=str(directory), first_pause=PAUSE, **options).run()
     starts = [line.split() for line in (directory / "plan.times").read_text().splitlines()]
     assert {supervised for _, supervised in starts} == {"1"}
     return code, [float(moment) for moment, _ in starts]
@@ -54,6 +61,12 @@ def supervise(directory, codes, max_restarts=3, **options):
         ("1 1 1 1 0", 1, 4),  # the fourth crash exceeds the limit
         ("-9 -9 -9 -9", 137, 4),
         ("75 75 75 75 0", 0, 5),  # preemptions are not counted
+        ("1 69 69 69 69 1 69 1 0", 0, 9),  # nor is the loss of another process
+        ("137 137/save=5 137 137 137/save=9 1 1 0", 0, 8),  # a new checkpoint resets the count
+        ("1 1/save=5 1 1 1 0", 1, 5),
+        ("70/failed=4 70/failed=6 70/failed=8 0", 0, 4),  # each start computes new steps
+        ("70/failed=4 1 70/failed=4 0", 70, 3),  # the same step fails twice
+        ("70 70 0", 0, 3),  # the step is not known
     ],
 )
 def test_crashes_are_restarted_up_to_the_limit(tmp_path, codes, expected, starts):
@@ -82,11 +95,11 @@ def test_pause_after_a_long_run_is_short(tmp_path, monkeypatch, caplog):
 def test_reason_of_each_restart_is_logged(tmp_path, caplog):
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "reason": "TrainingFailed: no good"}))
     with caplog.at_level("WARNING", logger="absl"):
-        supervise(tmp_path, "-9 1 1", max_restarts=1, model_dir=str(tmp_path))
+        supervise(tmp_path, "-9 1 1", max_restarts=1)
     assert "ended by SIGKILL, often because of exhausted memory" in caplog.messages[0]
     assert "restart 1 of 1" in caplog.messages[0]
     assert "exit code 1 after" in caplog.messages[1] and "(TrainingFailed: no good)" in caplog.messages[1]
-    assert "maximum restarts (1) reached" in caplog.messages[1]
+    assert "maximum restarts (1) without a new checkpoint reached" in caplog.messages[1]
 
 
 def test_stop_request_is_forwarded_and_ends_the_supervision(tmp_path):
@@ -94,7 +107,7 @@ def test_stop_request_is_forwarded_and_ends_the_supervision(tmp_path):
     plan.write_text("1000 0")
     code = (
         "import sys; from t5x_like.runtime import supervisor;"
-        "sys.exit(supervisor.Supervisor([sys.executable, '-c', sys.argv[1], sys.argv[2]], 3).run())"
+        "sys.exit(supervisor.Supervisor([sys.executable, '-c', *sys.argv[1:]], 3, model_dir='run').run())"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", code, CHILD, str(plan)], env=environment)

@@ -38,6 +38,19 @@ def test_checkpoint_selects_steps(run):
 
 
 @pytest.mark.parametrize(
+    "checkpoint, described",
+    [
+        ("latest", "checkpoint 4; checkpoint 2 (loss 1) is better, and TEACHER_CHECKPOINT=best selects it"),
+        ("best", "checkpoint 2 (loss 1)"),
+    ],
+)
+def test_chosen_checkpoint_is_logged_with_a_better_one(run, caplog, checkpoint, described):
+    with caplog.at_level("INFO", logger="absl"):
+        choose(str(run), checkpoint, setting="TEACHER_CHECKPOINT")
+    assert f"reading {run}, {described}" in caplog.messages
+
+
+@pytest.mark.parametrize(
     "path, checkpoint, message",
     [
         ("", 7, r"CHECKPOINT=7: not found in .*checkpoints. Give one of \[1, 2, 3, 4\], latest or best"),
@@ -80,3 +93,12 @@ def test_best_checkpoints_survive_a_resumed_run(tmp_path):
     ):
         checkpoints.save(4, {"kernel": jnp.zeros(2)}, metrics={"loss": 1.0})
     checkpoints.close()
+
+
+@pytest.mark.parametrize("damage", ["{", '{"evaluation": {"metrics": 3}}', '{"evaluation": [1]}', "[1]"])
+def test_damaged_evaluation_is_not_ignored(tmp_path, damage):
+    save(tmp_path, {1: {"loss": 3.0}, 2: {"loss": 1.0}})
+    (tmp_path / "checkpoints/2/about/metadata").write_text(damage)
+    with pytest.raises(UserError, match="checkpoint .*/checkpoints/2 is damaged, so the best checkpoint is not known"):
+        choose(str(tmp_path), "best")
+    assert choose(str(tmp_path)) == [f"{tmp_path}/checkpoints/2"]  # its tensors are verified when it is read

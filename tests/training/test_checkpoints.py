@@ -1,15 +1,18 @@
 """Checkpoints: round trips across layouts and meshes, retention, damage, and stores that Orbax cannot write to."""
 
+import json
 import logging
 import re
 import shutil
 import time
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from flax import nnx
 from jax.experimental import multihost_utils
 
@@ -218,6 +221,27 @@ def test_delete_damaged_raises_if_every_checkpoint_is_damaged(tmp_path):
 
 
 @pytest.mark.parametrize("item", ["state", "feed", "about"])
+def test_checkpoint_without_the_checksums_of_an_item_is_damaged(tmp_path, item):
+    save(tmp_path, 1).close()
+    (tmp_path / "1" / item / checksums.MANIFEST).unlink()
+    with pytest.raises(DamagedCheckpoint, match=f"1/{item}/checksums.json is missing"):
+        Checkpoints(str(tmp_path), read_only=True).verify(1)
+
+
+@pytest.mark.parametrize("byte", ["crc32", "bytes", "process_0_of_1.bin"])
+def test_damaged_name_in_checksums_is_repaired_by_an_earlier_checkpoint(tmp_path, byte):
+    save(tmp_path, 1, 2).close()
+    file = tmp_path / "2/feed" / checksums.MANIFEST
+    file.write_text(file.read_text().replace(byte, "x" + byte[1:]))
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(DamagedCheckpoint, match="2/feed/"):
+        checkpoints.verify(2)
+    checkpoints.delete_damaged()
+    assert checkpoints.steps() == [1]
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("item", ["state", "feed", "about"])
 def test_checkpoint_without_an_item_is_damaged(tmp_path, partitioner, item):
     save(tmp_path, 1, 2).close()
     shutil.rmtree(tmp_path / "2" / item)
@@ -238,6 +262,24 @@ def test_checkpoint_without_checksums_loads_and_is_logged(tmp_path, partitioner,
         reader.restore(1, WANTED, partitioner)
         reader.restore_feed(1)
     assert len([line for line in caplog.messages if "is not verified: checksums not found" in line]) == 1
+
+
+@pytest.mark.parametrize("stored", [{"../other": {"bytes": 1, "crc32": "0"}}, {"a": 3}, [1], "text"])
+def test_checksums_list_files_of_the_checkpoint_only(tmp_path, stored):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / checksums.MANIFEST).write_text(json.dumps(stored))
+    with pytest.raises(checksums.DamagedFile, match=r"checksums\.json (has '|does not list checksums)"):
+        checksums.verify(epath.Path(tmp_path / "checkpoint"))
+
+
+def test_checksums_of_an_earlier_version_are_compared(tmp_path):
+    (tmp_path / "file").write_bytes(b"contents")
+    entry = {"bytes": 8, "crc32": f"{zlib.crc32(b'contents'):08x}"}
+    (tmp_path / checksums.MANIFEST).write_text(json.dumps({"file": entry}))
+    assert checksums.verify(epath.Path(tmp_path))
+    (tmp_path / "file").write_bytes(b"Contents")
+    with pytest.raises(checksums.DamagedFile, match="file does not match its checksum"):
+        checksums.verify(epath.Path(tmp_path))
 
 
 def test_checksums_are_written_before_the_commit(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import recipes
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_like import cli, optimizers
@@ -37,6 +38,8 @@ Largest program allocations in hbm:
 
 
 class Source:
+    continuous = False
+
     def batch_shapes(self, spec):
         return {name: (16, length) for name, length in spec.model_lengths({"inputs": 8, "targets": 8}).items()}
 
@@ -46,11 +49,13 @@ def make(partitioner):
         vocab_size=4096, embed_dim=64, mlp_dim=1024, num_heads=4, head_dim=16, encoder_layers=1, decoder_layers=1
     )
     return program.make_program(
-        model=config,
-        objective=SequenceToSequence(),
-        optimizer=optimizers.adamw(learning_rate=schedules.constant(0.1)),
-        data=Source(),
-        partitioner=partitioner,
+        recipes.make(
+            model=config,
+            objective=SequenceToSequence(),
+            optimizer=optimizers.adamw(learning_rate=schedules.constant(0.1)),
+            data=Source(),
+            partitioner=partitioner,
+        )
     )
 
 
@@ -139,7 +144,7 @@ def test_debug_run_logs_its_first_batch_and_writes_a_trace(tmp_path):
         "PYTHONPATH": os.pathsep.join(sys.path),
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
-    command += ["--gin.TRAIN_STEPS=1", "--gin.train.train.eval_period=None", "--gin.SAVE_PERIOD=None"]
+    command += ["--gin.TRAIN_STEPS=1", "--gin.Periods.evaluate=None", "--gin.SAVE_PERIOD=None"]
     result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stderr.count("encoder_input_tokens [8, 8] int32") == 1

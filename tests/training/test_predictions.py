@@ -2,9 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t5x_like.data.batches import from_arrays
 from t5x_like.data.specs import ENCODER_DECODER
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.predictions import Predictor, prompts
@@ -28,13 +31,25 @@ def test_prompts_of_a_decoder_end_before_its_targets():
 
 
 def test_rows_that_the_shards_do_not_divide_are_padded():
-    class Sums:
-        features = ENCODER_DECODER
+    class Scale(nnx.Module):
+        config = None
 
-        def predict(self, params, batch):
-            return {"scores": jnp.sum(batch["encoder_input_tokens"], axis=1) * params}
+        def __init__(self):
+            self.factor = nnx.Param(jnp.int32(2), axes=())
+
+        def __call__(self, batch, **options):
+            return Outputs(batch["encoder_input_tokens"] * self.factor[...])
+
+    class Sums(Objective):
+        features, coefficients = ENCODER_DECODER, {}
+
+        def read(self, params, outputs, rows, **options):
+            return Pass(rows, outputs, {})
+
+        def predict(self, found):
+            return {"scores": jnp.sum(found.outputs.hidden, axis=1)}
 
     predictor = Predictor(Sums(), None, None, Partitioner(rules="dp", ici={"data": 8}))
     rows = np.arange(12).reshape(3, 4)
-    found = predictor.score(jnp.int32(2), {"encoder_input_tokens": rows})["scores"]
+    found = predictor.score({"model": Scale(), "objective": {}}, {"encoder_input_tokens": rows})["scores"]
     np.testing.assert_array_equal(found[:3], 2 * rows.sum(axis=1))

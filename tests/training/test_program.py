@@ -1,6 +1,7 @@
 """The program of a run, and the combinations of models and objectives that it accepts."""
 
 import pytest
+import recipes
 
 from t5x_like import optimizers
 from t5x_like.models.bert import BertConfig
@@ -27,9 +28,10 @@ class ShapesOnly:
         return {name: (8, length) for name, length in lengths.items()}
 
 
-def program(model, objective):
+def program(model, objective, **settings):
+    optimizer = optimizers.adamw(learning_rate=1e-3)
     return make_program(
-        model=model, objective=objective, optimizer=optimizers.adamw(learning_rate=1e-3), data=ShapesOnly()
+        recipes.make(model=model, objective=objective, optimizer=optimizer, data=ShapesOnly(), **settings)
     )
 
 
@@ -60,13 +62,7 @@ def test_only_a_run_without_xla_options_is_told_of_a_file(monkeypatch):
     told = []
     monkeypatch.setattr(hardware_files, "suggest", told.append)
     for options in (None, {}, {"xla_cpu_enable_fast_math": False}):
-        make_program(
-            model=GPT,
-            objective=CausalLM(),
-            optimizer=optimizers.adamw(learning_rate=1e-3),
-            data=ShapesOnly(),
-            compiler_options=options,
-        )
+        program(GPT, CausalLM(), compiler_options=options)
     assert [mesh.size for mesh in told] == [8]
 
 
@@ -76,10 +72,4 @@ def test_indivisible_parameter_raises_with_its_name_in_model_info():
     with pytest.raises(
         ValueError, match=r"^model/\S+: vocab=33 is not divisible by the 2 shards of mesh axes tensor=2"
     ):
-        make_program(
-            model=model,
-            objective=SequenceToSequence(),
-            optimizer=optimizers.adamw(learning_rate=1e-3),
-            data=ShapesOnly(),
-            partitioner=partitioner,
-        )
+        program(model, SequenceToSequence(), partitioner=partitioner)

@@ -81,14 +81,14 @@ def test_one_other_bit_names_step_array_and_device(mesh, faulty, array):
 
 
 def test_run_with_repeated_steps_has_the_same_losses(tmp_path, caplog):
-    copying_run.run(tmp_path / "plain", total_steps=4)
+    copying_run.run(tmp_path / "plain", total=4)
     with caplog.at_level("INFO", logger="absl"):
-        copying_run.run(tmp_path / "repeated", total_steps=4, repeat_period=2)
+        copying_run.run(tmp_path / "repeated", total=4, repeat=2)
     assert copying_run.losses(tmp_path / "repeated") == copying_run.losses(tmp_path / "plain")
     assert [line[:7] for line in caplog.messages if "repetition gave the same bits" in line] == ["step 2:", "step 4:"]
 
 
 def test_period_must_be_positive(tmp_path):
-    with pytest.raises(UserError, match="repeat_period=0 is not positive"):
-        copying_run.run(tmp_path / "run", repeat_period=0)
+    with pytest.raises(UserError, match="Periods.repeat=0 is not positive"):
+        copying_run.run(tmp_path / "run", repeat=0)
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from t5x_like import partitioning, paths
 from t5x_like.errors import UserError
-from t5x_like.training import run_directory
+from t5x_like.training import run_directory, stored_config
 from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
 
 TEXT = """\
@@ -17,11 +17,16 @@ from __gin__ import dynamic_registration
 import t5x_like.data.cached
 import toy
 
-t5x_like.train.train:
+t5x_like.train.train.recipe = @t5x_like.training.recipe.Recipe()
+
+t5x_like.training.recipe.Recipe:
     model = @toy.Model()
     data = @t5x_like.data.cached.CachedSource()
-    total_steps = {steps}
-    model_dir = {model_dir!r}
+    periods = @t5x_like.training.recipe.Periods()
+    storage = @t5x_like.training.recipe.Storage()
+
+t5x_like.training.recipe.Periods.total = {steps}
+t5x_like.training.recipe.Storage.model_dir = {model_dir!r}
 
 toy.Model:
     dim = {dim}
@@ -68,25 +73,32 @@ def start(model_dir, config):
 
 def test_changed_model_raises_and_lists_the_differences(model_dir):
     start(model_dir, run_config())
-    run_directory.check_config(model_dir, run_config())
+    stored_config.check(model_dir, run_config())
     with pytest.raises(ValueError, match=r"toy.Model.dim: 8 → 16\nGive another MODEL_DIR or .* --override_config"):
-        run_directory.check_config(model_dir, run_config(dim=16))
-    run_directory.check_config(model_dir, run_config(dim=16, override=True))
+        stored_config.check(model_dir, run_config(dim=16))
+    stored_config.check(model_dir, run_config(dim=16, override=True))
 
 
 def test_training_length_and_directories_may_change(model_dir):
     start(model_dir, run_config())
-    run_directory.check_config(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
+    stored_config.check(model_dir, run_config(steps=99, model_dir="there", cache_dir="a bucket"))
     with pytest.raises(ValueError, match="CachedSource.seed: 0 → 1"):
-        run_directory.check_config(model_dir, run_config(seed=1))
+        stored_config.check(model_dir, run_config(seed=1))
+
+
+def test_run_of_an_earlier_version_needs_the_override(model_dir):
+    start(model_dir, run_directory.RunConfig("t5x_like.train.train.seed = 0\n"))
+    with pytest.raises(ValueError, match="was trained by an earlier version, .* --override_config"):
+        stored_config.check(model_dir, run_config())
+    stored_config.check(model_dir, run_config(override=True))
 
 
 def test_configuration_is_not_checked_without_checkpoints_or_stored_configuration(model_dir):
-    run_directory.check_config(model_dir, run_config())
+    stored_config.check(model_dir, run_config())
     run_directory.write_description(model_dir, "info\n", run_config())
-    run_directory.check_config(model_dir, run_config(dim=16))
+    stored_config.check(model_dir, run_config(dim=16))
     start(model_dir, run_config())
-    run_directory.check_config(model_dir, None)
+    stored_config.check(model_dir, None)
 
 
 def test_status_has_state_and_reason(model_dir):
@@ -159,4 +171,4 @@ def test_converted_checkpoint_raises_before_its_configuration_is_compared(tmp_pa
     save(tmp_path, 0, {"params": {"model": jnp.ones(2)}}).close()
     (tmp_path / "config.gin").write_text("MODEL = @t5.T5Config()\n")
     with pytest.raises(UserError, match="cannot be resumed: its checkpoint has parameters"):
-        run_directory.check_config(str(tmp_path), run_directory.RunConfig("TRAIN_STEPS = 1\n"))
+        stored_config.check(str(tmp_path), run_directory.RunConfig("TRAIN_STEPS = 1\n"))

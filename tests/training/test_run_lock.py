@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -204,3 +205,17 @@ def test_observed_lock_is_stale_unless_it_is_renewed(model_dir):
     assert not observer.is_stale()
     time.sleep(0.2)
     assert observer.is_stale()  # the lock of a killed run remains
+
+
+def test_renamed_directory_ends_the_run_and_is_not_created_again(tmp_path):
+    directory = tmp_path / "run"
+    with pytest.raises(run_lock.RunMoved, match="MODEL_DIR=.*/run was renamed or deleted during the run"):
+        with RunLock(str(directory)) as lock:
+            directory.rename(tmp_path / "renamed")
+            time.sleep(0.1)  # several heartbeats
+            lock.check()
+    with pytest.raises(run_lock.RunMoved, match="was renamed or deleted"):
+        with RunLock(str(directory)):
+            shutil.rmtree(directory)
+            raise FileNotFoundError("a file of the directory")
+    assert not directory.exists()

@@ -1,6 +1,7 @@
 """The copy of the tokenizer in a run directory."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 from t5x_like.training import run_tokenizer, run_vocabulary
-from t5x_like.training.weight_source import Source
+from t5x_like.training.weight_source import InitialWeights
 
 pytestmark = pytest.mark.notf
 
@@ -66,6 +67,16 @@ def test_other_tokenizer_of_a_resumed_run_raises(tmp_path):
         run_tokenizer.check(run, second)
 
 
+def test_moved_tokenizer_of_a_resumed_run_is_compared_by_its_digest(tmp_path):
+    run, path = str(tmp_path / "run"), write(tmp_path / "a", vocab__txt="a")
+    run_tokenizer.store(run, TextVocabulary("a", path), None)
+    run_vocabulary.store(run, "a", None, "a_task", {})
+    shutil.rmtree(path)
+    run_tokenizer.check(run, TextVocabulary("a", path))
+    with pytest.raises(UserError, match="differs from the vocabulary of the data"):
+        run_tokenizer.check(run, TextVocabulary("b", path))
+
+
 def test_directory_without_tokenizer_raises(tmp_path):
     with pytest.raises(UserError, match="tokenizer files not found"):
         run_tokenizer.store(str(tmp_path / "run"), TextVocabulary("a", write(tmp_path / "a", config__json="{}")), None)
@@ -73,25 +84,25 @@ def test_directory_without_tokenizer_raises(tmp_path):
 
 def test_other_vocabulary_of_a_resumed_run_without_files_raises(tmp_path):
     run = str(tmp_path / "run")
-    run_tokenizer.store(run, TextVocabulary("bytes"), None)
+    run_vocabulary.store(run, "bytes", None, "a_task", {})
     run_tokenizer.check(run, TextVocabulary("bytes"))
     with pytest.raises(UserError, match="differs from the vocabulary of the data, .other.. Give another MODEL_DIR"):
         run_tokenizer.check(run, TextVocabulary("other"))
 
 
 def test_run_that_knows_only_the_kind_of_its_vocabulary_resumes(tmp_path):
-    run_vocabulary.store(str(tmp_path), VocabularyKind("ByteVocabulary", 259))
+    run_vocabulary.store(str(tmp_path), None, VocabularyKind("ByteVocabulary", 259), "a_task", {})
     assert run_tokenizer.stored_digest(str(tmp_path)) is None
     run_tokenizer.check(str(tmp_path), TextVocabulary())
 
 
 def test_other_vocabulary_of_pretrained_weights_raises(tmp_path):
     run = str(tmp_path / "run")
-    run_tokenizer.store(run, TextVocabulary("theirs"), None)
-    run_tokenizer.check_initial(Source(path=run), TextVocabulary("theirs"))
+    run_vocabulary.store(run, "theirs", None, "a_task", {})
+    run_tokenizer.check_initial(InitialWeights(path=run), TextVocabulary("theirs"))
     for changes in ({"other_vocabulary": True}, {"new_tokens": 2}, {"truncated": ("vocab",)}):
-        run_tokenizer.check_initial(Source(path=run, **changes), TextVocabulary("ours"))
+        run_tokenizer.check_initial(InitialWeights(path=run, **changes), TextVocabulary("ours"))
     with pytest.raises(UserError, match="INITIAL_CHECKPOINT_PATH=.*theirs.*ours.*INITIAL_OTHER_VOCABULARY=True"):
-        run_tokenizer.check_initial(Source(path=run), TextVocabulary("ours"))
+        run_tokenizer.check_initial(InitialWeights(path=run), TextVocabulary("ours"))
     with pytest.raises(UserError, match="CHECKPOINT_PATH=.*OTHER_VOCABULARY=True"):
         run_tokenizer.check_checkpoint(run, TextVocabulary("ours"))

@@ -8,21 +8,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recipes
 from flax import nnx
+from objective_cases import terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import batches, specs
-from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
+from t5x_like.models.outputs import Outputs
 from t5x_like.models.t5 import T5Config
-from t5x_like.objectives.base import Terms
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Objective, Pass
+from t5x_like.objectives.keys import NO_KEYS
+from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner, shard
 from t5x_like.planning import hlo, walk
 from t5x_like.planning.collectives import DeviceMesh
-from t5x_like.training import gathering, program, step
+from t5x_like.training import gathering, gradients, program, step
+from t5x_like.training.stages import of_objective
+from t5x_like.training.state import Frozen, create_state
 
 BATCH, LENGTH, WIDTH = 16, 6, 8
 
@@ -37,20 +42,23 @@ class Net(nnx.Module):
         return shard(jnp.tanh(x @ self.kernel[...]), "batch", "length", "mlp")
 
 
-class TwoTerms(Component):
+class TwoTerms(Objective):
     """A mean over masked positions plus a mean over rows, so that the terms have different weights, as in BERT."""
 
     coefficients = {"masked": 1.0, "row": 0.5}
-    features = FeatureSpec(features=(), packable=False)
+    features = types.SimpleNamespace(axes={"x": ("batch", "length", None)})
 
-    def weights(self, batch):
-        return {"masked": jnp.sum(batch["mask"]), "row": jnp.asarray(batch["x"].shape[0], jnp.float32)}
+    def weights(self, rows):
+        return {"masked": rows["mask"], "row": jnp.ones((rows["x"].shape[0], 1), jnp.float32)}
 
-    def terms(self, params, batch, *, dropout_key):
-        y = params["model"](batch["x"])
-        masked = jnp.sum(batch["mask"] * jnp.mean((y - batch["x"]) ** 2, -1))
+    def run(self, params, rows, **options):
+        return Outputs(params["model"](rows["x"]))
+
+    def read(self, params, outputs, rows, **options):
+        y = outputs.hidden
+        masked = jnp.sum(rows["mask"] * jnp.mean((y - rows["x"]) ** 2, -1))
         row = jnp.sum(jnp.sum(y[:, 0], -1) ** 2)
-        return Terms({"masked": masked, "row": row}, {"loss": (masked, jnp.sum(batch["mask"]))})
+        return Pass(rows, outputs, {}, {"masked": masked, "row": row}, {"loss": (masked, jnp.sum(rows["mask"]))})
 
 
 def make_batch(seed=0):
@@ -64,7 +72,7 @@ def make_batch(seed=0):
 def direct_gradient(params, batch):
     def loss(params):
         objective = TwoTerms()
-        terms, weights = objective.terms(params, batch, dropout_key=None), objective.weights(batch)
+        terms, weights = terms_of(objective, params, batch), total_weights(objective, batch)
         return sum(objective.coefficients[t] * terms.sums[t] / weights[t] for t in weights)
 
     return jax.grad(loss)(params)
@@ -78,11 +86,11 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
         pytest.skip("more shards than rows")
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])
     params = {"model": Net(jax.random.key(0)), "objective": {}}
-    frozen = step.Frozen(optimizers.split(params, ())[1])
+    frozen = Frozen(optimizers.split(params, ())[1])
 
     def run(params, batch):
-        normalize = step.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
-        return step.gradients(TwoTerms(), params, frozen, batch, None, microbatches, normalize, gather=gather)
+        normalize = gradients.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
+        return gradients.compute(TwoTerms(), params, frozen, batch, NO_KEYS, microbatches, normalize, gather=gather)[:2]
 
     grads, metrics = partitioner.jit(run)(params, partitioner.put_batch(make_batch()))
     expected = direct_gradient(params, make_batch())["model"].kernel[...]
@@ -96,7 +104,7 @@ def make_state(optimizer=None, **options):
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
     train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options))
-    return step.create_state(trainable, optimizer, 0), step.Frozen(frozen), train_step
+    return create_state(trainable, of_objective(TwoTerms(), optimizer), 0), Frozen(frozen), train_step
 
 
 def test_loss_decreases_and_step_is_incremented():
@@ -142,15 +150,15 @@ def test_clipping_limits_the_norm_and_reports_the_unclipped_norm():
 @pytest.mark.parametrize(("factor", "divisor"), [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
 def test_loss_normalizing_factor_divides_each_term(factor, divisor):
     batch = {name: jnp.asarray(x) for name, x in make_batch().items()}
-    normal = step.normalizers(TwoTerms(), batch, factor)
-    expected = TwoTerms().weights(batch) if divisor is None else dict.fromkeys(normal, divisor)
+    normal = gradients.normalizers(TwoTerms(), batch, factor)
+    expected = total_weights(TwoTerms(), batch) if divisor is None else dict.fromkeys(normal, divisor)
     for name in normal:
         assert float(normal[name]) == float(expected[name])
 
 
 def test_unknown_loss_normalizing_factor_raises():
     with pytest.raises(ValueError, match="LOSS_NORMALIZING_FACTOR='mean'"):
-        step.normalizers(TwoTerms(), make_batch(), "mean")
+        gradients.normalizers(TwoTerms(), make_batch(), "mean")
 
 
 def test_coefficients_may_be_schedules_of_the_step():
@@ -158,10 +166,11 @@ def test_coefficients_may_be_schedules_of_the_step():
         coefficients = {"masked": 1.0, "row": schedules.linear(0.5, total_steps=10)}
 
     params = {"model": Net(jax.random.key(0)), "objective": {}}
-    frozen = step.Frozen(optimizers.split(params, ())[1])
+    frozen = Frozen(optimizers.split(params, ())[1])
 
     def row_gradient(objective, at):
-        return step.gradients(objective, params, frozen, make_batch(), None, 1, {"masked": jnp.inf, "row": 1.0}, at)[0]
+        normalize = {"masked": jnp.inf, "row": 1.0}
+        return gradients.compute(objective, params, frozen, make_batch(), NO_KEYS, 1, normalize, at)[0]
 
     first, fifth = (row_gradient(Scheduled(), at)["model"].kernel[...] for at in (0, 5))
     np.testing.assert_array_equal(first, row_gradient(TwoTerms(), 5)["model"].kernel[...])
@@ -177,7 +186,10 @@ def test_batch_is_prepared_before_weights_and_microbatches():
 
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     optimizer = optimizers.adamw(learning_rate=0.1)
-    state, frozen = step.create_state(params, optimizer, 0), step.Frozen(optimizers.split(params, ())[1])
+    state, frozen = (
+        create_state(params, of_objective(Doubled(), optimizer), 0),
+        Frozen(optimizers.split(params, ())[1]),
+    )
     train_step = jax.jit(step.make_train_step(Doubled(), optimizer, microbatches=4, dropout=False))
     state, first = train_step(state, frozen, make_batch())
     assert float(first["loss"][1]) == 2 * BATCH * LENGTH
@@ -190,7 +202,7 @@ def test_indivisible_batch_raises():
     with pytest.raises(
         ValueError, match="BATCH_SIZE=16 must be a multiple of 3: .* 3 microbatches. Give BATCH_SIZE=18 or "
     ):
-        step.split_batch(make_batch(), 3)
+        gradients.split_batch(make_batch(), 3)
 
 
 T5 = T5Config(vocab_size=40, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, encoder_layers=2, decoder_layers=2)
@@ -200,15 +212,18 @@ def make_program_of_t5(gather, config=T5, ici=None, optimizer=None, **options):
     tokens = np.random.default_rng(0).integers(1, 40, (16, 6), np.int32)
     arrays = batches.from_arrays(specs.ENCODER_DECODER, {"inputs": tokens, "targets": tokens[:, 1:]})
     objective = SequenceToSequence()
-    source = types.SimpleNamespace(batch_shapes=lambda features: {name: x.shape for name, x in arrays.items()})
+    shapes = {name: x.shape for name, x in arrays.items()}
+    source = types.SimpleNamespace(batch_shapes=lambda features: shapes, continuous=False)
     made = program.make_program(
-        model=config,
-        objective=objective,
-        optimizer=optimizer or sgd(0.1),
-        data=source,
-        partitioner=Partitioner(rules="fsdp", ici=ici or {"data": 2, "fsdp": 4}),
-        gather_parameters=gather,
-        **options,
+        recipes.make(
+            model=config,
+            objective=objective,
+            optimizer=optimizer or sgd(0.1),
+            data=source,
+            partitioner=Partitioner(rules="fsdp", ici=ici or {"data": 2, "fsdp": 4}),
+            gather_parameters=gather,
+            **options,
+        )
     )
     return made, arrays
 
@@ -254,8 +269,8 @@ def test_microbatches_lower_peak_memory():
     batch = batches.from_arrays(specs.ENCODER_DECODER, {"inputs": rows, "targets": rows})
     optimizer = optimizers.adafactor(learning_rate=0.1)
     params = {"model": config.make(jax.random.key(0)), "objective": {}}
-    state = step.create_state(params, optimizer, 0)
-    frozen = step.Frozen(optimizers.split(params, ())[1])
+    state = create_state(params, of_objective(SequenceToSequence(), optimizer), 0)
+    frozen = Frozen(optimizers.split(params, ())[1])
 
     def temporary_bytes(microbatches):
         train_step = step.make_train_step(SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False)

@@ -1,6 +1,7 @@
 """Local checkpoints of each host beside those of MODEL_DIR, in one process and in two."""
 
 import errno
+import functools
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import copying_run
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,10 +25,10 @@ from t5x_like.training import local_checkpoints, replica_restore
 from t5x_like.training.checkpoint_layout import stacked_shapes
 from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
 from t5x_like.training.local_checkpoints import LocalTier
-from t5x_like.training.loop import Periods
+from t5x_like.training.recipe import Periods, Storage
 from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
-pytestmark = pytest.mark.notf
+pytestmark = [pytest.mark.full, pytest.mark.notf]
 
 SCRIPT = Path(__file__).resolve().parents[1] / "processes" / "tiered_scenarios.py"
 
@@ -305,16 +307,21 @@ def test_unusable_local_directory_raises(tmp_path, directory, message):
 
 
 @pytest.mark.parametrize("local, period", [(0, 4), (4, 4), (5, 4), (2, None)])
-def test_local_period_must_be_positive_and_less_than_that_of_model_dir(local, period):
+def test_local_period_must_be_positive_and_less_than_that_of_model_dir(local, period, tmp_path):
+    storage = Storage(str(tmp_path / "run"), local=LocalTier(str(tmp_path / "local"), save_period=local))
     with pytest.raises(UserError, match=f"LOCAL_SAVE_PERIOD={local} is not"):
-        Periods(total_steps=8, log=1, evaluate=None, save=period, save_locally=local)
+        storage.check(Periods(8, save=period))
 
 
-def test_last_step_is_only_saved_in_model_dir():
-    periods = Periods(total_steps=6, log=1, evaluate=None, save=4, save_locally=2)
-    assert [step for step in range(1, 7) if periods.saves_locally_at(step, stopping=False)] == [2, 4]
-    assert [step for step in range(1, 7) if periods.saves_at(step, stopping=False)] == [4, 6]
-    assert periods.saves_at(2, stopping=True) and not periods.saves_locally_at(2, stopping=True)
+def test_last_step_is_only_saved_in_model_dir(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(TieredCheckpoints, "save_locally", lambda self, step, *others, **named: saved.append(step))
+    local = LocalTier(str(tmp_path / "local"), save_period=2)
+    every = functools.partial(Checkpoints, keep_latest=9)
+    copying_run.run(tmp_path / "run", total=8, save=5, local=local, checkpoints=every)
+    assert saved == [2, 4, 6]
+    # The first one is always there as well.
+    assert Checkpoints(str(tmp_path / "run" / "checkpoints"), read_only=True).steps() == [2, 5, 8]
 
 
 @pytest.mark.parametrize("source", [0, 1])

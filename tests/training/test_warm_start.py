@@ -16,7 +16,9 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import layer_choice, step, warm_start
+from t5x_like.training import layer_choice, warm_start
+from t5x_like.training.stages import of_objective
+from t5x_like.training.state import Frozen, create_state
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 
@@ -43,8 +45,8 @@ def path(request, stored, tmp_path_factory):
 def restored(path, params, other_names=None, config=BERT, **changes):
     optimizer = optimizers.adamw(learning_rate=0.1, groups=(optimizers.ParameterGroup("token_embedder", freeze=True),))
     trainable, frozen = optimizers.split(params, optimizer.groups)
-    state, frozen = step.create_state(trainable, optimizer, 0), step.Frozen(frozen)
-    source = warm_start.Source(path=path, **changes)
+    state, frozen = create_state(trainable, of_objective(MaskedLM(), optimizer), 0), Frozen(frozen)
+    source = warm_start.InitialWeights(path=path, **changes)
     warm_start.check(source, params["model"], config, Partitioner(rules="dp"))
     state, frozen = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
     return parameters.named_leaves(optimizers.merge(state.params, frozen.params))
@@ -101,7 +103,7 @@ def test_tables_keep_their_rows_and_get_those_of_new_tokens(path, stored, caplog
     with caplog.at_level("INFO", logger="absl"):
         leaves = restored(path, grown, config=config, new_tokens=3)
     fresh, pretrained = parameters.named_leaves(grown), parameters.stack(parameters.named_leaves(stored))
-    for name in ("model/token_embedder/embedding", "objective/masked_lm/bias"):
+    for name in ("model/embeddings/token_embedder/embedding", "objective/masked_lm/bias"):
         np.testing.assert_array_equal(leaves[name][:31], pretrained[name])
         np.testing.assert_array_equal(leaves[name][31:], fresh[name][31:])
         assert f"{name} has 31 rows, and this model 34; the rows of new tokens are freshly" in caplog.text
@@ -153,16 +155,19 @@ def test_student_drops_token_types_and_takes_the_first_rows_of_tables(deep_path,
             *(deep_path, params_of(config, 5)),
             config=config,
             layers={"encoder": (0, 4)},
-            dropped=("^model/token_type_embedder/",),
+            dropped=("^model/embeddings/token_type_embedder/",),
             truncated=("vocab", "positions"),
         )
     expected = parameters.named_leaves(deep)
-    for name, rows in (("token_embedder", 29), ("position_embedder", 12)):
+    for name, rows in (("embeddings/token_embedder", 29), ("embeddings/position_embedder", 12)):
         name = f"model/{name}/embedding"
         np.testing.assert_array_equal(found[name], expected[name][:rows])
     np.testing.assert_array_equal(found["objective/masked_lm/bias"], expected["objective/masked_lm/bias"][:29])
-    assert "model/position_embedder/embedding has 16 rows, and this model 12; the others are dropped" in caplog.text
-    assert "ignored 1 tensors: model/token_type_embedder/embedding" in caplog.text
+    assert (
+        "model/embeddings/position_embedder/embedding has 16 rows, and this model 12; the others are dropped"
+        in caplog.text
+    )
+    assert "ignored 1 tensors: model/embeddings/token_type_embedder/embedding" in caplog.text
 
 
 NARROW = dataclasses.replace(BERT, num_token_types=0)
@@ -184,7 +189,7 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
         (
             NARROW,
             {"layers": {"encoder": (0, 1)}},
-            "1 tensors of a model that this one lacks, such as 'model/token_type",
+            "1 tensors of a model that this one lacks, such as 'model/embeddings/token_type",
         ),
         (
             dataclasses.replace(BERT, max_length=12),
@@ -197,7 +202,7 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
 def test_changes_that_do_not_fit_raise_before_arrays_exist(deep_path, config, changes, message):
     model = jax.eval_shape(config.make, jax.random.key(0))
     with pytest.raises(UserError, match=message):
-        warm_start.check(warm_start.Source(path=deep_path, **changes), model, config, Partitioner(rules="dp"))
+        warm_start.check(warm_start.InitialWeights(path=deep_path, **changes), model, config, Partitioner(rules="dp"))
 
 
 def test_huggingface_directory_of_another_architecture_raises(tmp_path, deep):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from t5x_like.cli.derivations import epochs, generation, huggingface, labels
+from t5x_like.cli.derivations import epochs, generation, huggingface, labels, student
 
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
@@ -27,6 +27,7 @@ def of_command(command: str) -> tuple[Derivation, ...]:
     if command not in _COMMANDS:
         return ()
     return (
+        Derivation((), student.require_recipe),
         Derivation(("HF_PATH", "DECODER_OBJECTIVE"), huggingface.from_directory),
         Derivation((), labels.from_task),
         *([Derivation((), generation.from_directory)] if command in ("train", "distill", "eval", "infer") else []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
-from t5x_like.cli.derivations.task import LOOPS
+from t5x_like.cli.derivations.task import TRAIN
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 
@@ -76,7 +76,7 @@ def _directory(settings: KnownSettings) -> str | None:
 def _replaced(settings: KnownSettings) -> set[str]:
     """Returns the fields that settings of the user replace."""
     names: set[str] = set()
-    if settings.root in LOOPS or settings.is_given(_LENGTHS) or settings.is_stored(_LENGTHS):
+    if settings.root == TRAIN or settings.is_given(_LENGTHS) or settings.is_stored(_LENGTHS):
         names.add("max_length")
     if settings.is_given("EOS_ID"):
         names.add("eos_ids")

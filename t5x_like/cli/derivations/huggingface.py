@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
 from t5x_like.cli import settings as shipped
-from t5x_like.cli.derivations.task import LOOPS
+from t5x_like.cli.derivations.task import TRAIN
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
@@ -78,7 +78,7 @@ def _directory(path: str, settings: KnownSettings) -> str:
     if paths.exists(paths.join(path, "config.json")):
         return path
     model_dir = settings.value("MODEL_DIR")
-    if settings.root in LOOPS and isinstance(model_dir, str) and run_files.has_checkpoints(model_dir):
+    if settings.root == TRAIN and isinstance(model_dir, str) and run_files.has_checkpoints(model_dir):
         copy = paths.join(model_dir, run_files.TOKENIZER)
         if paths.exists(paths.join(copy, "config.json")):
             return copy
@@ -139,7 +139,7 @@ def _objective(config: ModelConfig, directory: str, settings: KnownSettings) -> 
     is_default = isinstance(current, Reference) and current.selector.endswith(f".{_DEFAULT_OBJECTIVE}")
     if settings.is_given("OBJECTIVE") or not (current is None or is_default):
         return "", values
-    if settings.root not in LOOPS and (head := interop.task_head(directory)) is not None:
+    if settings.root != TRAIN and (head := interop.task_head(directory)) is not None:
         return description.describe_head(head), values | {"PACK": False}
     if isinstance(chosen := settings.value("DECODER_OBJECTIVE"), Reference) and usual.__name__ == "CausalLM":
         return f"import {chosen.selector.rpartition('.')[0]}\nOBJECTIVE = {chosen!r}\n", values

@@ -1,4 +1,4 @@
-"""Derives `LABELS`, the names of the labels of a classification task, from the task."""
+"""Derives `LABELS`, the names of the labels of a classification task or the scores of a regression, from the task."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
 
 _TARGETS = "targets"
+# The objective whose labels are names of scores.
+_REGRESSION = ".SequenceRegression"
 
 
 def from_task(settings: KnownSettings) -> Derived | None:
@@ -26,14 +28,14 @@ def from_task(settings: KnownSettings) -> Derived | None:
         return None
     given = settings.value("LABELS")
     try:
-        name, labels = _of_data(settings)
+        name, labels = _of_data(settings, scores=any(user.endswith(_REGRESSION) for user in settings.users("LABELS")))
     except UserError:
         if given is None:
             raise
         return None  # the command itself reports an invalid task
     if not labels:
         return None
-    if isinstance(given, Sequence) and tuple(given) != labels:
+    if isinstance(given, Sequence) and given and tuple(given) != labels:
         _compare(given, name, labels)
     if settings.is_given("LABELS"):
         return None
@@ -51,13 +53,15 @@ def _compare(given: Sequence[str], name: str, labels: Sequence[str]) -> None:
     raise UserError(f"LABELS={tuple(given)}: {problem}: {tuple(labels)}. Give the labels of the task, or another task.")
 
 
-def _of_data(settings: KnownSettings) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the task, and the names of its labels; empty if it is not known or has none."""
+def _of_data(settings: KnownSettings, *, scores: bool) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of the task, and the names of its labels or scores; empty if it is not known or has none."""
     if (cache := task.cache(settings)) is not None:
         about = cache.manifest.vocabularies.get(_TARGETS, {})
         return cache.name, tuple(about.get("names", ()))
     if (source := task.live(settings)) is None:
         return "", ()
     # Vocabularies that are looked up later have attributes of any name.
-    targets = source.vocabularies().get(_TARGETS)
-    return source.name, tuple(vars(targets).get("names", ())) if targets is not None else ()
+    targets = source.provider.output_features.get(_TARGETS)
+    if targets is None or targets.dtype.is_floating != scores:
+        return source.name, ()
+    return source.name, tuple(vars(targets.vocabulary).get("names", ()))

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from t5x_like.data.seqio_feed import SeqIOSource
 
 SPLIT = "train"
-# The commands that train.
-LOOPS = ("t5x_like.train.train", "t5x_like.distill.distill")
+# What the commands that train call.
+TRAIN = "t5x_like.train.train"
 # Work without TensorFlow and the data.
 _WITHOUT_TASK = ("t5x_like.plan.plan", "t5x_like.bench.bench", "t5x_like.cache_logits.cache_logits")
 

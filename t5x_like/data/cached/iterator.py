@@ -60,6 +60,32 @@ class RowOrder:
         return before + index_shuffle(position - before, max_index=last, seed=seed, rounds=_ROUNDS)
 
 
+class Streams:
+    """The order in which the rows of a cache are read if row i of a batch continues row i of the batch before.
+
+    The stored rows are cut into as many equal parts as a batch has rows; a remainder is not read. Row i reads part i
+    in stored order, then part i + 1, and after the last part the first one.
+
+    Args:
+      rows: Number of rows of the cache.
+      batch_size: Number of rows of a batch.
+
+    Raises:
+      UserError: the cache has fewer rows than a batch.
+    """
+
+    def __init__(self, rows: int, batch_size: int):
+        if rows < batch_size:
+            raise UserError(
+                f"BATCH_SIZE={batch_size}: the cache has only {rows} rows to continue. Give a number of at most {rows}."
+            )
+        self._length, self._rows = rows // batch_size, rows // batch_size * batch_size
+
+    def row(self, batch: int, row: int) -> int:
+        """Returns the number of the stored row that a row of a batch reads, all starting at 0."""
+        return (row * self._length + batch) % self._rows
+
+
 def _seed(seed: int, number: int) -> int:
     """Returns a 32-bit seed for a pass, distant from those of other passes: the repetition's number is added to it."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest())
@@ -83,7 +109,6 @@ class CachedIterator:
         batches_without_repeating: int,
         threads: int,
     ):
-
         self._read, self._identity, self._threads = read, dict(identity), threads
         self._without_repeating, self._warned = batches_without_repeating, False
         self._seek(0)

@@ -37,7 +37,6 @@ class LogitsManifest:
       shards: Files in the order of the rows.
       teacher_path: Where the teacher was read, for messages.
       versions: Library -> version.
-      created: Time of completion, ISO 8601.
     """
 
     settings: Mapping[str, Any]
@@ -45,12 +44,11 @@ class LogitsManifest:
     shards: tuple[StoredFile, ...]
     teacher_path: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    created: str = ""
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
-        about = ("teacher_path", "versions", "created")
+        about = ("teacher_path", "versions")
         stored = {name: value for name, value in self._to_json().items() if name not in about}
         text = json.dumps(stored, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -87,11 +85,11 @@ class LogitsManifest:
                 shards=tuple(StoredFile(**shard) for shard in stored["shards"]),
                 teacher_path=stored["teacher_path"],
                 versions=stored["versions"],
-                created=stored["created"],
             )
+            manifests.check_inside(manifest.shards)
             if manifest.fingerprint != stored["fingerprint"]:
                 raise ValueError(f"its contents have the hash {manifest.fingerprint}, not {stored['fingerprint']}")
-        except (ValueError, KeyError, TypeError) as error:
+        except manifests.MALFORMED as error:
             raise UserError(f"{path} is not a valid manifest of {KIND}: {error}. Copy or write them again.") from error
         return manifest
 
@@ -123,7 +121,6 @@ class LogitsManifest:
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "teacher_path": self.teacher_path,
             "versions": dict(self.versions),
-            "created": self.created,
         }
 
 
@@ -245,16 +242,14 @@ class LogitsReader:
     Args:
       cache: Manifest of the cache.
       spec: Features that the objective reads.
-
-    Raises:
-      UserError: as in `check`.
+      found: Result of `check`.
 
     Attributes:
       identity: Part of the position in the data: the fingerprints of the teacher logits, if there are any.
     """
 
-    def __init__(self, cache: Manifest, spec: FeatureSpec):
-        self._found = check(cache, spec)
+    def __init__(self, cache: Manifest, spec: FeatureSpec, found: Mapping[str, LogitsManifest]):
+        self._found = found
         self._shards = {
             directory: Shards(directory_of(directory, cache), manifest.shards, kind=KIND, command=COMMAND)
             for directory, manifest in self._found.items()

@@ -1,7 +1,7 @@
 """Writes teacher logits beside a cache: which shards there are, which of them are complete, and the manifest."""
 
+import contextlib
 import dataclasses
-import datetime
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,7 +87,12 @@ class LogitsPlan:
 
         Raises:
           UserError: the directory contains other teacher logits.
+          RunFailed: the storage is full or cannot be written.
         """
+        with self._explained():
+            return self._begin()
+
+    def _begin(self) -> list[str]:
         directory = self._unfinished()
         if paths.exists(paths.join(self.directory, MANIFEST)):
             manifest = LogitsManifest.read(self.directory)
@@ -111,24 +116,28 @@ class LogitsPlan:
         return list(self._records())
 
     def write_shard(self, unit: str, records: Sequence[bytes]) -> StoredFile:
-        """Writes the records of one shard atomically."""
+        """Writes the records of one shard atomically.
+
+        Raises:
+          RunFailed: the storage is full or cannot be written.
+        """
         file = self.file(unit)
         target = paths.join(self.directory, file)
-        with shard_files.local_file(target) as local:
+        with self._explained(), shard_files.local_file(target) as local:
             writer = ArrayRecordWriter(local, WRITER_OPTIONS)
             for record in records:
                 writer.write(record)
             writer.close()
             shard = StoredFile(file, len(records), os.path.getsize(local), manifests.checksum(local))
             shard_files.store(local, target)
-        unfinished.record(self.directory, unit, dataclasses.asdict(shard))
+            unfinished.record(self.directory, unit, dataclasses.asdict(shard))
         return shard
 
     def finish(self) -> LogitsManifest:
         """Writes the manifest, once all shards are complete, or returns that of a complete directory.
 
         Raises:
-          RunFailed: shards are missing or truncated.
+          RunFailed: shards are missing or truncated, or the storage is full or cannot be written.
         """
         if paths.exists(paths.join(self.directory, MANIFEST)):
             return LogitsManifest.read(self.directory)
@@ -145,14 +154,17 @@ class LogitsPlan:
             shards=tuple(StoredFile(**done[unit]) for unit in self.units()),
             teacher_path=self.teacher_path,
             versions={"t5x_like": t5x_like.__version__, "jax": jax.__version__},
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        manifest.write(self.directory)
-        self._unfinished().remove()
+        with self._explained():
+            manifest.write(self.directory)
+            self._unfinished().remove()
         return manifest
 
     def _records(self) -> dict[str, dict[str, Any]]:
         return self._unfinished().shards({unit: self.file(unit) for unit in self.units()})
+
+    def _explained(self) -> contextlib.AbstractContextManager:
+        return paths.explain_storage_errors("TEACHER_LOGITS", self.directory, shard_files.ADVICE)
 
     def _unfinished(self) -> unfinished.Unfinished:
         settings = {"settings": self.settings(), "predictions": _json(self.predictions)}

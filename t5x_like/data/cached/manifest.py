@@ -21,6 +21,8 @@ MANIFEST = "manifest.json"
 MIXTURE = "mixture.json"  # next to the directories of the caches of a mixture's tasks
 UNFINISHED = "unfinished"
 PLAN = "plan.json"
+# Errors that a file with other contents than a manifest's causes.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _DIGEST_BYTES = 16
 _READ_BYTES = 2**22
 
@@ -74,7 +76,7 @@ class Manifest:
         and `digest` (`data.vocabulary_digest`); for labels also their `names`.
       shards: Shards in order.
       versions: Library -> version that wrote the cache.
-      created: Time of completion, ISO 8601.
+      add_eos: Task feature -> whether its text ends in EOS; empty for caches of earlier versions.
     """
 
     settings: Mapping[str, Any]
@@ -83,13 +85,13 @@ class Manifest:
     vocabularies: Mapping[str, Mapping[str, Any]]
     shards: tuple[Shard, ...]
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    created: str = ""
+    add_eos: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
         stored = self._to_json()
-        decisive = {name: value for name, value in stored.items() if name not in ("versions", "created")}
+        decisive = {name: value for name, value in stored.items() if name not in ("versions", "add_eos")}
         return hashlib.blake2b(_json(decisive).encode(), digest_size=8).hexdigest()
 
     @property
@@ -120,7 +122,7 @@ class Manifest:
             "vocabularies": {name: dict(about) for name, about in self.vocabularies.items()},
             "shards": [{**dataclasses.asdict(shard), "tokens": list(shard.tokens)} for shard in self.shards],
             "versions": dict(self.versions),
-            "created": self.created,
+            "add_eos": dict(self.add_eos),
         }
 
 
@@ -155,15 +157,31 @@ def read(directory: str) -> Manifest:
             vocabularies=stored["vocabularies"],
             shards=tuple(map(Shard.from_json, stored["shards"])),
             versions=stored["versions"],
-            created=stored["created"],
+            add_eos=stored.get("add_eos", {}),
         )
+        for name in ("task", "split"):
+            check_name(manifest.settings[name])
+        check_inside(manifest.shards)
         if manifest.fingerprint != stored["fingerprint"]:
             raise ValueError(f"its contents have the hash {manifest.fingerprint}, not {stored['fingerprint']}")
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise UserError(
             f"{path} is not a valid manifest of a cache: {error}. Copy or write the cache again."
         ) from error
     return manifest
+
+
+def check_name(value: Any) -> None:
+    """Raises a ValueError unless a value of a manifest, such as a task, is the name of a directory."""
+    if not paths.is_name(value):
+        raise ValueError(f"{value!r:.80} is not the name of a directory")
+
+
+def check_inside(shards: Sequence[StoredFile]) -> None:
+    """Raises a ValueError unless all files of a manifest are in its directory."""
+    for shard in shards:
+        if not paths.is_inside(shard.file):
+            raise ValueError(f"{shard.file!r:.80} is not a file in its directory")
 
 
 def check_files(

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,56 +15,11 @@ import numpy as np
 from t5x_like import paths
 from t5x_like.data import batches, mixing, vocabulary_digest, vocabulary_kind
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder
-from t5x_like.data.cached.manifest import MIXTURE, Manifest
+from t5x_like.data.cached.manifest import Manifest
+from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
-
-_FORMAT = "t5x_like cached mixture 1"
-
-
-@dataclasses.dataclass(frozen=True)
-class MixtureFile:
-    """The file `mixture.json` in the directory of a mixture, next to the directories of the caches of its tasks.
-
-    Attributes:
-      name: Name of the mixture.
-      tasks: Names of its tasks, which are the names of their directories.
-      rates: Task -> fraction of the training examples, with which the mixture was cached.
-    """
-
-    name: str
-    tasks: tuple[str, ...]
-    rates: Mapping[str, float]
-
-    def write(self, directory: str) -> None:
-        """Writes the file, which completes the caches of a mixture. It replaces that of the same mixture."""
-        stored = {"format": _FORMAT, "name": self.name, "tasks": list(self.tasks), "rates": dict(self.rates)}
-        paths.write_atomic(paths.join(directory, MIXTURE), json.dumps(stored, indent=1) + "\n")
-
-    @classmethod
-    def read(cls, directory: str) -> "MixtureFile":
-        """Reads the file.
-
-        Raises:
-          UserError: the file is not found or not valid.
-        """
-        path = paths.join(directory, MIXTURE)
-        if not paths.exists(path):
-            raise UserError(
-                f"{directory} is not the cache of a mixture: {MIXTURE} not found. Write the caches of a mixture with "
-                "`t5x_like cache`, give a list of the caches of tasks, or read the cache of one task with "
-                "--gin_file=data/cached.gin."
-            )
-        try:
-            stored = json.loads(paths.read_text(path))
-            if stored["format"] != _FORMAT:
-                raise ValueError(f"its format is {stored['format']!r}, but this version reads {_FORMAT!r}")
-            return cls(stored["name"], tuple(stored["tasks"]), dict(stored["rates"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is not a valid description of a mixture: {error}. Repeat the `t5x_like cache` command."
-            ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +59,8 @@ class CachedMixture:
     verify_checksums: bool = False
     threads: int | None = None
     vocabulary_path: str | None = None
+
+    continuous = False  # rows of several tasks do not continue one another
 
     def __post_init__(self):
         if self.batch_size < 1:
@@ -213,12 +169,12 @@ class CachedMixture:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""
         return next(iter(self.sources.values())).vocabulary_kind(spec)
 
-    def check_vocabulary(self, embeddings: int) -> None:
-        """Checks that a model has an embedding for each token id.
+    def add_eos(self) -> Mapping[str, bool]:
+        """Returns task feature -> whether its text ends in EOS; see `CachedSource.add_eos`."""
+        return next(iter(self.sources.values())).add_eos()
 
-        Raises:
-          UserError: a vocabulary has more ids than `embeddings`.
-        """
+    def check_vocabulary(self, embeddings: int) -> None:
+        """Checks that a model has an embedding for each token id; see `DataSource`."""
         for source in self.sources.values():
             source.check_vocabulary(embeddings)
 

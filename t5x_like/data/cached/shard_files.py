@@ -11,6 +11,8 @@ import fsspec
 
 from t5x_like import paths
 
+# What to do if the storage is full.
+ADVICE = "Free space or repair the storage, then repeat the command, which resumes after the complete shards."
 # The name of a temporary file ends with the host and the id of the process that writes it.
 TEMPORARY = re.compile(r"\..+\.array_record\.(?P<host>.+)-(?P<process>\d+)\.tmp")
 

@@ -20,7 +20,7 @@ _BUFFER_BYTES = 4096
 # Seconds between attempts to read from a bucket that did not respond: half a minute in total.
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 # Messages of ArrayRecord for damaged contents; all its errors have the same type.
-_DAMAGED = re.compile("corrupt|mismatch|should be at least|out of bound", re.IGNORECASE)
+_DAMAGED = re.compile("corrupt|truncated|mismatch|should be at least|out of bound", re.IGNORECASE)
 
 
 class CacheReadError(RunFailed):
@@ -74,7 +74,11 @@ class Shards:
         file, pauses = self._shards[number].file, () if paths.is_local(self._directory) else _PAUSES
         for tried, pause in enumerate((*pauses, None), 1):
             try:
-                return self._reader(number).read(rows)
+                records = self._reader(number).read(rows)
+                # For a file that was truncated after it was opened, ArrayRecord returns empty records without an error.
+                if empty := [row for row, record in zip(rows, records, strict=True) if not record]:
+                    raise ValueError(f"row {empty[0]} is truncated")
+                return records
             except (RuntimeError, ValueError, OSError, IndexError) as error:
                 self._readers.pop(number, None)  # a reader that has failed may keep failing
                 if pause is None:

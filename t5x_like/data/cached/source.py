@@ -11,7 +11,7 @@ from t5x_like import paths
 from t5x_like.data import batches, task_arguments, vocabulary_digest
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached.iterator import CachedIterator, RowOrder
+from t5x_like.data.cached.iterator import CachedIterator, RowOrder, Streams
 from t5x_like.data.cached.layout import Layout
 from t5x_like.data.cached.rows import Decoder, batch_dtype
 from t5x_like.data.cached.shards import Shards
@@ -44,6 +44,9 @@ class CachedSource:
         compared.
       threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
       vocabulary_path: As in `SeqIOSource`, for text; by default the one that the cache was written with.
+      continuous: Whether row i of a batch continues row i of the batch before. The stored rows are cut into as many
+        parts as a batch has rows; row i reads part i in order, then part i + 1. The task must cut its text into rows
+        in order.
     """
 
     cache_dir: str
@@ -57,10 +60,16 @@ class CachedSource:
     verify_checksums: bool = False
     threads: int | None = None
     vocabulary_path: str | None = None
+    continuous: bool = False
 
     def __post_init__(self):
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
+        if self.continuous and self.shuffle:
+            raise UserError(
+                f"{self.name}: continuous=True with shuffle=True: shuffled rows do not continue one another. Set "
+                "shuffle=False, as data/continuous.gin does."
+            )
 
     @property
     def directory(self) -> str:
@@ -144,6 +153,10 @@ class CachedSource:
         kinds = {(known[name]["kind"], known[name]["ids"], known[name].get("digest")) for name in names}
         return VocabularyKind(*next(iter(kinds))[:2]) if len(kinds) == 1 else None
 
+    def add_eos(self) -> Mapping[str, bool]:
+        """Returns task feature -> whether its text ends in EOS; empty for caches of earlier versions."""
+        return self.manifest.add_eos
+
     def check_vocabulary(self, embeddings: int) -> None:
         """Checks that a model has an embedding for each token id.
 
@@ -165,11 +178,21 @@ class CachedSource:
           UserError: the cache is incomplete, was written for other features, lengths or packing, or has no rows; or
             the attached arrays of the spec do not belong to it.
         """
-        if not self.manifest.rows_of_passes[0]:
-            raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
-        _check_layout(self, self.manifest.layout, spec)
-        _check_dtypes(self, self.manifest, spec)
-        logits.check(self.manifest, spec, checksums=self.verify_checksums)
+        self.logits_of(spec)
+
+    def logits_of(self, spec: FeatureSpec) -> Mapping[str, logits.LogitsManifest]:
+        """Returns directory -> manifest of the teacher logits of a spec, which is checked once; see `check`."""
+        if spec not in self._checked:
+            if not self.manifest.rows_of_passes[0]:
+                raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
+            _check_layout(self, self.manifest.layout, spec)
+            _check_dtypes(self, self.manifest, spec)
+            self._checked[spec] = logits.check(self.manifest, spec, checksums=self.verify_checksums)
+        return self._checked[spec]
+
+    @functools.cached_property
+    def _checked(self) -> dict[FeatureSpec, Mapping[str, logits.LogitsManifest]]:
+        return {}
 
     def per_task(self) -> "list[CachedSource]":
         """Returns `[self]`: a cache has one task, or the examples of a mixture in the order in which they are read."""
@@ -194,10 +217,11 @@ class CachedSource:
         mine, reader = batches.rows_of_process(self.batch_size, process_index, process_count), RowReader(self, spec)
         manifest = self.manifest
         order = RowOrder(manifest.rows_of_passes, shuffle=self.shuffle, seed=self.seed)
+        streams = Streams(order.rows, self.batch_size) if self.continuous else None
 
         def read(batch: int) -> dict[str, np.ndarray]:
             first = batch * self.batch_size
-            return reader([order[first + row] for row in mine])
+            return reader([order[first + row] if streams is None else streams.row(batch, row) for row in mine])
 
         return CachedIterator(
             read,
@@ -207,6 +231,7 @@ class CachedSource:
                 "batch_size": self.batch_size,
                 "shuffle": self.shuffle,
                 "seed": self.seed,
+                **({"continuous": True} if self.continuous else {}),
             },
             batches_without_repeating=order.rows // self.batch_size,
             threads=number_of_threads(self.threads, self.cache_dir),
@@ -230,9 +255,10 @@ class CachedSource:
         available = -(-rows // self.batch_size)
         for batch in range(available if num_batches is None else min(available, num_batches)):
             first = batch * self.batch_size
-            real = [first + row for row in mine if first + row < rows]
-            missing = len(mine) - len(real)
-            yield {name: batches.pad_rows(array, missing) for name, array in reader(real).items()}
+            numbers = [row * available + batch if self.continuous else first + row for row in mine]
+            present = [number < rows for number in numbers]
+            found = reader([number for number in numbers if number < rows])
+            yield {name: batches.place_rows(array, present) for name, array in found.items()}
 
 
 def number_of_threads(threads: int | None, directory: str) -> int:
@@ -250,13 +276,12 @@ class RowReader:
     """
 
     def __init__(self, source: CachedSource, spec: FeatureSpec):
-        source.check(spec)
-        manifest = source.manifest
+        manifest, of_teachers = source.manifest, source.logits_of(spec)
         self._decode = Decoder(manifest.layout, manifest.dtypes, spec)
         self._shards = Shards(source.directory, manifest.shards)
         self._data = f"the cache {source.directory} of {manifest.settings['task']}"
         self._limits = spec.id_limits({name: about["ids"] for name, about in manifest.vocabularies.items()})
-        self._attached = logits.LogitsReader(manifest, spec)
+        self._attached = logits.LogitsReader(manifest, spec, of_teachers)
         self.identity = self._attached.identity
 
     def __call__(self, rows: Sequence[int]) -> dict[str, np.ndarray]:

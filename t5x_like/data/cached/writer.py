@@ -1,7 +1,6 @@
 """Writes a SeqIO task to shards of packed rows. The contents of a shard depend only on the plan and its number."""
 
 import dataclasses
-import datetime
 import functools
 import hashlib
 import os
@@ -116,12 +115,17 @@ class Plan:
             split is empty.
         """
         source, features = self.source, self.source.provider.output_features
+        if not paths.is_name(source.mixture_or_task_name):
+            raise UserError(
+                f"MIXTURE_OR_TASK_NAME={source.mixture_or_task_name!r} cannot name the directory of a cache. Give a "
+                "name without slashes."
+            )
         if missing := [name for name in self.spec.task_features if name not in features]:
             raise UserError(
                 f"{source.mixture_or_task_name} has no feature {', '.join(map(repr, missing))}, which the objective "
                 f"reads; it has {', '.join(map(repr, features))}. Give a task or an objective that fits."
             )
-        source.check_not_empty()  # raises too if the split or the offline cache does not exist
+        source.check_not_empty(self.spec)  # raises too if the split or the offline cache does not exist
         _ = self.layout
 
     def units(self) -> list[tuple[int, int]]:
@@ -217,7 +221,7 @@ class Plan:
                 "tensorflow": tf.__version__,
                 "seqio": getattr(seqio, "__version__", ""),
             },
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            add_eos=self.source.add_eos(),
         )
         manifest.write(self.directory)
         self._unfinished().remove()

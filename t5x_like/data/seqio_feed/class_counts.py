@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def label_names(source: "SeqIOSource") -> dict[str, tuple[str, ...]]:
     """Returns task feature -> names of its labels in the order of their indices, for the features that are labels."""
     # Vocabularies that are looked up later have attributes of any name.
-    names = {name: vars(vocabulary).get("names", ()) for name, vocabulary in source.vocabularies().items()}
+    features = source.provider.output_features.items()
+    names = {name: vars(each.vocabulary).get("names", ()) for name, each in features if each.dtype.is_integer}
     return {name: tuple(labels) for name, labels in names.items() if labels}
 
 

@@ -80,7 +80,7 @@ class SpecConverter(seqio.FeatureConverter):
         """
         lengths = self.spec.task_lengths(task_feature_lengths)
         capacities = {track: sum(lengths[name] for name in track) for track in self.spec.tracks}
-        _check_dtypes(ds.element_spec, self.spec)
+        _check_elements(ds.element_spec, self.spec)
         ds = ds.map(
             lambda example: {
                 name: tf.ensure_shape(tf.cast(example[name], self.spec.task_dtype(name)), [None]) for name in lengths
@@ -239,13 +239,22 @@ _ROLES = {
 # ---- token counts and row starts -------------------------------------------------------------------------------------
 
 
-def _check_dtypes(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec) -> None:
+def _check_elements(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec) -> None:
+    """Checks the dtypes of a task's features, and the lengths of those with a fixed length."""
+    for name, length in spec.fixed_lengths.items():
+        found = element_spec[name].shape[0]
+        if found not in (None, length):
+            raise UserError(
+                f"task feature {name!r}: {found} values per example, but the objective reads {length}. Change the "
+                "objective, for scores its LABELS, or the task."
+            )
     for name in spec.task_features:
         found, wanted = element_spec[name].dtype, tf.as_dtype(spec.task_dtype(name))
         if found.is_floating != wanted.is_floating or not (found.is_floating or found.is_integer):
             raise UserError(
-                f"task feature {name!r}: its values are {found.name}, but the objective reads {wanted.name}. Change "
-                "the task's preprocessor, or the feature's TaskFeature(…, dtype=…) in the objective's FeatureSpec."
+                f"task feature {name!r}: its values are {found.name}, but the objective reads {wanted.name}. Give "
+                "the objective of such a task, such as runs/finetune_classification.gin for labels and "
+                "runs/finetune_regression.gin for scores, or change the task's preprocessor."
             )
 
 

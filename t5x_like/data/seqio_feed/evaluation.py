@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import seqio
 import tensorflow as tf
+from absl import logging
 from seqio.metrics import ModelOutputType
 
 from t5x_like.data import buckets
 from t5x_like.data.batches import repeat_last_row
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.feed import HostBatch
 from t5x_like.data.seqio_feed import task_errors
 from t5x_like.data.seqio_feed.converter import SpecConverter
 from t5x_like.data.seqio_feed.source import SeqIOSource
@@ -21,13 +23,14 @@ from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 from t5x_like.runtime import distributed
 
-Batch = Mapping[str, np.ndarray]
+# Examples whose targets give the names of metrics.
+_FEW = 8
 # Function from a full batch and the indices of its examples to its outputs by name, `[batch, …]` each. `predictions` is
 # required, and is what SeqIO decodes; the others are SeqIO's `aux_values`.
-Predict = Callable[[Batch, np.ndarray], Mapping[str, np.ndarray]]
+Predict = Callable[[HostBatch, np.ndarray], Mapping[str, np.ndarray]]
 # Function from a full batch to its outputs by name, `[batch]` each. `scores`, the log-probabilities of the targets, is
 # required; the others are SeqIO's intermediates.
-Score = Callable[[Batch], Mapping[str, np.ndarray]]
+Score = Callable[[HostBatch], Mapping[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,7 @@ class TaskEvaluator:
     ):
         self._source, self._spec, self._num_examples, self._log_dir = source, spec, num_examples, log_dir
         self._evaluator: seqio.Evaluator | None = None
-        self._batches: dict[str, list[tuple[np.ndarray, Batch]]] = {}
+        self._batches: dict[str, list[tuple[np.ndarray, HostBatch]]] = {}
 
     def metrics(self, predict: Predict, score: Score, *, step: int | None = None) -> dict[str, float]:
         """Computes the metrics of the tasks.
@@ -131,6 +134,26 @@ class TaskEvaluator:
 
         return distributed.compute_in_main(compute)
 
+    def metric_names(self) -> list[str] | None:
+        """Returns `<task>/<metric>` of the metrics, computed with the targets of a few examples as predictions.
+
+        Returns:
+          The names, or None if a metric reads other outputs of the model, or cannot be computed from targets.
+        """
+        names, evaluator = [], self._open()
+        for task in evaluator.eval_tasks:
+            if len(task.predict_metric_fns) < len(task.metric_objs):
+                return None
+            examples = list(evaluator.cached_task_datasets[task.name].take(_FEW).as_numpy_iterator())
+            try:
+                targets = [_target(task, example) for example in examples]
+                for metric in task.predict_metric_fns:
+                    names += [f"{task.name}/{name}" for name in metric(targets, targets)]
+            except Exception as error:  # a metric of the user, for which predictions differ from targets
+                logging.debug("the metrics of %s cannot be computed from targets: %s", task.name, error)
+                return None
+        return names
+
     def predictions(self, predict: Predict) -> Iterator[TaskPredictions]:
         """Yields the predictions for each task, also for splits without labels."""
         evaluator = self._open()
@@ -184,7 +207,7 @@ class TaskEvaluator:
         order = np.argsort(indices)
         return [indices[at] for at in order], {name: [rows[at] for at in order] for name, rows in outputs.items()}
 
-    def _read(self, dataset: tf.data.Dataset) -> list[tuple[np.ndarray, Batch]]:
+    def _read(self, dataset: tf.data.Dataset) -> list[tuple[np.ndarray, HostBatch]]:
         """Returns (indices, batch) pairs of an enumerated dataset, the longest examples first.
 
         The last batch is padded with copies of its last row.
@@ -203,6 +226,16 @@ class TaskEvaluator:
                 batches.append((np.array(indices), padded))
             self._batches[task] = batches
         return self._batches[task]
+
+
+def _target(task: seqio.Task, example: Mapping[str, Any]) -> Any:
+    """Returns the target of an example as the metrics of its task read it."""
+    target = example.get("targets_pretokenized")
+    if target is None:
+        target = task.output_features["targets"].vocabulary.decode(list(example["targets"]))
+    elif isinstance(target, bytes):
+        target = target.decode()
+    return task.postprocess_fn(target, example=example, is_target=True)
 
 
 @contextlib.contextmanager

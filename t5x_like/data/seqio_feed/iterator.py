@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from t5x_like import paths
 from t5x_like.data.feed import DataMismatchError
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
@@ -160,7 +161,10 @@ class SeqIOIterator:
         if not self.can_be_saved:
             return b""
         stored = io.BytesIO()
-        with tempfile.TemporaryDirectory() as directory:
+        with (
+            paths.explain_storage_errors("TMPDIR", tempfile.gettempdir()),
+            tempfile.TemporaryDirectory() as directory,
+        ):
             try:
                 tf.train.Checkpoint(iterator=self._iterator).write(str(Path(directory, "position")))
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
@@ -185,7 +189,11 @@ class SeqIOIterator:
         changes = "; ".join(f"{name} was {stored.get(name)}, is {self._identity[name]}" for name in differ)
         reason = ""
         if "process_count" in differ:
-            reason = " A live SeqIO pipeline is sharded over the processes and resumes only with the same number."
+            count = stored.get("process_count")
+            reason = (
+                f" A live SeqIO pipeline is sharded over the processes: resume with {count}. A run that reads a cache "
+                "(t5x_like cache, then --gin_file=data/cached.gin) resumes with any number."
+            )
         raise DataMismatchError(f"the data cannot resume from the saved position: {changes}.{reason}")
 
     def _replay(self, batches: int) -> None:

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ def import_modules(module: str | Sequence[str] | None) -> None:
       module: One or several user modules; the working directory is searched too.
 
     Raises:
-      UserError: a module does not exist, or TensorFlow, TFDS or SeqIO is not installed.
+      UserError: a module does not exist or raises an error, or TensorFlow, TFDS or SeqIO is not installed.
     """
     _load_tensorflow()
     modules = [module] if isinstance(module, str) else list(module or ())
@@ -35,11 +36,31 @@ def import_modules(module: str | Sequence[str] | None) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-                raise  # the module exists, but one of its imports does not
+                raise _broken(name, error) from error  # the module exists, but one of its imports does not
             raise UserError(
                 f"MIXTURE_OR_TASK_MODULE={name!r}: module {error.name!r} not found in {directory} or on the Python "
                 "path. Give a dotted name such as my_tasks or my_package.tasks."
             ) from error
+        except UserError:
+            raise
+        except Exception as error:
+            raise _broken(name, error) from error
+
+
+def _broken(module: str, error: Exception) -> UserError:
+    """Returns the error for a task module that raises an error when it is imported."""
+    at = next(
+        (
+            f" ({frame.filename}:{frame.lineno})"
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if not frame.filename.startswith("<")
+        ),
+        "",
+    )
+    return UserError(
+        f"MIXTURE_OR_TASK_MODULE={module!r}: {type(error).__name__}: {error}{at}. Correct the module; "
+        "--log_level=debug shows the traceback."
+    )
 
 
 def _load_tensorflow() -> None:
@@ -62,6 +83,11 @@ def find_provider(name: str) -> "seqio.Task | seqio.Mixture":
     """
     import seqio
 
+    if not name:
+        raise UserError(
+            "MIXTURE_OR_TASK_NAME is not set. Give a registered task or mixture; or for text without a task, "
+            "VOCABULARY_PATH."
+        )
     names = [*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()]
     if name not in names:
         if near := difflib.get_close_matches(name, names, n=5, cutoff=0.4):

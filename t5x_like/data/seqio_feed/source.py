@@ -14,7 +14,6 @@ from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
 from t5x_like.data.token_ids import check_ids
-from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,11 +111,7 @@ class SeqIOSource:
         return seqio.get_subtasks(provider)
 
     def per_task(self) -> "list[SeqIOSource]":
-        """Returns a source for each task of a mixture that has the split; `[self]` for a single task.
-
-        Raises:
-          UserError: no task has the split.
-        """
+        """Returns a source for each task of a mixture that has the split; see `DataSource`."""
         provider = self.provider
         tasks = self._tasks_with_split(provider)
         if tasks == [provider]:
@@ -160,9 +155,13 @@ class SeqIOSource:
             return vocabulary_digest.of_location(self.vocabulary_path)
         return vocabulary_digest.of_text(self.vocabularies(), spec)
 
-    def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:
+    def vocabulary_kind(self, spec: FeatureSpec) -> vocabulary_kind.VocabularyKind | None:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""
         return vocabulary_kind.of_text(self.vocabularies(), spec)
+
+    def add_eos(self) -> dict[str, bool]:
+        """Returns task feature -> whether its text ends in EOS, as its feature declares."""
+        return {name: feature.add_eos for name, feature in self.provider.output_features.items()}
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
@@ -230,19 +229,17 @@ class SeqIOSource:
         self._tasks_with_split(provider)
         self._check_features(provider, spec)
         for source in self.per_task():
-            source.check_not_empty()
+            source.check_not_empty(spec)
 
-    def check_not_empty(self) -> None:
-        """Checks that the split has an example after preprocessing.
+    def check_not_empty(self, spec: FeatureSpec) -> None:
+        """Checks that the split has an example, of which an item is not padding, after preprocessing.
 
         Raises:
-          UserError: the split has no examples.
+          UserError: the split has no examples, or the first ones have only padding.
         """
-        if next(self.examples(1), None) is None:
-            raise UserError(
-                f"{self.name}: the split {self.split!r} has no examples. It is empty, or its preprocessors skip every "
-                "example. Run `t5x_like inspect` to see which are skipped, or give another split."
-            )
+        from t5x_like.data.seqio_feed import empty_data
+
+        empty_data.check_not_empty(self, spec)
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Returns the training batches of one process.
@@ -347,6 +344,7 @@ class SeqIOSource:
             mixtures.check_offline_caches(tasks)
         if tasks != [provider]:
             mixtures.check_vocabularies(provider)
+            self.mixing_fractions()  # raises if a rate is invalid
 
         return task_errors.build(
             self,

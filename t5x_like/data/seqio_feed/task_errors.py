@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import seqio
 import tensorflow as tf
 
+from t5x_like.data import blocked
 from t5x_like.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
 
 
 def explain_each(batches: Iterator[Any], source: "SeqIOSource") -> Iterator[Any]:
-    """Yields the batches of a task under `explain_errors`."""
+    """Yields the batches of a task under `explain_errors`, and reports one that is waited for."""
     with explain_errors(source):
-        yield from batches
+        yield from blocked.report(batches, f"{source.name}, split {source.split!r}")
 
 
 def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:

@@ -28,7 +28,7 @@ class AttentionScoresMSE(LayerLoss):
     """
 
     reads = (SCORES,)
-    same_sizes = ("heads",)
+    same_sizes = ("num_heads",)
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
@@ -45,7 +45,7 @@ class AttentionKL(LayerLoss):
     """
 
     reads = (SCORES,)
-    same_sizes = ("heads",)
+    same_sizes = ("num_heads",)
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
@@ -61,7 +61,7 @@ class AttentionTransfer(LayerLoss):
     """
 
     reads = (SCORES,)
-    same_sizes = ("heads",)
+    same_sizes = ("num_heads",)
     averages_layers = True
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:

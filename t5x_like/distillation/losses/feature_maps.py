@@ -21,7 +21,7 @@ _EPSILON = 1e-12
 
 
 class _FeatureMapLoss(LayerLoss):
-    same_sizes = ("embed",)
+    same_sizes = ("embed_dim",)
     averages_layers = True
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:

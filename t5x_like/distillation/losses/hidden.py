@@ -14,8 +14,8 @@ from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken, 
 from t5x_like.errors import UserError
 from t5x_like.layers import captures, initializers
 from t5x_like.layers.projections import Projection
-from t5x_like.objectives.base import Batch, Scalar
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective
+from t5x_like.objectives.prediction import Scalar
 
 States = Float[Array, "batch length embed"]
 PROJECTION = "projection"
@@ -52,10 +52,10 @@ class HiddenMSE(LayerLoss):
         """Checks the layers, and the widths if there is no projection; see `Loss.check`."""
         super().check(student, teacher)
         ours, theirs = self.sizes(student, teacher)
-        if self.project is False and ours.embed != theirs.embed:
+        if self.project is False and ours.embed_dim != theirs.embed_dim:
             raise UserError(
-                f"HiddenMSE.project=False: the hidden states of the student have {ours.embed} features, those of "
-                f"{teacher.name} have {theirs.embed}. Give None or True."
+                f"HiddenMSE.project=False: the hidden states of the student have {ours.embed_dim} features, those of "
+                f"{teacher.name} have {theirs.embed_dim}. Give None or True."
             )
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -67,10 +67,12 @@ class HiddenMSE(LayerLoss):
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
         """Initializes the projection, with the standard deviation 0.02 of TinyBERT's code; see `Loss.init`."""
         ours, theirs = self.sizes(student, teacher)
-        if not (ours.embed != theirs.embed if self.project is None else self.project):
+        if not (ours.embed_dim != theirs.embed_dim if self.project is None else self.project):
             return {}
         axes, init = ("embed", "mlp"), initializers.normal(0.02)
-        return {PROJECTION: Projection((ours.embed,), (theirs.embed,), axes=axes, key=key, init=init, bias=True)}
+        return {
+            PROJECTION: Projection((ours.embed_dim,), (theirs.embed_dim,), axes=axes, key=key, init=init, bias=True)
+        }
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
@@ -121,9 +123,9 @@ class HiddenCosine:
         """Returns no projections."""
         return {}
 
-    def weight(self, batch: Batch, objective: Component) -> Scalar:
-        """Counts the tokens that are not padding; see `Loss.weight`."""
-        return jnp.sum(attended(batch, _last_stack(batch)))
+    def weights(self, rows: Batch, objective: Objective) -> PerToken:
+        """Returns 1 for tokens that are not padding; see `Loss.weights`."""
+        return attended(rows, _last_stack(rows))
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
@@ -148,11 +150,11 @@ class PatientCLS(LayerLoss):
     # Whether the hidden states are divided by their norms, as in the paper.
     normalize: bool = True
 
-    same_sizes = ("embed",)
+    same_sizes = ("embed_dim",)
 
-    def weight(self, batch: Batch, objective: Component) -> Scalar:
-        """Counts the rows that are not padding; see `Loss.weight`."""
-        return jnp.sum(attended(batch, self.stack)[:, 0])
+    def weights(self, rows: Batch, objective: Objective) -> Float[Array, "batch 1"]:
+        """Returns 1 for rows that are not padding; see `Loss.weights`."""
+        return attended(rows, self.stack)[:, :1]
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""

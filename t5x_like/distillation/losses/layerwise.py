@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
 from t5x_like.distillation.loss import Network, View
-from t5x_like.distillation.stack_sizes import SELF_ATTENTIONS, StackSizes, stack_sizes
 from t5x_like.errors import UserError
+from t5x_like.models.base import StackInfo
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Scalar
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective
+from t5x_like.objectives.prediction import Scalar
 
 # Captured arrays of a layer by their names within it.
 Arrays = Mapping[str, Array]
@@ -62,7 +62,7 @@ class LayerLoss:
 
     # Names within a layer of the arrays that the loss reads.
     reads = ("hidden",)
-    # Sizes that student and teacher must share: fields of StackSizes.
+    # Sizes that student and teacher must share: fields of `StackInfo`.
     same_sizes = ()
     averages_layers = False
 
@@ -79,14 +79,14 @@ class LayerLoss:
         """
         raise NotImplementedError
 
-    def sizes(self, student: Network, teacher: Network) -> tuple[StackSizes, StackSizes]:
+    def sizes(self, student: Network, teacher: Network) -> tuple[StackInfo, StackInfo]:
         """Returns the sizes of the stack of both networks."""
-        return stack_sizes(student, self.stack), stack_sizes(teacher, self.stack)
+        return _stack(student, self.stack), _stack(teacher, self.stack)
 
     def pairs(self, student: Network, teacher: Network) -> Pairs:
         """Returns the pairs of layers; see `layer_maps.resolve`."""
         described = (
-            (f"the {self.stack} of {network.name}", sizes.layers)
+            (f"the {self.stack} of {network.name}", sizes.num_layers)
             for network, sizes in zip((student, teacher), self.sizes(student, teacher), strict=True)
         )
         return resolve(self.layers, *described, setting=f"{type(self).__name__}.layers")
@@ -107,22 +107,20 @@ class LayerLoss:
         """Returns the arrays of the mapped layers; see `Loss.captures`."""
         pairs = self.pairs(student, teacher)
         return tuple(
-            tuple(dict.fromkeys(self._name(network, pair[number], what) for pair in pairs for what in self.reads))
-            for number, network in enumerate((student, teacher))
+            tuple(dict.fromkeys(self._name(pair[number], what) for pair in pairs for what in self.reads))
+            for number in range(2)
         )
 
-    def _name(self, network: Network, layer: int, what: str) -> str:
-        if what.startswith(f"{SELF_ATTENTIONS[0]}/"):
-            what = what.replace(SELF_ATTENTIONS[0], stack_sizes(network, self.stack).attention, 1)
+    def _name(self, layer: int, what: str) -> str:
         return f"{self.stack}/layers/{layer}/{what}"
 
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
         """Returns no projections; see `Loss.init`."""
         return {}
 
-    def weight(self, batch: Batch, objective: Component) -> Scalar:
-        """Counts the tokens that are not padding; see `Loss.weight`."""
-        return jnp.sum(attended(batch, self.stack))
+    def weights(self, rows: Batch, objective: Objective) -> PerToken:
+        """Returns 1 for tokens that are not padding; see `Loss.weights`."""
+        return attended(rows, self.stack)
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
@@ -141,4 +139,15 @@ class LayerLoss:
 
     def _arrays(self, view: View, layer: int) -> Arrays:
         captured = outputs_of(self, view).captured
-        return {what: captured[self._name(view.network, layer, what)].astype(jnp.float32) for what in self.reads}
+        return {what: captured[self._name(layer, what)].astype(jnp.float32) for what in self.reads}
+
+
+def _stack(network: Network, stack: str) -> StackInfo:
+    """Returns the sizes of a stack of a student or a teacher."""
+    stacks = network.config.stacks
+    if stack not in stacks:
+        raise UserError(
+            f"stack={stack!r}: {network.name} ({type(network.config).__name__}) does not have this stack. It has: "
+            f"{' and '.join(stacks)}."
+        )
+    return stacks[stack]

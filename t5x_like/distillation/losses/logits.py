@@ -9,8 +9,8 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from t5x_like.distillation.loss import Network, View
 from t5x_like.errors import UserError
@@ -18,13 +18,13 @@ from t5x_like.kernels import divergence
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
 from t5x_like.kernels.divergence import Divergence
 from t5x_like.kernels.top_k import TopK
-from t5x_like.objectives import masked_lm
-from t5x_like.objectives.base import Batch, Scalar
-from t5x_like.objectives.component import Component
+from t5x_like.objectives.base import Batch, Objective
+from t5x_like.objectives.passes import prediction_names
+from t5x_like.objectives.prediction import Scalar
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LogitLoss:
+class BaseLogitLoss:
     """Base class of the losses of logits. Implements `Loss`, except for `of_positions`."""
 
     # The prediction that is compared, which both objectives have.
@@ -49,8 +49,8 @@ class LogitLoss:
                     f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {network.name} does not "
                     f"predict it. Give one of {', '.join(names)}."
                 )
-        labels = [tuple(getattr(network.objective, "labels", ())) for network in (student, teacher)]
-        if labels[0] != labels[1]:
+        labels = [network.objective.labels for network in (student, teacher)]
+        if labels[0] != labels[1] and max(map(len, labels)) > 1:  # a single score may have a name or not
             raise UserError(
                 f"{type(self).__name__}: student and {teacher.name} predict different labels, {labels[0]} and "
                 f"{labels[1]}. Use a teacher with the labels of the student, in the same order."
@@ -64,9 +64,9 @@ class LogitLoss:
         """Returns no projections."""
         return {}
 
-    def weight(self, batch: Batch, objective: Component) -> Scalar:
-        """Counts the positions of the prediction; see `Loss.weight`."""
-        return jnp.sum(objective.prediction_weights(batch)[self.prediction]).astype(jnp.float32)
+    def weights(self, rows: Batch, objective: Objective) -> Float[Array, "batch positions"]:
+        """Returns the weights of the prediction; see `Loss.weights`."""
+        return objective.weights(rows)[self.prediction]
 
     def position_loss(self, student: View, teacher: View) -> PositionLoss:
         """Returns the loss for `sum_over_positions`, or with others, `weighted_sum_over_positions`.
@@ -96,7 +96,7 @@ class LogitLoss:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Divergence(LogitLoss):
+class _Divergence(BaseLogitLoss):
     # T: both networks' logits are divided by it before the softmax.
     temperature: float = 1.0
 
@@ -111,7 +111,7 @@ class _Divergence(LogitLoss):
         raise NotImplementedError
 
     def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
-        """Returns the loss for `sum_over_positions`; see `LogitLoss.of_positions`."""
+        """Returns the loss for `sum_over_positions`; see `BaseLogitLoss.of_positions`."""
         return divergence.from_teacher(self.divergence(), teacher, weights, temperature=self.temperature)
 
 
@@ -181,7 +181,7 @@ class SoftCrossEntropy(_Divergence):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LogitMSE(LogitLoss):
+class LogitMSE(BaseLogitLoss):
     """Mean over the classes of (student - teacher)² of the logits, per position.
 
     Source: Ba and Caruana 2014, arXiv:1312.6184, equation 1, which sums over the classes and divides by 2: with n
@@ -190,11 +190,5 @@ class LogitMSE(LogitLoss):
     """
 
     def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
-        """Returns the loss for `sum_over_positions`; see `LogitLoss.of_positions`."""
+        """Returns the loss for `sum_over_positions`; see `BaseLogitLoss.of_positions`."""
         return divergence.mean_squared_error(teacher, weights)
-
-
-def prediction_names(objective: Component) -> tuple[str, ...]:
-    """Returns the names of the predictions of an objective."""
-    terms = tuple(objective.coefficients)
-    return (*terms, masked_lm.ALL_TOKENS) if masked_lm.NAME in terms else terms

@@ -55,10 +55,10 @@ class Relations(LayerLoss):
         """Checks the layers, and that the relation heads divide the widths; see `Loss.check`."""
         super().check(student, teacher)
         ours, theirs = self.sizes(student, teacher)
-        relation_heads = self.relation_heads or (ours.heads if tuple(self.of) == ("query",) else ours.kv_heads)
+        relation_heads = self.relation_heads or (ours.num_heads if tuple(self.of) == ("query",) else ours.num_kv_heads)
         for network, sizes in ((student, ours), (teacher, theirs)):
             for name in self.of:
-                width = sizes.head_dim * (sizes.heads if name == "query" else sizes.kv_heads)
+                width = sizes.head_dim * (sizes.num_heads if name == "query" else sizes.num_kv_heads)
                 if width % relation_heads:
                     raise UserError(
                         f"Relations.relation_heads={relation_heads} does not divide the {width} features of the "

@@ -19,7 +19,7 @@ from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, pad
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import ScoreBias
 
 
 def fused_attention(
@@ -28,7 +28,7 @@ def fused_attention(
     v: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: RelativeBias | None = None,
+    bias: ScoreBias | None = None,
     scale: float = 1.0,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
@@ -46,7 +46,7 @@ def fused_attention(
       k: keys.
       v: values.
       mask: the keys that each query may attend to, without `dense`.
-      bias: relative bias of the scores.
+      bias: bias of the scores, with `diagonals`.
       scale: factor of the scores.
       dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
       dropout_key: random key for dropout; None disables dropout.
@@ -76,7 +76,7 @@ def fused_attention(
         q=q,
         k=k,
         v=v,
-        bias=None if bias is None else bias.values,
+        bias=None if bias is None else bias.diagonals,
         query_segments=query_segments,
         key_segments=key_segments,
         prefix=None if mask.prefix is None else mask.prefix.astype(jnp.int32),

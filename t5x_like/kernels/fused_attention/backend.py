@@ -5,9 +5,12 @@ from jaxtyping import Array, Float
 
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.relative_bias import RelativeBias
+from t5x_like.kernels.score_bias import ScoreBias
 
 TITLE = "fused kernel"
+
+# The conditions of a mask that the kernel reads.
+MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix"})
 
 
 def unsupported_reason(
@@ -16,7 +19,7 @@ def unsupported_reason(
     k: Float[Array, "batch kv_len kv_heads kv"],
     *,
     mask: Mask,
-    bias: RelativeBias | Float[Array, "rows heads q_len kv_len"] | None = None,
+    bias: ScoreBias | None = None,
     dropout: Dropout = NO_DROPOUT,
 ) -> str | None:
     """Returns why the kernel does not compute an attention, or None if it does.
@@ -32,10 +35,10 @@ def unsupported_reason(
     head_dim = q.shape[-1]
     if head_dim % 16:
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
-    if mask.dense is not None:
-        return "the mask is dense"
-    if bias is not None and not isinstance(bias, RelativeBias):
-        return "the bias is dense"
+    if others := mask.conditions - MASKS:
+        return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
+    if bias is not None and bias.diagonals is None:
+        return "the bias depends on more than the distance"
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
         return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
     return None

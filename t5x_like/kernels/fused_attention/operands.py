@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
       q: queries.
       k: keys.
       v: values.
-      bias: values of a `RelativeBias`.
+      bias: `ScoreBias.diagonals`.
       query_segments: segments of the queries.
       key_segments: segments of the keys, `NO_SEGMENT` for keys that are not valid.
       prefix: 1 for keys that are visible regardless of `causal`.

@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 
 def test_missing_package_names_the_extra():
     assert require("json").dumps([]) == "[]"
-    with pytest.raises(UserError, match=r"pip install 't5x_like\[eval\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[eval\]'"):
         require("package_of_no_one.module")
 
 

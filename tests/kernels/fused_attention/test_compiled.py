@@ -6,8 +6,10 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from objective_cases import terms_of
 
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import hlo, topologies
@@ -39,7 +41,7 @@ def compile_gradient(partitioner):
     batch = {name: jax.ShapeDtypeStruct((32, LENGTHS[name.split("_")[0]]), jnp.int32) for name in names}
 
     def loss(parameters, batch):
-        return sum(objective.terms(parameters, batch, dropout_key=jax.random.key(1)).sums.values())
+        return sum(terms_of(objective, parameters, batch, keys=Keys(dropout=jax.random.key(1))).sums.values())
 
     rows = {name: jax.NamedSharding(partitioner.mesh, spec) for name, spec in _specs(partitioner, batch).items()}
     step = partitioner.jit(jax.grad(loss), in_shardings=(partitioner.replicated, rows))
@@ -50,7 +52,7 @@ def _specs(partitioner, batch):
     return partitioner.batch_specs({name: leaf.shape for name, leaf in batch.items()})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 't5x_like[plan]'")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
 @pytest.mark.notf
 def test_compiled_t5_has_no_scores_in_memory():
     compiled = compile_gradient(Partitioner(ici={"data": 4}, devices=topologies.devices("v5e:2x2")))

@@ -1,0 +1,1 @@
+"""Parameters that are added to the modules of a model, such as LoRA."""

@@ -1,0 +1,110 @@
+"""The interface of adapters, and how they are added to a model."""
+
+import collections
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+import jax
+from flax import nnx
+
+from t5x_like import parameters
+from t5x_like.errors import UserError
+from t5x_like.layers.projections import Projection
+
+# Name of the adapter within its module.
+ADAPTER = "adapter"
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """Adds a module to some projections of a model: a frozen dataclass with hyperparameters, such as `lora.LoRA`.
+
+    Attributes:
+      pattern: regular expression that is searched in the names of the projections, such as
+        `encoder/layers/attention/query`.
+    """
+
+    pattern: str
+
+    def make(self, projection: Projection, key: jax.Array) -> nnx.Module:
+        """Makes the module of one projection.
+
+        Args:
+          projection: the projection of one layer, also where layers are stacked. `projection.num_inputs` and
+            `projection.axes` tell which dimensions of the kernel are inputs and how they are sharded.
+          key: random key for the initial values.
+
+        Returns:
+          A module with `__call__(x, y)`, which gets the input `[*batch, *inputs]` and the output `[*batch, *outputs]`
+          of the projection, and returns the output with the adapter.
+        """
+
+
+def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
+    """Adds adapters to the projections of a new model, as `PROJECTION/adapter`; other parameters keep their names.
+
+    Initial values depend on the name of a projection and the number of its layer alone, so they are those of scanned
+    layers where layers are unrolled.
+
+    Args:
+      model: the model, which is changed.
+      adapters: the adapters. Of several that match a projection, the first one is added.
+      key: random key for the initial values.
+
+    Returns:
+      The model.
+
+    Raises:
+      UserError: a pattern is not a regular expression, or matches no projection.
+    """
+    for each in adapters:
+        parameters.check_pattern(f"{type(each).__name__}.pattern", each.pattern)
+    unused = list(adapters)
+    for name, layers in _projections(model).items():
+        adapter = next((each for each in adapters if re.search(each.pattern, name)), None)
+        if adapter is None:
+            continue
+        unused = [each for each in unused if each is not adapter]
+        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        for index, projection in layers:
+            count = _stacked_layers(projection)
+            if count is not None:
+                keys = jax.random.split(own, count)
+                made = jax.vmap(adapter.make)(projection, keys)
+            else:
+                made = adapter.make(projection, own if index is None else jax.random.split(own, len(layers))[index])
+            setattr(projection, ADAPTER, nnx.data(made))
+    if unused:
+        raise UserError(
+            f"{type(unused[0]).__name__}.pattern={unused[0].pattern!r} matches no projection of "
+            f"{type(model).__name__}. The projections are {', '.join(sorted(_projections(model)))}."
+        )
+    return model
+
+
+def _projections(model: nnx.Module) -> dict[str, list[tuple[int | None, Projection]]]:
+    """Returns stored name -> the projections of all layers with their numbers, or the only one with None."""
+    found = collections.defaultdict(list)
+    for name, projection in _named(model, ""):
+        stored, index = parameters.stored_name(name)
+        found[stored].append((index, projection))
+    return {name: sorted(layers, key=lambda pair: pair[0] or 0) for name, layers in found.items()}
+
+
+def _named(module: nnx.Module, name: str) -> Iterator[tuple[str, Projection]]:
+    for key, child in nnx.iter_children(module):
+        path = f"{name}/{key}" if name else str(key)
+        if isinstance(child, Projection):
+            yield path, child
+        elif not isinstance(child, nnx.Variable):
+            yield from _named(child, path)
+
+
+def _stacked_layers(projection: Projection) -> int | None:
+    """Returns the number of layers of a projection with stacked parameters, or None."""
+    kernel = projection.kernel
+    return kernel.shape[0] if len(kernel.shape) > len(projection.axes) else None

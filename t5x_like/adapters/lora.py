@@ -1,0 +1,79 @@
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): low-rank updates of frozen projections."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t5x_like.errors import UserError
+from t5x_like.kernels.contraction import contract
+from t5x_like.layers.projections import Projection
+from t5x_like.runtime.recorded import recorded
+
+
+class LowRank(nnx.Module):
+    """Adds scale · B A x to the output of a projection.
+
+    Args:
+      projection: the projection.
+      rank: number of rows of A.
+      scale: factor of the update.
+      key: random key for the initial values.
+
+    Attributes:
+      down: A, float32 `[*inputs, rank]`; initially uniform in ±1/√inputs, as in loralib.
+      up: B, float32 `[rank, *outputs]`; initially 0.
+    """
+
+    def __init__(self, projection: Projection, rank: int, scale: float, *, key: jax.Array):
+        shape, count, axes = projection.kernel.shape, projection.num_inputs, projection.axes
+        bound = 1 / math.sqrt(math.prod(shape[:count]))
+        down = jax.random.uniform(key, (*shape[:count], rank), jnp.float32, -bound, bound)
+        self.down = nnx.Param(down, axes=(*axes[:count], None))
+        self.up = nnx.Param(jnp.zeros((rank, *shape[count:]), jnp.float32), axes=(None, *axes[count:]))
+        self.num_inputs, self.scale = count, scale
+
+    def __call__(self, x: Float[Array, "batch length ..."], y: Float[Array, "batch length ..."]):
+        """Returns the output of the projection with the update.
+
+        Args:
+          x: input of the projection.
+          y: output of the projection.
+        """
+        low = contract(x.astype(y.dtype), self.down[...].astype(y.dtype), self.num_inputs)
+        return y + self.scale * contract(low, self.up[...].astype(y.dtype), 1)
+
+    def delta(self) -> Float[Array, "..."]:
+        """Returns scale · A B, which merged weights add to the kernel."""
+        return self.scale * jnp.tensordot(self.down[...], self.up[...], axes=1)
+
+
+@recorded
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank updates of some projections. Freeze all other parameters: `adapters/lora.gin` does so.
+
+    A comment above each field documents it.
+    """
+
+    # Regular expression of the names of the projections, such as encoder/layers/attention/query. The default matches
+    # the query and value projections of all attention blocks, as in the paper.
+    pattern: str = r"attention/(query|value)$"
+    # Rank r of an update.
+    rank: int = 8
+    # α: an update is multiplied by α / r, or by α / √r with `rank_stabilized`.
+    alpha: float = 16.0
+    # Whether to scale as rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
+    rank_stabilized: bool = False
+
+    def __post_init__(self):
+        if self.rank < 1 or not self.alpha > 0:
+            raise UserError(f"LoRA: rank={self.rank}, alpha={self.alpha}: not positive. Give positive numbers.")
+
+    def make(self, projection: Projection, key: jax.Array) -> LowRank:
+        """Makes the update of a projection; see `base.Adapter`."""
+        divisor = math.sqrt(self.rank) if self.rank_stabilized else self.rank
+        return LowRank(projection, self.rank, self.alpha / divisor, key=key)

@@ -1,0 +1,130 @@
+"""Which data a run reads: hashes and sizes that are known without reading the data."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from t5x_like import paths
+from t5x_like.data.cached import CachedMixture, CachedSource
+from t5x_like.data.source import DataSource, TaskSource
+from t5x_like.errors import UserError
+from t5x_like.runtime import distributed
+
+if TYPE_CHECKING:
+    import seqio
+
+# Files whose total size is larger are identified by their names and sizes.
+_HASHED_BYTES = 64 * 2**20
+# Sizes of more files are not read.
+_FILES = 10_000
+
+
+def of_source(source: DataSource) -> list[dict[str, Any]]:
+    """Describes the data of a source.
+
+    Args:
+      source: Its caches or files exist.
+
+    Returns:
+      An entry of JSON values per task: `task` and `split`, and what is known of
+
+      - `examples`: the number of examples before preprocessing;
+      - `cache`, `fingerprint`, `rows`, `passes`: of a cache that `t5x_like cache` has written;
+      - `cache`: the directory of SeqIO's offline cache;
+      - `source`: how the source describes itself, with a hash of its contents if it has read them;
+      - `files` (their number), `first_file`, `bytes`, `digest`, `digest_of`: of files that the task reads itself.
+    """
+    if isinstance(source, CachedMixture):
+        return [_of_cache(each) for each in source.sources.values()]
+    if isinstance(source, CachedSource):
+        return [_of_cache(source)]
+    if isinstance(source, TaskSource):
+        return [_of_task(task, source) for task in source.tasks if source.split in task.splits]
+    return [{"name": source.name}]
+
+
+def describe(source: DataSource) -> list[dict[str, Any]]:
+    """Describes the data of a source as `of_source` does, or the error that a source of the user raises."""
+    try:
+        return of_source(source)
+    except Exception as error:  # the run has checked what it reads
+        return [{"name": source.name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}]
+
+
+def check_agreement(described: Mapping[str, Sequence[Mapping[str, Any]]], vocabulary: str | None) -> None:
+    """Checks that all processes of a run have the same data. All of them must call it.
+
+    Args:
+      described: Split of the metrics, such as `train` or the name of an evaluation -> the result of `describe`.
+      vocabulary: The digest of the vocabulary of the text; None if it is not known.
+
+    Raises:
+      UserError: Raised in every process; the message names the process and what differs.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = distributed.compute_everywhere(lambda: {**described, "vocabulary": [{"digest": vocabulary}]})
+    for process, found in enumerate(everyone):
+        for name, expected in everyone[0].items():
+            if found[name] != expected:
+                raise UserError(
+                    f"process {process} of {len(everyone)} has other data than process 0, {name}: "
+                    f"{_difference(found[name], expected)}. Give the same files to all processes."
+                )
+
+
+def _difference(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the first value that differs between two descriptions."""
+    for one, other in zip(found, expected, strict=False):
+        for key in one | other:
+            if one.get(key) != other.get(key):
+                where = f"task {other['task']}, " if "task" in other else ""
+                return f"{where}{key} {one.get(key)} instead of {other.get(key)}"
+    return f"{len(found)} tasks instead of {len(expected)}"
+
+
+def _of_cache(source: CachedSource) -> dict[str, Any]:
+    manifest = source.manifest
+    return {
+        "task": manifest.settings["task"],
+        "split": source.split,
+        "cache": source.directory,
+        "fingerprint": manifest.fingerprint,
+        "rows": sum(manifest.rows_of_passes),
+        "passes": len(manifest.rows_of_passes),
+        "examples": sum(shard.examples for shard in manifest.shards if shard.number_of_pass == 0),
+    }
+
+
+def _of_task(task: "seqio.Task", source: TaskSource) -> dict[str, Any]:
+    found: dict[str, Any] = {"task": task.name, "split": source.split}
+    if getattr(source, "use_cached", False):
+        return found | {"cache": task.cache_dir, "examples": task.get_cached_stats(source.split).get("examples")}
+    if (examples := task.source.num_input_examples(source.split)) is not None:
+        found["examples"] = int(examples)
+    if hasattr(task.source, "describe"):
+        return found | {"source": task.source.describe()}
+    return found | _of_files(task.source.list_shards(source.split))
+
+
+def _of_files(shards: Sequence[str]) -> Mapping[str, Any]:
+    """Describes the files of a task; {} if its shards are not files, such as those of a function."""
+    names = sorted(map(os.fspath, shards))
+    found = {"files": len(names), "first_file": names[0] if names else None}
+    if names and not all(map(paths.is_local, names)):
+        return found | _digest([name.encode() for name in names], "names")
+    if not 0 < len(names) <= _FILES or not all(map(paths.is_file, names)):
+        return {}
+    sizes = [os.path.getsize(paths.local(name)) for name in names]
+    entries = [f"{os.path.basename(name)} {size}\n".encode() for name, size in zip(names, sizes, strict=True)]
+    if sum(sizes) > _HASHED_BYTES:
+        return found | {"bytes": sum(sizes)} | _digest(entries, "names and sizes")
+    entries = [entry + paths.read_bytes(name) for name, entry in zip(names, entries, strict=True)]
+    return found | {"bytes": sum(sizes)} | _digest(entries, "names and contents")
+
+
+def _digest(entries: Iterable[bytes], content: str) -> dict[str, str]:
+    return {"digest": hashlib.blake2b(b"".join(entries), digest_size=16).hexdigest(), "digest_of": content}

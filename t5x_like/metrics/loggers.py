@@ -1,0 +1,197 @@
+"""Where the rows of a run go besides metrics.jsonl: TensorBoard, Weights & Biases and MLflow."""
+
+import importlib.util
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from absl import logging
+
+from t5x_like import paths
+from t5x_like.errors import UserError
+from t5x_like.metrics.events import EventFiles
+
+TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
+_NAMES = (TENSORBOARD, WANDB, MLFLOW)
+# Identifiers of the run by logger, so that a start that resumes the run continues its curves.
+_IDS = "loggers.json"
+_PROJECT = "t5x_like"
+MLFLOW_URI = "MLFLOW_TRACKING_URI"
+
+
+class Logger(Protocol):
+    """Receives the rows of one run. Errors of the storage or the network only log a warning."""
+
+    def rewind(self, step: int) -> None:
+        """Called at each start of the run, before the first row. Later rows replace those after `step`."""
+
+    def append(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Adds the scalars of a step."""
+
+    def flush(self) -> None:
+        """Called before each checkpoint."""
+
+    def close(self) -> None:
+        """Called at the end of the start."""
+
+
+def parse(names: str) -> tuple[str, ...]:
+    """Returns the loggers of the setting LOGGERS, after checking that their packages are installed.
+
+    Args:
+      names: names with commas, such as `wandb,tensorboard`; empty for none.
+
+    Raises:
+      UserError: a name is unknown, its package is not installed, or MLflow's server is not known.
+    """
+    found = tuple(filter(None, (name.strip() for name in names.split(","))))
+    if unknown := [name for name in found if name not in _NAMES]:
+        raise UserError(
+            f"LOGGERS={names}: {unknown[0]!r} is unknown. Give {', '.join(_NAMES)}, or several with commas."
+        )
+    for name in found:
+        if name != TENSORBOARD and importlib.util.find_spec(name) is None:
+            raise UserError(f"LOGGERS={names}: the package {name} is missing. Run `pip install 't5x_like[{name}]'`.")
+    if MLFLOW in found and not os.environ.get(MLFLOW_URI):
+        raise UserError(f"LOGGERS={names}: {MLFLOW_URI} is missing. Set it to the URL of your tracking server.")
+    return found
+
+
+def make(names: str, model_dir: str) -> list[Logger]:
+    """Returns the loggers of a run; see `parse`."""
+    kinds = {TENSORBOARD: EventFiles, WANDB: WandbLogger, MLFLOW: MlflowLogger}
+    return [kinds[name](model_dir) for name in parse(names)]
+
+
+class _Tracker:
+    """A logger that sends rows to a service. After an error, it logs one warning and sends no more.
+
+    Args:
+      model_dir: the run directory, local or in a bucket. Its last two parts are the name of the run.
+    """
+
+    name: str
+
+    def __init__(self, model_dir: str):
+        self._model_dir, self._is_open = model_dir, False
+        self._title = "/".join(model_dir.rstrip("/").split("/")[-2:])
+
+    def rewind(self, step: int) -> None:
+        """Opens the run, or continues it. The rows that a start repeats have the values of the earlier ones."""
+        if not self._is_open:
+            self._is_open = True
+            self._try(lambda: self._open(self._stored_id()))
+
+    def append(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        """Adds the scalars of a step."""
+        self._try(lambda: self._send(step, {f"{split}/{name}": float(value) for name, value in scalars.items()}))
+
+    def flush(self) -> None:
+        """Does nothing: the service's client sends in the background."""
+
+    def close(self) -> None:
+        """Sends the last rows."""
+        self._try(self._finish)
+        self._is_open = False
+
+    def _open(self, stored: str | None) -> None:
+        raise NotImplementedError
+
+    def _send(self, step: int, scalars: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _stored_id(self) -> str | None:
+        return self._read_ids().get(self.name)
+
+    def _store_id(self, value: str) -> None:
+        ids = self._read_ids() | {self.name: value}
+        paths.write_atomic(paths.join(self._model_dir, _IDS), json.dumps(ids) + "\n")
+
+    def _read_ids(self) -> dict[str, str]:
+        path = paths.join(self._model_dir, _IDS)
+        return dict(json.loads(paths.read_text(path))) if paths.exists(path) else {}
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if not self._is_open:
+            return
+        try:
+            call()
+        except Exception as error:  # each service raises its own errors
+            self._is_open = False
+            logging.warning("%s: %s. Training continues without it", self.name, str(error) or type(error).__name__)
+
+
+class WandbLogger(_Tracker):
+    """Sends rows to Weights & Biases, whose environment variables set everything else, such as WANDB_PROJECT.
+
+    With WANDB_MODE=offline, the rows are kept in `MODEL_DIR/wandb`, or in `./wandb` if MODEL_DIR is in a bucket, for
+    `wandb sync`.
+    """
+
+    name = WANDB
+
+    def _open(self, stored: str | None) -> None:
+        import wandb
+
+        identifier = stored or secrets.token_hex(4)
+        local = str(paths.local(self._model_dir)) if paths.is_local(self._model_dir) else None
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=os.environ.get("WANDB_NAME", self._title),
+            id=identifier,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR", local),
+            settings=wandb.Settings(console="off"),  # log.txt has it
+        )
+        # W&B drops rows before its own latest step, and a run that resumes repeats some.
+        self._run.define_metric("*", step_metric="step")
+        self._store_id(identifier)
+
+    def _send(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **scalars})
+
+    def _finish(self) -> None:
+        self._run.finish()
+
+
+class MlflowLogger(_Tracker):
+    """Sends rows to the MLflow server of MLFLOW_TRACKING_URI, to the experiment of MLFLOW_EXPERIMENT_NAME."""
+
+    name = MLFLOW
+
+    def _open(self, stored: str | None) -> None:
+        import mlflow
+
+        self._client, self._pending = mlflow.MlflowClient(), None
+        if stored is not None:
+            self._run_id = stored
+            self._client.update_run(stored, status="RUNNING")
+            return
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        found = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        self._run_id = self._client.create_run(number, run_name=self._title).info.run_id
+        self._store_id(self._run_id)
+
+    def _send(self, step: int, scalars: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(name, value, now, step) for name, value in scalars.items()]
+        self._wait()
+        self._pending: Any = self._client.log_batch(self._run_id, metrics=metrics, synchronous=False)
+
+    def _wait(self) -> None:
+        """Raises an error of the last batch, which has been sent since."""
+        if self._pending is not None:
+            self._pending.wait()
+
+    def _finish(self) -> None:
+        self._wait()
+        self._client.set_terminated(self._run_id)

@@ -1,0 +1,30 @@
+"""Makes models from their configurations, with the adapters that these name."""
+
+import dataclasses
+
+import jax
+
+from t5x_like.adapters.base import adapt
+from t5x_like.models.base import Model, ModelConfig
+
+# Number of the key of adapters among the keys derived from that of a model, which splits its own.
+_ADAPTERS = 2**31
+
+
+def make(config: ModelConfig, key: jax.Array) -> Model:
+    """Returns a model with newly initialized parameters and adapters.
+
+    Args:
+      config: the configuration of the model.
+      key: random key of the initialization.
+
+    Raises:
+      UserError: an adapter matches no projection of the model.
+    """
+    model = config.make(key)
+    return adapt(model, config.adapters, jax.random.fold_in(key, _ADAPTERS)) if config.adapters else model
+
+
+def without_adapters(config: ModelConfig) -> ModelConfig:
+    """Returns the configuration of the bare model, which files of other libraries have."""
+    return dataclasses.replace(config, adapters=()) if config.adapters else config

@@ -1,0 +1,247 @@
+"""LSTM language models (Hochreiter and Schmidhuber 1997; Dai and Le 2015, arXiv:1511.01432).
+
+Token embeddings, layers of LSTM cells, and logits with a kernel of their own. A cell computes, as torch's `nn.LSTM`,
+
+    i, f, o = sigmoid(W x + U h + b);  g = tanh(W x + U h + b);  c ← f c + i g;  h ← o tanh(c).
+
+The state of all layers is carried from batch to batch where rows continue (truncated backpropagation). The feature
+`resets` marks the tokens before which the state is reset; without the feature, it is reset at position 0.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from t5x_like import partitioning
+from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.layers import captures as capturing
+from t5x_like.layers import initializers
+from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.embeddings import Embedder, logits
+from t5x_like.layers.projections import Projection
+from t5x_like.models import checks
+from t5x_like.models.base import BaseConfig, Batch, StackInfo
+from t5x_like.models.outputs import Outputs
+
+# Feature `[batch, length]`, bool: tokens before which the state becomes 0.
+RESETS = "resets"
+State = Float[Array, "batch embed"]
+_GATES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMConfig(BaseConfig):
+    """Sizes and hyperparameters of an LSTM language model; the defaults are those of Dai and Le's IMDB models."""
+
+    # Rows of the embedding table; token ids are smaller.
+    vocab_size: int = 32128
+    # Size of a hidden state.
+    embed_dim: int = 1024
+    # Size of the token embeddings.
+    embedding_dim: int = 512
+    # Number of layers.
+    num_layers: int = 1
+    # Dropout rate of the embeddings and of the hidden states. All positions of a row share one mask.
+    dropout_rate: float = 0.0
+    # Bound of the uniform distribution of new parameters.
+    initializer_range: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.positive_integers(self, "embed_dim", "embedding_dim", "num_layers")
+        checks.rates(self, "dropout_rate")
+        checks.positive(self, "initializer_range")
+
+    @property
+    def stacks(self) -> dict[str, StackInfo]:
+        """Sizes of the stack, which has no attention; see `ModelConfig.stacks`."""
+        return {"decoder": StackInfo(self.num_layers, self.embed_dim, num_heads=0, num_kv_heads=0, head_dim=0)}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return "decoder_input_tokens", "decoder_positions", RESETS
+
+    def make(self, key: jax.Array) -> "LSTM":
+        """Returns an LSTM with newly initialized parameters; see `ModelConfig.make`."""
+        return LSTM(self, key=key)
+
+    def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns the floating-point operations of one training step.
+
+        A multiply-add counts as two. With d = embed_dim, e = size of the input of a layer, L = length, V = vocab_size,
+        a row takes L · 4d(e + d) multiply-adds per layer, and L · dV for logits.
+
+        Args:
+          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
+            logits, of `decoder_target_tokens`.
+        """
+        batch, length = shapes["decoder_input_tokens"]
+        predictions = shapes["decoder_target_tokens"][1] if "decoder_target_tokens" in shapes else 0
+        inputs = [self.embedding_dim, *[self.embed_dim] * (self.num_layers - 1)]
+        layers = sum(_GATES * self.embed_dim * (size + self.embed_dim) for size in inputs)
+        return 6.0 * batch * (length * layers + predictions * self.embed_dim * self.vocab_size)
+
+    def initial_carry(self, batch_size: int) -> dict[str, Array]:
+        """Returns zeros: the hidden and cell state of each layer; see `ModelConfig.initial_carry`."""
+        return {
+            f"{kind}_{layer}": jnp.zeros((batch_size, self.embed_dim), jnp.float32)
+            for layer in range(self.num_layers)
+            for kind in ("hidden", "cell")
+        }
+
+
+class LSTMLayer(nnx.Module):
+    """A layer of LSTM cells.
+
+    Args:
+      config: configuration of the model.
+      size: size of the inputs.
+      key: random key of the initialization.
+
+    Attributes:
+      inputs: projection of the inputs to the gates i, f, g, o, with kernel `[inputs, 4, embed]` and bias.
+      recurrent: projection of the hidden state to the gates, with kernel `[embed, 4, embed]`.
+    """
+
+    def __init__(self, config: LSTMConfig, size: int, *, key: jax.Array):
+        input_key, recurrent_key = jax.random.split(key)
+        init = initializers.uniform(config.initializer_range)
+
+        def projection(size, key, bias):
+            gates, axes = (_GATES, config.embed_dim), ("embed", None, "mlp")
+            return Projection((size,), gates, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
+
+        self.inputs = projection(size, input_key, bias=True)
+        self.recurrent = projection(config.embed_dim, recurrent_key, bias=False)
+
+    def __call__(
+        self, x: Hidden, hidden: State, cell: State, resets: Bool[Array, "batch length"]
+    ) -> tuple[Hidden, State, State]:
+        """Returns the hidden states of all positions, and the last hidden and cell state.
+
+        Args:
+          x: inputs.
+          hidden: hidden state before the first position.
+          cell: cell state before the first position.
+          resets: positions before which the state becomes 0.
+        """
+
+        def advance(state, inputs):
+            projected, reset = inputs
+            hidden, cell = (jnp.where(reset[:, None], 0.0, each) for each in state)
+            gates = projected + self.recurrent(hidden[:, None])[:, 0].astype(jnp.float32)
+            update, forget, candidate, output = (gates[:, number] for number in range(_GATES))
+            cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(update) * jnp.tanh(candidate)
+            hidden = jax.nn.sigmoid(output) * jnp.tanh(cell)
+            return (hidden, cell), hidden
+
+        inputs = (jnp.moveaxis(self.inputs(x).astype(jnp.float32), 1, 0), resets.T)
+        (hidden, cell), states = jax.lax.scan(advance, (hidden, cell), inputs)
+        return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None), hidden, cell
+
+
+class LSTM(nnx.Module):
+    """An LSTM language model. Implements `Model` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      token_embedder: table `[vocab_size embedding_dim]` of the tokens.
+      decoder: the layers, as `layer_0`, `layer_1`, ….
+      logits: projection to the logits, with bias.
+    """
+
+    def __init__(self, config: LSTMConfig, *, key: jax.Array):
+        token_key, layers_key, logits_key = jax.random.split(key, 3)
+        self.config, init = config, initializers.uniform(config.initializer_range)
+        self.token_embedder = Embedder(
+            config.vocab_size, config.embedding_dim, key=token_key, init=init, dtype=config.compute_dtype
+        )
+        self.decoder = _Decoder(config, layers_key)
+        self.logits = Projection(
+            (config.embed_dim,),
+            (config.vocab_size,),
+            axes=("embed", "vocab"),
+            key=logits_key,
+            init=init,
+            bias=True,
+            dtype=config.compute_dtype,
+        )
+
+    def embed(self, batch: Batch) -> dict[str, Hidden]:
+        """Embeds `decoder_input_tokens`; see `Model.embed`."""
+        return {"decoder": self.token_embedder(batch["decoder_input_tokens"])}
+
+    def trunk(
+        self,
+        embedded: Mapping[str, Hidden],
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+        carry: Mapping[str, Array] | None = None,
+    ) -> Outputs:
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
+
+        Args:
+          embedded: result of `embed`.
+          batch: `resets`, or `decoder_positions`, whose 0 is a reset; without both, the state is not reset.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of arrays to return; see `layers.captures`.
+          edits: interventions in named arrays; see `layers.captures.Edit`.
+          carry: the state before the rows; by default 0.
+
+        Returns:
+          The hidden states of the last layer, the captured arrays and the state after the rows.
+        """
+        config, x = self.config, embedded["decoder"]
+        captures = capturing.parse(capture, {"decoder": (config.num_layers, ("hidden",))}, edits)["decoder"]
+        carry = carry or config.initial_carry(x.shape[0])
+        resets = batch.get(RESETS, batch.get("decoder_positions", jnp.ones(x.shape[:2], jnp.int32)) == 0)
+        keys, drop = split_key(dropout_key, config.num_layers + 1), Dropout(config.dropout_rate, broadcast_dims=(1,))
+        x, after, hidden = drop(x, keys[0]), {}, []
+        x, captured = captures.state(capturing.EMBEDDING, x)
+        for number, key in enumerate(keys[1:]):
+            layer = getattr(self.decoder, f"layer_{number}")
+            x, after[f"hidden_{number}"], after[f"cell_{number}"] = layer(
+                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets
+            )
+            x = captures.of_layer(number).edits("hidden", drop(x, key))
+            hidden.append(x)
+        found = {name: (jnp.stack(hidden) if at is None else hidden[at]) for name, (at, _) in captures.requests.items()}
+        x, output = captures.state(capturing.OUTPUT, x)
+        return Outputs(hidden=x, captured=captured | found | output, carry=after)
+
+    def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
+        """Returns logits in float32."""
+        return logits(hidden, self.logits.kernel[...]) + self.logits.bias[...]
+
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+        carry: Mapping[str, Array] | None = None,
+    ) -> Outputs:
+        """Returns `trunk(embed(batch), batch)`."""
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits, carry=carry)
+
+
+class _Decoder(nnx.Module):
+    """The layers as `layer_0`, `layer_1`, …; the first one may have inputs of another size, so they are not stacked."""
+
+    def __init__(self, config: LSTMConfig, key: jax.Array):
+        self.num_layers = config.num_layers
+        sizes = [config.embedding_dim, *[config.embed_dim] * (config.num_layers - 1)]
+        for number, size in enumerate(sizes):
+            setattr(self, f"layer_{number}", LSTMLayer(config, size, key=jax.random.fold_in(key, number)))

@@ -1,0 +1,47 @@
+"""State that networks carry from one batch to the next: the state of an LSTM, the memory of XLNet.
+
+Row i of a batch continues row i of the batch before. In a batch, the arrays of a carry are features
+`carry/NETWORK/NAME`, so that they are split into microbatches and over devices, and joined again, like their rows.
+"""
+
+import types
+from collections.abc import Mapping
+
+from jaxtyping import Array
+
+from t5x_like.axis_rules import CARRY
+from t5x_like.models.networks import MODEL
+from t5x_like.models.outputs import Outputs
+
+# Network -> name -> array `[batch, …]`.
+Carry = Mapping[str, Mapping[str, Array]]
+NO_CARRY: Carry = types.MappingProxyType({})
+# Prefix of the names of teachers among the networks.
+TEACHER = "teachers/"
+
+
+def as_features(carry: Carry) -> dict[str, Array]:
+    """Returns the arrays of a carry by their names in a batch."""
+    return {f"{CARRY}{network}/{name}": x for network, arrays in carry.items() for name, x in arrays.items()}
+
+
+def separate(batch: Mapping[str, Array]) -> tuple[dict[str, Array], Carry]:
+    """Returns the features of a batch and its carry, which is empty for networks without state."""
+    features, carry = {}, {}
+    for name, x in batch.items():
+        if name.startswith(CARRY):
+            network, _, array = name.removeprefix(CARRY).rpartition("/")
+            carry.setdefault(network, {})[array] = x
+        else:
+            features[name] = x
+    return features, carry
+
+
+def next_carry(outputs: Outputs, carry: Carry) -> Carry:
+    """Returns the carry for the next batch.
+
+    Args:
+      outputs: what the networks computed.
+      carry: the carry of this batch, which has the same networks.
+    """
+    return {name: (outputs if name == MODEL else outputs.networks[name]).carry for name in carry}

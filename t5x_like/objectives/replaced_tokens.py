@@ -1,0 +1,216 @@
+"""Replaced-token detection (ELECTRA): a generator fills in masked tokens, and the model says which it replaced."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t5x_like.data import specs
+from t5x_like.errors import UserError
+from t5x_like.kernels import position_samples
+from t5x_like.kernels.chunks import PositionLoss, Readout
+from t5x_like.layers import initializers
+from t5x_like.layers.mlp import ACTIVATIONS
+from t5x_like.layers.projections import Projection
+from t5x_like.models.bert import BertConfig
+from t5x_like.models.networks import MODEL, NetworkSpec, Shared
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives import masked_lm
+from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
+from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.masked_lm import MaskedLM, MaskedLMHead
+from t5x_like.objectives.prediction import LogitTerm, Prediction, Scalar, identity
+from t5x_like.runtime.recorded import recorded
+
+NAME = "replaced_tokens"
+GENERATOR = "generator"
+# Name among the captured arrays of the token ids that the model reads.
+READ_TOKENS = "read_tokens"
+# Size of a head of ELECTRA's networks.
+_HEAD_DIM = 64
+# Number of the generator's key among the keys derived from those of the model.
+_GENERATOR_KEY = 2**31 + 1
+
+
+class ReplacedTokenHead(nnx.Module):
+    """A dense layer with the activation of the model, and one logit per token.
+
+    Args:
+      config: configuration of the model.
+      activation: name of the activation.
+      key: random key for the initial values.
+
+    Attributes:
+      dense: projection with kernel `[embed, embed]` and bias.
+      classifier: projection with kernel `[embed, 1]` and bias, computed in float32.
+    """
+
+    def __init__(self, config: HeadConfig, activation: str, *, key: jax.Array):
+        dense_key, classifier_key = jax.random.split(key)
+        size, init = (config.embed_dim,), initializers.BERT
+        self.dense = Projection(
+            size, size, axes=("embed", "mlp"), key=dense_key, init=init, bias=True, dtype=config.compute_dtype
+        )
+        self.classifier = Projection(
+            size, (1,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
+        )
+        self.activation = activation
+
+    def __call__(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length 1"]:
+        """Returns the logit of each token in float32; positive for a replaced one."""
+        return self.classifier(ACTIVATIONS[self.activation](self.dense(hidden)))
+
+
+@recorded
+class ReplacedTokenDetection(Objective):
+    """ELECTRA's pretraining (Clark et al. 2020, arXiv:2003.10555, section 2).
+
+    A generator, a smaller network on the model's embeddings, is trained by masked language modeling. A sample of its
+    distribution replaces each masked token, and the model says of every token whether it is not the original one. The
+    samples have no gradient.
+
+    The terms are `masked_lm`, the cross-entropy of the generator per masked token, and `replaced_tokens`, the binary
+    cross-entropy of the model per token, with ELECTRA's coefficients 1 and 50. The metrics are `loss` and `accuracy` of
+    the model, `masked_lm_loss` and `masked_lm_accuracy` of the generator, and `replaced`, the share of replaced tokens.
+
+    Args:
+      generator_size: width of the generator relative to the model, in hidden states, feed-forward blocks and heads.
+      coefficient: factor of the term `replaced_tokens`.
+      temperature: divisor of the generator's logits before sampling.
+
+    Raises:
+      UserError: an argument is not positive, or the model is not a BERT.
+    """
+
+    features = specs.MASKED_LM
+    draws = True
+
+    def __init__(self, *, generator_size: float = 0.25, coefficient: float = 50.0, temperature: float = 1.0):
+        arguments = {"generator_size": generator_size, "coefficient": coefficient, "temperature": temperature}
+        for name, value in arguments.items():
+            if value <= 0:
+                raise UserError(f"{name}={value} of ReplacedTokenDetection is not positive. Give a positive number.")
+        self.generator_size, self.temperature = generator_size, temperature
+        self.coefficients = {masked_lm.NAME: 1.0, NAME: coefficient}
+        self._masked_lm = MaskedLM()
+
+    def networks(self, config: BertConfig) -> dict[str, NetworkSpec]:
+        """Declares the generator, on the embeddings of the model; see `Objective.networks`."""
+        if not isinstance(config, BertConfig):
+            raise UserError(
+                f"ReplacedTokenDetection: the model is a {type(config).__name__}. Give a BertConfig, on whose "
+                "embeddings the generator can be built."
+            )
+        size = max(1, round(config.embed_dim * self.generator_size))
+        heads = max(1, size // _HEAD_DIM)
+        generator = dataclasses.replace(
+            config,
+            embedding_dim=config.unembed_dim,
+            embed_dim=size,
+            mlp_dim=4 * size,
+            num_heads=heads,
+            head_dim=size // heads,
+        )
+        inputs = tuple(name for name in self.features.dtypes if not name.startswith("masked_"))
+        return {
+            MODEL: NetworkSpec(features=inputs),
+            GENERATOR: NetworkSpec(generator, {"embeddings": Shared(f"{MODEL}/embeddings")}),
+        }
+
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, nnx.Module]:
+        """Initializes the heads `masked_lm` of the generator and `replaced_tokens`; see `Objective.init`."""
+        generator_key, model_key = jax.random.split(key)
+        generator = self.networks(model.config)[GENERATOR].config
+        return {
+            masked_lm.NAME: MaskedLMHead(generator, key=generator_key),
+            NAME: ReplacedTokenHead(model.config, model.config.activations[0], key=model_key),
+        }
+
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns 1 for masked tokens, and for all tokens; see `Objective.weights`."""
+        found = self._masked_lm.weights(rows)
+        return {masked_lm.NAME: found[masked_lm.NAME], NAME: found[masked_lm.ALL_TOKENS]}
+
+    def run(
+        self,
+        params: Params,
+        rows: Batch,
+        *,
+        keys: Keys = NO_KEYS,
+        carry: Carry = NO_CARRY,
+        capture: Sequence[str] = (),
+    ) -> Outputs:
+        """Runs the generator, samples its tokens, and runs the model on them; see `Objective.run`."""
+        own = None if keys.dropout is None else jax.random.fold_in(keys.dropout, _GENERATOR_KEY)
+        generated = params["objective"][GENERATOR](rows, dropout_key=own)
+        predicted = self._read_generator(params, generated, rows).predictions[masked_lm.NAME]
+        readout = Readout(predicted.hidden, predicted.logits)
+        sampled = position_samples.sample(readout, keys.rows, temperature=self.temperature)
+        tokens = place(rows["encoder_input_tokens"], rows, sampled)
+        outputs = params["model"]({**rows, "encoder_input_tokens": tokens}, dropout_key=keys.dropout, capture=capture)
+        captured = {**outputs.captured, READ_TOKENS: tokens}
+        return outputs.replace(captured=captured, networks={GENERATOR: generated})
+
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the distributions of the masked tokens and one logit per token; see `Objective.read`."""
+        generated = self._read_generator(params, outputs.networks[GENERATOR], rows)
+        weights = self.weights(rows)[NAME]
+        original = place(rows["encoder_input_tokens"], rows, rows["masked_targets"])
+        replaced = (outputs.captured[READ_TOKENS] != original).astype(jnp.int32)
+        logits = params["objective"][NAME](outputs.hidden)
+        loss = PositionLoss(
+            lambda logits, teachers, known: _binary_cross_entropy(logits[:, :, 0], *known),
+            (replaced, weights),
+            trained=lambda sums: sums["loss"],
+        )
+        metrics = {
+            "loss": lambda sums: (sums["loss"], sums["weight"]),
+            "accuracy": lambda sums: (sums["correct"], sums["weight"]),
+            "replaced": lambda sums: (sums["replaced"], sums["weight"]),
+        }
+        predicted = Prediction(logits, identity, weights, replaced, weights, (LogitTerm(NAME, loss, metrics=metrics),))
+        masked = dataclasses.replace(generated.predictions[masked_lm.NAME], losses=()).with_cross_entropy(
+            masked_lm.NAME, {f"{masked_lm.NAME}_loss": "nll", f"{masked_lm.NAME}_accuracy": "correct"}
+        )
+        return Pass(rows, outputs, {masked_lm.NAME: masked, NAME: predicted})
+
+    def predict(self, found: Pass) -> dict[str, Array]:
+        """Returns the probability that each token is replaced, as `predictions` `[batch, length]`."""
+        return {"predictions": jax.nn.sigmoid(found.predictions[NAME].hidden[:, :, 0])}
+
+    def _read_generator(self, params: Params, outputs: Outputs, rows: Batch) -> Pass:
+        generator = {"model": params["objective"][GENERATOR], "objective": params["objective"]}
+        return self._masked_lm.read(generator, outputs, rows)
+
+
+def place(
+    tokens: Int[Array, "batch length"], rows: Batch, values: Int[Array, "batch predictions"]
+) -> Int[Array, "batch length"]:
+    """Returns tokens with other values at the masked positions of each row.
+
+    Args:
+      tokens: token ids.
+      rows: `masked_positions` and `masked_weights`; positions with weight 0 stay as they are.
+      values: token ids of the masked positions. Of several at one position, the largest is taken.
+    """
+    at = rows["masked_positions"][:, :, None] == jnp.arange(tokens.shape[1])
+    at &= rows["masked_weights"][:, :, None] > 0
+    placed = jnp.max(jnp.where(at, values[:, :, None], -1), axis=1)
+    return jnp.where(placed >= 0, placed, tokens)
+
+
+def _binary_cross_entropy(
+    logits: Float[Array, "batch length"], targets: Int[Array, "batch length"], weights: Float[Array, "batch length"]
+) -> Mapping[str, Scalar]:
+    """Returns the weighted sums of the loss, of correct and of replaced tokens, and of the weights."""
+    signed = jnp.where(targets > 0, logits, -logits)
+    return {
+        "loss": jnp.sum(weights * jax.nn.softplus(-signed)),
+        "correct": jnp.sum(weights * (signed > 0)),
+        "replaced": jnp.sum(weights * targets),
+        "weight": jnp.sum(weights),
+    }

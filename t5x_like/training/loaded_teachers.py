@@ -1,0 +1,142 @@
+"""The teachers of a distillation: open models that a step reads, and that a run recognizes when it resumes."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fsspec
+import jax
+from absl import logging
+
+from t5x_like import parameters, partitioning, paths
+from t5x_like.axis_rules import Rules
+from t5x_like.errors import UserError
+from t5x_like.inference.loaded import Loaded
+from t5x_like.models import build
+from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import run_files
+from t5x_like.training import checksums, run_directory, weight_files
+
+_DIGEST_BYTES = 16
+_THREADS = 4
+# The item of a checkpoint with its parameters.
+_STATE = "state"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedTeacher(Loaded):
+    """A teacher whose model is open; `loading.open_teacher` opens the one that a `Teacher` names.
+
+    Attributes:
+      checkpoint_path: The chosen checkpoint, or the Hugging Face directory.
+      vocabulary: Digest of its vocabulary; None if its directory does not have one.
+      weight: Weight among several teachers.
+      rules: Rules that shard its parameters; None for those of the student.
+      logits: Directory of its stored logits, with which it does not run.
+    """
+
+    checkpoint_path: str = ""
+    vocabulary: str | None = None
+    weight: float = 1.0
+    rules: str | Rules | None = None
+    logits: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs in the training step; False if its logits are stored."""
+        return self.logits is None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of its stored configuration and parameters, by which a resumed run recognizes it."""
+        return _digest(self.checkpoint_path)
+
+    def on(self, partitioner: Partitioner) -> "LoadedTeacher":
+        """Returns the teacher on the mesh of a run, under its own rules."""
+        return dataclasses.replace(self, partitioner=partitioner.with_rules(self.rules))
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The shapes of its parameters, in the dtype of its activations; see `Loaded.shapes`."""
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.resolved.dtype), super().shapes)
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """The shardings of its parameters."""
+        return self.partitioner.shardings(self.shapes)
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """Binds its rules within the trace of a step: activations inside of the context are sharded by them."""
+        partitioner = partitioning.bound_partitioner()
+        with contextlib.nullcontext() if partitioner is None else partitioner.with_rules(self.rules).bound():
+            yield
+
+    def __str__(self):
+        return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"
+
+
+def _digest(checkpoint: str) -> str:
+    """Returns a hash of the parameters: of the checksums of a checkpoint, or of the files of a Hugging Face model."""
+    if weight_files.is_huggingface(checkpoint):
+        files = [name for name in paths.listdir(checkpoint) if name.endswith(".safetensors")] + ["config.json"]
+    else:
+        checkpoint, files = paths.join(checkpoint, _STATE), [checksums.MANIFEST]
+        if not paths.exists(paths.join(checkpoint, checksums.MANIFEST)):
+            raise UserError(f"TEACHER={checkpoint}: {checksums.MANIFEST} not found. Give a checkpoint with checksums.")
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        hashes = pool.map(lambda name: _hash(paths.join(checkpoint, name)), sorted(files))
+        for name, found in zip(sorted(files), hashes, strict=True):
+            digest.update(f"{name} {found}\n".encode())
+    return digest.hexdigest()
+
+
+def _hash(file: str) -> str:
+    with fsspec.open(file, "rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
+
+
+def check(model_dir: str, teachers: Mapping[str, LoadedTeacher], run_config: run_directory.RunConfig | None) -> None:
+    """Checks that the teachers of a run to resume are those that it started with.
+
+    Args:
+      model_dir: The run directory.
+      teachers: Name -> teacher.
+      run_config: Its `override` accepts other teachers.
+
+    Raises:
+      UserError: A teacher has changed. The message has both digests.
+    """
+    file = paths.join(model_dir, run_files.TEACHERS)
+    if not run_files.has_checkpoints(model_dir) or not paths.exists(file):
+        return
+    stored = {name: each["digest"] for name, each in json.loads(paths.read_text(file)).items()}
+    given = {name: each.digest for name, each in teachers.items()}
+    for name in sorted(stored.keys() | given.keys()):
+        if stored.get(name) == given.get(name):
+            continue
+        path = teachers[name].path if name in teachers else "missing"
+        change = (
+            f"MODEL_DIR={model_dir} was distilled from another teacher {name!r}: digest {stored.get(name)} stored, "
+            f"{given.get(name)} of {path}"
+        )
+        if run_config is None or not run_config.override:
+            raise UserError(f"{change}. Give the same teacher, another MODEL_DIR, or --override_config to accept it.")
+        logging.warning("%s: accepted because of --override_config", change)
+
+
+def store(model_dir: str, teachers: Mapping[str, LoadedTeacher]) -> None:
+    """Writes path and digest of each teacher to the run directory."""
+    if not teachers:
+        return
+    described = {
+        name: {"path": each.path, "digest": each.digest, "vocabulary": each.vocabulary}
+        for name, each in teachers.items()
+    }
+    paths.write_atomic(paths.join(model_dir, run_files.TEACHERS), json.dumps(described, indent=2) + "\n")

@@ -1,0 +1,103 @@
+"""The stages of a training step: one for most objectives, several for `objectives.staged.Staged`."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like import optimizers, parameters
+from t5x_like.errors import UserError
+from t5x_like.objectives.base import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStage:
+    """A stage of the step of a run.
+
+    Attributes:
+      objective: What the stage computes.
+      optimizer: Updates the parameters of the stage.
+      max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
+      trains: Regular expression of the names of its parameters; None for all.
+    """
+
+    objective: Objective
+    optimizer: optimizers.Optimizer
+    max_grad_norm: float | None
+    trains: str | None = None
+
+    def split(self, params: Any) -> tuple[Any, Any]:
+        """Splits trainable parameters by this stage, with None in the places of the others.
+
+        Args:
+          params: The trainable parameters of the run.
+
+        Returns:
+          The parameters that the stage trains, and the parameters of other stages.
+        """
+        if self.trains is None:
+            return params, parameters.map_named(lambda name, leaf: None, params)
+        pattern = re.compile(self.trains)
+
+        def select(own):
+            return parameters.map_named(lambda name, leaf: leaf if bool(pattern.search(name)) == own else None, params)
+
+        return select(True), select(False)
+
+
+def of_objective(
+    objective: Objective, optimizer: optimizers.Optimizer, max_grad_norm: float | None = None
+) -> dict[str, RunStage]:
+    """Returns the stages of an objective by name; the name is empty if there is only one.
+
+    Args:
+      objective: The objective of the run.
+      optimizer: The optimizer of the run, for stages that do not name one.
+      max_grad_norm: The limit of the run, for stages that do not set one.
+    """
+    declared = objective.stages
+    if not declared:
+        return {"": RunStage(objective, optimizer, max_grad_norm)}
+    return {
+        name: RunStage(
+            each.objective,
+            each.optimizer or optimizer,
+            max_grad_norm if each.max_grad_norm is None else each.max_grad_norm,
+            each.trains,
+        )
+        for name, each in declared.items()
+    }
+
+
+def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
+    """Returns the initial optimizer state.
+
+    Args:
+      params: The trainable parameters.
+      stages: The stages; see `of_objective`.
+
+    Returns:
+      The state of the optimizer; with several stages, stage -> state of its optimizer.
+
+    Raises:
+      UserError: A stage trains no parameter, or no stage trains a parameter.
+    """
+    if (only := stages.get("")) is not None:
+        return only.optimizer.init(params)
+    owned: set[str] = set()
+    states = {}
+    for name, stage in stages.items():
+        own, _ = stage.split(params)
+        if not (names := set(parameters.named_leaves(own))):
+            raise UserError(
+                f"stage {name!r}: trains={stage.trains!r} matches no trainable parameter. Names are those of "
+                "model_info.txt, such as model/encoder/layers/mlp/wi/kernel."
+            )
+        owned |= names
+        states[name] = stage.optimizer.init(own)
+    if idle := sorted(set(parameters.named_leaves(params)) - owned):
+        raise UserError(
+            f"no stage trains {idle[0]} and {len(idle) - 1} other parameters. Extend `trains` of a stage, or freeze "
+            "them by a parameter group of the optimizer."
+        )
+    return states
