@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths, require_shared_vocabulary
-from data_tasks.noise_masks import random_spans_mask
+from data_tasks.pretraining.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
 from t5x_like.errors import UserError
 

@@ -1,23 +1,18 @@
 """Registers the tasks of this package in SeqIO. Importing this module reads no data."""
 
 import data_tasks.vocabularies.seqio_interface  # noqa: F401 (makes the vocabularies SeqIO's)
-from data_tasks import (
-    c4,
-    characters,
+from data_tasks.corpora import c4, characters, text_files, text_table
+from data_tasks.downstream import (
     few_shot,
     glue,
     glue_submissions,
     gpt_transforms,
     lambada,
-    masked_lm_tasks,
     mixtures,
     perplexity,
-    pretraining_tasks,
     pronoun_resolution,
-    python_docs_tasks,
     race,
     rank_classification,
-    sentence_pairs_tasks,
     squad,
     squad_submissions,
     summarization,
@@ -25,12 +20,11 @@ from data_tasks import (
     super_glue_submissions,
     swag,
     tagging_tasks,
-    text_files,
-    text_table,
     translation,
     trivia_qa,
     wnli_simple,
 )
+from data_tasks.pretraining import masked_lm_tasks, pretraining_tasks, python_docs_tasks, sentence_pairs_tasks
 
 __all__ = [
     "c4",

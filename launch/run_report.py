@@ -1,7 +1,7 @@
 """Reads from its directory how far a run is: step, loss, and the age of its last heartbeat.
 
-t5x_like.training.run_directory writes status.json, t5x_like.training.run_lock writes lock.json while a run holds the
-directory, and t5x_like.metrics.rows writes metrics/; tests/launch/test_run_report.py reads files that they wrote.
+t5x_like.training.runs.run_directory writes status.json, t5x_like.training.runs.run_lock writes lock.json while a run
+holds the directory, and t5x_like.metrics.rows writes metrics/; tests/launch/test_run_report.py reads such files.
 
 Requires Python 3.10 and only its standard library.
 """

@@ -18,7 +18,7 @@ from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
 from t5x_like.metrics.best import larger_is_better
 from t5x_like.runtime import compilation_cache
-from t5x_like.training import run_directory
+from t5x_like.training.runs import run_directory
 
 # Row -> column -> the gin file, or files, of a training run, and settings such as "TRAIN_STEPS=100".
 Grid = Mapping[str, Mapping[str, str | Sequence[str]]]

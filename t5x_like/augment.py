@@ -13,12 +13,12 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.data.records import GZIP_SUFFIX, Record, decode, format_row, read_bytes, read_records
 from t5x_like.data.source import DataSource
-from t5x_like.decoding.part_files import PartFiles
 from t5x_like.errors import UserError
 from t5x_like.inference import windows
 from t5x_like.inference.augmentation import Augmentation, MaskedWordPredictor, MaskedWords
 from t5x_like.inference.examples import Fields
 from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.word_vectors import WordVectors
 from t5x_like.models.base import ModelConfig

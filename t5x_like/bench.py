@@ -18,10 +18,10 @@ from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
 from t5x_like.planning.compilation import peak_memory
 from t5x_like.runtime import console_log, cpu, distributed
-from t5x_like.training import run_directory
 from t5x_like.training.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
+from t5x_like.training.runs import run_directory
 
 
 @console_log.enabled()

@@ -11,20 +11,23 @@ import numpy as np
 from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
+from t5x_like.config import description
+from t5x_like.config.description import describe
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import description, generation, json_files, t5x, tokenizer_export, tokenizer_ids
-from t5x_like.interop.description import describe
+from t5x_like.interop import generation, json_files, t5x, tokenizer_export, tokenizer_ids
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.reporting import model_card
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, run_tokenizer, weight_files, weight_source
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training import weight_files, weight_source
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.runs import run_tokenizer
 
 
 def convert(

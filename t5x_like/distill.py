@@ -15,9 +15,9 @@ from t5x_like.loading import open_teacher
 from t5x_like.objectives import passes
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import run_vocabulary
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Recipe, Update
+from t5x_like.training.runs import run_vocabulary
 from t5x_like.training.state import assemble
 
 

@@ -19,9 +19,10 @@ from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics.best import flatten
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice, run_directory, run_lock
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations
-from t5x_like.training.stored_checkpoints import StoredCheckpoints
+from t5x_like.training.runs import run_directory, run_lock
 
 WATCH = "watch"
 # Values of CHECKPOINT for several checkpoints.

@@ -12,7 +12,6 @@ from absl import logging
 
 from t5x_like import paths
 from t5x_like.data.records import Record
-from t5x_like.decoding.part_files import PartFiles
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import interactive as terminal
@@ -20,6 +19,7 @@ from t5x_like.inference import windows
 from t5x_like.inference.examples import NO_PREDICTION
 from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.output import StandardOutput
+from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.predictors import (
     PREDICT,
     SCORE,

@@ -6,20 +6,22 @@ from typing import Any
 
 from t5x_like import config, interop, parameters, paths
 from t5x_like.cli import derivations
+from t5x_like.config import description
 from t5x_like.data.choices import choices_of
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
-from t5x_like.interop import description
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, run_tokenizer, weight_files, weight_source
+from t5x_like.training import weight_files, weight_source
+from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.training.runs import run_tokenizer
 
 # Its settings describe a model for all commands that read weights.
 _GIN_FILE = "commands/infer.gin"

@@ -14,26 +14,21 @@ from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import (
-    debugging,
-    loaded_teachers,
-    loop,
-    resuming,
+from t5x_like.training import debugging, loaded_teachers, loop, resuming, run_feed, warm_start
+from t5x_like.training.evaluation import Evaluations
+from t5x_like.training.improvement import check_metric, check_run, restore_improvement
+from t5x_like.training.program import make_program
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.repeated_step import RepeatedStep
+from t5x_like.training.runs import (
     run_directory,
-    run_feed,
     run_lock,
     run_log,
     run_tokenizer,
     run_vocabulary,
     start_record,
     stored_config,
-    warm_start,
 )
-from t5x_like.training.evaluation import Evaluations
-from t5x_like.training.improvement import check_metric, check_run, restore_improvement
-from t5x_like.training.program import make_program
-from t5x_like.training.recipe import Recipe
-from t5x_like.training.repeated_step import RepeatedStep
 
 
 @dataclasses.dataclass

@@ -110,7 +110,7 @@ def _write(directory: str, files: Mapping[str, bytes]) -> None:
 
 def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
     """Reads the documents of the files, or a uniform sample of them."""
-    from data_tasks import text_files
+    from data_tasks.corpora import text_files
 
     files = text_files.files(pattern)
     total = text_files.total_bytes(files)

@@ -4,8 +4,8 @@ import functools
 
 import seqio
 
-from data_tasks.documents import Corpus, DocumentSource
-from data_tasks.span_corruption import add_span_corruption_task
+from data_tasks.corpora.documents import Corpus, DocumentSource
+from data_tasks.pretraining.span_corruption import add_span_corruption_task
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)

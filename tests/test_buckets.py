@@ -24,8 +24,9 @@ from t5x_like.interop import t5x
 from t5x_like.metrics import read_starts
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import compilation_cache, cpu
-from t5x_like.training import checksums, weight_files
-from t5x_like.training.checkpoints import Checkpoints, DamagedCheckpoint
+from t5x_like.training import weight_files
+from t5x_like.training.checkpoints import checksums
+from t5x_like.training.checkpoints.manager import Checkpoints, DamagedCheckpoint
 
 pytestmark = [
     pytest.mark.full,

@@ -18,7 +18,7 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.training.checkpoint_items import FeedHandler, FeedSave
+from t5x_like.training.checkpoints.checkpoint_items import FeedHandler, FeedSave
 
 MODULE = "cache_tasks"
 LENGTHS = {"inputs": 48, "targets": 24}

@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from t5x_like import config, interop, parameters, paths
 from t5x_like.cli import derivations as cli_derivations
+from t5x_like.config.description import describe
 from t5x_like.convert import convert
 from t5x_like.data import batches, specs
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.interop import safetensors_files
-from t5x_like.interop.description import describe
 from t5x_like.layers.rope_scaling import Llama3
 from t5x_like.loading import open_model
 from t5x_like.models.bert import BertConfig
@@ -33,7 +33,7 @@ from t5x_like.objectives.passes import forward
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.checkpoints.manager import Checkpoints
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 GPT = GPTConfig(

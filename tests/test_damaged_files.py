@@ -29,7 +29,9 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
 from t5x_like.report import report
 from t5x_like.runtime import run_files
-from t5x_like.training import checkpoint_choice, loop, program, run_vocabulary, weight_files
+from t5x_like.training import loop, program, weight_files
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.runs import run_vocabulary
 
 CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))

@@ -30,8 +30,9 @@ from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, tracing
 from t5x_like.train import train
-from t5x_like.training import program, run_directory
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training import program
+from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.runs import run_directory
 from t5x_like.training.state import Frozen
 
 pytestmark = pytest.mark.notf

@@ -24,8 +24,9 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.train import train
-from t5x_like.training import run_lock, warm_start
+from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluation, Evaluations
+from t5x_like.training.runs import run_lock
 
 pytestmark = pytest.mark.usefixtures("letters_run")
 

@@ -15,12 +15,12 @@ from opened import call
 from t5x_like import interop
 from t5x_like.data.specs import MASKED_LM
 from t5x_like.decoding.generated import Generated
-from t5x_like.decoding.part_files import PartFiles
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.infer import infer
 from t5x_like.inference.codec import Codec
 from t5x_like.inference.layout import Layout
+from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.records import read
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.causal_lm import CausalLM

@@ -9,9 +9,17 @@ import seqio
 import tensorflow as tf
 from rich.console import Console
 
-from data_tasks import own_tables, preprocessors, python_docs_tasks  # noqa: F401  registers the tasks
-from data_tasks.documents import Corpus, DocumentSource
-from data_tasks.span_corruption import add_span_corruption_task
+from data_tasks import (  # noqa: F401  registers the tasks
+    preprocessors,
+)
+from data_tasks.corpora.documents import Corpus, DocumentSource
+from data_tasks.downstream import (  # noqa: F401  registers the tasks
+    own_tables,
+)
+from data_tasks.pretraining import (  # noqa: F401  registers the tasks
+    python_docs_tasks,
+)
+from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like import data, inspect_task
 from t5x_like.data import seqio_feed, specs
 from t5x_like.errors import UserError

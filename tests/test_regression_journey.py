@@ -10,7 +10,7 @@ import jax
 import pytest
 import seqio
 
-from data_tasks.own_tables import add_classification_task
+from data_tasks.downstream.own_tables import add_classification_task
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like import interop
 from t5x_like.models.bert import BertConfig

@@ -16,7 +16,7 @@ def test_fine_tuned_model_predicts_the_targets(family, settings, tmp_path, run_c
     getattr(small_models, f"write_{family}")(source)
     table.write_text(json.dumps({"inputs": "ab", "targets": "yes"}) + "\n")
     words = ["train", "--gin_file=runs/finetune.gin", f"--gin.HF_PATH={source}", LENGTHS, f"--gin.MODEL_DIR={run}"]
-    words += ["--gin.MIXTURE_OR_TASK_NAME=text_table", "--gin.MIXTURE_OR_TASK_MODULE=data_tasks.text_table"]
+    words += ["--gin.MIXTURE_OR_TASK_NAME=text_table", "--gin.MIXTURE_OR_TASK_MODULE=data_tasks.corpora.text_table"]
     words += [f"--gin.TASK_ARGUMENTS={{'train': '{table}', 'validation': '{table}'}}", "--gin.BATCH_SIZE=1"]
     words += ["--gin.TRAIN_STEPS=60", "--gin.adafactor.learning_rate=0.05", "--gin.DROPOUT_RATE=0.0"]
     words += ["--gin.EVAL_PERIOD=60", *settings]

@@ -20,12 +20,13 @@ from t5x_like.metrics import read_goodput, read_metrics, read_starts
 from t5x_like.metrics.best import BestMetric
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import run_directory, step
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training import step
+from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.improvement import restore_improvement
-from t5x_like.training.run_directory import read_status
-from t5x_like.training.stored_checkpoints import StoredCheckpoints
+from t5x_like.training.runs import run_directory
+from t5x_like.training.runs.run_directory import read_status
 
 
 @contextlib.contextmanager

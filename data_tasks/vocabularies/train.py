@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import sentencepiece
 
-from data_tasks import python_docs
-from data_tasks.documents import TRAIN
+from data_tasks.corpora import python_docs
+from data_tasks.corpora.documents import TRAIN
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL, SENTINELS
 
 # With the sentinels that SeqIO appends, the embedding has 1,024 rows. A small model can learn each of them from two

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import contract
 from t5x_like.layers.projections import Projection
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 class LowRank(nnx.Module):

@@ -15,9 +15,10 @@ from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import run_directory, run_tokenizer, run_vocabulary, warm_start, weight_files
+from t5x_like.training import warm_start, weight_files
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.recipe import Recipe
+from t5x_like.training.runs import run_directory, run_tokenizer, run_vocabulary
 from t5x_like.training.weight_source import InitialWeights
 
 # After this time without an answer, a store is reported as not checked.

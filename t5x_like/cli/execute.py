@@ -203,7 +203,7 @@ def _given(command: Command, arguments: Arguments, resolved: config.Resolved) ->
     names = _parameters(command)
     given: dict[str, Any] = {"placeholders": resolved.placeholders} if "placeholders" in names else {}
     if "run_config" in names:
-        from t5x_like.training.run_directory import RunConfig
+        from t5x_like.training.runs.run_directory import RunConfig
 
         given["run_config"] = RunConfig(
             resolved.text, arguments.override_config, arguments.profile_steps, arguments.restore, arguments.words

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from t5x_like.config.values import format_value, is_literal
-from t5x_like.runtime.recorded import origin
+from t5x_like.recorded import origin
 
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe

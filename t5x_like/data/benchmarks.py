@@ -1,6 +1,6 @@
 """The benchmark that a task belongs to: its average, and the files of its submissions.
 
-A registered task belongs to a benchmark if it has an attribute `benchmark`; see `data_tasks/submissions.py`.
+A registered task belongs to a benchmark if it has an attribute `benchmark`; see `data_tasks/downstream/submissions.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ Or it is a function from the two numbers of layers to such pairs, as the functio
 from collections.abc import Callable, Sequence
 
 from t5x_like.errors import UserError
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 Pairs = tuple[tuple[int, int], ...]
 LayerMap = Sequence[tuple[int, int]] | Callable[[int, int], Pairs]

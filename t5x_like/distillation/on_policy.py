@@ -17,7 +17,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Batch
 from t5x_like.optimizers.schedules import Schedule, Step
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 # Numbers of the keys of a step: which rows are replaced, and their samples.
 _ROWS, _SAMPLES = 0, 1

@@ -16,7 +16,9 @@ from t5x_like.models.base import Model, ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
-from t5x_like.training import checkpoint_choice, run_tokenizer, run_vocabulary, warm_start
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.runs import run_tokenizer, run_vocabulary
 
 if TYPE_CHECKING:
     from data_tasks.vocabularies.base import Vocabulary

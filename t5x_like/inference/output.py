@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from t5x_like import paths
-from t5x_like.decoding.part_files import line
+from t5x_like.inference.part_files import line
 
 Range = tuple[int, int]
 

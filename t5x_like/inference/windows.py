@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like.decoding.part_files import PartFiles
 from t5x_like.inference.examples import Examples, Fields
 from t5x_like.inference.output import Output, Range
+from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.progress import Progress
 from t5x_like.inference.runner import Runner
 from t5x_like.runtime import distributed

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.data import features, specs
 from t5x_like.errors import UserError
 from t5x_like.objectives.token_prediction import TokenPrediction
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

@@ -16,7 +16,7 @@ from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.layer_mix import Features, ScalarMix, chosen_states
 from t5x_like.parameters import LAYERS
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "layer_mix"
 

@@ -1,7 +1,8 @@
 """GPT-1's fine-tuning (Radford et al. 2018, section 3.2): the form of its head, and the auxiliary language model.
 
 The objective of a task is `Joint([SequenceClassification(head=ExtractToken()), AuxiliaryLM()])`, or with
-`MultipleChoice`. The task's inputs have GPT-1's start, delimiter and extract tokens (`data_tasks.gpt_transforms`).
+`MultipleChoice`. The task's inputs have GPT-1's start, delimiter and extract tokens
+(`data_tasks.downstream.gpt_transforms`).
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, LastToken
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "auxiliary_lm"
 # Coefficient λ of the language model (Radford et al. 2018, section 4.1).

@@ -16,7 +16,7 @@ from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

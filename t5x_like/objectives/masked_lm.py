@@ -20,7 +20,7 @@ from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.objectives.token_prediction import METRICS
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "masked_lm"
 # The prediction at every token, not only at masked ones.

@@ -14,7 +14,7 @@ from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS, real_choices, row_weights
 from t5x_like.objectives.prediction import Prediction, identity
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "multiple_choice"
 # Logit of a choice without tokens, whose probability is 0. Its square is finite.

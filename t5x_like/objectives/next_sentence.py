@@ -15,7 +15,7 @@ from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import row_weights
 from t5x_like.objectives.prediction import Prediction, identity
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "next_sentence"
 # Class 0: the second segment follows the first. Class 1: it is a random segment.

@@ -18,7 +18,7 @@ from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.objectives.token_prediction import METRICS, TERM
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 # Name in the model's carry of the last hidden state of a row, which predicts the first token of the next row.
 _LAST = "last_hidden"

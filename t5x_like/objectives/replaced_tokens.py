@@ -24,7 +24,7 @@ from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM, MaskedLMHead
 from t5x_like.objectives.prediction import LogitTerm, Prediction, Scalar, identity
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "replaced_tokens"
 GENERATOR = "generator"

@@ -13,7 +13,7 @@ from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS, check_names
 from t5x_like.objectives.sequence_prediction import NAME, SequencePrediction
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

@@ -15,7 +15,7 @@ from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import check_names
 from t5x_like.objectives.prediction import LogitTerm, Scalar
 from t5x_like.objectives.sequence_prediction import SequencePrediction
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 # Classification has the same head.
 NAME = sequence_prediction.NAME

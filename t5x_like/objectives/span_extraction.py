@@ -17,7 +17,7 @@ from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import real_tokens, row_weights
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "span_extraction"
 START, END = "span_start", "span_end"

@@ -18,7 +18,7 @@ from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.joint import check_unique, merge_features, union, united_networks
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.optimizers.base import Optimizer
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

@@ -15,7 +15,7 @@ from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS, check_names, real_tokens
 from t5x_like.objectives.prediction import Prediction, identity
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 NAME = "token_classification"
 

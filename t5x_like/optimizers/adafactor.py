@@ -15,7 +15,7 @@ from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 class AdafactorState(NamedTuple):

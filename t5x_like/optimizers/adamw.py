@@ -10,7 +10,7 @@ from t5x_like import parameters
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

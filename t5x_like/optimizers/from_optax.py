@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 
 @recorded

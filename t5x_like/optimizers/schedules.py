@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
-from t5x_like.runtime.recorded import recorded
+from t5x_like.recorded import recorded
 
 Step = Int[Array, ""] | int
 Schedule = Callable[[Step], Float[Array, ""]]

@@ -20,7 +20,9 @@ from t5x_like.inference.loaded import Loaded
 from t5x_like.models import build
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import checksums, run_directory, weight_files
+from t5x_like.training import weight_files
+from t5x_like.training.checkpoints import checksums
+from t5x_like.training.runs import run_directory
 
 _DIGEST_BYTES = 16
 _THREADS = 4

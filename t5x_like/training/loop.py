@@ -15,13 +15,14 @@ from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
 from t5x_like.runtime import compilation_cache, distributed, protocol
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import debugging, run_directory
-from t5x_like.training.checkpointer import Checkpointer
-from t5x_like.training.local_checkpoints import LocalTier
+from t5x_like.training import debugging
+from t5x_like.training.checkpoints.checkpointer import Checkpointer
+from t5x_like.training.checkpoints.local_checkpoints import LocalTier
+from t5x_like.training.checkpoints.save_timer import SaveTimer
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Periods
-from t5x_like.training.run_lock import RunLock
-from t5x_like.training.save_timer import SaveTimer
+from t5x_like.training.runs import run_directory
+from t5x_like.training.runs.run_lock import RunLock
 from t5x_like.training.state import Frozen, TrainState
 
 # Called with a step and metrics by name.

@@ -11,12 +11,12 @@ from t5x_like.errors import UserError
 from t5x_like.metrics import loggers
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.checkpoints.local_checkpoints import LocalTier
+from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.gradients import LossNormalization
 from t5x_like.training.loaded_teachers import LoadedTeacher
-from t5x_like.training.local_checkpoints import LocalTier
 from t5x_like.training.weight_source import InitialWeights
 
 _SETTINGS = {

@@ -5,10 +5,10 @@ import os
 from absl import logging
 
 from t5x_like import optimizers, partitioning
-from t5x_like.training.checkpointer import Checkpointer
+from t5x_like.training.checkpoints.checkpointer import Checkpointer
+from t5x_like.training.checkpoints.tiered_checkpoints import TieredCheckpoints
 from t5x_like.training.recipe import Storage
 from t5x_like.training.state import Frozen, TrainState
-from t5x_like.training.tiered_checkpoints import TieredCheckpoints
 
 StateAndFrozen = tuple[TrainState, Frozen]
 

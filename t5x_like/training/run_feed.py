@@ -6,8 +6,8 @@ from t5x_like import partitioning
 from t5x_like.data import token_ids
 from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 from t5x_like.data.targets import TargetCheck
-from t5x_like.training import run_directory
 from t5x_like.training.recipe import Recipe
+from t5x_like.training.runs import run_directory
 
 
 def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partitioner) -> PrefetchingFeed:

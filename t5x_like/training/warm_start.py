@@ -11,7 +11,7 @@ from t5x_like import optimizers, parameters, partitioning
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.training import weight_source
-from t5x_like.training.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.state import Frozen
 from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, InitialWeights
 

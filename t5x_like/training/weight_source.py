@@ -16,8 +16,9 @@ from t5x_like.errors import UserError
 from t5x_like.interop import t5x
 from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import checkpoint_choice, layer_choice, weight_files
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training import layer_choice, weight_files
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.checkpoints.manager import Checkpoints
 
 MODEL, OBJECTIVE, PARAMS = "model/", "objective/", "params/"
 VOCAB = "vocab"

@@ -7,9 +7,9 @@ import pytest
 
 from t5x_like import cli, config, interop
 from t5x_like.cli import execute
+from t5x_like.config import description
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.interop import description
 from t5x_like.loading import open_model
 
 SIZES = {

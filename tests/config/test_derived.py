@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 import recipes
 
-from t5x_like import config, optimizers
+from t5x_like import config, optimizers, recorded
 from t5x_like.config.derived import derive_recipe
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -16,7 +16,6 @@ from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
-from t5x_like.runtime import recorded
 from t5x_like.training.evaluation import Evaluation
 
 ROOT = "t5x_like.train.train"

@@ -11,8 +11,8 @@ import seqio
 import tensorflow as tf
 from absl import logging
 
-from data_tasks.documents import Corpus, DocumentSource
-from data_tasks.span_corruption import add_span_corruption_task
+from data_tasks.corpora.documents import Corpus, DocumentSource
+from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.feed import PrefetchingFeed
 from t5x_like.data.seqio_feed import SeqIOSource

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import seqio
 
-from data_tasks.own_tables import add_classification_task
+from data_tasks.downstream.own_tables import add_classification_task
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like import optimizers
 from t5x_like.data.seqio_feed import SeqIOSource

@@ -17,7 +17,8 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.passes import predict
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.prompted_lm import PromptedLM
-from t5x_like.training import checkpoint_choice, warm_start
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import checkpoint_choice
 
 LENGTHS = {"inputs": 24, "targets": 8}
 CONFIG = GPTConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=33)

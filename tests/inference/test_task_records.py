@@ -24,7 +24,8 @@ from t5x_like.objectives.passes import predict
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.training import checkpoint_choice, warm_start
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import checkpoint_choice
 
 SENTENCES = ["It works.", "It does not work, and it is slow.", "No."]
 BERT = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)

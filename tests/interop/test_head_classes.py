@@ -13,7 +13,7 @@ from families import FAMILIES, random_model
 from safetensors.numpy import load_file, save_file
 
 from t5x_like import interop, parameters
-from t5x_like.interop import description
+from t5x_like.config import description
 from t5x_like.objectives import heads, sequence_classification, sequence_regression, token_classification
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression

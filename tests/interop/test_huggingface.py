@@ -14,8 +14,9 @@ import safetensors.numpy
 from families import FAMILIES, random_model, scanned
 
 from t5x_like import interop, parameters
+from t5x_like.config import description
 from t5x_like.errors import UserError
-from t5x_like.interop import description, safetensors_files
+from t5x_like.interop import safetensors_files
 from t5x_like.interop.stored_tensors import StoredTensors
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM

@@ -10,7 +10,7 @@ import pytest
 
 from t5x_like.metrics import rows
 from t5x_like.runtime import run_files
-from t5x_like.training import run_directory, run_lock
+from t5x_like.training.runs import run_directory, run_lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:

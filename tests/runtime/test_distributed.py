@@ -38,8 +38,8 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed, protocol
-from t5x_like.training.checkpoints import Checkpoints
-from t5x_like.training.run_directory import read_status
+from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.runs.run_directory import read_status
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 

@@ -15,7 +15,7 @@ import time
 import pytest
 from several_processes import CONFIGS, finish, losses, output, start, wait_for_rows
 
-from t5x_like.training.run_directory import read_status
+from t5x_like.training.runs.run_directory import read_status
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 

@@ -19,7 +19,7 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.runtime import distributed, protocol, watchdog
 from t5x_like.training import evaluation, warm_start
-from t5x_like.training.checkpoints import Checkpoints
+from t5x_like.training.checkpoints.manager import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 

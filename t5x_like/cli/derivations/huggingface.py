@@ -94,7 +94,7 @@ def _model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str,
     The macros are those of the family's gin files, such as DROPOUT_RATE. A macro of the user replaces the published
     values of all its fields. Fields of one macro with different published values do not use it otherwise.
     """
-    from t5x_like.interop import description
+    from t5x_like.config import description
 
     fields: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -130,8 +130,8 @@ def _objective(config: ModelConfig, directory: str, settings: KnownSettings) -> 
     that is DECODER_OBJECTIVE if the files set it.
     """
     from t5x_like import interop
+    from t5x_like.config import description
     from t5x_like.config.values import Reference
-    from t5x_like.interop import description
 
     usual, parameters = description.usual_objective(config)
     values = dict.fromkeys(("BOS_ID", "VOCABULARY_BOS_ID"), parameters["bos_id"]) if "bos_id" in parameters else {}
@@ -149,7 +149,7 @@ def _objective(config: ModelConfig, directory: str, settings: KnownSettings) -> 
 def _head(directory: str, settings: KnownSettings) -> str:
     """Returns the statements of the head in the form that transformers has for the model and the objective."""
     from t5x_like import interop
-    from t5x_like.interop import description
+    from t5x_like.config import description
 
     users = settings.users("HEAD")
     if not users or settings.is_given("HEAD"):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from data_tasks.downstream.postprocessors import string_label_to_class_id, string_to_float
 from data_tasks.metrics import classification, grouped
-from data_tasks.postprocessors import string_label_to_class_id, string_to_float
 
 
 def test_accuracy_and_f1_count_invalid_predictions_as_wrong():

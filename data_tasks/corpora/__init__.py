@@ -1,0 +1,1 @@
+"""Corpora and the files of data sets, as SeqIO sources."""

@@ -1,0 +1,1 @@
+"""Downstream tasks: benchmarks, tasks over own files, and their forms for each kind of model."""

@@ -1,0 +1,1 @@
+"""Pretraining tasks: language modeling, masked language modeling, sentence pairs and denoising."""

@@ -1,0 +1,71 @@
+"""Masked LM tasks over the shipped corpora."""
+
+import functools
+from collections.abc import Callable
+
+import seqio
+
+from data_tasks import preprocessors, vocabularies
+from data_tasks.corpora import python_docs, text_files
+from data_tasks.corpora.documents import DocumentSource
+from data_tasks.pretraining.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
+from data_tasks.pretraining.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
+
+
+def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+    """Returns the output features of every masked LM task."""
+    return {
+        "inputs": seqio.Feature(vocabulary, add_eos=False),
+        "targets": seqio.Feature(vocabulary, add_eos=False),
+        "masked_positions": seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False),
+    }
+
+
+def add_masked_lm_task(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: seqio.Vocabulary,
+    *,
+    examples: Callable = single_documents,
+    masking: Masking = BERT_MASKING,
+    dupe_factor: int | None = None,
+    text_feature: str = "text",
+) -> seqio.Task:
+    """Registers a masked LM task: `inputs` are corrupted text, `targets` the original tokens at `masked_positions`.
+
+    Args:
+      name: the task name.
+      source: a source of documents.
+      vocabulary: see `special_tokens.special_tokens` for its requirements.
+      examples: makes examples from documents: `single_documents` (BERT) or `full_sentences` (RoBERTa).
+      masking: the rule for choosing tokens.
+      dupe_factor: enables static masking: the number of copies of each document, each with other masks, which are the
+        same in every epoch. Default: dynamic masking, with other masks in every epoch.
+      text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
+    """
+    static = dupe_factor is not None
+    return seqio.TaskRegistry.add(
+        name,
+        source=source,
+        preprocessors=[
+            functools.partial(preprocessors.documents, text_feature=text_feature),
+            preprocessors.tokenize,
+            *([functools.partial(duplicate_documents, dupe_factor=dupe_factor)] if static else []),
+            seqio.CacheDatasetPlaceholder(),
+            examples,
+            functools.partial(mask_inputs, masking=masking, static=static),
+        ],
+        output_features=output_features(vocabulary),
+    )
+
+
+_PYTHON_DOCS = (DocumentSource(python_docs.read), vocabularies.python_docs())
+
+add_masked_lm_task("python_docs_masked_lm", *_PYTHON_DOCS)
+add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=BertMasking(whole_words=True))
+add_masked_lm_task("python_docs_masked_lm_static", *_PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
+add_masked_lm_task("python_docs_full_sentences", *_PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
+add_masked_lm_task("text_files_masked_lm", *text_files.declare("text_files_masked_lm"))

@@ -1,0 +1,116 @@
+"""UL2's mixture of denoisers (Tay et al. 2022, table 1). A token before the inputs indicates the mode.
+
+R-denoisers remove few tokens in short spans, X-denoisers remove long spans or many tokens, and the S-denoiser removes
+the end of the text. The user of the mixture sets a sampling rate per mode, relative to those of the other modes. It
+applies to each denoiser of the mode.
+
+    task_arguments = {"r_rate": 1.0, "s_rate": 2.0, "x_rate": 0.5}
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import seqio
+
+from data_tasks import preprocessors
+from data_tasks.pretraining.denoising import denoise, parse_recipe
+from t5x_like.data import task_arguments
+from t5x_like.errors import UserError
+
+# The recipes of each mode, with mean span lengths of 3, 8 and 64 tokens. The S-denoiser removes all tokens after a
+# random prefix, a quarter of the text on average.
+DENOISERS: Mapping[str, Sequence[str]] = {
+    "r": ("span_3_15_u_u", "span_8_15_u_u"),
+    "s": ("prefix_25_d_d",),
+    "x": ("span_3_50_u_u", "span_8_50_u_u", "span_64_15_u_u", "span_64_50_u_u"),
+}
+
+
+def mode_id(vocabulary: seqio.Vocabulary, mode: str) -> int:
+    """Returns the default id of a mode: `r`, `s` and `x` are the three lowest extra ids."""
+    return vocabulary.vocab_size - vocabulary.extra_ids + list(DENOISERS).index(mode)
+
+
+def add_ul2_mixture(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: seqio.Vocabulary,
+    *,
+    mode_ids: Mapping[str, int] | None = None,
+    rates: Mapping[str, float] | None = None,
+    text_feature: str = "text",
+) -> seqio.Mixture:
+    """Registers seven denoising tasks over one corpus, `<name>_<mode>_<recipe>`, and a mixture of them.
+
+    Args:
+      name: the mixture name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS and sentinels (`extra_ids`).
+      mode_ids: the ids that indicate the modes `r`, `s` and `x`. Default: the three lowest of the vocabulary's extra
+        ids, which are then not used as sentinels.
+      rates: sampling rate of each denoiser by mode, 1 by default. These are the defaults of the task arguments
+        `r_rate`, `s_rate` and `x_rate`.
+      text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered mixture.
+
+    Raises:
+      UserError: a mode is missing or unknown, a rate is not a finite nonnegative number, or the vocabulary has too few
+        extra ids.
+    """
+    rates = {mode: 1.0 for mode in DENOISERS} | dict(rates or {})
+    if set(rates) != set(DENOISERS) or not all(0 <= rate < math.inf for rate in rates.values()):
+        raise UserError(
+            f"{name}: rates={rates} must give finite nonnegative numbers for the modes {', '.join(DENOISERS)}"
+        )
+    if mode_ids is not None and set(mode_ids) != set(DENOISERS):
+        raise UserError(
+            f"{name}: mode_ids={dict(mode_ids)} must give an id for each of the modes {', '.join(DENOISERS)}"
+        )
+    if mode_ids is None and vocabulary.extra_ids <= len(DENOISERS):
+        raise UserError(
+            f"{name}: {vocabulary.extra_ids} extra ids are too few for {len(DENOISERS)} modes and a sentinel. Use a "
+            "vocabulary with more extra_ids, or give mode_ids."
+        )
+    defaults = {f"{mode}_rate": float(rate) for mode, rate in rates.items()}
+    tasks = []
+    for mode, recipes in DENOISERS.items():
+        for recipe in recipes:
+            task = f"{name}_{mode}_{recipe}"
+            corrupt = functools.partial(
+                denoise,
+                recipe=parse_recipe(recipe),
+                prefix_ids=_prefix_ids(mode, mode_ids),
+                reserved_sentinels=0 if mode_ids else len(DENOISERS),
+            )
+            seqio.TaskRegistry.add(
+                task,
+                source=source,
+                preprocessors=[
+                    functools.partial(preprocessors.documents, text_feature=text_feature),
+                    preprocessors.tokenize,
+                    seqio.CacheDatasetPlaceholder(),
+                    corrupt,
+                ],
+                output_features={feature: seqio.Feature(vocabulary) for feature in ("inputs", "targets")},
+            )
+            values = task_arguments.declare(task, **defaults)
+            tasks.append((task, functools.partial(_rate, values, f"{mode}_rate")))
+    return seqio.MixtureRegistry.add(name, tasks)
+
+
+def _prefix_ids(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.Vocabulary], Sequence[int]]:
+    if mode_ids is not None:
+        return lambda vocabulary: (mode_ids[mode],)
+    return lambda vocabulary: (mode_id(vocabulary, mode),)
+
+
+def _rate(values: task_arguments.Arguments, argument: str, task: seqio.Task) -> float:
+    if not 0 <= values[argument] < math.inf:
+        raise UserError(
+            f"TASK_ARGUMENTS: {argument}={values[argument]} of {task.name} is not a finite nonnegative number. Give a "
+            "number."
+        )
+    return values[argument]

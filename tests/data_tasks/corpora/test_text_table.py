@@ -1,0 +1,103 @@
+"""The task `text_table`: a student trains on the texts that `infer` writes for a teacher."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import small_models
+from opened import call
+
+from data_tasks.vocabularies import PYTHON_DOCS_MODEL
+from t5x_like.data import specs
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.decoding.settings import Decoding
+from t5x_like.errors import UserError
+from t5x_like.infer import infer
+from t5x_like.inference.codec import Codec
+from t5x_like.models.t5 import T5Config
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import checkpoint_choice
+
+LENGTHS = {"inputs": 12, "targets": 6}
+
+
+def table(split="train", **arguments):
+    arguments = {"vocabulary_path": str(PYTHON_DOCS_MODEL), **arguments}
+    return SeqIOSource(
+        mixture_or_task_name="text_table",
+        task_feature_lengths=LENGTHS,
+        batch_size=2,
+        split=split,
+        shuffle=False,
+        pack=False,
+        task_arguments=arguments,
+    )
+
+
+def test_student_reads_the_texts_of_a_teacher(tmp_path, monkeypatch):
+    sizes = dict(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
+    teacher = T5Config(**sizes, relpos_buckets=4, relpos_max_distance=8)
+    model = teacher.make(jax.random.key(0))
+    model = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), model)
+    monkeypatch.setattr(checkpoint_choice, "choose", lambda path, _: (path,))
+    monkeypatch.setattr(warm_start, "load", lambda *_: {"model": model})
+    (tmp_path / "unlabelled.txt").write_text("A list.\nReturn the value.\nNone\n")
+    path = call(
+        infer,
+        model=teacher,
+        data=table(),
+        checkpoint_path="runs/teacher",
+        input_path=str(tmp_path / "unlabelled.txt"),
+        output_path=str(tmp_path / "teacher.jsonl"),
+        decoding=Decoding(beams=2),
+        batch_size=8,
+    )
+    rows = [json.loads(line) for line in open(path)]
+    student = table(train=path, targets="prediction")
+    vocabulary = student.vocabularies()["targets"]
+    batches = list(student.eval_batches(specs.ENCODER_DECODER))
+    for row, (batch, index) in zip(rows, [(batches[0], 0), (batches[0], 1), (batches[1], 0)], strict=True):
+        expected = [*vocabulary.encode(row["prediction"]), 1][: LENGTHS["targets"] - 1]
+        assert len(expected) > 2
+        np.testing.assert_array_equal(batch["decoder_target_tokens"][index, : len(expected)], expected)
+        inputs = [*vocabulary.encode(row["inputs"]), 1]
+        np.testing.assert_array_equal(batch["encoder_input_tokens"][index, : len(inputs)], inputs)
+    assert np.count_nonzero(batches[1]["decoder_loss_weights"][1]) == 0  # padding
+
+
+def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_path):
+    small_models.write_bart(tmp_path / "bart")
+    record = {"inputs": "ab", "targets": "c"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    source = table(train=str(tmp_path / "train.jsonl"), vocabulary_path=str(tmp_path / "bart"))
+    (batch,) = source.eval_batches(dataclasses.replace(specs.ENCODER_DECODER, bos_id=2))
+    vocabulary = source.vocabularies()["targets"]
+    inputs, targets = ([0, *vocabulary.encode(record[name]), 2] for name in ("inputs", "targets"))
+    assert batch["encoder_input_tokens"][0].tolist()[: len(inputs)] == inputs
+    assert batch["decoder_target_tokens"][0].tolist()[: len(targets)] == targets
+    assert batch["decoder_input_tokens"][0].tolist()[: len(targets)] == [2, *targets[:-1]]
+    codec = Codec({"targets": vocabulary}, LENGTHS, inputs_eos=True, targets_eos=True)
+    assert codec.encode("line 1", record, needs_targets=True) == {"inputs": inputs, "targets": targets}
+    assert vocabulary.decode(targets) == "c"
+
+
+def test_columns_and_splits_are_arguments(tmp_path):
+    (tmp_path / "train.csv").write_text("en,prediction\na,ab\n")
+    (tmp_path / "dev.csv").write_text("en,de\nb,bc\n")
+    (tmp_path / "test.csv").write_text("en\nc\n")
+    files = {split: str(tmp_path / f"{name}.csv") for split, name in (("train", "train"), ("validation", "dev"))}
+    columns = {"inputs": "en", "targets": "prediction", "evaluation_targets": "de", "prefix": "to: "}
+    for split, inputs, targets in (
+        ("train", b"to: a", b"ab"),
+        ("validation", b"to: b", b"bc"),
+        ("test", b"to: c", b""),
+    ):
+        (row,) = table(split, **files, **columns, test=str(tmp_path / "test.csv")).examples(2)
+        assert (row["inputs_pretokenized"], row["targets_pretokenized"]) == (inputs, targets)
+    source = table(**files, **columns)
+    assert source.tasks[0].splits == ("train", "validation")
+    assert "1 rows of" in source.tasks[0].source.describe()
+    with pytest.raises(UserError, match="text_table: no file given. Set TASK_ARGUMENTS"):
+        table(train=None).check(specs.ENCODER_DECODER)
