@@ -229,7 +229,7 @@ def write_cache():
     return _write_cache
 
 
-def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=1, examples_per_row=1):
+def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=1, examples_per_row=1, **settings):
     """Writes a cache whose row n, counted from `first`, has the target n, and two inputs if n is odd, otherwise one.
 
     Args:
@@ -240,6 +240,7 @@ def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=
       task: Name of the task.
       first: Target of the first row.
       examples_per_row: Number of examples of each row according to the manifest.
+      **settings: Further settings of the manifest.
     """
     import numpy as np
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -270,6 +271,6 @@ def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=
             Shard(file, rows, path.stat().st_size, digest, number_of_pass, rows * examples_per_row, (rows, rows))
         )
         number += rows
-    settings = {"task": task, "split": directory.name, "module": None, "task_arguments": None}
+    settings = {"task": task, "split": directory.name, "module": None, "task_arguments": None, **settings}
     vocabularies = {name: {"kind": "a", "ids": 100, "sample": ""} for name in lengths}
     Manifest(settings, layout, dtypes, vocabularies, tuple(written)).write(str(directory))

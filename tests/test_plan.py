@@ -14,7 +14,9 @@ import recipes
 
 from t5x_like import cli, optimizers, partitioning, plan
 from t5x_like.errors import UserError
+from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, topologies
@@ -32,8 +34,8 @@ TINY = T5Config(
 class Shapes:
     """A data source that only has the shapes of its batches."""
 
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
+    def __init__(self, batch_size, continuous=False):
+        self.batch_size, self.continuous = batch_size, continuous
 
     def batch_shapes(self, spec):
         lengths = spec.model_lengths({"inputs": 64, "targets": 32})
@@ -84,6 +86,27 @@ def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
     assert written["mfu_expected"] <= written["mfu_at_bound"]
     assert written["tokens_per_second_at_bound"] == pytest.approx(16 * 96 / written["step_seconds_bound"])
     assert "fits" in capsys.readouterr().out
+
+
+@needs_compiler
+@pytest.mark.notf
+def test_plan_counts_the_state_of_a_recurrent_network():
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
+    carried, without = (
+        plan.plan(
+            recipe=recipes.change(
+                recipe(partitioner),
+                model=LSTMConfig(vocab_size=512, embed_dim=128, embedding_dim=128, num_layers=2),
+                objective=RecurrentLM(),
+                optimizer=optimizers.adamw(learning_rate=0.01),
+                data=Shapes(16, continuous=continuous),
+            ),
+            topology="v5e:2x2",
+        ).compiled
+        for continuous in (True, False)
+    )
+    # The rows of each of 4 chips have hidden and cell state of two layers and a last hidden state, in float32.
+    assert carried.memory.optimizer - without.memory.optimizer == 4 * (16 // 4) * 5 * 128
 
 
 @needs_compiler

@@ -39,6 +39,17 @@ LIVE = [
     *EVERY_STEP,
 ]
 
+# The same of a recurrent network, which carries its state over continuous rows.
+CONTINUOUS = [
+    *(*TRAIN, "--gin_file=models/lstm/tiny.gin", "--gin_file=runs/recurrent_lm.gin", "--gin_file=data/continuous.gin"),
+    "--gin.MIXTURE_OR_TASK_NAME=python_docs_causal_lm",
+    "--gin.TASK_FEATURE_LENGTHS={'targets': 48}",
+    "--gin.WARMUP_STEPS=2",
+    "--gin.BATCH_SIZE=4",
+    "--gin.KEEP_CHECKPOINTS=1",
+    *EVERY_STEP,
+]
+
 
 def environment():
     return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -161,10 +172,11 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     assert best_checkpoint(tmp_path / "run") == best_checkpoint(uninterrupted)
 
 
-def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(tmp_path):
+@pytest.mark.parametrize("command", [LIVE, CONTINUOUS], ids=["shuffled", "continuous"])
+def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp_path):
     for name, kills in (("whole", 0), ("killed", 1)):
         run_to_the_end(
-            LIVE,
+            command,
             tmp_path / name,
             str(tmp_path / f"{name}.log"),
             signal.SIGKILL,

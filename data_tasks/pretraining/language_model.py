@@ -32,7 +32,7 @@ def full_lm(
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
-      sequence_length: length of `targets`, which is the length of a chunk, in tokens.
+      sequence_length: length of `targets`, which is the length of a chunk, in tokens. None: each document is a chunk.
       output_features: `targets`, of a vocabulary with an EOS.
       documents_per_batch: number of documents joined before cutting. Only their last chunk is short.
 
@@ -42,9 +42,11 @@ def full_lm(
     Raises:
       UserError: the length of `targets` is missing, or the vocabulary has no EOS.
     """
-    length = require_lengths("causal LM", sequence_length, "targets")["targets"]
     vocabulary = output_features["targets"].vocabulary
     eos_id = require_eos(vocabulary)
+    if sequence_length is None:
+        return ds.map(lambda document: {"targets": tf.concat([document["targets"], [eos_id]], axis=0)})
+    length = require_lengths("causal LM", sequence_length, "targets")["targets"]
 
     def cut(batch):
         joined = preprocessors.append_eos(batch["targets"], eos_id).flat_values

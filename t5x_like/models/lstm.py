@@ -5,7 +5,8 @@ Token embeddings, layers of LSTM cells, and logits with a kernel of their own. A
     i, f, o = sigmoid(W x + U h + b);  g = tanh(W x + U h + b);  c ← f c + i g;  h ← o tanh(c).
 
 The state of all layers is carried from batch to batch where rows continue (truncated backpropagation). The feature
-`resets` marks the tokens before which the state is reset; without the feature, it is reset at position 0.
+`resets` marks the tokens before which the state is reset; without the feature, it is reset at position 0. Padding,
+where `decoder_segment_ids` are 0, does not change the state.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class LSTMConfig(BaseConfig):
     @property
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that the model reads; see `ModelConfig.reads`."""
-        return "decoder_input_tokens", "decoder_positions", RESETS
+        return "decoder_input_tokens", "decoder_segment_ids", "decoder_positions", RESETS
 
     def make(self, key: jax.Array) -> "LSTM":
         """Returns an LSTM with newly initialized parameters; see `ModelConfig.make`."""
@@ -120,7 +121,12 @@ class LSTMLayer(nnx.Module):
         self.recurrent = projection(config.embed_dim, recurrent_key, bias=False)
 
     def __call__(
-        self, x: Hidden, hidden: State, cell: State, resets: Bool[Array, "batch length"]
+        self,
+        x: Hidden,
+        hidden: State,
+        cell: State,
+        resets: Bool[Array, "batch length"],
+        padding: Bool[Array, "batch length"],
     ) -> tuple[Hidden, State, State]:
         """Returns the hidden states of all positions, and the last hidden and cell state.
 
@@ -129,18 +135,20 @@ class LSTMLayer(nnx.Module):
           hidden: hidden state before the first position.
           cell: cell state before the first position.
           resets: positions before which the state becomes 0.
+          padding: positions that keep the state.
         """
 
         def advance(state, inputs):
-            projected, reset = inputs
+            projected, reset, keep = inputs
             hidden, cell = (jnp.where(reset[:, None], 0.0, each) for each in state)
             gates = projected + self.recurrent(hidden[:, None])[:, 0].astype(jnp.float32)
             update, forget, candidate, output = (gates[:, number] for number in range(_GATES))
             cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(update) * jnp.tanh(candidate)
             hidden = jax.nn.sigmoid(output) * jnp.tanh(cell)
+            hidden, cell = jax.tree.map(lambda old, new: jnp.where(keep[:, None], old, new), state, (hidden, cell))
             return (hidden, cell), hidden
 
-        inputs = (jnp.moveaxis(self.inputs(x).astype(jnp.float32), 1, 0), resets.T)
+        inputs = (jnp.moveaxis(self.inputs(x).astype(jnp.float32), 1, 0), resets.T, padding.T)
         (hidden, cell), states = jax.lax.scan(advance, (hidden, cell), inputs)
         return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None), hidden, cell
 
@@ -193,7 +201,8 @@ class LSTM(nnx.Module):
 
         Args:
           embedded: result of `embed`.
-          batch: `resets`, or `decoder_positions`, whose 0 is a reset; without both, the state is not reset.
+          batch: `resets`, or `decoder_positions`, whose 0 is a reset; without both, the state is not reset. Without
+            `decoder_segment_ids` there is no padding.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of arrays to return; see `layers.captures`.
           edits: interventions in named arrays; see `layers.captures.Edit`.
@@ -205,14 +214,16 @@ class LSTM(nnx.Module):
         config, x = self.config, embedded["decoder"]
         captures = capturing.parse(capture, {"decoder": (config.num_layers, ("hidden",))}, edits)["decoder"]
         carry = carry or config.initial_carry(x.shape[0])
-        resets = batch.get(RESETS, batch.get("decoder_positions", jnp.ones(x.shape[:2], jnp.int32)) == 0)
+        ones = jnp.ones(x.shape[:2], jnp.int32)
+        resets = batch.get(RESETS, batch.get("decoder_positions", ones) == 0)
+        padding = batch.get("decoder_segment_ids", ones) == 0
         keys, drop = split_key(dropout_key, config.num_layers + 1), Dropout(config.dropout_rate, broadcast_dims=(1,))
         x, after, hidden = drop(x, keys[0]), {}, []
         x, captured = captures.state(capturing.EMBEDDING, x)
         for number, key in enumerate(keys[1:]):
             layer = getattr(self.decoder, f"layer_{number}")
             x, after[f"hidden_{number}"], after[f"cell_{number}"] = layer(
-                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets
+                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets, padding
             )
             x = captures.of_layer(number).edits("hidden", drop(x, key))
             hidden.append(x)

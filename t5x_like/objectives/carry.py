@@ -6,18 +6,44 @@ Row i of a batch continues row i of the batch before. In a batch, the arrays of 
 
 import types
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from jaxtyping import Array
 
 from t5x_like.axis_rules import CARRY
+from t5x_like.errors import UserError
 from t5x_like.models.networks import MODEL
 from t5x_like.models.outputs import Outputs
+
+if TYPE_CHECKING:
+    from t5x_like.models.base import ModelConfig
+    from t5x_like.objectives.base import Objective
 
 # Network -> name -> array `[batch, …]`.
 Carry = Mapping[str, Mapping[str, Array]]
 NO_CARRY: Carry = types.MappingProxyType({})
 # Prefix of the names of teachers among the networks.
 TEACHER = "teachers/"
+
+
+def initial(objective: "Objective", config: "ModelConfig", batch_size: int) -> dict[str, Array]:
+    """Returns what networks carry into the first batch of continuous data, as features of a batch.
+
+    Args:
+      objective: the objective.
+      config: configuration of the model, resolved by `models.base.for_platform`.
+      batch_size: rows of a global batch.
+
+    Raises:
+      UserError: the objective changes batches, so that a row no longer continues the row before.
+    """
+    found = as_features(objective.initial_carry(config, batch_size))
+    if found and objective.prepare is not None:
+        raise UserError(
+            f"{type(objective).__name__} prepares its batches (`prepare`), so their rows do not continue those of the "
+            "batch before, for which the networks carry state. Omit data/continuous.gin, or give another objective."
+        )
+    return found
 
 
 def as_features(carry: Carry) -> dict[str, Array]:

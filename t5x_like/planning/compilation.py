@@ -24,7 +24,7 @@ class Memory:
 
     Attributes:
       parameters: parameters, including frozen ones and those of teachers.
-      optimizer: optimizer state and counters.
+      optimizer: optimizer state, state that networks carry from batch to batch, and counters.
       batch: features of a batch.
       temporaries: gradients, activations, other temporaries and the program: `peak` minus the other attributes.
       peak: peak memory of the step. For a step that does not fit, the memory that the compiler reports as required.

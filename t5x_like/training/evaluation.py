@@ -15,8 +15,8 @@ from t5x_like.data.source import DataSource, is_continuous
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
+from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.carry import as_features
 from t5x_like.runtime import distributed
 from t5x_like.training import predictions, step
 
@@ -162,7 +162,7 @@ class Evaluator:
         if not is_continuous(self._data):
             return {}
         batch_size = next(iter(self._data.batch_shapes(self._objective.features).values()))[0]
-        return as_features(self._objective.initial_carry(params["model"].config, batch_size))
+        return carrying.initial(self._objective, params["model"].config, batch_size)
 
     def metric_names(self, params: Any) -> list[str]:
         """Returns the names of the metrics, without computing them.

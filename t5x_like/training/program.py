@@ -14,8 +14,8 @@ from t5x_like.data.source import is_continuous
 from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
+from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.carry import as_features
 from t5x_like.runtime import hardware_files
 from t5x_like.training import gathering, gradients, step
 from t5x_like.training.recipe import Recipe
@@ -118,7 +118,7 @@ def make_program(recipe: Recipe) -> Program:
     def init(key):
         params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
-        carry = as_features(objective.initial_carry(config, batch_size)) if is_continuous(recipe.data) else {}
+        carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         return create_state(trainable, of_objective(objective, optimizer), recipe.seed, carry), Frozen(frozen)
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))

@@ -45,6 +45,7 @@ def plan(tmp_path, monkeypatch):
         seed=0,
         task_feature_lengths=LENGTHS,
         pack=False,
+        continuous=False,
         vocabularies=lambda: {name: Vocabulary() for name in LENGTHS},
         add_eos=lambda: dict.fromkeys(LENGTHS, False),
     )

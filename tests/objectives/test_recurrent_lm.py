@@ -63,6 +63,17 @@ def test_nothing_before_the_end_of_a_document_matters_after_it(params):
     assert np.any(hidden(tokens)[:, 1:3] != hidden(other)[:, 1:3])
 
 
+def test_padding_does_not_change_the_state(params):
+    tokens = np.random.default_rng(1).integers(2, 70, (ROWS, LENGTH))
+    padded = {name: jnp.pad(x, ((0, 0), (0, 3))) for name, x in rows(tokens).items()}
+    initial = as_features(OBJECTIVE.initial_carry(CONFIG, ROWS))
+    found, expected = (
+        as_features(passes.forward(OBJECTIVE, params, {**batch, **initial}).carry) for batch in (padded, rows(tokens))
+    )
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+
 def source(directory, **changes):
     settings = {"batch_size": 4, "shuffle": False, "continuous": True} | changes
     return CachedSource(cache_dir=str(directory), **settings)
@@ -72,7 +83,8 @@ def source(directory, **changes):
 def cache(write_cache, tmp_path_factory):
     """Returns a cache of 22 rows, whose targets are 1, 2, 3, …."""
     directory = tmp_path_factory.mktemp("cache")
-    write_cache(directory / "train", spec=specs.NEXT_TOKEN, lengths={"targets": LENGTH}, shards=((0, 15), (0, 7)))
+    lengths, shards = {"targets": LENGTH}, ((0, 15), (0, 7))
+    write_cache(directory / "train", spec=specs.NEXT_TOKEN, lengths=lengths, shards=shards, continuous=True)
     return directory
 
 

@@ -12,10 +12,11 @@ from jaxtyping import Array
 from t5x_like import optimizers, parameters
 from t5x_like.data.attached import Attached
 from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Objective, Pass
-from t5x_like.objectives.carry import as_features
+from t5x_like.objectives.carry import as_features, initial
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import stages, step
@@ -153,3 +154,11 @@ def test_evaluation_carries_its_own_state():
     errors = np.delete(errors, LENGTH - 1, axis=1)  # no row predicts the first token of the next one
     total = float(first["loss"][0] + second["loss"][0])
     np.testing.assert_allclose(total, np.sum(errors**2), rtol=1e-5)
+
+
+def test_objective_that_prepares_batches_raises():
+    assert set(initial(Next(), Config(), ROWS)) == {"carry/model/state", "carry/second/state"}
+    objective = Next()
+    objective.prepare = lambda params, batch, *, key, step: batch
+    with pytest.raises(UserError, match="Next prepares its batches .*, so their rows do not continue those of the"):
+        initial(objective, Config(), ROWS)

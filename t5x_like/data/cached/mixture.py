@@ -45,6 +45,7 @@ class CachedMixture:
       verify_checksums: Whether to read every file before the first batch to find altered ones.
       threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
       vocabulary_path: As in `SeqIOSource`, for text; by default the one that the caches were written with.
+      continuous: As in `CachedSource`, but refused: the rows of several caches do not continue one another.
     """
 
     cache_dir: str | Sequence[str]
@@ -59,12 +60,17 @@ class CachedMixture:
     verify_checksums: bool = False
     threads: int | None = None
     vocabulary_path: str | None = None
-
-    continuous = False  # rows of several tasks do not continue one another
+    continuous: bool = False
 
     def __post_init__(self):
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
+        if self.continuous:
+            raise UserError(
+                f"{self.name}: continuous=True: the rows of several caches do not continue one another. Write one "
+                "cache of the mixture with `t5x_like cache --examples=N` and read it with data/cached.gin, or omit "
+                "data/continuous.gin."
+            )
         mixing.task_names(self.rates)  # raises if a rate is invalid
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, task_arguments, vocabulary_digest
+from t5x_like.data import batches, continuous, task_arguments, vocabulary_digest
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder, Streams
@@ -45,8 +45,8 @@ class CachedSource:
       threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
       vocabulary_path: As in `SeqIOSource`, for text; by default the one that the cache was written with.
       continuous: Whether row i of a batch continues row i of the batch before. The stored rows are cut into as many
-        parts as a batch has rows; row i reads part i in order, then part i + 1. The task must cut its text into rows
-        in order.
+        parts as a batch has rows; row i reads part i in order, then part i + 1. The cache must be written with
+        continuous rows.
     """
 
     cache_dir: str
@@ -65,11 +65,8 @@ class CachedSource:
     def __post_init__(self):
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
-        if self.continuous and self.shuffle:
-            raise UserError(
-                f"{self.name}: continuous=True with shuffle=True: shuffled rows do not continue one another. Set "
-                "shuffle=False, as data/continuous.gin does."
-            )
+        if self.continuous:
+            continuous.check_settings(self.name, shuffle=self.shuffle, pack=self.pack)
 
     @property
     def directory(self) -> str:
@@ -185,6 +182,8 @@ class CachedSource:
         if spec not in self._checked:
             if not self.manifest.rows_of_passes[0]:
                 raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
+            if self.continuous:
+                _check_continuous(self, self.manifest, spec)
             _check_layout(self, self.manifest.layout, spec)
             _check_dtypes(self, self.manifest, spec)
             self._checked[spec] = logits.check(self.manifest, spec, checksums=self.verify_checksums)
@@ -301,6 +300,15 @@ def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> No
         raise UserError(
             f"the cache {source.directory} does not suit this run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
             "PACK as in the cache, or write another cache with `t5x_like cache` and the gin files of this run."
+        )
+
+
+def _check_continuous(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
+    continuous.check_spec(source.name, spec)
+    if not manifest.settings.get("continuous"):
+        raise UserError(
+            f"the cache {source.directory}: its rows do not continue one another. Write another cache with `t5x_like "
+            "cache` and the gin files of this run, among them data/continuous.gin, or omit this file."
         )
 
 

@@ -15,14 +15,14 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import vocabulary_digest
+from t5x_like.data import continuous, vocabulary_digest
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached import shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter, task_errors
+from t5x_like.data.seqio_feed import SeqIOSource, example_rows, task_errors
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 
@@ -93,6 +93,7 @@ class Plan:
             "passes": self.passes,
             "examples": self.examples,
             "num_shards": self.shards,
+            **({"continuous": True} if source.continuous else {}),
         }
 
     def dtypes(self) -> tuple[str, ...]:
@@ -125,6 +126,8 @@ class Plan:
                 f"{source.mixture_or_task_name} has no feature {', '.join(map(repr, missing))}, which the objective "
                 f"reads; it has {', '.join(map(repr, features))}. Give a task or an objective that fits."
             )
+        if source.continuous:
+            continuous.check_spec(source.name, self.spec)
         source.check_not_empty(self.spec)  # raises too if the split or the offline cache does not exist
         _ = self.layout
 
@@ -226,7 +229,7 @@ class Plan:
         manifest.write(self.directory)
         self._unfinished().remove()
         written = sum(shard.examples for shard in shards)
-        if self.examples is not None and written < self.examples:
+        if self.examples is not None and written < self.examples and not self.source.continuous:
             logging.warning(
                 "%s has %d examples with tokens, not %d: some are empty, or a shard has none (decrease NUM_SHARDS)",
                 *(self.source.mixture_or_task_name, written, self.examples),
@@ -250,9 +253,9 @@ class Plan:
     def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
         """Returns the stored values of a shard's rows in batches of `_ROWS_AT_ONCE`; see `Layout.storage_spec`.
 
-        Documents are distributed over the shards in the order of the source, because the reader shuffles rows. Each
-        shard and pass has its own seed: with one seed, SeqIO would give the n-th document of every shard the same
-        random numbers.
+        Documents are distributed over the shards in the order of the source, because the reader shuffles rows; those of
+        a shard follow one another in the windows of continuous data. Each shard and pass has its own seed: with one
+        seed, SeqIO would give the n-th document of every shard the same random numbers.
         """
         number, shard = unit
         seed = hashlib.blake2b(f"{self.source.seed} {number} {shard}".encode(), digest_size=4).digest()
@@ -261,10 +264,9 @@ class Plan:
         ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
         if self.examples:
             ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
-        converter = SpecConverter(
-            self.layout.storage_spec(self.spec), pack=source.pack, padding_ids=source.padding_ids()
-        )
-        ds = converter.convert(ds, source.task_feature_lengths).batch(_ROWS_AT_ONCE)
+        stored = self.layout.storage_spec(self.spec)
+        ds = example_rows.make(source, ds, self.spec, batch_size=1, to_the_end=True, converted=stored)
+        ds = ds.batch(_ROWS_AT_ONCE)
         options = tf.data.Options()
         options.deterministic = True
         if self.single_thread:

@@ -1,14 +1,13 @@
 """Data source that reads a registered SeqIO task or mixture."""
 
 import dataclasses
-import hashlib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import mixing, specs, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, mixing, specs, vocabulary_digest, vocabulary_kind
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -50,6 +49,8 @@ class SeqIOSource:
         mixture is registered. With rates that name tasks, the mixture need not be registered.
       vocabulary_path: Hugging Face directory or SentencePiece model, the argument `vocabulary_path` of tasks that
         declare it. `task_arguments` takes precedence. Without a task, it is the vocabulary of text in `infer`.
+      continuous: Whether row i of a batch continues row i of the batch before. The examples of the task are then whole
+        documents; see `seqio_feed.continuous`.
     """
 
     mixture_or_task_name: str
@@ -65,11 +66,14 @@ class SeqIOSource:
     task_arguments: Mapping[str, Any] | None = None
     rates: mixing.MixingRates = None
     vocabulary_path: str | None = None
+    continuous: bool = False
 
     def __post_init__(self):
         mixing.task_names(self.rates)  # raises if a rate is invalid
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
+        if self.continuous:
+            continuous.check_settings(self.name, shuffle=self.shuffle, pack=self.pack)
 
     @property
     def name(self) -> str:
@@ -171,6 +175,11 @@ class SeqIOSource:
         """Returns model feature -> number of token ids of its vocabulary; see `FeatureSpec.id_limits`."""
         return spec.id_limits({name: vocabulary.vocab_size for name, vocabulary in self.vocabularies().items()})
 
+    @property
+    def preprocessing_lengths(self) -> dict[str, int] | None:
+        """The lengths that preprocessors get; None for whole documents, as in continuous data."""
+        return None if self.continuous else dict(self.task_feature_lengths)
+
     def count_examples(self) -> int:
         """Returns the number of examples of the split before preprocessors, over all tasks.
 
@@ -191,7 +200,7 @@ class SeqIOSource:
         """Returns a line for the task, and one for each corpus that describes itself."""
         lengths = ", ".join(f"{name} {length}" for name, length in self.task_feature_lengths.items())
         ids = max(vocabulary.vocab_size for vocabulary in self.vocabularies().values())
-        rows = "packed" if self.pack else "one example per row"
+        rows = "continuous" if self.continuous else "packed" if self.pack else "one example per row"
         mixture = self.mixing_fractions()
         return [
             f"data: {self.mixture_or_task_name}, split {self.split}, lengths {lengths}, batches of {self.batch_size} "
@@ -247,48 +256,36 @@ class SeqIOSource:
         Args:
           spec: Features that the objective reads.
           process_index: Index of this process.
-          process_count: Number of processes; each reads its own shard of the data.
+          process_count: Number of processes; each reads its own shard of the data, or its rows of continuous data.
 
         Raises:
           UserError: the task cannot be read with these lengths, this batch size or this number of processes.
         """
-        rows = len(rows_of_process(self.batch_size, process_index, process_count))
+        rows = rows_of_process(self.batch_size, process_index, process_count)
         provider = self.provider
         import seqio
         import tensorflow as tf
 
-        from t5x_like.data.seqio_feed import task_errors
+        from t5x_like.data.seqio_feed import identity, task_errors
         from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
         def make_dataset():
-            shard = seqio.ShardInfo(process_index, process_count) if process_count > 1 else None
-            ds = self._dataset(provider, spec, shuffle=self.shuffle, num_epochs=self.num_epochs, shard_info=shard)
-            return _options(ds.batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+            # Each process reads all documents of continuous data, whose lengths determine the rows of the others.
+            alone = process_count == 1 or self.continuous
+            shard = None if alone else seqio.ShardInfo(process_index, process_count)
+            ds = self._dataset(
+                provider, spec, rows=rows, shuffle=self.shuffle, num_epochs=self.num_epochs, shard_info=shard
+            )
+            return _options(ds.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
-        identity = {
-            "task": self.mixture_or_task_name,
-            "split": self.split,
-            "lengths": spec.task_lengths(self.task_feature_lengths),
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "pack": self.pack,
-            "seed": self.seed,
-            "use_cached": self.use_cached,
-            "num_epochs": self.num_epochs,
-            "process_count": process_count,
-            "process_index": process_index,
-        }
-        if fractions := self.mixing_fractions():
-            identity["rates"] = fractions
-        versions = {"tensorflow": tf.__version__, "seqio": seqio.__version__, "corpus": self._corpus()}
         return SeqIOIterator(
             make_dataset,
             explain_errors=lambda: task_errors.explain_errors(self),
             row_shapes=spec.row_shapes(self.task_feature_lengths),
             dtypes=spec.dtypes,
             id_limits=self.id_limits(spec),
-            identity=identity,
-            versions=versions,
+            identity=identity.of_pipeline(self, spec, process_index=process_index, process_count=process_count),
+            versions=identity.versions(self),
         )
 
     def eval_batches(
@@ -296,9 +293,9 @@ class SeqIOSource:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of one pass over the split in order, the same each time.
 
-        The last batch is padded with rows of zeros, whose weights are zero. Each process reads all of the data and
-        takes its rows of each batch, so all processes see the same number of batches. A mixture ends when its first
-        task ends.
+        The last batch is padded with rows of zeros, whose weights are zero, and the rows of continuous data after the
+        end of their streams. Each process reads all of the data and takes its rows of each batch, so all processes see
+        the same number of batches. A mixture ends when its first task ends.
 
         Args:
           spec: Features that the objective reads.
@@ -309,7 +306,7 @@ class SeqIOSource:
         from t5x_like.data.seqio_feed import task_errors
 
         mine = rows_of_process(self.batch_size, process_index, process_count)
-        ds = self._dataset(self.provider, spec, shuffle=False, num_epochs=1, shard_info=None)
+        ds = self._dataset(self.provider, spec, to_the_end=True, shuffle=False, num_epochs=1, shard_info=None)
         ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
         limits = self.id_limits(spec)
         for batch in task_errors.explain_each(ds.as_numpy_iterator(), self):
@@ -349,7 +346,7 @@ class SeqIOSource:
         return task_errors.build(
             self,
             lambda: provider.get_dataset(
-                sequence_length=dict(self.task_feature_lengths),
+                sequence_length=self.preprocessing_lengths,
                 split=self.split,
                 use_cached=self.use_cached,
                 shuffle=shuffle,
@@ -361,32 +358,30 @@ class SeqIOSource:
             ),
         )
 
-    def _dataset(self, provider, spec: FeatureSpec, **reading) -> "tf.data.Dataset":
-        from t5x_like.data.seqio_feed.converter import SpecConverter
+    def _dataset(
+        self, provider, spec: FeatureSpec, *, rows: range | None = None, to_the_end: bool = False, **reading
+    ) -> "tf.data.Dataset":
+        from t5x_like.data.seqio_feed import example_rows
 
-        lengths = self._check_features(provider, spec)
-        converter = SpecConverter(spec, pack=self.pack, padding_ids=self.padding_ids())
-        return converter.convert(self._task_dataset(provider, **reading), lengths)
+        self._check_features(provider, spec)
+        examples = self._task_dataset(provider, **reading)
+        return example_rows.make(self, examples, spec, batch_size=self.batch_size, rows=rows, to_the_end=to_the_end)
 
-    def _check_features(self, provider, spec: FeatureSpec) -> dict[str, int]:
-        """Returns the length of each task feature that `spec` reads."""
+    def _check_features(self, provider, spec: FeatureSpec) -> None:
+        """Checks that the task has the features that `spec` reads, and that they have lengths."""
         lengths = spec.task_lengths(self.task_feature_lengths)
         if missing := [name for name in lengths if name not in provider.output_features]:
             raise UserError(
                 f"{self.name} has no feature {', '.join(map(repr, missing))}, which the objective reads; it has "
                 f"{', '.join(map(repr, provider.output_features))}. Give a task or an objective that fits."
             )
-        return lengths
+        if self.continuous:
+            continuous.check_spec(self.name, spec)
 
     def _tasks_with_split(self, provider) -> "list[seqio.Task]":
         from t5x_like.data.seqio_feed import mixtures
 
         return mixtures.tasks_with_split(provider, self.split)
-
-    def _corpus(self) -> str:
-        """Returns a hash of the descriptions of the corpora, which include hashes of their contents."""
-        lines = [task.source.describe() for task in self.tasks if hasattr(task.source, "describe")]
-        return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
 def _options(ds: "tf.data.Dataset") -> "tf.data.Dataset":

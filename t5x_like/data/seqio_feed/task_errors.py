@@ -67,6 +67,18 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
         task declares, or the rate of a mixture cannot be computed.
     """
     try:
+        return _build(source, make)
+    except UserError as error:
+        if source.preprocessing_lengths is not None:
+            raise
+        raise UserError(
+            f"{source.name}: continuous=True reads whole documents, so the preprocessors get no lengths: {error} If "
+            "one of them needs lengths, give a task whose examples are documents, such as python_docs_causal_lm."
+        ) from error
+
+
+def _build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    try:
         return make()
     except UserError:
         raise
@@ -95,7 +107,7 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
 def _check_outputs(task: seqio.Task, source: "SeqIOSource", error: Exception) -> None:
     """Raises the error of SeqIO's check of the features that the preprocessors of a task produce, if any."""
     try:
-        task.get_dataset(dict(source.task_feature_lengths), source.split, use_cached=source.use_cached, shuffle=False)
+        task.get_dataset(source.preprocessing_lengths, source.split, use_cached=source.use_cached, shuffle=False)
     except Exception as cause:
         raise UserError(
             f"task {task.name}: {_last_line(cause) or type(cause).__name__}. Correct its preprocessors or its "
@@ -168,7 +180,7 @@ def _applied(task: seqio.Task, ds: tf.data.Dataset, stages: Sequence[Callable], 
     with seqio.utils.map_seed_manager(source.seed):
         for stage in stages:
             stage = seqio.utils.add_kwargs_to_transform(
-                stage, sequence_length=dict(source.task_feature_lengths), output_features=task.output_features
+                stage, sequence_length=source.preprocessing_lengths, output_features=task.output_features
             )
             ds = stage(ds)
     return ds

@@ -38,6 +38,11 @@ def test_full_lm_joins_documents_with_eos():
     assert [shown(example["targets"]) for example in examples] == ["abc|", "defg", "h|i|"]
 
 
+def test_full_lm_without_a_length_keeps_documents():
+    examples = run(language_model.full_lm, ["abc", "defgh"], None, byte_features("targets"))
+    assert [shown(example["targets"]) for example in examples] == ["abc|", "defgh|"]
+
+
 def test_full_lm_keeps_single_token_chunk():
     examples = run(language_model.full_lm, ["abcd"], {"targets": 4}, byte_features("targets"))
     assert [example["targets"].tolist() for example in examples] == [[100, 101, 102, 103], [1, 0, 0, 0]]
