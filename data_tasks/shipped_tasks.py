@@ -24,7 +24,13 @@ from data_tasks.downstream import (
     trivia_qa,
     wnli_simple,
 )
-from data_tasks.pretraining import masked_lm_tasks, pretraining_tasks, python_docs_tasks, sentence_pairs_tasks
+from data_tasks.pretraining import (
+    masked_lm_tasks,
+    pretraining_tasks,
+    python_docs_tasks,
+    sentence_order_tasks,
+    sentence_pairs_tasks,
+)
 
 __all__ = [
     "c4",
@@ -42,6 +48,7 @@ __all__ = [
     "python_docs_tasks",
     "race",
     "rank_classification",
+    "sentence_order_tasks",
     "sentence_pairs_tasks",
     "squad",
     "squad_submissions",

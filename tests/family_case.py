@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 
 VOCABULARY = 40
 SIZES = dict(vocab_size=VOCABULARY, embed_dim=12, mlp_dim=20)
@@ -25,6 +26,8 @@ class Family:
       attention: name of the self-attention block of each stack; None: the default of `attention_of`.
       padding_id: padding token in batches without segment ids, or None.
       huggingface: whether transformers supports the family, so that weights are converted.
+      pretraining: objective whose heads transformers stores with the model; None: none.
+      huggingface_sizes: fields of `config` to replace where transformers requires other sizes.
       initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
     """
 
@@ -37,6 +40,8 @@ class Family:
     attention: Mapping[str, str] | None = None
     padding_id: int | None = 0
     huggingface: bool = True
+    pretraining: Objective | None = None
+    huggingface_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     initial_loss_margin: float = 0.2
 
     @property

@@ -11,7 +11,7 @@ SIZES = {"embed_dim": 8, "mlp_dim": 8, "head_dim": 4, "vocab_size": 1200}
 # Model file -> its configuration.
 FAMILIES = {
     "disentangled/tiny": "disentangled.DisentangledConfig",
-    "shared_layers/tiny": "shared_layers.SharedLayersConfig",
+    "albert/tiny": "albert.AlbertConfig",
 }
 
 

@@ -9,7 +9,7 @@ TensorFlow operations on many examples at once.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import seqio
@@ -29,7 +29,7 @@ EXAMPLES_PER_BATCH = 64
 
 Draw = Callable[[int], tf.Tensor]
 """Maps the number of a draw to uint32 `[examples, length]`, uniform and independent of other numbers' draws."""
-_ORDER, _COUNT, _REPLACEMENT, _TOKEN = range(4)
+ORDER_DRAW, _COUNT, _REPLACEMENT, _TOKEN, NGRAM_DRAW = range(5)
 
 
 # ---- choosing tokens -------------------------------------------------------------------------------------------------
@@ -98,11 +98,16 @@ class BertMasking:
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Chooses the tokens to predict; see `Masking.choose`."""
-        wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
-        wanted = tf.minimum(tf.maximum(wanted, 1 if self.rate else 0), max_predictions)
+        wanted = self.number_to_choose(rows, max_predictions)
         if not self.whole_words:
-            return select_top(draw(_ORDER), rows.text, wanted)
-        return select_words(rows, tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens), draw(_ORDER), wanted)
+            return select_top(draw(ORDER_DRAW), rows.text, wanted)
+        starts = tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens)
+        return select_words(rows, starts, draw(ORDER_DRAW), wanted)
+
+    def number_to_choose(self, rows: Rows, max_predictions: int) -> tf.Tensor:
+        """Returns the number of tokens to choose per example, `[examples]`."""
+        wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
+        return tf.minimum(tf.maximum(wanted, 1 if self.rate else 0), max_predictions)
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         """Returns all ids."""
@@ -137,7 +142,7 @@ class RobertaMasking:
         """Chooses the tokens to predict; see `Masking.choose`."""
         rounding = fraction(draw(_COUNT)[:, 0])
         wanted = tf.cast(tf.cast(rows.counts, tf.float64) * self.rate + rounding, tf.int32)
-        return select_top(draw(_ORDER), rows.real, tf.minimum(wanted, max_predictions))
+        return select_top(draw(ORDER_DRAW), rows.real, tf.minimum(wanted, max_predictions))
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         """Returns the ids that are neither special nor sentinels."""
@@ -168,6 +173,34 @@ def select_top(scores: tf.Tensor, candidates: tf.Tensor, wanted: tf.Tensor) -> t
     return candidates & (keys >= last[:, tf.newaxis]) & (wanted[:, tf.newaxis] > 0)
 
 
+class Words(NamedTuple):
+    """The words of a batch of rows, numbered from 1 in each row; 0 stands for no word.
+
+    Attributes:
+      word: word of each token, int32 `[examples, length]`.
+      sizes: number of tokens of each word, 0 for no word, int32 `[examples, length + 1]`.
+      order: positions in the order of descending scores, those of the first tokens of words before all others, int32
+        `[examples, length]`.
+      by_score: the words whose first tokens are at these positions, and 0 after them, int32 `[examples, length]`.
+    """
+
+    word: tf.Tensor
+    sizes: tf.Tensor
+    order: tf.Tensor
+    by_score: tf.Tensor
+
+
+def number_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor) -> Words:
+    """Divides rows into words; see `select_words` for the arguments."""
+    text = rows.text
+    first = text & (starts | ~tf.pad(text, [[0, 0], [1, 0]])[:, :-1])
+    word = tf.where(text, tf.cumsum(tf.cast(first, tf.int32), axis=1), 0)
+    columns = tf.shape(word)[1] + 1
+    sizes = tf.math.bincount(word, tf.cast(text, tf.int32), minlength=columns, maxlength=columns, axis=-1)
+    order = tf.argsort(tf.where(first, tf.cast(scores, tf.int64), -1), axis=1, direction="DESCENDING", stable=True)
+    return Words(word, sizes, order, tf.gather(tf.where(first, word, 0), order, batch_dims=1))
+
+
 def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     """Selects words in the order of their scores until `wanted` tokens are selected or no further word fits.
 
@@ -180,27 +213,20 @@ def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Te
     Returns:
       bool `[examples, length]`.
     """
-    text = rows.text
-    first = text & (starts | ~tf.pad(text, [[0, 0], [1, 0]])[:, :-1])
-    word = tf.where(text, tf.cumsum(tf.cast(first, tf.int32), axis=1), 0)  # numbered from 1; 0 means no word
-    columns = tf.shape(word)[1] + 1
-    sizes = tf.math.bincount(word, tf.cast(text, tf.int32), minlength=columns, maxlength=columns, axis=-1)
-    # Word numbers by descending score. The zeros after the last word stand for no word and have size 0.
-    order = tf.argsort(tf.where(first, tf.cast(scores, tf.int64), -1), axis=1, direction="DESCENDING", stable=True)
-    words = tf.gather(tf.where(first, word, 0), order, batch_dims=1)
-    sizes = tf.gather(sizes, words, batch_dims=1)
+    words = number_words(rows, starts, scores)
+    sizes = tf.gather(words.sizes, words.by_score, batch_dims=1)
 
     def add_word(step, total, chosen):
         size = sizes[:, step]
         fits = (size > 0) & (total + size <= wanted)
         total += tf.where(fits, size, 0)
-        return step + 1, total, chosen | (fits[:, tf.newaxis] & (word == words[:, step, tf.newaxis]))
+        return step + 1, total, chosen | (fits[:, tf.newaxis] & (words.word == words.by_score[:, step, tf.newaxis]))
 
-    most = tf.reduce_max(word)
+    most = tf.reduce_max(words.word)
     *_, chosen = tf.while_loop(
         lambda step, total, chosen: (step < most) & tf.reduce_any(total < wanted),
         add_word,
-        (0, tf.zeros_like(wanted), tf.zeros_like(text)),
+        (0, tf.zeros_like(wanted), tf.zeros_like(rows.text)),
         parallel_iterations=1,
     )
     return chosen

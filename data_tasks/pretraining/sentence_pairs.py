@@ -5,7 +5,7 @@ grows with the number of its elements. Random second segments come from other do
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import seqio
@@ -79,6 +79,10 @@ class Pairs(NamedTuple):
     is_random: tf.Tensor
 
 
+MakePairs = Callable[[Documents, tf.Tensor, tf.Tensor, Draws], tuple[Pairs, tf.Tensor]]
+"""The interface of `next_pairs`."""
+
+
 @tf.autograph.experimental.do_not_convert
 def sentence_pairs(
     ds: tf.data.Dataset,
@@ -89,6 +93,7 @@ def sentence_pairs(
     short_pair_probability: float = SHORT_PAIR_PROBABILITY,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
     passes: int = 1,
+    make_pairs: MakePairs | None = None,
 ) -> tf.data.Dataset:
     """Makes pairs of text segments, half of which are consecutive in a document.
 
@@ -104,6 +109,7 @@ def sentence_pairs(
       short_pair_probability: probability that the pairs of a document have a shorter length, which is drawn uniformly.
       documents_per_batch: number of documents from which random segments are drawn.
       passes: number of times to use each batch of documents, each time with other draws (BERT's `dupe_factor`).
+      make_pairs: makes the next pair of each document. Default: `next_pairs`.
 
     Returns:
       Examples with `inputs` and `token_types` (0 up to the first [SEP], 1 after it), int32 `[length]`, 0 after the end
@@ -127,7 +133,8 @@ def sentence_pairs(
     def draw(batch, seeds):
         documents = Documents.from_batch(batch)
         targets = random_target_lengths(tf.shape(documents.hashes)[0], most, short_pair_probability, seeds[0])
-        pairs = truncate_pairs(draw_pairs(documents, targets, seeds[1]), most, seeds[2])
+        pairs = draw_pairs(documents, targets, seeds[1], make_pairs or next_pairs)
+        pairs = truncate_pairs(pairs, most, seeds[2])
         return assemble_pairs(documents.tokens, pairs, special, length)
 
     ds = ds.ragged_batch(documents_per_batch)
@@ -154,13 +161,14 @@ def random_target_lengths(documents: tf.Tensor, most: int, short_pair_probabilit
     return tf.where(short, shorter, most)
 
 
-def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pairs:
+def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor, make_pairs: MakePairs) -> Pairs:
     """Draws the pairs of all documents, before truncation: first pairs, then second pairs, and so on.
 
     Args:
       documents: at least one document, each of at least one sentence.
       targets: target length of the pairs of each document in tokens, `[documents]`.
       seed: stateless seed, `[2]`.
+      make_pairs: makes the next pair of each document, such as `next_pairs`.
 
     Returns:
       The pairs.
@@ -168,7 +176,7 @@ def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor) -> Pai
 
     def add_pairs(step, starts, written):
         draws = _random_draws(tf.shape(starts)[0], tf.random.experimental.stateless_fold_in(seed, step))
-        pairs, nexts = next_pairs(documents, starts, targets, draws)
+        pairs, nexts = make_pairs(documents, starts, targets, draws)
         found = tf.boolean_mask(tf.stack(pairs, axis=1), starts < documents.firsts[1:])
         return step + 1, nexts, written.write(step, found)
 

@@ -6,7 +6,8 @@ task_arguments = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncase
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -17,7 +18,7 @@ from data_tasks.corpora.documents import Corpus, DocumentSource, split_by_hash
 from data_tasks.pretraining import sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.pretraining.masked_lm_tasks import output_features
-from data_tasks.pretraining.sentence_pairs import sentence_pairs
+from data_tasks.pretraining.sentence_pairs import MakePairs, next_pairs, sentence_pairs
 from data_tasks.vocabularies.late import LateVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.data import task_arguments
@@ -27,8 +28,8 @@ TEXT_FILES_TASK = "text_files_sentence_pairs"
 _BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
 _WHOLE_FILE = 1 << 62  # lines
 
-_ARGUMENTS = task_arguments.declare(
-    TEXT_FILES_TASK,
+# Task arguments of sentence pairs from text files.
+TEXT_FILES_ARGUMENTS = dict(
     # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
     # Validation files. Without them, documents are held out by a hash of their text.
@@ -46,6 +47,10 @@ _ARGUMENTS = task_arguments.declare(
     mask_rate=MASK_RATE,
     # Maximum size of the text, all of which is held in memory.
     max_corpus_bytes=4 << 30,
+)
+_ARGUMENTS = task_arguments.declare(
+    TEXT_FILES_TASK,
+    **TEXT_FILES_ARGUMENTS,
     # A Hugging Face directory, or a WordPiece vocabulary (BERT's vocab.txt). Required.
     vocabulary_path=None,
     # Whether to lower-case text and strip accents, as the uncased vocabularies require. A Hugging Face directory states
@@ -61,6 +66,7 @@ def add_sentence_pairs_task(
     *,
     split: Callable[[], Callable[[tf.Tensor], tf.Tensor]] = lambda: sentences.split_prose,
     masking: Callable[[], Masking] = BertMasking,
+    make_pairs: MakePairs = next_pairs,
     text_feature: str = "text",
 ) -> seqio.Task:
     """Registers a task of masked sentence pairs for the features `specs.SENTENCE_PAIRS`.
@@ -75,6 +81,7 @@ def add_sentence_pairs_task(
       split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
         called when the data is read.
       masking: returns the rule for choosing tokens. It is called when the data is read.
+      make_pairs: makes the next pair of each document: `next_pairs` (BERT) or `sentence_order.ordered_pairs` (ALBERT).
       text_feature: the feature of the source that holds the text.
 
     Returns:
@@ -94,7 +101,7 @@ def add_sentence_pairs_task(
             functools.partial(preprocessors.documents, text_feature=text_feature),
             tokenize_sentences,
             seqio.CacheDatasetPlaceholder(),
-            sentence_pairs,
+            functools.partial(sentence_pairs, make_pairs=make_pairs),
             mask,
         ],
         output_features=output_features(vocabulary)
@@ -105,13 +112,13 @@ def add_sentence_pairs_task(
     )
 
 
-def _text_files() -> Corpus:
-    """Reads the corpus that the current arguments describe."""
+def read_text_files(arguments: Mapping[str, Any]) -> Corpus:
+    """Reads the corpus that task arguments describe; see `TEXT_FILES_ARGUMENTS`."""
     names = ("pattern", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
-    values = {name: _ARGUMENTS[name] for name in names}
-    if _ARGUMENTS["one_sentence_a_line"]:
+    values = {name: arguments[name] for name in names}
+    if arguments["one_sentence_a_line"]:
         return documents_between_blank_lines(**values)
-    return text_files.read(**values, lines_per_document=_ARGUMENTS["lines_per_document"])
+    return text_files.read(**values, lines_per_document=arguments["lines_per_document"])
 
 
 @functools.lru_cache(maxsize=2)
@@ -172,7 +179,7 @@ def _vocabulary_path() -> str:
 add_sentence_pairs_task("python_docs_sentence_pairs", DocumentSource(python_docs.read), vocabularies.python_docs())
 add_sentence_pairs_task(
     TEXT_FILES_TASK,
-    DocumentSource(_text_files),
+    DocumentSource(lambda: read_text_files(_ARGUMENTS)),
     LateVocabulary(_vocabulary_path, read_other=lambda path: WordPieceVocabulary(path, _ARGUMENTS["lower_case"])),
     split=lambda: sentences.split_lines if _ARGUMENTS["one_sentence_a_line"] else sentences.split_prose,
     masking=lambda: BertMasking(_ARGUMENTS["mask_rate"]),

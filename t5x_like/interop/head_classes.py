@@ -212,12 +212,13 @@ def tagging_form(hf_config: Mapping[str, Any]) -> HeadForm:
     return heads.EachDecoderToken(dropout_rate=dropout_rate(hf_config, _TAGGING_DROPOUT if hidden is None else hidden))
 
 
-def dropout_rate(hf_config: Mapping[str, Any], default: float | None) -> float | None:
-    """Returns the rate `classifier_dropout` of config.json, or a default if it is missing.
+def dropout_rate(hf_config: Mapping[str, Any], default: float | None, key: str = "classifier_dropout") -> float | None:
+    """Returns the dropout rate of a head in config.json, or a default if it is missing.
 
     Args:
       hf_config: contents of config.json.
       default: the class's default; None stands for the dropout rate of the model.
+      key: key of config.json.
     """
-    stored = {key: value for key, value in hf_config.items() if value is not None}
-    return fields.number(stored, "classifier_dropout") if "classifier_dropout" in stored else default
+    stored = {name: value for name, value in hf_config.items() if value is not None}
+    return fields.number(stored, key) if key in stored else default

@@ -66,8 +66,12 @@ class NextSentence(Objective):
 
     Args:
       pooler: Whether the head has BERT's pooler. The released MobileBERT has none.
+
+    Attributes:
+      metrics_prefix: Prefix of the names of the metrics.
     """
 
+    metrics_prefix = NAME
     features = dataclasses.replace(
         specs.SENTENCE_PAIRS,
         features=tuple(f for f in specs.SENTENCE_PAIRS.features if f.name not in _MASKED_LM_FEATURES),
@@ -90,7 +94,7 @@ class NextSentence(Objective):
         """Returns the distribution over the classes of each row; see `Objective.read`."""
         logits, weights = params["objective"][NAME](outputs.hidden), self.weights(rows)[NAME]
         predicted = Prediction(logits, identity, weights, rows.get("next_sentence_label"), weights)
-        metrics = {f"{NAME}_loss": "nll", f"{NAME}_accuracy": "correct"}
+        metrics = {f"{self.metrics_prefix}_loss": "nll", f"{self.metrics_prefix}_accuracy": "correct"}
         return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, metrics)})
 
     def predict(self, found: Pass) -> dict[str, Array]:

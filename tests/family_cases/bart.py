@@ -11,6 +11,7 @@ FAMILIES = {
         dataclasses.replace(BartConfig(**SIZES, **ENCODER_DECODER, max_length=16), **NO_DROPOUT),
         ("encoder", "decoder"),
         flops_sizes=WIDE_STACKS | {"max_length": 96},
+        huggingface_sizes={"head_dim": 6},
     ),
 }
 

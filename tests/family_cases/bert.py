@@ -5,10 +5,13 @@ import dataclasses
 from family_case import FSDP, NO_DROPOUT, SIZES, Family
 
 from t5x_like.models.bert import BertConfig
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
 
 _BERT = BertConfig(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16)
 FAMILIES = {
-    "bert": Family(_BERT, ("encoder",)),
+    "bert": Family(_BERT, ("encoder",), pretraining=Joint([MaskedLM(), NextSentence()])),
     "roberta": Family(
         dataclasses.replace(
             _BERT, position_offset=2, num_token_types=1, padding_id=1, activations=("gelu_exact",), norm_epsilon=1e-5
@@ -16,6 +19,7 @@ FAMILIES = {
         ("encoder",),
         mesh=FSDP,
         padding_id=1,
+        pretraining=MaskedLM(),
     ),
 }
 

@@ -3,6 +3,7 @@
 from family_case import FSDP, NO_DROPOUT, SIZES, Family
 
 from t5x_like.models.distilbert import DistilBertConfig
+from t5x_like.objectives.masked_lm import MaskedLM
 
 FAMILIES = {
     "distilbert": Family(
@@ -11,6 +12,7 @@ FAMILIES = {
         ),
         ("encoder",),
         mesh=FSDP,
+        pretraining=MaskedLM(),
     )
 }
 

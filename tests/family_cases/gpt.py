@@ -8,7 +8,7 @@ from t5x_like.models.gpt import GPTConfig
 
 _GPT = GPTConfig(**SIZES, **NO_DROPOUT, num_heads=4, head_dim=3, num_layers=2, max_length=16)
 FAMILIES = {
-    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",)),
+    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",), huggingface_sizes={"mlp_dim": 48}),
     "gpt2": Family(_GPT, ("decoder",), mesh=FSDP),
     "gpt3": Family(
         dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),

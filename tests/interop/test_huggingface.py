@@ -18,31 +18,22 @@ from t5x_like.config import description
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
 from t5x_like.interop.stored_tensors import StoredTensors
-from t5x_like.objectives.joint import Joint
-from t5x_like.objectives.masked_lm import MaskedLM
-from t5x_like.objectives.next_sentence import NextSentence
 
-# Objectives whose heads transformers stores with the model.
-_BERT = Joint([MaskedLM(), NextSentence()])
-OBJECTIVES = {"bert": _BERT, "mobilebert": _BERT, "mobilebert_tiny": _BERT}
-OBJECTIVES |= {"roberta": MaskedLM(), "distilbert": MaskedLM()}
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
-# Sizes that transformers requires for these families.
-REQUIRED = {"gpt1": {"mlp_dim": 48}, "bart": {"head_dim": 6}}
 EVERY = pytest.mark.parametrize("name", NAMES)
 ACTIVATION_KEYS = ("hidden_act", "activation_function", "afn", "feed_forward_proj", "activation")
 
 
 def config_of(name):
-    return dataclasses.replace(FAMILIES[name].config, **REQUIRED.get(name, {}))
+    return dataclasses.replace(FAMILIES[name].config, **FAMILIES[name].huggingface_sizes)
 
 
 def params_of(name):
     """Returns a model and its heads with random values, so that all tensors differ."""
     model = random_model(config_of(name))
-    if name not in OBJECTIVES:
+    if (objective := FAMILIES[name].pretraining) is None:
         return {"model": model}
-    like = jax.eval_shape(OBJECTIVES[name].init, jax.random.key(0), model)
+    like = jax.eval_shape(objective.init, jax.random.key(0), model)
     rng = np.random.default_rng(1)
     return {"model": model, "objective": parameters.map_named(lambda _, leaf: rng.normal(size=leaf.shape), like)}
 

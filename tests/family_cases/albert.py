@@ -1,0 +1,20 @@
+"""ALBERT."""
+
+from family_case import NO_DROPOUT, SIZES, Family
+
+from t5x_like.models.albert import AlbertConfig
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sentence_order import SentenceOrder
+
+_SMALL = AlbertConfig(**SIZES, **NO_DROPOUT, embedding_dim=8, num_heads=2, head_dim=6, num_layers=3, max_length=16)
+FAMILIES = {"albert": Family(_SMALL, ("encoder",), pretraining=Joint([MaskedLM(), SentenceOrder()]))}
+
+# Without heads and pooler.
+PARAMETERS = {
+    "albert/tiny": 1_179_008,
+    "albert/base": 11_092_992,
+    "albert/large": 16_634_368,
+    "albert/xlarge": 54_528_512,
+    "albert/xxlarge": 205_814_272,
+}
