@@ -31,8 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.print_exception(error)
         code = protocol.FAILURE
     if argv is None:
-        background.exit_without_waiting(code)
+        _end(code)
     return code
+
+
+def _end(code: int) -> None:
+    """Exits at once if the process has work in the background, after the other processes of the run have ended too."""
+    if background.is_running() and (distributed := sys.modules.get("t5x_like.runtime.distributed")):
+        distributed.disconnect()
+    background.exit_without_waiting(code)
 
 
 def _run(argv: list[str], *, may_restart: bool) -> int:

@@ -31,6 +31,7 @@ __all__ = [
     "check_agreement",
     "compute_everywhere",
     "compute_in_main",
+    "disconnect",
     "exit_without_waiting",
     "explain_lost_process",
     "heartbeat",
@@ -238,6 +239,15 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
     if "error" in outcome:
         raise RunFailed(f"process 0 has failed: {outcome['error']}")
     return outcome["value"]
+
+
+def disconnect() -> None:
+    """Waits until all processes have ended their command, and disconnects. Returns at once in a single-process run.
+
+    A process that exits without it looks lost to the others, which end with `protocol.LOST_PEER`.
+    """
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
 
 
 def exit_without_waiting(code: int, error: BaseException | None = None) -> None:
