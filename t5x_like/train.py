@@ -14,7 +14,16 @@ from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import debugging, loaded_teachers, loop, resuming, run_feed, warm_start
+from t5x_like.training import (
+    debugging,
+    frozen_base,
+    loaded_teachers,
+    loop,
+    resuming,
+    run_feed,
+    warm_start,
+    weight_source,
+)
 from t5x_like.training.evaluation import Evaluations
 from t5x_like.training.improvement import check_metric, check_run, restore_improvement
 from t5x_like.training.program import make_program
@@ -148,7 +157,8 @@ def train(
 
         # ---- State: restored, or initialized directly into its shards ------------------------------------------------
         checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
-        checkpointer.prepare(resuming.saved_shapes(shapes), partitioner)
+        base = frozen_base.of_run(model_dir) if run_directory.may_resume(model_dir) else None
+        checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
         if evaluate.names and periods.evaluate is not None and (periods.patience is not None or checkpointer.keep_best):
             check_metric(evaluate, checkpointer.best_metric, all_shapes)
         with goodput.phase("restore"):
@@ -159,13 +169,21 @@ def train(
         distributed.heartbeat(f"the state of step {start}")
         if start:
             with goodput.phase("restore"):
-                state, frozen = resuming.restore(checkpointer, start, shapes, recipe.optimizer, partitioner)
+                restored = resuming.restore(checkpointer, start, shapes, recipe.optimizer, partitioner, base)
+            state, frozen, base = restored.state, restored.frozen, restored.base
             about = checkpointer.about(start)
             run_directory.warn_if_environment_changed(about, partitioner)
         else:
             state, frozen = program.init(jax.random.key(recipe.seed))
+            base = None
             if initial is not None:
-                state, frozen = warm_start.restore(initial, state, frozen, config, partitioner, objective.other_names)
+                path = distributed.compute_in_main(lambda: weight_source.resolve(initial.path))
+                source = dataclasses.replace(initial, path=path)
+                warm = warm_start.restore(source, state, frozen, config, partitioner, objective.other_names)
+                state, frozen = warm.state, warm.frozen
+                base = frozen_base.of_new_run(path, warm.exact, frozen.params)
+        base = None if storage.store_base else base
+        checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
         improvement = restore_improvement(checkpointer.best_metric, periods.patience, model_dir, start, evaluate.names)
         early = improvement.reason() if start and improvement.is_exhausted else None
         if start >= periods.total or early:
@@ -194,6 +212,7 @@ def train(
             start_record.append(model_dir, step=start, command=command, partitioner=partitioner, data=described)
             loaded_teachers.store(model_dir, recipe.teachers)
             if not start:
+                frozen_base.store(model_dir, base)
                 run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)
                 kind = data.vocabulary_kind(objective.features)
                 run_vocabulary.store(model_dir, vocabulary.digest, kind, data.name, data.add_eos())
@@ -216,6 +235,7 @@ def train(
             feed,
             periods=periods,
             local=storage.local,
+            base=base,
             checkpointer=checkpointer,
             evaluate=evaluate if evaluate.names else None,
             improvement=improvement,

@@ -24,6 +24,8 @@ TOKENIZER = "tokenizer"
 VOCABULARY = "vocabulary.json"
 # Path and digest of each teacher that the run learns from.
 TEACHERS = "teachers.json"
+# Path and digest of the weights that have the frozen parameters which the checkpoints of the run lack.
+BASE = "base.json"
 # The identifier of a run that also has local checkpoints, by which they are recognized.
 RUN_ID = "run_id.txt"
 # The directory with a subdirectory per saved step.

@@ -1,15 +1,12 @@
 """The teachers of a distillation: open models that a step reads, and that a run recognizes when it resumes."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import fsspec
 import jax
 from absl import logging
 
@@ -21,13 +18,7 @@ from t5x_like.models import build
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checksums
 from t5x_like.training.runs import run_directory
-
-_DIGEST_BYTES = 16
-_THREADS = 4
-# The item of a checkpoint with its parameters.
-_STATE = "state"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +47,10 @@ class LoadedTeacher(Loaded):
     @functools.cached_property
     def digest(self) -> str:
         """Hash of its stored configuration and parameters, by which a resumed run recognizes it."""
-        return _digest(self.checkpoint_path)
+        found = weight_files.digest(self.checkpoint_path)
+        if found is None:
+            raise UserError(f"TEACHER={self.checkpoint_path}: no checksums found. Give a checkpoint with checksums.")
+        return found
 
     def on(self, partitioner: Partitioner) -> "LoadedTeacher":
         """Returns the teacher on the mesh of a run, under its own rules."""
@@ -81,27 +75,6 @@ class LoadedTeacher(Loaded):
 
     def __str__(self):
         return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"
-
-
-def _digest(checkpoint: str) -> str:
-    """Returns a hash of the parameters: of the checksums of a checkpoint, or of the files of a Hugging Face model."""
-    if weight_files.is_huggingface(checkpoint):
-        files = [name for name in paths.listdir(checkpoint) if name.endswith(".safetensors")] + ["config.json"]
-    else:
-        checkpoint, files = paths.join(checkpoint, _STATE), [checksums.MANIFEST]
-        if not paths.exists(paths.join(checkpoint, checksums.MANIFEST)):
-            raise UserError(f"TEACHER={checkpoint}: {checksums.MANIFEST} not found. Give a checkpoint with checksums.")
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(lambda name: _hash(paths.join(checkpoint, name)), sorted(files))
-        for name, found in zip(sorted(files), hashes, strict=True):
-            digest.update(f"{name} {found}\n".encode())
-    return digest.hexdigest()
-
-
-def _hash(file: str) -> str:
-    with fsspec.open(file, "rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 def check(model_dir: str, teachers: Mapping[str, LoadedTeacher], run_config: run_directory.RunConfig | None) -> None:

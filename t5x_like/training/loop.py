@@ -15,10 +15,11 @@ from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
 from t5x_like.runtime import compilation_cache, distributed, protocol
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import debugging
+from t5x_like.training import debugging, resuming
 from t5x_like.training.checkpoints.checkpointer import Checkpointer
 from t5x_like.training.checkpoints.local_checkpoints import LocalTier
 from t5x_like.training.checkpoints.save_timer import SaveTimer
+from t5x_like.training.frozen_base import FrozenBase
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Periods
 from t5x_like.training.runs import run_directory
@@ -115,6 +116,7 @@ def run(
     stop: StopRequest,
     lock: RunLock,
     local: LocalTier | None = None,
+    base: FrozenBase | None = None,
     started: float | None = None,
 ) -> LoopResult:
     """Trains from the step of `state` to the last one, and logs, evaluates and saves on the way.
@@ -136,6 +138,7 @@ def run(
       stop: Signals and notices of preemption.
       lock: Checked before each step, so that two runs never write to one directory.
       local: How often to save on each host as well.
+      base: Frozen parameters that checkpoints do not store.
       started: `time.monotonic()` at the start of the command, to log the time to the first step.
 
     Returns:
@@ -213,7 +216,7 @@ def run(
                 lock.check()
                 reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
                 with goodput.phase("save"):
-                    tree = state.replace(params=optimizers.merge(state.params, frozen.params))
+                    tree = resuming.saved(state, frozen, base)
                     about = run_directory.environment(program.partitioner) | {
                         metrics.rows.DIGEST: reports.metrics.digest()
                     }

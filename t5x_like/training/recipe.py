@@ -122,12 +122,15 @@ class Storage:
       local: Where and how often to save on each host as well; see `TieredCheckpoints`.
       loggers: What receives the rows of metrics.jsonl as well: `tensorboard`, `wandb`, `mlflow`, or several with
         commas. The last two need the extra of the same name.
+      store_base: Whether checkpoints also store the frozen parameters that equal the pretrained weights. By default
+        they are read from these weights, which must then be kept; see `frozen_base`.
     """
 
     model_dir: str | None = None
     checkpoints: Callable[..., Checkpoints] = Checkpoints
     local: LocalTier | None = None
     loggers: str = "tensorboard"
+    store_base: bool = False
 
     def check(self, periods: Periods) -> None:
         """Checks what can be checked on any machine.

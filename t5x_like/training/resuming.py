@@ -1,16 +1,35 @@
-"""The state of a run in its checkpoints: trainable and frozen parameters together."""
+"""The state of a run in its checkpoints: trainable and frozen parameters together, but for those of its base."""
 
+import dataclasses
 import os
 
 from absl import logging
 
-from t5x_like import optimizers, partitioning
+from t5x_like import optimizers, parameters, partitioning
+from t5x_like.training import frozen_base, weight_source
+from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.checkpoints.checkpointer import Checkpointer
 from t5x_like.training.checkpoints.tiered_checkpoints import TieredCheckpoints
+from t5x_like.training.frozen_base import FrozenBase
 from t5x_like.training.recipe import Storage
 from t5x_like.training.state import Frozen, TrainState
 
 StateAndFrozen = tuple[TrainState, Frozen]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a run resumes from.
+
+    Attributes:
+      state: The state.
+      frozen: The frozen parameters.
+      base: The frozen parameters that the checkpoint lacks; None if it lacks none.
+    """
+
+    state: TrainState
+    frozen: Frozen
+    base: FrozenBase | None
 
 
 def open_checkpoints(storage: Storage, model_dir: str) -> Checkpointer:
@@ -19,14 +38,16 @@ def open_checkpoints(storage: Storage, model_dir: str) -> Checkpointer:
     return persistent if storage.local is None else TieredCheckpoints(persistent, storage.local, model_dir)
 
 
-def saved_shapes(shapes: StateAndFrozen) -> TrainState:
-    """Returns the shapes of what a checkpoint stores.
+def saved(state: TrainState, frozen: Frozen, base: FrozenBase | None) -> TrainState:
+    """Returns what a checkpoint stores.
 
     Args:
-      shapes: The shapes of `(state, frozen)`.
+      state: The state, or its shapes.
+      frozen: The arrays that are not trained, or their shapes.
+      base: The frozen parameters that it does not store.
     """
-    state, frozen = shapes
-    return state.replace(params=optimizers.merge(state.params, frozen.params))
+    stored, _ = frozen_base.split(base, frozen.params)
+    return state.replace(params=optimizers.merge(state.params, stored))
 
 
 def restore(
@@ -35,7 +56,8 @@ def restore(
     shapes: StateAndFrozen,
     optimizer: optimizers.Optimizer,
     partitioner: partitioning.Partitioner,
-) -> StateAndFrozen:
+    base: FrozenBase | None = None,
+) -> Restored:
     """Restores the state and the frozen parameters into their shards.
 
     Args:
@@ -44,11 +66,26 @@ def restore(
       shapes: The shapes of `(state, frozen)`.
       optimizer: Its parameter groups say which parameters are frozen.
       partitioner: The mesh and its rules.
+      base: Where the parameters are that the checkpoint lacks.
 
     Returns:
-      `(state, frozen)`.
+      The `Restored`.
+
+    Raises:
+      UserError: The base is missing or has changed.
     """
-    restored = checkpointer.restore(saved_step, saved_shapes(shapes), partitioner)
-    trainable, frozen = optimizers.split(restored.params, optimizer.groups)
+    stored = weight_source.below(weight_source.PARAMS, checkpointer.shapes(saved_step, verify=False))
+    base = base.without(stored) if base is not None else None
+    state, frozen = shapes
+    own, of_base = frozen_base.split(base, optimizers.merge(state.params, frozen.params))
+    restored = checkpointer.restore(saved_step, state.replace(params=own), partitioner)
+    params = restored.params
+    if base is not None:
+        logging.info("reading the frozen parameters of %s", base.path)
+        leaves = weight_source.read_base(base, stacked_shapes(of_base, partitioner))
+        placed = lay_out(leaves, parameters.named_leaves(partitioner.shardings(of_base)))
+        params = optimizers.merge(params, parameters.rebuild(of_base, placed))
+    trainable, frozen = optimizers.split(params, optimizer.groups)
     logging.info("restored step %d", saved_step)
-    return restored.replace(params=trainable), Frozen(frozen)
+    trained = {parameters.stored_name(name)[0] for name in parameters.named_leaves(trainable)}
+    return Restored(restored.replace(params=trainable), Frozen(frozen), base and base.without(trained))

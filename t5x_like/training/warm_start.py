@@ -1,5 +1,6 @@
 """Initializes a run from pretrained weights, given by INITIAL_CHECKPOINT_PATH."""
 
+import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,24 @@ from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.training import weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.training.frozen_base import BaseLeaf
 from t5x_like.training.state import Frozen
 from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, InitialWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """The arrays of a run that starts from pretrained weights.
+
+    Attributes:
+      state: The state with the restored parameters.
+      frozen: The frozen arrays with the restored parameters.
+      exact: Stored name of a parameter that equals a tensor of the source -> the tensor.
+    """
+
+    state: Any
+    frozen: Frozen
+    exact: Mapping[str, BaseLeaf]
 
 
 def check(source: InitialWeights, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
@@ -40,7 +57,7 @@ def restore(
     config: ModelConfig,
     partitioner: partitioning.Partitioner,
     other_names: Mapping[str, str] = types.MappingProxyType({}),
-) -> tuple[Any, Frozen]:
+) -> WarmStart:
     """Restores pretrained parameters. Step, optimizer and data position stay fresh.
 
     The heads of the objective are also restored if their names and shapes agree. A head of another shape, such as the
@@ -58,7 +75,7 @@ def restore(
         the first; see `Objective.other_names`.
 
     Returns:
-      `(state, frozen)` with the restored parameters.
+      The `WarmStart`.
 
     Raises:
       UserError: a tensor of the model has another shape at the source, the source has a tensor of a model that this one
@@ -78,7 +95,11 @@ def restore(
     shardings = parameters.named_leaves(partitioner.shardings(params))
     placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in found})
     merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
-    return state.replace(params=_select(state.params, merged)), frozen.replace(params=_select(frozen.params, merged))
+    return WarmStart(
+        state.replace(params=_select(state.params, merged)),
+        frozen.replace(params=_select(frozen.params, merged)),
+        {name: BaseLeaf(fit.stored_name, fit.stored_shape) for name, fit in fits.items() if fit.is_exact},
+    )
 
 
 def load(

@@ -11,17 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from t5x_like import interop, parameters
+from t5x_like import interop, parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
 from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import layer_choice, weight_files
+from t5x_like.training import frozen_base, layer_choice, weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.frozen_base import FrozenBase
 
 MODEL, OBJECTIVE, PARAMS = "model/", "objective/", "params/"
 VOCAB = "vocab"
+Shapes = dict[str, tuple[int, ...]]
+Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, Any]]
 _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 
@@ -207,22 +210,18 @@ def model_shapes(source: InitialWeights, config: ModelConfig) -> dict[str, tuple
     """
     bare = construct.without_adapters(config)
     if weight_files.is_huggingface(source.path):
-        shapes = interop.model_shapes(source.path, bare, other_sizes=source.has_other_sizes)
-    elif (index := weight_files.find_t5x(source.path)) is not None:
+        return interop.model_shapes(source.path, bare, other_sizes=source.has_other_sizes)
+    if (index := weight_files.find_t5x(source.path)) is not None:
         _check_t5x(source)
         t5x.check(index, bare)
         stacked = build.stacked_shapes(bare)
-        shapes = {MODEL + name: leaf.shape for name, leaf in parameters.named_leaves(stacked).items()}
-    else:
-        with _open_run(source.path) as (reader, step):
-            return {n: s for n, s in below(PARAMS, reader.shapes(step, verify=False)).items() if n.startswith(MODEL)}
-    return shapes
+        return {MODEL + name: leaf.shape for name, leaf in parameters.named_leaves(stacked).items()}
+    with _open_run(source.path, verify=False) as (shapes, _):
+        return {name: shape for name, shape in shapes.items() if name.startswith(MODEL)}
 
 
 @contextlib.contextmanager
-def open_source(
-    source: InitialWeights, config: ModelConfig
-) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, Any]]]]:
+def open_source(source: InitialWeights, config: ModelConfig) -> Iterator[tuple[Shapes, Read]]:
     """Yields the shapes of the tensors at a source by name, and a function that reads the wanted ones.
 
     Args:
@@ -246,28 +245,64 @@ def open_source(
             lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
         )
         return
-    with _open_run(source.path) as (reader, step):
-        yield (
-            below(PARAMS, reader.shapes(step)),
-            lambda wanted: below(PARAMS, reader.read(step, {PARAMS + name: shape for name, shape in wanted.items()})),
-        )
+    with _open_run(source.path) as opened:
+        yield opened
+
+
+def read_base(base: FrozenBase, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Reads parameters of a run from its base.
+
+    Args:
+      base: the base.
+      wanted: stored name of a parameter in `base.leaves` -> its shape, with dtype and sharding.
+
+    Raises:
+      UserError: the base is missing, has changed, or cannot be read.
+    """
+    base.check()
+    tensors = {name: base.leaves[name].name for name in wanted}
+    if weight_files.is_huggingface(base.path):
+        # The model may have other sizes than that of the run.
+        leaves = interop.read(base.path, interop.config_from_huggingface(base.path))
+        return {name: _put(leaves[tensors[name]], shape) for name, shape in wanted.items()}
+    with _open_run(base.path) as (_, read):
+        found = read({tensors[name]: shape for name, shape in wanted.items()})
+    return {name: found[tensors[name]] for name in wanted}
+
+
+def resolve(path: str) -> str:
+    """Returns the path of the checkpoint that a run directory stands for; other paths stay as they are."""
+    step = checkpoint_choice.find_step(path)
+    return path if step is None else paths.join(checkpoint_choice.locate(path)[0], str(step))
 
 
 def stored_names(path: str) -> set[str]:
     """Returns the stored names of the parameters of a checkpoint of a run, `model/…` and `objective/…`."""
-    with _open_run(path) as (reader, step):
-        return set(below(PARAMS, reader.shapes(step, verify=False)))
+    with _open_run(path, verify=False) as (shapes, _):
+        return set(shapes)
 
 
 @contextlib.contextmanager
-def _open_run(path: str) -> Iterator[tuple[Checkpoints, int]]:
+def _open_run(path: str, *, verify: bool = True) -> Iterator[tuple[Shapes, Read]]:
+    """Yields the shapes of the parameters of a run and its base, and a function that reads the wanted ones."""
     directory, step = checkpoint_choice.locate(path)
+    base = frozen_base.of_run(checkpoint_choice.run_of(path))
     reader = Checkpoints(directory, read_only=True)
     try:
         step = reader.latest() if step is None else step
         if step is None:
             raise UserError(weight_files.explain_missing(path))
-        yield reader, step
+        stored = below(PARAMS, reader.shapes(step, verify=verify))
+        lacking = base.without(stored) if base is not None else None
+        of_base = lacking.leaves if lacking is not None else {}
+
+        def read(wanted):
+            own = {PARAMS + name: shape for name, shape in wanted.items() if name not in of_base}
+            others = {name: shape for name, shape in wanted.items() if name in of_base}
+            found = below(PARAMS, reader.read(step, own)) if own else {}
+            return found | read_base(lacking, others) if others else found
+
+        yield stored | {name: leaf.shape for name, leaf in of_base.items()}, read
     finally:
         reader.close()
 

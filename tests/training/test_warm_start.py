@@ -48,8 +48,8 @@ def restored(path, params, other_names=None, config=BERT, **changes):
     state, frozen = create_state(trainable, of_objective(MaskedLM(), optimizer), 0), Frozen(frozen)
     source = warm_start.InitialWeights(path=path, **changes)
     warm_start.check(source, params["model"], config, Partitioner(rules="dp"))
-    state, frozen = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
-    return parameters.named_leaves(optimizers.merge(state.params, frozen.params))
+    start = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
+    return parameters.named_leaves(optimizers.merge(start.state.params, start.frozen.params))
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -1,0 +1,169 @@
+"""Runs on a frozen base: what their checkpoints store, and that everything which reads a run finds the rest."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import optax
+import pytest
+from copying_run import CONFIG, run
+
+from t5x_like import interop, optimizers, parameters
+from t5x_like.adapters.lora import LoRA
+from t5x_like.convert import convert
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.loading import open_model, open_teacher
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.optimizers import schedules
+from t5x_like.training import frozen_base, weight_source
+from t5x_like.training.checkpoints.manager import Checkpoints
+
+ADAPTED = dataclasses.replace(CONFIG, adapters=(LoRA(rank=2),))
+ON_BASE = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
+
+
+def stacked(params):
+    return parameters.stack(parameters.named_leaves(params))
+
+
+def stored(model_dir, step):
+    shapes = Checkpoints(str(model_dir / "checkpoints"), read_only=True).shapes(step)
+    return weight_source.below(weight_source.PARAMS, shapes)
+
+
+def opened(path):
+    return open_model(str(path), model=ADAPTED, objective=SequenceToSequence())
+
+
+def train(model_dir, base, groups=ON_BASE, model=ADAPTED, **changes):
+    optimizer = optimizers.adamw(learning_rate=schedules.constant(0.01), groups=groups)
+    changes = {"path": None if base is None else str(base), "optimizer": optimizer} | changes
+    return run(model_dir, model=model, **changes)
+
+
+def assert_equal(found, expected):
+    found, expected = stacked(found), stacked(expected)
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+
+
+@pytest.fixture(scope="module", params=["run", "Hugging Face"])
+def base(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("base")
+    params = run(directory / "run", total=3).params
+    if request.param == "run":
+        return directory / "run"
+    interop.to_huggingface(params, CONFIG, str(directory / "huggingface"))
+    return directory / "huggingface"
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained") / "lora"
+    return directory, train(directory, base)
+
+
+def test_checkpoints_store_what_the_base_does_not_have(base, trained):
+    directory, result = trained
+    names = set(stacked(result.params))
+    of_base = {name for name in names if "/adapter/" not in name}
+    assert set(stored(directory, 6)) == names - of_base
+    record = json.loads((directory / "base.json").read_text())
+    assert set(record["leaves"]) == of_base
+    assert record["path"] == str(base if base.name == "huggingface" else base / "checkpoints" / "3")
+
+
+def test_whatever_reads_the_run_reads_the_base(trained, tmp_path):
+    directory, result = trained
+    assert_equal(opened(directory).read(), result.params)
+    teacher = open_teacher(Teacher(str(directory)))
+    assert_equal(
+        dataclasses.replace(teacher, config=dataclasses.replace(teacher.config, dtype="float32")).read(), result.params
+    )
+    # A run that starts from it: first all of it trains, then only new updates of its own base.
+    warm = train(
+        tmp_path / "warm", directory, groups=(), total=1, optimizer=optimizers.adamw(learning_rate=lambda _: 0.0)
+    )
+    assert_equal(warm.params, result.params)
+    again = train(tmp_path / "again", directory, total=2)
+    assert_equal(opened(tmp_path / "again").read(), again.params)
+    assert set(stored(tmp_path / "again", 2)) == {name for name in stacked(result.params) if "/adapter/" in name}
+
+
+def test_run_resumes_exactly(base, trained, tmp_path):
+    train(tmp_path, base, total=3)
+    resumed = train(tmp_path, base)
+    assert_equal(resumed.params, trained[1].params)
+    assert stored(tmp_path, 6).keys() == stored(tmp_path, 3).keys()
+
+
+def test_missing_changed_and_moved_base(base, trained, tmp_path):
+    shutil.copytree(trained[0], directory := tmp_path / "lora")
+    record = json.loads((directory / "base.json").read_text())
+
+    def write(**changes):
+        (directory / "base.json").write_text(json.dumps(record | changes))
+
+    write(path="/gone/base")
+    with pytest.raises(
+        UserError, match=rf"base.json: base /gone/base \(digest {record['digest']}\) not found. Restore"
+    ):
+        opened(directory).read()
+    with pytest.raises(UserError, match="base /gone/base"):
+        train(directory, base, total=7)
+    write(digest="0123")
+    with pytest.raises(
+        UserError, match=rf"has digest {record['digest']} instead of 0123. Restore it there, or write the"
+    ):
+        opened(directory).read()
+    shutil.copytree(base, tmp_path / "moved")
+    write(path=record["path"].replace(str(base), str(tmp_path / "moved")))
+    assert_equal(opened(directory).read(), trained[1].params)
+    (directory / "base.json").write_text("{}")
+    with pytest.raises(UserError, match="base.json: damaged"):
+        opened(directory).read()
+
+
+def test_fresh_frozen_parameters_are_stored(base, tmp_path):
+    result = train(tmp_path, base, total=1, mapping=((".*token_embedder.*", ""),))
+    assert "model/token_embedder/embedding" in stored(tmp_path, 1)
+    assert_equal(opened(tmp_path).read(), result.params)
+
+
+def test_everything_is_stored_without_a_base_and_on_demand(base, tmp_path):
+    for name, changes in {"random": {"base": None}, "stored": {"base": base, "store_base": True}}.items():
+        result = train(tmp_path / name, total=1, **changes)
+        assert set(stored(tmp_path / name, 1)) == set(stacked(result.params))
+        assert (tmp_path / name / "base.json").exists() is False
+
+
+def test_parameters_that_were_trained_meanwhile_are_stored(base, tmp_path):
+    def trained_to(total, frozen):
+        groups = (optimizers.ParameterGroup(frozen, freeze=True),)
+        sgd = optimizers.from_optax(optax.sgd(1.0), learning_rate=schedules.constant(0.1), groups=groups)
+        return train(tmp_path, base, total=total, optimizer=sgd)
+
+    everything, others = ON_BASE[0].pattern, "^model/(?!.*/adapter/|token_embedder)"
+    for total, frozen in ((3, everything), (6, others), (9, everything)):
+        result = trained_to(total, frozen)
+        assert ("model/token_embedder/embedding" in stored(tmp_path, total)) == (total > 3)
+        assert_equal(opened(tmp_path).read(), result.params)
+
+
+def test_record_of_a_start_without_checkpoint_is_removed(base, tmp_path):
+    frozen_base.store(str(tmp_path), frozen_base.FrozenBase("/gone/base", "", {}))
+    train(tmp_path, None, total=1)
+    assert not (tmp_path / "base.json").exists()
+
+
+def test_merged_export_of_the_base_has_its_weights(base, tmp_path):
+    frozen = (optimizers.ParameterGroup("^model/encoder", freeze=True),)
+    result = train(tmp_path / "run", base, groups=frozen, model=CONFIG, total=1)
+    assert not any(name.startswith("model/encoder") for name in stored(tmp_path / "run", 1))
+    convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "exported"), model=CONFIG)
+    leaves = interop.read(str(tmp_path / "exported"), CONFIG)
+    for name, leaf in stacked(result.params).items():
+        np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)
