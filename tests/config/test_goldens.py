@@ -111,6 +111,7 @@ RUNS = {
         [("CACHE_DIR", "caches/a_mixture"), ("TRAIN_STEPS", "10"), ("RATES", "@mixing.Rates()")],
     ),
     "bert": ("train", ["models/bert/base.gin", "runs/bert.gin"], TASK),
+    "albert": ("train", ["models/albert/base.gin", "runs/albert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),
     "mobilebert_progressive": (
