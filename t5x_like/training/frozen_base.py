@@ -13,7 +13,7 @@ from typing import Any
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
+from t5x_like.training import weight_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FrozenBase:
 
     Attributes:
       path: A Hugging Face directory, or a checkpoint of another run.
-      digest: Its digest; see `weight_files.digest`.
+      digest: Its digest; see `weight_digest.digest`.
       leaves: Stored name of a parameter of the run, `model/…` or `objective/…` -> its tensor at the base.
       record: The file that names the base, for messages; None before the run has one.
     """
@@ -54,7 +54,7 @@ class FrozenBase:
         remedy = f"Restore it there, or write the path of a copy into {self.record}."
         if not paths.exists(self.path):
             raise UserError(f"{self.record}: base {self.path} (digest {self.digest}) not found. {remedy}")
-        if (found := weight_files.digest(self.path)) != self.digest:
+        if (found := weight_digest.digest(self.path)) != self.digest:
             raise UserError(f"{self.record}: base {self.path} has digest {found} instead of {self.digest}. {remedy}")
 
     def without(self, stored: Collection[str]) -> "FrozenBase | None":
@@ -80,7 +80,7 @@ def of_new_run(path: str, exact: Mapping[str, BaseLeaf], frozen: Any) -> FrozenB
     """
     names = {parameters.stored_name(name)[0] for name in parameters.named_leaves(frozen)}
     leaves = {name: leaf for name, leaf in exact.items() if name in names}
-    if not leaves or (digest := weight_files.digest(path)) is None:
+    if not leaves or (digest := weight_digest.digest(path)) is None:
         return None
     return FrozenBase(os.path.abspath(paths.local(path)) if paths.is_local(path) else path, digest, leaves)
 

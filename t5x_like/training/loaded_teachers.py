@@ -17,7 +17,7 @@ from t5x_like.inference.loaded import Loaded
 from t5x_like.models import build
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
+from t5x_like.training import weight_digest
 from t5x_like.training.runs import run_directory
 
 
@@ -47,7 +47,7 @@ class LoadedTeacher(Loaded):
     @functools.cached_property
     def digest(self) -> str:
         """Hash of its stored configuration and parameters, by which a resumed run recognizes it."""
-        found = weight_files.digest(self.checkpoint_path)
+        found = weight_digest.digest(self.checkpoint_path)
         if found is None:
             raise UserError(f"TEACHER={self.checkpoint_path}: no checksums found. Give a checkpoint with checksums.")
         return found

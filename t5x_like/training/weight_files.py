@@ -1,24 +1,15 @@
 """Detects the format of a directory with weights, and explains why one cannot be read."""
 
-import concurrent.futures
-import hashlib
 import json
 import re
 
-import fsspec
-
 from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.training.checkpoints import checksums
 
 # Formats of weights that are not supported. The first four are pickles, which can execute code when they are read.
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".index", ".npz", ".gguf")
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-# The item of a checkpoint of a run with its parameters.
-_STATE = "state"
-_DIGEST_BYTES = 16
-_THREADS = 4
 
 
 def is_huggingface(path: str) -> bool:
@@ -54,34 +45,6 @@ def find_t5x(path: str) -> str | None:
             if paths.is_file(index := paths.join(directory, name)):
                 return index
     return None
-
-
-def digest(path: str) -> str | None:
-    """Returns a hash of weights: of the checksums of a checkpoint, or of the files of a Hugging Face directory.
-
-    Args:
-      path: a Hugging Face directory, or one checkpoint of a run.
-
-    Returns:
-      The hash; None if `path` is neither, or a checkpoint without checksums.
-    """
-    if is_huggingface(path):
-        files = [name for name in paths.listdir(path) if name.endswith(".safetensors")] + ["config.json"]
-    else:
-        path, files = paths.join(path, _STATE), [checksums.MANIFEST]
-        if not paths.exists(paths.join(path, checksums.MANIFEST)):
-            return None
-    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(lambda name: _hash(paths.join(path, name)), sorted(files))
-        for name, file_hash in zip(sorted(files), hashes, strict=True):
-            found.update(f"{name} {file_hash}\n".encode())
-    return found.hexdigest()
-
-
-def _hash(file: str) -> str:
-    with fsspec.open(file, "rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 def not_found(setting: str, path: str, wanted: str) -> UserError:

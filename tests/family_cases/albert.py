@@ -7,8 +7,16 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sentence_order import SentenceOrder
 
-_SMALL = AlbertConfig(**SIZES, **NO_DROPOUT, embedding_dim=8, num_heads=2, head_dim=6, num_layers=3, max_length=16)
-FAMILIES = {"albert": Family(_SMALL, ("encoder",), pretraining=Joint([MaskedLM(), SentenceOrder()]))}
+# Embeddings have the size of hidden states, so that `unembed` reads hidden states as in all families.
+_SMALL = AlbertConfig(**SIZES, **NO_DROPOUT, embedding_dim=None, num_heads=2, head_dim=6, num_layers=3, max_length=16)
+FAMILIES = {
+    "albert": Family(
+        _SMALL,
+        ("encoder",),
+        pretraining=Joint([MaskedLM(), SentenceOrder()]),
+        huggingface_sizes={"embedding_dim": 8, "stored_layers": 3},
+    )
+}
 
 # Without heads and pooler.
 PARAMETERS = {

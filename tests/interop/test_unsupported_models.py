@@ -9,7 +9,9 @@ from t5x_like.errors import UserError
 
 def test_unknown_model_type_and_missing_config_raise(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "squid"}')
-    with pytest.raises(UserError, match="config.json: model_type 'squid': not supported. Supported: bart, bert, .*t5"):
+    with pytest.raises(
+        UserError, match="config.json: model_type 'squid': not supported. Supported: albert, bart, bert, .*t5"
+    ):
         interop.config_from_huggingface(str(tmp_path))
     with pytest.raises(UserError, match="nowhere/config.json: file not found"):
         interop.config_from_huggingface(str(tmp_path / "nowhere"))
