@@ -48,7 +48,8 @@ def check_bucket(setting: str, path: str) -> None:
     """
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]/[^/\s].*", path):
         raise LaunchError(
-            f"{setting}={path} is not a directory in a bucket. Give for example gs://my-bucket/runs/first"
+            f"{setting}={path} is not a directory in a bucket. Give for example gs://my-bucket/runs/first; names of "
+            "buckets have at least 3 characters"
         )
 
 

@@ -9,6 +9,9 @@ from t5x_like import optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
 
+# Name of the stage of an objective that declares none. It trains all parameters.
+ONLY = "only"
+
 
 @dataclasses.dataclass(frozen=True)
 class RunStage:
@@ -48,7 +51,7 @@ class RunStage:
 def of_objective(
     objective: Objective, optimizer: optimizers.Optimizer, max_grad_norm: float | None = None
 ) -> dict[str, RunStage]:
-    """Returns the stages of an objective by name; the name is empty if there is only one.
+    """Returns the stages of an objective by name. An objective without declared stages is a single one.
 
     Args:
       objective: The objective of the run.
@@ -57,7 +60,7 @@ def of_objective(
     """
     declared = objective.stages
     if not declared:
-        return {"": RunStage(objective, optimizer, max_grad_norm)}
+        return {ONLY: RunStage(objective, optimizer, max_grad_norm)}
     return {
         name: RunStage(
             each.objective,
@@ -80,24 +83,34 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
       The state of the optimizer; with several stages, stage -> state of its optimizer.
 
     Raises:
-      UserError: A stage trains no parameter, or no stage trains a parameter.
+      UserError: A stage trains no parameter, or a parameter is trained by no stage or by several.
     """
-    if (only := stages.get("")) is not None:
-        return only.optimizer.init(params)
-    owned: set[str] = set()
+    if not are_declared(stages):
+        return stages[ONLY].optimizer.init(params)
+    owners: dict[str, str] = {}
     states = {}
     for name, stage in stages.items():
         own, _ = stage.split(params)
-        if not (names := set(parameters.named_leaves(own))):
+        if not (names := parameters.named_leaves(own)):
             raise UserError(
                 f"stage {name!r}: trains={stage.trains!r} matches no trainable parameter. Names are those of "
                 "model_info.txt, such as model/encoder/layers/mlp/wi/kernel."
             )
-        owned |= names
+        for each in names:
+            if (other := owners.setdefault(each, name)) != name:
+                raise UserError(
+                    f"stages {other!r} and {name!r} both train {each}. Change `trains` of one of them: a parameter has "
+                    "one optimizer."
+                )
         states[name] = stage.optimizer.init(own)
-    if idle := sorted(set(parameters.named_leaves(params)) - owned):
+    if idle := sorted(set(parameters.named_leaves(params)) - owners.keys()):
         raise UserError(
-            f"no stage trains {idle[0]} and {len(idle) - 1} other parameters. Extend `trains` of a stage, or freeze "
-            "them by a parameter group of the optimizer."
+            f"no stage trains these parameters ({len(idle)}): {', '.join(idle[:3])}{', …' if len(idle) > 3 else ''}. "
+            "Extend `trains` of a stage, or freeze them by a parameter group of the optimizer."
         )
     return states
+
+
+def are_declared(stages: Mapping[str, RunStage]) -> bool:
+    """Returns whether an objective declares its stages, which then have optimizer states by name."""
+    return any(stage.trains is not None for stage in stages.values())

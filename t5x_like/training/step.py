@@ -14,7 +14,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.objectives.carry import as_features
 from t5x_like.training import gradients
 from t5x_like.training.gathering import Gathering
-from t5x_like.training.stages import of_objective
+from t5x_like.training.stages import ONLY, are_declared, of_objective
 from t5x_like.training.state import Frozen, TrainState, assemble
 
 # Number of the key of `Objective.prepare` among the keys derived from that of a step. Microbatches count from 0, and
@@ -62,6 +62,7 @@ def make_train_step(
         raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer.")
 
     stages = of_objective(objective, optimizer, max_grad_norm)
+    several = are_declared(stages)
 
     def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
         step_key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
@@ -72,7 +73,7 @@ def make_train_step(
         params, opt_states, norms, metrics = state.params, {}, {}, {}
         rows = {**batch, **{name: x[...] for name, x in state.carry.items()}}
         for number, (name, stage) in enumerate(stages.items()):
-            key = step_key if name == "" else jax.random.fold_in(step_key, number)
+            key = jax.random.fold_in(step_key, number) if several else step_key
             own, others = stage.split(params)
             fixed = frozen.replace(params=optimizers.merge(others, frozen.params))
             normalize = gradients.normalizers(stage.objective, rows, loss_normalizing_factor)
@@ -83,7 +84,7 @@ def make_train_step(
             norms[name] = optimizers.global_norm(grads)
             if stage.max_grad_norm is not None:
                 grads, _ = optimizers.clip_by_global_norm(grads, stage.max_grad_norm)
-            opt_state = state.opt_state if name == "" else state.opt_state[name]
+            opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, own, step=state.step)
             params = optimizers.merge(jax.tree.map(jnp.add, own, partitioning.shard_tree(updates)), others)
             metrics = _united(metrics, found)
@@ -93,7 +94,7 @@ def make_train_step(
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["objective"][0])
         params = _select(finite, params, state.params)
         param_norm = optimizers.global_norm(params)
-        opt_state = opt_states[""] if "" in opt_states else opt_states
+        opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
         new_state = state.replace(

@@ -187,8 +187,11 @@ def test_invalid_stages_raise():
 
     with pytest.raises(UserError, match="stage 'only': trains='.nothing' matches no trainable parameter"):
         start(Staged({"only": Stage(objective=Judging(), trains="^nothing")}))
-    with pytest.raises(UserError, match="no stage trains objective/drawer/kernel and 0 other parameters"):
+    with pytest.raises(UserError, match=r"no stage trains these parameters \(1\): objective/drawer/kernel. Extend"):
         start(Staged({"only": Stage(objective=Judging(), trains="^model/")}))
+    both = {"first": Stage(objective=Drawing(), trains="."), "second": Stage(objective=Judging(), trains="^model/")}
+    with pytest.raises(UserError, match="stages 'first' and 'second' both train model/.* has one optimizer"):
+        start(Staged(both))
     with pytest.raises(UserError, match=r"Stage.trains='\(' is not a regular expression: .* Correct the pattern"):
         Stage(objective=Judging(), trains="(")
     with pytest.raises(UserError, match="several objectives define the term 'second'"):
