@@ -15,6 +15,7 @@ from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss
+from t5x_like.layers.captures import Edit
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec
@@ -209,6 +210,7 @@ class Distillation(Objective):
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Runs the student, and the teachers whose predictions are not cached; see `Objective.run`."""
         student, ran = self._student(params["model"].config), {}
@@ -227,7 +229,7 @@ class Distillation(Objective):
                 ran[f"{TEACHER}{name}"] = outputs
                 ran |= {f"{prefix}{key}": outputs if key == MODEL else outputs.networks[key] for key in own}
         own = features.select(rows, self.objective.features)
-        outputs = self.objective.run(params, own, keys=keys, carry=carry, capture=tuple(captured))
+        outputs = self.objective.run(params, own, keys=keys, carry=carry, capture=tuple(captured), edits=edits)
         return outputs.replace(networks={**outputs.networks, **ran})
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:

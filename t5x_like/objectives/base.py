@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.layers.captures import Edit
 from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, specs
 from t5x_like.models.outputs import Outputs
@@ -172,6 +173,7 @@ class Objective:
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Runs the model.
 
@@ -181,12 +183,13 @@ class Objective:
           keys: random keys; without a key, there is no dropout.
           carry: network -> its state after the batch before; empty without networks with state.
           capture: names of intermediate arrays to return; see `layers.captures`.
+          edits: interventions in named arrays of the model; see `layers.captures.Edit`.
 
         Returns:
           The last hidden states, the captured arrays and the state for the next batch.
         """
         options = {"carry": carry[MODEL]} if MODEL in carry else {}
-        return params["model"](rows, dropout_key=keys.dropout, capture=capture, **options)
+        return params["model"](rows, dropout_key=keys.dropout, capture=capture, edits=edits, **options)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the outputs mean: the predictions, and the losses of their logits if targets are known.

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.layers.captures import EMBEDDING, Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
@@ -65,9 +66,11 @@ class FeatureBased(Objective):
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Computes the features as `hidden`, without dropout; see `Objective.run`."""
-        return self.objective.run(self._viewed(params), rows, keys=keys, carry=carry, capture=capture)
+        viewed = self._viewed(params)
+        return self.objective.run(viewed, rows, keys=keys, carry=carry, capture=capture, edits=edits)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the heads predict from the features; see `Objective.read`."""
@@ -125,13 +128,14 @@ class _View:
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
         **carry: Mapping[str, Array],
     ) -> Outputs:
         """Returns the features as `hidden`; see `Model.__call__`."""
         del dropout_key
         names = {number: f"{self._stack}/{LAYERS}/{number - 1}/hidden" for number in {*self.states} - {0, self._last}}
-        embedded = self._model.embed(batch)
-        outputs = self._model.trunk(embedded, batch, capture=(*capture, *names.values()), **carry)
+        names |= {0: f"{self._stack}/{EMBEDDING}"} if 0 in self.states else {}
+        outputs = self._model(batch, capture=(*capture, *names.values()), edits=edits, **carry)
         states = {number: outputs.captured[name] for number, name in names.items()}
-        states |= {0: embedded[self._stack], self._last: outputs.hidden}
+        states |= {self._last: outputs.hidden}
         return outputs.replace(hidden=self._features.mix(self._weights, [states[number] for number in self.states]))

@@ -12,6 +12,7 @@ from t5x_like import partitioning
 from t5x_like.axis_rules import NO_AXES, SHARED, Axes, batch_axes
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import Readout, weighted_sum_over_positions
+from t5x_like.layers.captures import Edit
 from t5x_like.models import networks
 from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
@@ -53,7 +54,13 @@ def flatten_choices(batch: Batch, axes: Axes = NO_AXES) -> dict[str, Array]:
 
 
 def forward(
-    objective: Objective, params: Params, batch: Batch, *, keys: Keys = NO_KEYS, capture: Sequence[str] = ()
+    objective: Objective,
+    params: Params,
+    batch: Batch,
+    *,
+    keys: Keys = NO_KEYS,
+    capture: Sequence[str] = (),
+    edits: Sequence[Edit] = (),
 ) -> Pass:
     """Runs the networks of an objective on a batch or a microbatch, and reads their outputs.
 
@@ -64,13 +71,14 @@ def forward(
         networks start from their initial state.
       keys: random keys; without a key, there is no dropout.
       capture: names of intermediate arrays to return; see `layers.captures`.
+      edits: interventions in named arrays of the model; see `layers.captures.Edit`.
 
     Raises:
       UserError: a term has no coefficient.
     """
     features, carry = carrying.separate(batch)
     rows, params = flatten_choices(features, objective.features.axes), networks.resolve(objective, params)
-    outputs = objective.run(params, rows, keys=keys, carry=carry, capture=capture)
+    outputs = objective.run(params, rows, keys=keys, carry=carry, capture=capture, edits=edits)
     found = objective.read(params, outputs, rows, keys=keys.of_heads())
     if unknown := sorted(found.term_names() - objective.coefficients.keys()):
         raise UserError(

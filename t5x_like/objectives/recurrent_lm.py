@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import target_probabilities
+from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.lstm import RESETS
 from t5x_like.models.networks import MODEL
@@ -74,6 +75,7 @@ class RecurrentLM(Objective):
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Runs the model; see `Objective.run`.
 
@@ -85,7 +87,8 @@ class RecurrentLM(Objective):
         last = own.pop(_LAST, jnp.zeros((tokens.shape[0], params["model"].config.embed_dim), jnp.float32))
         resets = jnp.zeros(tokens.shape, bool) if self.eos_id is None else tokens == self.eos_id
         options = {"carry": own} if own else {}
-        outputs = params["model"]({**rows, RESETS: resets}, dropout_key=keys.dropout, capture=capture, **options)
+        read = {**rows, RESETS: resets}
+        outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits, **options)
         states = outputs.hidden
         before = jnp.concatenate([last[:, None].astype(states.dtype), states[:, :-1]], axis=1)
         after = {**outputs.carry, _LAST: states[:, -1].astype(jnp.float32)} if carry else {}

@@ -13,6 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.kernels import position_samples
 from t5x_like.kernels.chunks import PositionLoss, Readout
 from t5x_like.layers import initializers
+from t5x_like.layers.captures import Edit
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.projections import Projection
 from t5x_like.models.bert import BertConfig
@@ -143,6 +144,7 @@ class ReplacedTokenDetection(Objective):
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Runs the generator, samples its tokens, and runs the model on them; see `Objective.run`."""
         own = None if keys.dropout is None else jax.random.fold_in(keys.dropout, _GENERATOR_KEY)
@@ -151,7 +153,8 @@ class ReplacedTokenDetection(Objective):
         readout = Readout(predicted.hidden, predicted.logits)
         sampled = position_samples.sample(readout, keys.rows, temperature=self.temperature)
         tokens = place(rows["encoder_input_tokens"], rows, sampled)
-        outputs = params["model"]({**rows, "encoder_input_tokens": tokens}, dropout_key=keys.dropout, capture=capture)
+        read = {**rows, "encoder_input_tokens": tokens}
+        outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits)
         captured = {**outputs.captured, READ_TOKENS: tokens}
         return outputs.replace(captured=captured, networks={GENERATOR: generated})
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
+from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
@@ -108,6 +109,7 @@ class Staged(Objective):
         keys: Keys = NO_KEYS,
         carry: Carry = NO_CARRY,
         capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Runs all stages one after the other; see `Objective.run`.
 
@@ -116,7 +118,7 @@ class Staged(Objective):
         """
         found: dict[str, Outputs] = {}
         for (name, stage), own in zip(self.stages.items(), keys.split(len(self.stages)), strict=True):
-            found[name] = stage.objective.run(params, rows, keys=own, capture=capture)
+            found[name] = stage.objective.run(params, rows, keys=own, capture=capture, edits=edits)
             read = stage.objective.read(params, found[name], rows, keys=own.of_heads())
             rows = {**rows, **read.handed}
         return found[name].replace(networks=found)

@@ -5,6 +5,7 @@ import inspect
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES, random_model, tokens
@@ -15,12 +16,13 @@ from t5x_like import optimizers, parameters
 from t5x_like.data import batches
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
+from t5x_like.layers.captures import Edit
 from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.joint import Joint
-from t5x_like.objectives.keys import Keys
+from t5x_like.objectives.keys import Keys, row_keys
 from t5x_like.objectives.masked_lm import MaskedLM
-from t5x_like.objectives.passes import flatten_choices, forward_at_evaluation, loss, predict, total_weights
+from t5x_like.objectives.passes import flatten_choices, forward, forward_at_evaluation, loss, predict, total_weights
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import gradients
 from t5x_like.training.state import Frozen
@@ -173,3 +175,21 @@ def test_terms_without_coefficient_or_weights_raise():
         jax.eval_shape(lambda: forward_at_evaluation(objective, case.params(), case.batch()))
     with pytest.raises(UserError, match="MaskedLM.coefficients: term 'another' has no weights. Return them from"):
         total_weights(objective, case.batch())
+
+
+def test_edits_reach_the_model_and_have_gradients(case):
+    objective, params, batch = case.objective, case.params(), case.batch()
+    stack = "decoder" if hasattr(params["model"], "decoder") else "encoder"
+    name, keys = f"{stack}/layers/0/hidden", Keys(rows=row_keys(jax.random.key(0), jnp.arange(ROWS)))
+
+    def total(shift):
+        edits = (Edit(name, lambda x, y: x + y, (shift,)),)
+        found = forward(objective, params, batch, keys=keys, capture=(name,), edits=edits)
+        factors = {term: 1.0 for term in objective.coefficients}
+        return loss(found, factors)[0], found.outputs.captured[name]
+
+    shift = jnp.full(params["model"].config.embed_dim, 0.1)
+    (_, edited), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(shift)
+    (_, same), _ = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.zeros_like(shift))
+    np.testing.assert_allclose(edited, same + shift, atol=1e-6)
+    assert jnp.any(gradient != 0)

@@ -43,7 +43,7 @@ class Recurrent(nnx.Module):
     def __init__(self, key):
         self.kernel = nnx.Param(jax.random.normal(key, (WIDTH, WIDTH)) / 3, axes=("embed", None))
 
-    def __call__(self, batch, *, dropout_key=None, capture=(), carry=None):
+    def __call__(self, batch, *, dropout_key=None, capture=(), edits=(), carry=None):
         carry = carry or self.config.initial_carry(len(batch["x"]))
 
         def advance(state, x):
@@ -69,7 +69,7 @@ class Next(Objective):
     def weights(self, rows):
         return {"error": jnp.ones(rows["x"].shape[:2])}
 
-    def run(self, params, rows, *, keys, carry, capture=()):
+    def run(self, params, rows, *, keys, carry, capture=(), edits=()):
         outputs = super().run(params, rows, keys=keys, carry=carry)
         second = params["objective"]["second"](rows, carry=carry.get("second"))
         return outputs.replace(networks={"second": second})
