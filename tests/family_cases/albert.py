@@ -18,11 +18,12 @@ FAMILIES = {
     )
 }
 
-# Without heads and pooler.
-PARAMETERS = {
-    "albert/tiny": 1_179_008,
-    "albert/base": 11_092_992,
-    "albert/large": 16_634_368,
-    "albert/xlarge": 54_528_512,
-    "albert/xxlarge": 205_814_272,
+# Without heads, with the pooler, with both heads of pretraining.
+ALBERT = {
+    "albert/tiny": (1_179_008, 1_195_520, 1_229_970),
+    "albert/base": (11_092_992, 11_683_584, 11_813_810),
+    "albert/large": (16_634_368, 17_683_968, 17_847_474),
+    "albert/xlarge": (54_528_512, 58_724_864, 59_021_490),
+    "albert/xxlarge": (205_814_272, 222_595_584, 223_158_450),
 }
+PARAMETERS = {name: counts[0] for name, counts in ALBERT.items()}

@@ -8,6 +8,7 @@ import gin
 import jax
 import pytest
 from families import PARAMETERS
+from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
 from family_cases.mobilebert import MOBILEBERT
@@ -60,14 +61,14 @@ def test_model_file_has_published_parameter_count(load, name):
     assert f"{PARAMETERS[name]:,} parameters" in header(name)
 
 
-@pytest.mark.parametrize("name", sorted(BERT))
+@pytest.mark.parametrize("name", sorted(BERT | ALBERT))
 def test_bert_file_has_published_parameter_counts(load, name):
-    model = abstract(load(name))
+    model, expected = abstract(load(name)), (BERT | ALBERT)[name]
     next_sentence = heads(NextSentence(), model)
     with_pooler = parameters.count(model) + parameters.count(next_sentence["next_sentence"].pooler)
     with_heads = sum(map(parameters.count, (model, heads(MaskedLM(), model), next_sentence)))
-    assert (parameters.count(model), with_pooler, with_heads) == BERT[name]
-    assert "{:,} parameters; {:,} with the pooler, {:,} with both heads.".format(*BERT[name]) in header(name)
+    assert (parameters.count(model), with_pooler, with_heads) == expected
+    assert "{:,} parameters; {:,} with the pooler, {:,} with both heads.".format(*expected) in header(name)
 
 
 @pytest.mark.parametrize("name", sorted(ROBERTA | DISTILBERT))

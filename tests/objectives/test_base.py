@@ -160,7 +160,7 @@ def test_dropout_keys_of_the_model_and_of_each_head_differ():
             seen.append(keys.dropout)
             return Pass(rows, outputs, {}, sums=dict.fromkeys(self.coefficients, 0.0))
 
-    def model(batch, *, dropout_key, capture):
+    def model(batch, *, dropout_key, capture, edits):
         seen.extend([dropout_key, *jax.random.split(dropout_key, 4)])  # a model splits its key
 
     model.config = None

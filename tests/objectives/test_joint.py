@@ -111,7 +111,7 @@ def test_features_are_merged():
 def test_model_runs_once_and_terms_are_combined():
     params, batch, dropout_keys = make_params(), make_batch(), []
 
-    def model(batch, *, dropout_key, capture):
+    def model(batch, *, dropout_key, capture, edits):
         dropout_keys.append(dropout_key)
         return params["model"](batch, dropout_key=dropout_key)
 
