@@ -37,8 +37,10 @@ def pages() -> dict[str, str]:
     return {path.stem: path.read_text().splitlines()[0].removeprefix("# ") for path in found}
 
 
-def page_of(config: Any) -> str:
-    """Returns the name of the page that describes a configuration: `t5` for `t5x_like.models.t5_variants`."""
+def page_of(directory: str, config: Any) -> str:
+    """Returns the name of the page that describes the models of a directory: `t5` for `t5x_like.models.t5_variants`."""
+    if directory in pages():
+        return directory
     module = type(config).__module__.rpartition(".")[2]
     return max((name for name in pages() if module == name or module.startswith(f"{name}_")), key=len)
 
@@ -57,7 +59,7 @@ def sizes() -> dict[str, list[tuple[str, int]]]:
                 continue
             if "parameters" in path.read_text().splitlines()[0]:
                 count = parameters.count(jax.eval_shape(config.make, jax.random.key(0)))
-                counts.append((page_of(config), f"models/{directory.name}/{path.name}", count))
+                counts.append((page_of(directory.name, config), f"models/{directory.name}/{path.name}", count))
         for page, file, count in sorted(counts, key=lambda entry: entry[2]):
             found[page].append((file, count))
     return found

@@ -30,6 +30,7 @@ from data_tasks.pretraining import (
     python_docs_tasks,
     sentence_order_tasks,
     sentence_pairs_tasks,
+    span_masking_tasks,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "rank_classification",
     "sentence_order_tasks",
     "sentence_pairs_tasks",
+    "span_masking_tasks",
     "squad",
     "squad_submissions",
     "summarization",

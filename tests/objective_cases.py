@@ -34,6 +34,7 @@ from t5x_like.objectives.replaced_tokens import ReplacedTokenDetection
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.span_boundary import SpanBoundary
 from t5x_like.objectives.span_extraction import SpanExtraction
 from t5x_like.objectives.token_classification import TokenClassification
 
@@ -74,6 +75,7 @@ CASES = {
     "sequence_to_sequence": Case(SequenceToSequence(), "t5_1_1"),
     "masked_lm": Case(MaskedLM(z_loss=1e-2), "bert"),
     "pretraining": Case(Joint([MaskedLM(), NextSentence()]), "bert"),
+    "span_boundary": Case(Joint([MaskedLM(), SpanBoundary(max_targets=2, position_dim=3)]), "bert"),
     "replaced_tokens": Case(ReplacedTokenDetection(generator_size=1 / 3), "bert"),
     "classification": Case(
         SequenceClassification(LABELS, head=heads.PooledFirstToken(), label_smoothing=0.1),

@@ -29,7 +29,7 @@ EXAMPLES_PER_BATCH = 64
 
 Draw = Callable[[int], tf.Tensor]
 """Maps the number of a draw to uint32 `[examples, length]`, uniform and independent of other numbers' draws."""
-ORDER_DRAW, _COUNT, _REPLACEMENT, _TOKEN, NGRAM_DRAW = range(5)
+ORDER_DRAW, _COUNT_DRAW, REPLACEMENT_DRAW, TOKEN_DRAW, NGRAM_DRAW = range(5)
 
 
 # ---- choosing tokens -------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Rows:
 
 
 class Masking(Protocol):
-    """A rule for choosing tokens and drawing random tokens."""
+    """A rule for choosing tokens and replacing them."""
 
     def check(self, length: int, max_predictions: int) -> None:
         """Raises a UserError if the feature lengths do not fit together."""
@@ -69,8 +69,8 @@ class Masking(Protocol):
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Chooses the tokens to predict, bool `[examples, length]`, at most `max_predictions` per example."""
 
-    def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Returns the ids that random tokens are drawn from, `[ids]`."""
+    def replacements(self, rows: Rows, chosen: tf.Tensor, draw: Draw, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Draws what replaces the chosen tokens, int32 `[examples, length]`; other positions are unused."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,12 @@ class BertMasking:
         wanted = tf.cast(tf.round(tf.cast(rows.counts, tf.float64) * self.rate), tf.int32)
         return tf.minimum(tf.maximum(wanted, 1 if self.rate else 0), max_predictions)
 
+    def replacements(self, rows: Rows, chosen: tf.Tensor, draw: Draw, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Draws random tokens from `random_tokens`; see `Masking.replacements`."""
+        return uniform_replacements(rows, draw, self.random_tokens(vocabulary, rows.special))
+
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Returns all ids."""
+        """Returns all ids, `[ids]`."""
         return np.arange(vocabulary.vocab_size)
 
 
@@ -140,12 +144,16 @@ class RobertaMasking:
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Chooses the tokens to predict; see `Masking.choose`."""
-        rounding = fraction(draw(_COUNT)[:, 0])
+        rounding = fraction(draw(_COUNT_DRAW)[:, 0])
         wanted = tf.cast(tf.cast(rows.counts, tf.float64) * self.rate + rounding, tf.int32)
         return select_top(draw(ORDER_DRAW), rows.real, tf.minimum(wanted, max_predictions))
 
+    def replacements(self, rows: Rows, chosen: tf.Tensor, draw: Draw, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Draws random tokens from `random_tokens`; see `Masking.replacements`."""
+        return uniform_replacements(rows, draw, self.random_tokens(vocabulary, rows.special))
+
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
-        """Returns the ids that are neither special nor sentinels."""
+        """Returns the ids that are neither special nor sentinels, `[ids]`."""
         others = (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, special.cls, special.sep, special.mask)
         ids = np.arange(vocabulary.vocab_size - vocabulary.extra_ids)
         return np.setdiff1d(ids, [index for index in others if index is not None])
@@ -235,25 +243,26 @@ def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Te
 # ---- corruption ------------------------------------------------------------------------------------------------------
 
 
-def corrupt(tokens: tf.Tensor, chosen: tf.Tensor, draw: Draw, mask_id: int, random_tokens: tf.Tensor) -> tf.Tensor:
-    """Replaces 80 % of the chosen tokens by the mask and 10 % by random tokens; the other 10 % stay unchanged.
+def mixed_replacements(rows: Rows, choices: tf.Tensor, random_tokens: tf.Tensor) -> tf.Tensor:
+    """Replaces 80 % of the tokens by the mask and 10 % by random tokens; the other 10 % stay unchanged.
 
     Args:
-      tokens: int32 `[examples, length]`.
-      chosen: bool `[examples, length]`.
-      draw: the random draws.
-      mask_id: the mask id.
-      random_tokens: the ids that random tokens are drawn from uniformly, int32 `[ids]`.
+      rows: `[examples, length]`.
+      choices: what happens to each token, uniform uint32 `[examples, length]`.
+      random_tokens: int32 `[examples, length]`.
 
     Returns:
       int32 `[examples, length]`.
     """
-    replacement = fraction(draw(_REPLACEMENT))
-    drawn = tf.gather(random_tokens, tf.cast(draw(_TOKEN), tf.int64) % tf.size(random_tokens, tf.int64))
-    replaced = tf.where(
-        replacement < MASK_FRACTION, mask_id, tf.where(replacement < MASK_FRACTION + KEEP_FRACTION, tokens, drawn)
-    )
-    return tf.where(chosen, replaced, tokens)
+    choice = fraction(choices)
+    unmasked = tf.where(choice < MASK_FRACTION + KEEP_FRACTION, rows.tokens, random_tokens)
+    return tf.where(choice < MASK_FRACTION, rows.special.mask, unmasked)
+
+
+def uniform_replacements(rows: Rows, draw: Draw, ids: np.ndarray) -> tf.Tensor:
+    """Returns `mixed_replacements` of each token by itself, with random tokens from `ids` `[ids]`."""
+    drawn = tf.gather(tf.constant(ids, tf.int32), tf.cast(draw(TOKEN_DRAW), tf.int64) % len(ids))
+    return mixed_replacements(rows, draw(REPLACEMENT_DRAW), drawn)
 
 
 def predictions(tokens: tf.Tensor, chosen: tf.Tensor, max_predictions: int) -> dict[str, tf.Tensor]:
@@ -289,7 +298,7 @@ def mask_inputs(
     Args:
       ds: examples with uncorrupted `inputs` including special tokens, int32 `[any length]`, optionally padded with 0.
       sequence_length: length of `inputs` and of `targets`, the maximum number of masked tokens.
-      output_features: `inputs`, whose vocabulary provides the random tokens.
+      output_features: `inputs`, whose vocabulary `masking` reads.
       masking: the rule for choosing tokens.
       static: whether the corruption depends only on `inputs` and the feature `duplicate` (see `duplicate_documents`),
         instead of differing each time.
@@ -308,7 +317,6 @@ def mask_inputs(
     masking.check(length, max_predictions)
     vocabulary = output_features["inputs"].vocabulary
     special = special or special_tokens(vocabulary)
-    random_tokens = masking.random_tokens(vocabulary, special).astype(np.int32)
 
     def masked(batch, seed=None):
         batch = dict(batch)
@@ -317,8 +325,9 @@ def mask_inputs(
         counts = tf.reduce_max(tf.cast(tokens != 0, tf.int32) * tf.range(1, length + 1), axis=1)
         duplicate = batch.pop(DUPLICATE, tf.zeros_like(counts))
         draw = hashed_draws(tokens, duplicate) if seed is None else seeded_draws(tf.shape(tokens), seed)
-        chosen = masking.choose(Rows(tokens, counts, special), draw, max_predictions, vocabulary)
-        inputs = corrupt(tokens, chosen, draw, special.mask, tf.constant(random_tokens))
+        rows = Rows(tokens, counts, special)
+        chosen = masking.choose(rows, draw, max_predictions, vocabulary)
+        inputs = tf.where(chosen, masking.replacements(rows, chosen, draw, vocabulary), tokens)
         number = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
         features = {"inputs": (inputs, counts, length)} | {
             name: (values, number, max_predictions)

@@ -15,7 +15,7 @@ from t5x_like.errors import UserError
 # Number of copies of each document in BERT's data, each with other masks.
 DUPE_FACTOR = 10
 DOCUMENTS_PER_BATCH = 128
-_SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after the text
+SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after the text
 
 
 def duplicate_documents(ds: tf.data.Dataset, *, dupe_factor: int = DUPE_FACTOR) -> tf.data.Dataset:
@@ -66,13 +66,13 @@ def single_documents(
     Raises:
       UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
-    length = _length(sequence_length)
+    length = row_length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
 
     def cut(batch):
         documents = batch["targets"]
         counts = tf.cast(documents.row_lengths(), tf.int32)
-        text_length = length - _SPECIAL_TOKENS
+        text_length = length - SPECIAL_TOKENS
         pieces = -(-counts // text_length)
         document = tf.repeat(tf.range(tf.size(counts)), pieces)
         before = text_length * (tf.range(tf.size(document)) - tf.repeat(tf.cumsum(pieces, exclusive=True), pieces))
@@ -80,7 +80,7 @@ def single_documents(
             documents.flat_values, tf.minimum(tf.gather(counts, document) - before, text_length), validate=False
         )
         others = {DUPLICATE: tf.gather(batch[DUPLICATE], document)} if DUPLICATE in batch else {}
-        return others | {"inputs": _add_special_tokens(text, special, length)}
+        return others | {"inputs": add_special_tokens(text, special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -112,28 +112,29 @@ def full_sentences(
     Raises:
       UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
-    length = _length(sequence_length)
+    length = row_length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
 
     def cut(batch):
         joined = preprocessors.append_eos(batch["targets"], special.sep).flat_values[:-1]
-        tokens, counts = preprocessors.chunk(joined, length - _SPECIAL_TOKENS)
-        return {"inputs": _add_special_tokens(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
+        tokens, counts = preprocessors.chunk(joined, length - SPECIAL_TOKENS)
+        return {"inputs": add_special_tokens(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
-def _length(sequence_length: Mapping[str, int] | None) -> int:
+def row_length(sequence_length: Mapping[str, int] | None) -> int:
+    """Returns the length of `inputs`, and raises a UserError if it is missing or has no room for text."""
     length = require_lengths("masked LM", sequence_length, "inputs")["inputs"]
-    if length <= _SPECIAL_TOKENS:
+    if length <= SPECIAL_TOKENS:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' includes {_SPECIAL_TOKENS} special tokens. Set it "
-            f"to {_SPECIAL_TOKENS + 1} or more."
+            f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: 'inputs' includes {SPECIAL_TOKENS} special tokens. Set it "
+            f"to {SPECIAL_TOKENS + 1} or more."
         )
     return length
 
 
-def _add_special_tokens(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
+def add_special_tokens(text: tf.RaggedTensor, special: SpecialTokens, length: int) -> tf.Tensor:
     """Encloses each row in [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
-    ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(special)[:_SPECIAL_TOKENS]]
+    ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(special)[:SPECIAL_TOKENS]]
     return tf.concat([ends[0], text, ends[1]], axis=1).to_tensor(shape=[None, length])

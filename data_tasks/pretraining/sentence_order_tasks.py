@@ -8,10 +8,14 @@ import tensorflow as tf
 from data_tasks import vocabularies
 from data_tasks.corpora import python_docs
 from data_tasks.corpora.documents import DocumentSource
-from data_tasks.pretraining import sentences
 from data_tasks.pretraining.ngram_masking import NgramMasking
 from data_tasks.pretraining.sentence_order import ordered_pairs
-from data_tasks.pretraining.sentence_pairs_tasks import TEXT_FILES_ARGUMENTS, add_sentence_pairs_task, read_text_files
+from data_tasks.pretraining.sentence_pairs_tasks import (
+    TEXT_FILES_ARGUMENTS,
+    add_sentence_pairs_task,
+    read_text_files,
+    split_function,
+)
 from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
 
@@ -28,7 +32,7 @@ _ARGUMENTS = task_arguments.declare(
 
 
 def _split():
-    split = sentences.split_lines if _ARGUMENTS["one_sentence_a_line"] else sentences.split_prose
+    split = split_function(_ARGUMENTS)
     if not _ARGUMENTS["lower_case"]:
         return split
     return lambda text: tf.strings.lower(split(text), encoding="utf-8")

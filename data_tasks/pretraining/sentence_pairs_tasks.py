@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import seqio
-import tensorflow as tf
 
 from data_tasks import preprocessors, vocabularies
 from data_tasks.corpora import python_docs, text_files
@@ -64,7 +63,7 @@ def add_sentence_pairs_task(
     source: seqio.DataSource,
     vocabulary: seqio.Vocabulary,
     *,
-    split: Callable[[], Callable[[tf.Tensor], tf.Tensor]] = lambda: sentences.split_prose,
+    split: Callable[[], sentences.Split] = lambda: sentences.split_prose,
     masking: Callable[[], Masking] = BertMasking,
     make_pairs: MakePairs = next_pairs,
     text_feature: str = "text",
@@ -119,6 +118,11 @@ def read_text_files(arguments: Mapping[str, Any]) -> Corpus:
     if arguments["one_sentence_a_line"]:
         return documents_between_blank_lines(**values)
     return text_files.read(**values, lines_per_document=arguments["lines_per_document"])
+
+
+def split_function(arguments: Mapping[str, Any]) -> sentences.Split:
+    """Returns the function that splits a document into sentences, by task arguments; see `TEXT_FILES_ARGUMENTS`."""
+    return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
 
 
 @functools.lru_cache(maxsize=2)
@@ -181,6 +185,6 @@ add_sentence_pairs_task(
     TEXT_FILES_TASK,
     DocumentSource(lambda: read_text_files(_ARGUMENTS)),
     LateVocabulary(_vocabulary_path, read_other=lambda path: WordPieceVocabulary(path, _ARGUMENTS["lower_case"])),
-    split=lambda: sentences.split_lines if _ARGUMENTS["one_sentence_a_line"] else sentences.split_prose,
+    split=lambda: split_function(_ARGUMENTS),
     masking=lambda: BertMasking(_ARGUMENTS["mask_rate"]),
 )

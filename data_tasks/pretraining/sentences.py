@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
+Split = Callable[[tf.Tensor], tf.Tensor]
+"""Splits a text `[]` into sentences `[sentences]`, with TensorFlow operations."""
+
 # Separates sentences during splitting (ASCII's record separator). If a text contains it, it also ends a sentence.
 _BOUNDARY = "\x1e"
 
@@ -53,7 +56,7 @@ def tokenize_sentences(
     ds: tf.data.Dataset,
     output_features: Mapping[str, seqio.Feature],
     *,
-    split: Callable[[tf.Tensor], tf.Tensor] = split_prose,
+    split: Split = split_prose,
 ) -> tf.data.Dataset:
     """Converts documents from text to token ids with sentence boundaries. Documents without sentences are dropped.
 

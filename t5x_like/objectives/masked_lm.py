@@ -123,6 +123,14 @@ def gather_positions(
     return jnp.einsum("bpl,ble->bpe", one_hot, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
+def most_probable(predicted: Prediction) -> Int[Array, "batch predictions"]:
+    """Returns the most probable id at each position, without the logits of all positions in memory."""
+    ids = jax.lax.map(
+        lambda hidden: jnp.argmax(predicted.logits(hidden[:, None])[:, 0], axis=-1), predicted.hidden.swapaxes(0, 1)
+    )
+    return ids.swapaxes(0, 1).astype(jnp.int32)
+
+
 @recorded
 class MaskedLM(Objective):
     """Predicts the tokens at `masked_positions` (Devlin et al. 2019, section 3.1).
@@ -181,9 +189,4 @@ class MaskedLM(Objective):
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the most probable token id of each masked position as `predictions` `[batch, predictions]`."""
-        predicted = found.predictions[NAME]
-        # One position at a time, so that the logits of the whole batch are never in memory.
-        ids = jax.lax.map(
-            lambda hidden: jnp.argmax(predicted.logits(hidden[:, None])[:, 0], axis=-1), predicted.hidden.swapaxes(0, 1)
-        )
-        return {"predictions": ids.swapaxes(0, 1).astype(jnp.int32)}
+        return {"predictions": most_probable(found.predictions[NAME])}

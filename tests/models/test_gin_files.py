@@ -12,11 +12,13 @@ from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
 from family_cases.mobilebert import MOBILEBERT
+from family_cases.spanbert import SPANBERT
 
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.span_boundary import SpanBoundary
 
 MODELS = Path(__file__).resolve().parents[2] / "gin_configs" / "models"
 
@@ -76,6 +78,17 @@ def test_masked_lm_file_has_published_parameter_counts(load, name):
     model, expected = abstract(load(name)), (ROBERTA | DISTILBERT)[name]
     assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == expected
     assert "{:,} parameters; {:,} with the masked-LM head.".format(*expected) in header(name)
+
+
+@pytest.mark.parametrize("name", sorted(SPANBERT))
+def test_spanbert_file_has_expected_parameter_counts(load, name):
+    model = abstract(load(name))
+    masked_lm, boundary = (parameters.count(heads(each, model)) for each in (MaskedLM(), SpanBoundary()))
+    counts = parameters.count(model), parameters.count(model) + masked_lm
+    assert (*counts, counts[1] + boundary) == SPANBERT[name]
+    assert "{:,} parameters; {:,} with the masked-LM head, {:,} with both heads.".format(*SPANBERT[name]) in header(
+        name
+    )
 
 
 @pytest.mark.parametrize("layers", COMPACT)

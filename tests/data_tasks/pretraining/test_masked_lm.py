@@ -34,6 +34,11 @@ def repeated(tokens, count):
     return tf.tile(tf.constant([tokens], tf.int32), [count, 1])
 
 
+def corrupted(tokens, chosen, draw):
+    rows = Rows(tokens, tf.fill(tokens.shape[:1], tokens.shape[1]), SPECIAL)
+    return tf.where(chosen, masked_lm.uniform_replacements(rows, draw, RANDOM_TOKENS), tokens)
+
+
 def all_zero(shape):
     return lambda number: tf.zeros(shape, tf.uint32)
 
@@ -47,7 +52,7 @@ def test_corruption_probabilities(kind):
     sentence = [WORDS[word] for word in "went to the store".split()]
     tokens = repeated(sentence, 20_000)
     chosen = tf.constant([False, False, False, True]) & tf.ones(tokens.shape, bool)
-    found = masked_lm.corrupt(tokens, chosen, draws_of(kind, tokens), SPECIAL.mask, tf.constant(RANDOM_TOKENS)).numpy()
+    found = corrupted(tokens, chosen, draws_of(kind, tokens)).numpy()
     assert (found[:, :3] == sentence[:3]).all()
     last = found[:, 3]
     masked, kept = (last == SPECIAL.mask), (last == WORDS["store"])
@@ -62,7 +67,7 @@ def test_corrupted_inputs_and_predictions():
     text = "the man went to the store to buy a gallon of milk".split()
     tokens = tf.constant([[SPECIAL.cls, *(WORDS[word] for word in text), SPECIAL.sep, 0]])
     chosen = (tokens == WORDS["store"]) | (tokens == WORDS["gallon"])
-    inputs = masked_lm.corrupt(tokens, chosen, all_zero(tokens.shape), SPECIAL.mask, tf.constant(RANDOM_TOKENS))
+    inputs = corrupted(tokens, chosen, all_zero(tokens.shape))
     predicted = masked_lm.predictions(tokens, chosen, 4)
     names = {index: word for word, index in WORDS.items()} | {97: "[CLS]", 98: "[SEP]", 99: "[MASK]"}
     row = [names[token] for token in inputs.numpy()[0, :-1]]
