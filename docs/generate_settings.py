@@ -41,7 +41,7 @@ def page() -> str:
     for name, command in COMMANDS.items():
         lines += _command(name, command)
     runs = [file for file in _shipped("runs/*.gin", "students/*.gin") if file != PRETRAINING]
-    lines += ["## Run files", "", "Each run file, with its macros that differ from those of `runs/pretrain.gin`.", ""]
+    lines += ["## Run files", "", "Each run file, with its macros that differ from `runs/pretrain.gin`.", ""]
     lines += _files(runs, without=settings.read([PRETRAINING]).macros)
     lines += ["## Objectives, optimizers, losses of distillation, and data", ""]
     lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "distillation/*.gin", "data/*.gin"))

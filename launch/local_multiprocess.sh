@@ -10,7 +10,7 @@
 #   --dry_run               print the commands instead of running them
 #
 # The processes find each other through T5X_LIKE_COORDINATOR, T5X_LIKE_NUM_PROCESSES and T5X_LIKE_PROCESS_ID. The output
-# of process 0 is also shown here. If a process fails, the others get SIGTERM, then SIGKILL, and the exit code is that of
+# of process 0 is also shown here. If a process fails, the others get SIGTERM, then SIGKILL; the exit code comes from
 # the first process that failed; otherwise it is 0, or 130 after Ctrl-C. Ctrl-C and SIGTERM are forwarded to all
 # processes as SIGTERM.
 set -euo pipefail

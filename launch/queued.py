@@ -54,7 +54,7 @@ class Request:
       reservation: Use the reservation with this name.
       flex_start: Wait for capacity that is granted for `max_run_duration` and not preempted.
       max_run_duration: Duration after which the TPU is deleted, such as 2d.
-      runtime_version: Software version of the VMs; None selects that of the generation.
+      runtime_version: Software version of the VMs; None selects the generation's.
       network: Network of the VMs; None selects the default.
       subnetwork: Subnetwork of the VMs; None selects the default.
       internal_ips: Create VMs without external IP addresses.

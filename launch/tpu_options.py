@@ -87,9 +87,9 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         help="time after which the TPU is deleted, such as 2d: with --flex_start by the cloud, otherwise by its first "
         "worker",
     )
-    parser.add_argument("--runtime_version", help="software version (default: that of the generation)")
+    parser.add_argument("--runtime_version", help="software version (default: the generation's)")
     parser.add_argument("--network", help="network of the VMs (default: the project's default network)")
-    parser.add_argument("--subnetwork", help="subnetwork of the VMs (default: that of the network)")
+    parser.add_argument("--subnetwork", help="subnetwork of the VMs (default: the network's)")
     parser.add_argument(
         "--internal_ips", action="store_true", help="no external IP addresses; Cloud NAT is needed to install"
     )

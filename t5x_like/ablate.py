@@ -68,7 +68,7 @@ def ablate(
       grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`. An entry with
         `=`, such as `TRAIN_STEPS=100`, is a setting, as for `--gin.TRAIN_STEPS=100`.
       output_dir: Local directory or bucket. MODEL_DIR of each cell is a directory in it.
-      gin_files: Gin files to read after those of each cell.
+      gin_files: Gin files to read after the files of each cell.
       settings: Macros for the cells that use them, such as `{"TRAIN_STEPS": 1000}`. They override all files.
       seeds: Seeds (macro SEED) to train each cell with. The table then has the mean and the standard deviation over
         the seeds. Default: one run per cell, with the seed of its gin files.

@@ -7,13 +7,13 @@ from t5x_like.errors import UserError
 from t5x_like.mesh import MESH_AXES
 
 LENGTH = "length"
-# Positions of the residual stream between the blocks of a layer. Unless a mapping has a rule for them, they use that of
+# Positions of the residual stream between the blocks of a layer. Without a rule of their own, they follow
 # `length`. Where they use more mesh axes, a block gathers its input and scatters its output (`layers.projections`).
 RESIDUAL_LENGTH = "residual_length"
 # Heads of queries, and of keys and values. A kernel has one of them before `kv`, the size of a head.
 HEADS, KV_HEADS, HEAD_SIZE = "heads", "kv_heads", "kv"
 # Heads within an attention whose positions are sharded (`kernels.head_exchange`). Unless a mapping has a rule for them,
-# they use the mesh axes of heads and those of positions.
+# they use the mesh axes of heads and of positions.
 ATTENTION_HEADS = "attention_heads"
 # Adjacent dimensions that are one dimension of a matrix, as other libraries store it.
 JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
@@ -59,8 +59,8 @@ RULE_SETS: dict[str, Rules] = {
 def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """Returns the name of a rule set, `custom` for a mapping, and its rules.
 
-    Axes without a rule follow that of another: `kv_heads` that of `heads`, `residual_length` that of `length`, and
-    `attention_heads`, the heads within an attention, those of `heads` and `length`.
+    An axis without a rule follows another: `kv_heads` follows `heads`, `residual_length` follows `length`, and
+    `attention_heads`, the heads within an attention, follows `heads` and `length`.
 
     Args:
       rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
@@ -92,7 +92,7 @@ def batch_axes(name: str, dimensions: int, axes: Axes = NO_AXES) -> tuple[str | 
     No rule shards `choices`, so the choices of a row are on one device.
 
     Args:
-      name: the feature. A name that begins with `SHARED` is that of an array which all rows read, without their axis:
+      name: the feature. A name that begins with `SHARED` denotes an array that all rows read, without their axis:
         it is whole on every device and in every microbatch.
       dimensions: number of its dimensions.
       axes: model feature -> logical axes, as `FeatureSpec.axes` has them. A feature that is missing is a value per row,

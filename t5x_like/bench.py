@@ -37,8 +37,8 @@ def bench(
 ) -> report.Benchmark:
     """Measures the training step of a run and prints the result. Nothing is trained or stored.
 
-    The step is that of `train` on the run's mesh. All parameters are random, also those of teachers. The
-    batch stays on the devices: it is read from a cache if the run reads one. Otherwise it has random tokens, and a task
+    The step is `train`'s on the run's mesh. All parameters are random, also the teachers'. The batch
+    stays on the devices: it is read from a cache if the run reads one. Otherwise it has random tokens, and a task
     is not read.
 
     Args:
@@ -156,7 +156,7 @@ def _matrix_rate(running: parts.RunningStep, partitioner: Any) -> matrix_product
 
 
 def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | None]:
-    """Returns the peak memory of the step on a device, and that of its temporaries, in bytes.
+    """Returns the peak memory of the step on a device and of its temporaries, in bytes.
 
     On CPU and GPU the temporaries are one allocation, which `peak_memory_in_bytes` does not include. On TPU their sum
     has temporaries that are not alive at the same time; see `planning.compilation.peak_memory`.

@@ -61,16 +61,16 @@ def cache_logits(
     Several processes compute different shards.
 
     Args:
-      cache_dir: Directory that `t5x_like cache` wrote for a task or a mixture, or a list of those of several tasks.
+      cache_dir: Directory that `t5x_like cache` wrote for a task or mixture, or a list of them for several tasks.
       teacher: The teacher. Its objective reads the rows.
       logits_dir: Directory to write to; by default `teacher_logits` in `cache_dir`.
       objective: Objective of the student, for a teacher that does not have one; see `distillation.teachers.Teacher`.
       splits: The split whose rows are read, or several.
-      predictions: What is stored of the predictions of the teacher's objective; by default those of all of its terms.
+      predictions: What is stored of the predictions of the teacher's objective; by default all predictions.
       k: Number of the largest logits to store; None for all. Predictions with fewer classes, such as labels, are stored
         as a whole.
       dtype: `float16`, or `float32`.
-      temperature: Temperature of the losses that will read the logits. It is that of the mass of the tail; without a
+      temperature: Temperature of the losses that will read the logits. It determines the mass of the tail; without a
         tail it has no effect.
       batch_size: Rows per batch, rounded up to a multiple of the shards of a batch.
       partitioner: Device mesh and sharding rules; all devices by default.
@@ -165,14 +165,14 @@ def _check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
     if set(read) != set(has):
         raise UserError(
             f"TEACHER={teacher.path}: {type(teacher.objective).__name__} reads {_names(read)}, but the cache "
-            f"{source.directory} has {_names(has)}. Give a teacher whose objective is that of the cache."
+            f"{source.directory} has {_names(has)}. Give a teacher with the objective of the cache."
         )
     source.check(teacher.objective.features)
     source.check_vocabulary(teacher.config.vocab_size)
     digest = source.text_vocabulary(teacher.objective.features).digest
     if None not in (digest, teacher.vocabulary) and digest != teacher.vocabulary:
         raise UserError(
-            f"TEACHER={teacher.path}: its vocabulary ({teacher.vocabulary}) is not that of the cache "
+            f"TEACHER={teacher.path}: its vocabulary ({teacher.vocabulary}) is not the cache's "
             f"{source.directory} ({digest}). Give a teacher with the vocabulary of the cache."
         )
 

@@ -1,4 +1,4 @@
-"""Trains a student on the outputs of teachers: the recipe of a student becomes that of its distillation."""
+"""Trains a student on the outputs of teachers: the recipe of a student becomes the recipe of its distillation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ def distill(
 ) -> Recipe:
     """Returns the recipe that trains a student on the outputs of frozen teachers, which run in the same training step.
 
-    The run directory is that of any other run: `eval`, `infer` and `convert` read the student from it, without the
+    The run directory is like any other: `eval`, `infer` and `convert` read the student from it, without the
     teachers. Evaluations compute the metrics of the student's own objective.
 
     Args:
       student: The recipe of the student. Its objective is what the student predicts.
       teachers: Name -> teacher.
-      losses: Name -> loss between the student and the teachers. The name is that of its metrics.
+      losses: Name -> loss between the student and the teachers. Its metrics have the same name.
       coefficients: Loss -> factor, a number or a function of the step; by default 1. `task` is the factor of the loss
         of the student's own objective.
       on_policy: Replaces targets of training batches by samples of the student; None for the targets of the task.

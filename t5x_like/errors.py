@@ -26,7 +26,7 @@ class RunFailed(RuntimeError):
 class RunStopped(RunFailed):
     """A run that a signal has stopped after it was saved, so that its command cannot go on.
 
-    The exit code of the command is that of a run that is stopped by itself; see docs/reliability.md.
+    The command exits with the code of a run that stopped by itself; see docs/reliability.md.
 
     Args:
       message: The message.

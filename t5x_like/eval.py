@@ -54,8 +54,8 @@ def evaluate(
         killed.
       data: The evaluation data. SeqIO's Evaluator also evaluates tasks with metric functions. Each task of a mixture is
         evaluated by itself.
-      splits: The split, or several; by default that of `data`. For a split without labels, predictions are written to
-        `output_dir` in the format of the task's benchmark; those of several checkpoints to directories `step_<step>`.
+      splits: The split, or several; by default `data`'s. For a split without labels, predictions are written to
+        `output_dir` in the format of the task's benchmark; for several checkpoints, to directories `step_<step>`.
       eval_steps: Batches of the teacher-forced evaluation; None for all.
       task_metrics: Whether to compute the task's metrics from predictions and scores. By default, they are computed if
         the task has any.

@@ -33,7 +33,7 @@ from t5x_like.inference.records import STANDARD, TEXT_FIELD, read, read_standard
 from t5x_like.inference.runner import Runner, fields_of
 from t5x_like.runtime import distributed
 
-# Suffixes of files of other formats than that of the output.
+# Suffixes of files in other formats than the output's.
 _OTHER_FORMATS = (".csv", ".tsv", ".txt", ".xlsx")
 
 
@@ -77,7 +77,7 @@ def infer(
       interactive: Whether to answer the prompts of a terminal, instead of reading and writing files.
       mode: `predict`, or `score`: log-probability of the targets in nats, their number of tokens, and whether each is
         the most probable one.
-      eos_id: Token that ends a sequence. The default is that of the vocabulary, and for token ids that of the special
+      eos_id: Token that ends a sequence. The default is EOS of the vocabulary, and for token ids EOS of the special
         tokens of the model, or 1.
       score_eos: Whether the field `targets` of a record, if it is text, is scored with EOS at its end. Targets that the
         task makes are scored as it makes them.

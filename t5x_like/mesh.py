@@ -14,7 +14,7 @@ MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
 
 class DeviceMismatchError(UserError):
-    """A mesh does not match the devices of this machine, but may match those of another machine."""
+    """A mesh does not match the devices of this machine, but may match another machine."""
 
 
 def make_mesh(

@@ -76,7 +76,7 @@ class Partitioner:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The device mesh; raises the errors of `make_mesh` at its first use, as it may be that of other machines."""
+        """The device mesh; raises the errors of `make_mesh` at its first use, as it may belong to other machines."""
         return make_mesh(**self._sizes)
 
     def __str__(self):

@@ -57,7 +57,7 @@ def test_another_k_or_vocabulary_is_refused(complete):
     attached = [dataclasses.replace(each, width=each.width and 4) for each in cached.attached]
     with pytest.raises(UserError, match="has 8 positions, k=5 and dtype float16, but this run reads 8 positions, k=4"):
         CachedSource(cache_dir=str(complete), batch_size=2).check(with_attached(case, attached))
-    with pytest.raises(UserError, match="'targets' of the teacher 'teacher' has .* classes, that of the student 7"):
+    with pytest.raises(UserError, match="'targets' of the teacher 'teacher' has .* classes, the student has 7"):
         cached.check_classes({"targets": 7})
     with pytest.raises(UserError, match="have the predictions targets, but the student predicts masked_lm"):
         cached.check_classes({"masked_lm": 7})
@@ -142,7 +142,7 @@ def test_position_with_other_logits_is_refused(complete, tmp_path):
         ({"temperature": 0.0}, "SOFTMAX_TEMPERATURE=0.0 is not positive"),
         ({"splits": ("test",)}, "test is not a cache"),
         ({"predictions": ("label",)}, "CausalLM does not predict 'label'. Give one or several of targets"),
-        ({"teacher": teacher_of(CASES["causal_lm"], vocabulary="x")}, "its vocabulary .x. is not that of the cache"),
+        ({"teacher": teacher_of(CASES["causal_lm"], vocabulary="x")}, "its vocabulary .x. is not the cache's"),
         (
             {"teacher": teacher_of(CASES["masked_lm"])},
             "MaskedLM reads 'inputs', 'masked_positions', 'targets', but the cache .* has 'targets'",

@@ -185,7 +185,7 @@ def test_unsuitable_teacher_raises_before_anything_is_written(teacher, tmp_path,
 def test_teacher_with_another_vocabulary_raises(teacher, tmp_path):
     shutil.copytree(teacher, tmp_path / "teacher")
     (tmp_path / "teacher" / "vocabulary.json").write_text('{"digest": "other"}')
-    with pytest.raises(UserError, match=r"teacher 't': its vocabulary \(other\) differs from that of the student"):
+    with pytest.raises(UserError, match=r"teacher 't': its vocabulary \(other\) differs from the vocabulary"):
         run(tmp_path / "run", str(tmp_path / "teacher"))
 
 

@@ -260,7 +260,7 @@ def test_each_evaluation_has_its_own_rows(tmp_path):
     result = run(tmp_path, evaluations=evaluations | {"off": Evaluation(data=None)}, checkpoints=best, total=3)
     assert losses(tmp_path, "one") == [result.evaluation["one/loss"]]
     assert losses(tmp_path, "two") == [result.evaluation["two/loss"]] != losses(tmp_path, "one")
-    with pytest.raises(UserError, match="the name 'train' is that of the training metrics"):
+    with pytest.raises(UserError, match="the name 'train' is reserved for the training metrics"):
         run(tmp_path / "other", evaluations={"train": Evaluation(data=Copying())})
     with pytest.raises(UserError, match="PATIENCE=2: the run has no evaluation"):
         run(tmp_path / "other", evaluations=None, patience=2)

@@ -36,7 +36,7 @@ _ARGUMENTS = task_arguments.declare(
     TASK,
     # Name, configuration and version of the prepared TFDS dataset.
     tfds_name="c4/en:3.1.0",
-    # TFDS data directory, local or in a bucket. Default: that of TFDS (TFDS_DATA_DIR, or ~/tensorflow_datasets).
+    # TFDS data directory, local or in a bucket. Default: TFDS's own (TFDS_DATA_DIR, or ~/tensorflow_datasets).
     data_dir=None,
     # The public vocabulary (cc_all.32000). Reading it requires access to the bucket, or a copy of the file.
     vocabulary_path="gs://t5-data/vocabs/cc_all.32000/sentencepiece.model",
@@ -102,7 +102,7 @@ def _declare(name: str, tfds_name: str, **others: str) -> task_arguments.Argumen
         name,
         # Name, configuration and version of the prepared TFDS dataset.
         tfds_name=tfds_name,
-        # TFDS data directory, local or in a bucket. Default: that of TFDS (TFDS_DATA_DIR, or ~/tensorflow_datasets).
+        # TFDS data directory, local or in a bucket. Default: TFDS's own (TFDS_DATA_DIR, or ~/tensorflow_datasets).
         data_dir=None,
         # A Hugging Face directory or a SentencePiece model. Required.
         **{VOCABULARY_PATH: None},

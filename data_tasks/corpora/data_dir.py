@@ -138,7 +138,7 @@ class DataDirSource(ParsesRows, seqio.DataSource):
 
     @property
     def row_columns(self) -> Mapping[str, Column]:
-        """The features of a row as columns, with the names of TFDS: those of the last file of the last split.
+        """The features of a row as columns, with the names of TFDS, from the last file of the last split.
 
         Targets have defaults.
         """

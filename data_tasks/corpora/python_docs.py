@@ -38,7 +38,7 @@ def read(stdlib: str | None = None) -> Corpus:
     """Reads the corpus.
 
     Args:
-      stdlib: directory of the standard library's sources. Default: that of this interpreter.
+      stdlib: directory of the standard library's sources. Default: the sources of this interpreter.
 
     Returns:
       The corpus.
@@ -99,7 +99,7 @@ def _module(path: Path, dotted: str) -> Iterator[str]:
 
 
 def _definition(node: _DEFINITIONS, indent: str) -> Iterator[str]:
-    """Yields signature and docstring of a class or function, if it has one, and those of a class's members."""
+    """Yields signature and docstring, if any, of a class or function and of a class's members."""
     docstring = ast.get_docstring(node)
     children = (
         [child for child in node.body if isinstance(child, _DEFINITIONS)] if isinstance(node, ast.ClassDef) else []

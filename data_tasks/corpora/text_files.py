@@ -60,7 +60,7 @@ def declare(
     Args:
       task: the name that the task will be registered under.
       make_vocabulary: makes the vocabulary, given a function that returns the argument `vocabulary_path` (None if not
-        given). Default: that of a Hugging Face directory or a SentencePiece model, the shipped one without
+        given). Default: from a Hugging Face directory or a SentencePiece model, the shipped one without
         `vocabulary_path`.
 
     Returns:

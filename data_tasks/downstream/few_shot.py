@@ -109,7 +109,7 @@ class FewShotSource(seqio.DataSource):
     def parse_rows(self, path: str, records: Iterable[Record]) -> tf.data.Dataset:
         """Returns pairs of shots and a record of a file; see `table_files.ParsesRows`.
 
-        The shots of a record are those of the example with its number in any split.
+        A record has the shots of the example with its number in any split.
 
         Raises:
           UserError: the task does not read columns, a column is missing, or a value is invalid.

@@ -2,7 +2,7 @@
 
 The sources are Radford et al. 2019 (GPT-2, sections 3.6 to 3.8: `TL;DR:`, `a = b`, questions and answers), Brown et al.
 2020 (GPT-3, appendix G) and, for SST-2, Zhao et al. 2021 ("Calibrate before use", appendix). The forms `question` and
-`grammar` are written in the manner of GPT-3, whose paper does not evaluate these tasks; the form of MNLI is that of
+`grammar` are written in the manner of GPT-3, whose paper does not evaluate these tasks; the form of MNLI is taken from
 ANLI. A task without a form of its own has its text-to-text inputs, followed by `answer:` on the next line.
 """
 

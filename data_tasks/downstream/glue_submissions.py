@@ -10,7 +10,7 @@ _FILES = {
     **{"wnli": "WNLI", "ax": "AX", "mnli_matched": "MNLI-m", "mnli_mismatched": "MNLI-mm"},
 }
 _FILES_OF_MNLI = {"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
-# The labels of these tasks are submitted by name, those of the others by index.
+# The labels of these tasks are submitted by name, labels of the others by index.
 _NAMED = ("mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "ax")
 
 

@@ -7,7 +7,7 @@
 | similarity | both orders of the texts, each like entailment: `inputs_0` and `inputs_1` |
 | multiple choice | start, context, delimiter, choice, extract: one sequence per choice |
 
-The start, delimiter and extract tokens are new: their ids follow those of the vocabulary. Every task for classification
+The start, delimiter and extract tokens are new: their ids follow the vocabulary's. Every task for classification
 or multiple choice whose vocabulary is a task argument also exists with them: `glue_rte_classification` as
 `glue_rte_gpt1`.
 """

@@ -66,7 +66,7 @@ def examples(task: seqio.Task) -> float:
 
 
 def _in_proportion(names: Sequence[str], *, halve_rte: bool = True) -> dict[str, Rate]:
-    """Returns the rates of tasks: those of their benchmark, or else their numbers of examples.
+    """Returns the rates of tasks: the rates of their benchmark, or else their numbers of examples.
 
     Args:
       names: the names of tasks.

@@ -1,7 +1,7 @@
 """Multiple choice tasks: one sequence per choice, in the template of the vocabulary, and the index of the right one.
 
 Features: `inputs_0`, `inputs_1`, …, `token_types_0`, `token_types_1`, …, and `targets`, int32 `[1]`. The length of each
-choice is that of `inputs` in TASK_FEATURE_LENGTHS.
+choice is the length of `inputs` in TASK_FEATURE_LENGTHS.
 """
 
 import functools

@@ -80,7 +80,7 @@ def windows(
       output_features: `targets`, whose vocabulary encodes the text.
 
     Returns:
-      Examples with `inputs` and `targets`, and with the number of the `document`, that of its `windows`, and its
+      Examples with `inputs` and `targets`, and with the number of the `document`, the number of its `windows`, and its
       `words` and `bytes`. Words are separated by whitespace.
 
     Raises:

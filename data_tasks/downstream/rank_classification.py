@@ -52,7 +52,7 @@ def rows_of_answers(ds: tf.data.Dataset, *, answers: Sequence[str] | str) -> tf.
 
     Args:
       ds: examples with `inputs` and `targets`, scalar strings.
-      answers: the answers, or the feature that holds those of an example, string `[answers]`.
+      answers: the answers, or the feature that holds the answers of an example, string `[answers]`.
 
     Returns:
       Rows with the answer as `targets`, and the features `EXAMPLE`, `ANSWER`, `ANSWERS` and `LABEL`.
@@ -158,8 +158,8 @@ def add(task: seqio.Task, name: str | None = None, *, answers: Sequence[str] | s
 
     Args:
       task: the registered task, whose metrics are functions of targets and predictions.
-      name: the name of the new task. Default: that of the task and `SUFFIX`.
-      answers: the answers, or the feature of the task that holds those of an example, string `[answers]`. Default: the
+      name: the name of the new task. Default: the name of the task and `SUFFIX`.
+      answers: the answers, or the feature of the task that holds an example's answers, string `[answers]`. Default: the
         label words of the task.
 
     Returns:

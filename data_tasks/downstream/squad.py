@@ -199,7 +199,7 @@ def _pieces(text: tf.Tensor) -> tf.Tensor:
 def span_text(text: str, *, example: Mapping[str, Any], is_target: bool) -> Sequence[str] | str:
     """Returns all answers of an example as its target, and the words at the predicted positions.
 
-    Positions are those of `question_and_span`. The metric of the t5 package counts words without the empty pieces that
+    Positions come from `question_and_span`. The metric of the t5 package counts words without the empty pieces that
     its targets count, so it gives less than 100 for the targets themselves.
     """
     if is_target:

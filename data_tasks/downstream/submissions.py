@@ -29,7 +29,7 @@ class Submission:
       groups: all groups of the average.
       file_names: split -> name of the file with its predictions.
       write: returns the content of the file.
-      labeled_splits: those of the splits whose labels are public.
+      labeled_splits: splits whose labels are public.
     """
 
     name: str

@@ -159,7 +159,7 @@ def _with_blank(example: dict[str, tf.Tensor]) -> tf.Tensor:
 def wsc_simple(text: str, example=None, is_target: bool = False) -> int:
     """Returns whether a predicted referent is the noun, as T5 judges it; for a target the label.
 
-    The words of one must be among those of the other. Capitalization and determiners do not count.
+    The words of one must be among the words of the other. Capitalization and determiners do not count.
     """
     if is_target:
         return int(example["label"])

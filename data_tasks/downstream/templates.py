@@ -53,7 +53,7 @@ class Template:
       prefix: ids before the first text.
       separator: ids between two texts.
       suffix: ids after the last text.
-      second_type: token type of the second text and of the suffix after it; that of all other tokens is 0.
+      second_type: token type of the second text and of the suffix after it; all other tokens have type 0.
     """
 
     prefix: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Metrics of classification and regression, in percent, as GLUE and SuperGLUE publish them.
 
 Examples whose target is unknown (below 0) are not counted. If all are, as in a test split, there are no metrics. The
-names are those of the t5 package.
+names follow the t5 package.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def per_score(names: Sequence[str], metric: Callable[[Sequence[float], Sequence[
 
     Args:
       names: the names of the scores.
-      metric: a metric of one score. Its name is that of the function.
+      metric: a metric of one score. It is named after the function.
     """
     key = metric.__name__
 

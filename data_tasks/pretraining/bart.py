@@ -21,7 +21,7 @@ _WHITESPACE = " \t\n\r"
 
 @dataclasses.dataclass(frozen=True)
 class BartNoise:
-    """The noise functions of BART, applied in the order of the attributes. The defaults are those of BART's training.
+    """The noise functions of BART, applied in the order of the attributes. The defaults follow BART's training.
 
     Attributes:
       permute_sentences: fraction of the sentences of a chunk that are permuted.

@@ -67,7 +67,7 @@ def prefix_lm(
 ) -> tf.data.Dataset:
     """Cuts chunks of single documents at a random position into `inputs` and `targets`.
 
-    The length of a chunk is that of the shorter feature, so that both fit wherever the chunk is cut. EOS marks the end
+    A chunk is as long as the shorter feature, so that both fit wherever the chunk is cut. EOS marks the end
     of a document, so it occurs only in `targets`.
 
     Args:

@@ -187,7 +187,7 @@ class Words(NamedTuple):
     Attributes:
       word: word of each token, int32 `[examples, length]`.
       sizes: number of tokens of each word, 0 for no word, int32 `[examples, length + 1]`.
-      order: positions in the order of descending scores, those of the first tokens of words before all others, int32
+      order: positions in the order of descending scores, the first tokens of words before all others, int32
         `[examples, length]`.
       by_score: the words whose first tokens are at these positions, and 0 after them, int32 `[examples, length]`.
     """
@@ -215,7 +215,7 @@ def select_words(rows: Rows, starts: tf.Tensor, scores: tf.Tensor, wanted: tf.Te
     Args:
       rows: `[examples, length]`. A word never extends over a special token.
       starts: which tokens begin a word, bool `[examples, length]`.
-      scores: uint32 `[examples, length]`. The score of a word is that of its first token.
+      scores: uint32 `[examples, length]`. The score of a word is the score of its first token.
       wanted: number of tokens to select per example, `[examples]`.
 
     Returns:
@@ -302,7 +302,7 @@ def mask_inputs(
       masking: the rule for choosing tokens.
       static: whether the corruption depends only on `inputs` and the feature `duplicate` (see `duplicate_documents`),
         instead of differing each time.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       examples_per_batch: number of examples corrupted together.
 
     Returns:

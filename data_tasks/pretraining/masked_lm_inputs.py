@@ -57,7 +57,7 @@ def single_documents(
       ds: documents as token ids, `targets` `[length]`, optionally with `duplicate`.
       sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       documents_per_batch: number of documents processed together.
 
     Returns:
@@ -103,7 +103,7 @@ def full_sentences(
       ds: documents as token ids, `targets` `[length]`.
       sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       documents_per_batch: number of documents joined. Only their last example is short.
 
     Returns:

@@ -88,7 +88,7 @@ def select_ngrams(
     Args:
       rows: `[examples, length]`.
       starts: which tokens begin a word, bool `[examples, length]`.
-      scores: uint32 `[examples, length]`. The score of an n-gram is that of its first token.
+      scores: uint32 `[examples, length]`. The score of an n-gram is the score of its first token.
       ngrams: number of words of an n-gram by its first token, from 1 to `max_words`, int32 `[examples, length]`.
       wanted: number of tokens to select per example, `[examples]`.
       max_words: the largest n.

@@ -105,7 +105,7 @@ def sentence_pairs(
       ds: documents divided into sentences, see `data_tasks.pretraining.sentences`.
       sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       short_pair_probability: probability that the pairs of a document have a shorter length, which is drawn uniformly.
       documents_per_batch: number of documents from which random segments are drawn.
       passes: number of times to use each batch of documents, each time with other draws (BERT's `dupe_factor`).

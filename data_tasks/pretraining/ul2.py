@@ -1,7 +1,7 @@
 """UL2's mixture of denoisers (Tay et al. 2022, table 1). A token before the inputs indicates the mode.
 
 R-denoisers remove few tokens in short spans, X-denoisers remove long spans or many tokens, and the S-denoiser removes
-the end of the text. The user of the mixture sets a sampling rate per mode, relative to those of the other modes. It
+the end of the text. The user of the mixture sets a sampling rate per mode, relative to the other modes. It
 applies to each denoiser of the mode.
 
     task_arguments = {"r_rate": 1.0, "s_rate": 2.0, "x_rate": 0.5}

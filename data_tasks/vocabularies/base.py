@@ -225,7 +225,7 @@ class SentencePieceVocabulary(Vocabulary):
     Args:
       sentencepiece_model_file: path of the model, local or in a bucket.
       extra_ids: number of sentinels. As in T5, <extra_id_0> is the last id.
-      normalizer_spec_overrides: settings of the normalizer that replace those of the model.
+      normalizer_spec_overrides: settings of the normalizer that replace the model's.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class SentencePieceVocabulary(Vocabulary):
         return self.tf_tokenizer.detokenize(ids)
 
     def __getstate__(self) -> dict[str, Any]:
-        # SeqIO compares this state with that of its own vocabularies.
+        # SeqIO compares this state with the state of its own vocabularies.
         return {**self.__dict__, "_reverse_extra_ids": True, "_use_fast_tokenizer": False}
 
     def __eq__(self, other) -> bool:

@@ -40,8 +40,8 @@ def read_merges(path: str) -> list[list[str]]:
     lines = [line for line in read_text(path).split("\n") if line and not line.startswith("#version")]
     if len(lines) > tokenizer_json.MAX_MERGES:
         raise UserError(
-            f"{path!r}: {len(lines):,} merges are more than {tokenizer_json.MAX_MERGES:,}, twice those of the largest "
-            "public tokenizer. Use another tokenizer."
+            f"{path!r}: {len(lines):,} merges are more than {tokenizer_json.MAX_MERGES:,}, twice the largest "
+            "public tokenizer's. Use another tokenizer."
         )
     return [line.split(" ") for line in lines]
 

@@ -43,7 +43,7 @@ ROBERTA_ROLES = {
 class ByteBPEVocabulary(BPEVocabulary):
     """The byte-level BPE of GPT-2 (50,257 ids), or the same pieces with the ids of RoBERTa and BART (50,265 ids).
 
-    The ids of a text are those of Hugging Face's `GPT2Tokenizer`, with one difference: `<|endoftext|>` in a text is
+    The ids of a text equal Hugging Face's `GPT2Tokenizer`'s, with one difference: `<|endoftext|>` in a text is
     encoded as characters, never as the special token.
 
     Args:

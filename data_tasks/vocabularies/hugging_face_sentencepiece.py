@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
-    """A SentencePiece vocabulary whose special ids are given, not those of the model.
+    """A SentencePiece vocabulary whose special ids are given and differ from the model's.
 
-    The ids of a text are those of the SentencePiece library. Pieces that only controls stand for, such as </s>, are
+    The ids of a text equal the SentencePiece library's. Pieces that only controls stand for, such as </s>, are
     encoded as characters.
 
     Args:

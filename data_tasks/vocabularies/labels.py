@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from data_tasks.vocabularies.base import PassThroughVocabulary
 
 UNKNOWN = -1
-"""The label of an example without one, such as those of a test split. Its weight in losses and metrics is 0."""
+"""The label of an example without one, such as in a test split. Its weight in losses and metrics is 0."""
 
 
 class LabelVocabulary(PassThroughVocabulary):

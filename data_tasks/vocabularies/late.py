@@ -29,7 +29,7 @@ SENTENCEPIECE_SUFFIX = ".model"
 class LateVocabulary(Vocabulary):
     """The vocabulary at a path that may change after a task was registered.
 
-    All other attributes are those of the vocabulary at the path, such as `cls_id`, `sep_id`, `mask_id`, `pieces`,
+    All other attributes belong to the vocabulary at the path, such as `cls_id`, `sep_id`, `mask_id`, `pieces`,
     `word_starts` and `tokenizer`.
 
     Args:

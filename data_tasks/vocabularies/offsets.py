@@ -1,6 +1,6 @@
 """Character offsets of the pieces of a text, which span extraction needs.
 
-The ids are those of the vocabulary's `encode_tf`, except for the noncharacter U+10FFFF. All functions are TensorFlow
+The ids equal the vocabulary's `encode_tf`, except for the noncharacter U+10FFFF. All functions are TensorFlow
 operations without state.
 """
 
@@ -88,7 +88,7 @@ def _(vocabulary: seqio.ByteVocabulary, text: tf.Tensor) -> Encoded:
 
 @_encode.register
 def _(vocabulary: ByteBPEVocabulary, text: tf.Tensor) -> Encoded:
-    # The vocabulary removes the separator. Its bytes are encoded instead, so that those of the pieces add up.
+    # The vocabulary removes the separator. Its bytes are encoded instead, so that the bytes of the pieces add up.
     ids = vocabulary.encode_tf(tf.strings.regex_replace(text, _SEPARATOR, _REMOVED * len(_SEPARATOR.encode())))
     lengths = tf.gather(_byte_counts(vocabulary.pieces), ids)
     added = tf.reduce_sum(lengths) - tf.strings.length(text)  # 1 if the vocabulary adds a space before the text

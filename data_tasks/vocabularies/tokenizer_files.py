@@ -127,7 +127,7 @@ class TokenizerFiles:
           key: the key in tokenizer_config.json.
           in_tokenizer: the value that tokenizer.json implies, None if it implies none.
           default: the value that the tokenizer class uses, whatever tokenizer.json has, if tokenizer_config.json has
-            none. None if it then uses that of tokenizer.json, as the generic class always does.
+            none. None if it then uses the value of tokenizer.json, as the generic class always does.
 
         Raises:
           UserError: the files contradict each other.

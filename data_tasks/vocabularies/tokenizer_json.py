@@ -65,7 +65,7 @@ def is_byte_level(files: TokenizerFiles) -> bool:
 def byte_level_split(files: TokenizerFiles) -> tuple[word_splits.WordSplit, bool | None]:
     """Returns the split into words and `add_prefix_space` of a byte-level BPE tokenizer.
 
-    Without `tokenizer.json` the split is that of GPT-2, and `add_prefix_space` is None.
+    Without `tokenizer.json` text is split as in GPT-2, and `add_prefix_space` is None.
 
     Raises:
       UserError: the tokenizer is not byte-level BPE, or its split is not supported.

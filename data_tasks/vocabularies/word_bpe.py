@@ -25,7 +25,7 @@ END_OF_WORD = "</w>"
 class WordBPEVocabulary(BPEVocabulary):
     """The BPE of GPT-1 (40,478 ids).
 
-    The ids of a text are those of Hugging Face's `OpenAIGPTTokenizerFast`: words are BERT's, in lower case and without
+    The ids of a text equal Hugging Face's `OpenAIGPTTokenizerFast`'s: words are BERT's, in lower case and without
     accents. Special tokens in a text are encoded as characters.
 
     Args:

@@ -95,7 +95,7 @@ def _gpt2(space: str, space_kinds: str, other_kinds: str) -> WordSplit:
 
 
 GPT2 = _gpt2(_PYTHON_SPACE, " SRC", "X")
-"""GPT-2's own split, and that of `GPT2Tokenizer`: U+001C to U+001F are whitespace."""
+"""The split of GPT-2 and of `GPT2Tokenizer`: U+001C to U+001F are whitespace."""
 
 GPT2_FAST = _gpt2(_SPACE, " SR", "XC")
 """The split of `GPT2TokenizerFast`: U+001C to U+001F are not whitespace."""

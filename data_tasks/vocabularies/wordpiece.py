@@ -25,7 +25,7 @@ PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"
 """The prefix of pieces that continue a word."""
 
-# Longer words are unknown. The limit is that of Hugging Face; BERT's own code has 200.
+# Longer words are unknown. The limit follows Hugging Face; BERT's own code has 200.
 MAX_WORD_CHARACTERS = 100
 _MAX_BYTES_PER_CHARACTER = 4
 # Replaces a word that is too long. No text contains it after private characters are removed.
@@ -111,7 +111,7 @@ def _spaced(character: str, split_cjk: bool) -> str:
 class WordPieceVocabulary(Vocabulary):
     """A vocabulary file with one piece per line; ids are line numbers from 0 (Devlin et al. 2018; Wu et al. 2016).
 
-    The ids of a text are those of Hugging Face's `BertTokenizer`, with one difference: `[MASK]` and the like in a text
+    The ids of a text equal Hugging Face's `BertTokenizer`'s, with one difference: `[MASK]` and the like in a text
     are encoded as brackets and words, never as the special tokens.
 
     Args:

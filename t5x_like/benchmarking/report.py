@@ -67,12 +67,12 @@ class Benchmark:
 
     @property
     def backward_seconds(self) -> float | None:
-        """Median of forward and backward minus that of forward in seconds; None if they were not measured."""
+        """Median seconds of forward and backward minus the median of forward; None if they were not measured."""
         return self._difference(FORWARD_BACKWARD, FORWARD)
 
     @property
     def optimizer_seconds(self) -> float | None:
-        """Median of the step minus that of forward and backward in seconds; None if they were not measured."""
+        """Median seconds of the step minus the median of forward and backward; None if they were not measured."""
         return self._difference(STEP, FORWARD_BACKWARD)
 
     @property

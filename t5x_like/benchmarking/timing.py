@@ -53,7 +53,7 @@ def time_in_turn(
       functions: Name -> function without arguments that returns arrays.
       rounds: The numbers of the rounds; an iterable that shows progress is possible.
       deadline: `time.monotonic()` after which no further round starts. The first round always runs. In a run of several
-        processes that of process 0 counts.
+        processes the deadline of process 0 counts.
 
     Returns:
       Name -> durations of its calls.

@@ -18,8 +18,8 @@ class Command:
       positional: The macro that an argument without a flag sets, and the name of the argument in the help.
       positional_repeats: Whether there may be several such arguments, which become a tuple.
       flags: Flags of this command alone: flag -> (macro that it sets, line of help).
-      flag_defaults: Values of those of these flags that may be given without one.
-      text_flags: Those of these flags whose value is always text, also if it is a word such as `none`.
+      flag_defaults: Values of flags that may be given without a value.
+      text_flags: Flags whose value is always text, also if it is a word such as `none`.
       settings: Common settings to list in the help: macro -> line of help.
       needs_run: Whether it reads an existing run. Without gin files on the command line, the model, task and lengths
         then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
@@ -157,14 +157,14 @@ COMMANDS = {
         | _TASK
         | _MODULE
         | {
-            "SPLIT": "split, or several, to evaluate on (default: those of the run, or validation)",
+            "SPLIT": "split, or several, to evaluate on (default: the splits of the run, or validation)",
             "EVAL_STEPS": "batches of the loss (default: all)",
             "TASK_METRICS": "whether to compute the task's metrics from predictions (default: if it has any)",
             "NUM_EXAMPLES": "examples to predict (default: all)",
             "OUTPUT_DIR": "directory for metrics and predictions (default: none are written)",
         }
         | _DECODING
-        | {"BATCH_SIZE": "sequences per batch; that of the run precedes"}
+        | {"BATCH_SIZE": "sequences per batch; the run's value precedes"}
         | _MESH,
         needs_run=True,
         run_macros=("BATCH_SIZE",),
@@ -295,7 +295,7 @@ COMMANDS = {
         flags={"output": ("OUTPUT_DIR", "the directory for the runs, the table and the plot")},
         settings={
             "GRID": "row -> column -> gin files of a training run",
-            "GIN_FILES": "gin files to read after those of each cell",
+            "GIN_FILES": "gin files to read after the files of each cell",
             "SETTINGS": "macros for all cells, such as \"{'TRAIN_STEPS': 20000}\"",
             "METRIC": "the metric to compare (default: loss)",
         },

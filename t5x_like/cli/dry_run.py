@@ -173,7 +173,7 @@ def _fit(source: InitialWeights, model: ModelConfig) -> str:
     """Checks that weights fit the model."""
     here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
     warm_start.check(source, build.shapes(here, partitioner), here, partitioner)
-    return f"those of {source.path} fit"
+    return f"{source.path} fits"
 
 
 def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
-      argv: The command and its arguments. By default those of this process, which then may restart to set up memory
+      argv: The command and its arguments. By default `sys.argv`. The process then may restart to set up memory
         allocation, and exits at once if a compilation still runs in the background.
 
     Returns:

@@ -82,7 +82,7 @@ def read(files: Sequence[str]) -> GinFiles:
 def meaning(macro: Macro, files: GinFiles, function: str = "") -> tuple[str, str]:
     """Returns the parameter that a macro sets, as `callable.parameter`, and the meaning of the macro.
 
-    If several parameters use the macro, that of `function` takes precedence, then one of the same name, and then the
+    If several parameters use the macro, `function`'s takes precedence, then one of the same name, and then the
     last one. The comment of the macro is its meaning if the parameter is not documented. A macro that only other
     macros use has the parameter of the first of them. Both texts are empty if no parameter uses the macro.
 
@@ -161,7 +161,7 @@ def _read(file: str, found: GinFiles) -> None:
             if selector:
                 first, _, rest = selector.partition(".")
                 key = (f"{symbols.get(first, first)}.{rest}", parameter)
-                found.bindings.pop(key, None)  # the order of bindings is that of their last statements
+                found.bindings.pop(key, None)  # bindings are ordered by their last statements
                 found.bindings[key] = value
             else:
                 found.macros[parameter] = Macro(parameter, value, comment, file)

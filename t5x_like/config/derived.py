@@ -1,4 +1,4 @@
-"""Writes the arguments of a run started from Python as a gin configuration, like that of a command.
+"""Writes the arguments of a run started from Python as a gin configuration, as a command does.
 
 `eval`, `infer` and `convert` read model, objective and data of a run from it. Arguments can be written if they are
 literals, dataclasses, or built by a function or class that `recorded` decorates.
@@ -99,7 +99,7 @@ class _Objects:
 
 
 def derive_recipe(recipe: "Recipe") -> tuple[str, list[str]]:
-    """Writes the configuration of a call of `train` from Python. Of a distillation, it is that of the student.
+    """Writes the configuration of a call of `train` from Python; for a distillation, the student's configuration.
 
     Args:
       recipe: The recipe.

@@ -38,7 +38,7 @@ def describe(config: ModelConfig, head: TaskHead | None = None) -> str:
       head: The head of a downstream task, if the model has one.
 
     Returns:
-      Gin text that sets MODEL, and OBJECTIVE to that of the head, or else to the usual objective of such a model.
+      Gin text that sets MODEL, and OBJECTIVE to the head's objective, or else to the usual objective of such a model.
     """
     lines = ["from __gin__ import dynamic_registration", "", describe_model(config)]
     if head is not None:
@@ -79,7 +79,7 @@ def describe_dataclass(macro: str, value: Any, macros: Mapping[str, str] | None 
 
 
 def describe_head(head: TaskHead) -> str:
-    """Writes gin statements that set OBJECTIVE and HEAD to those of the head of a downstream task.
+    """Writes gin statements that set OBJECTIVE and HEAD for the head of a downstream task.
 
     Args:
       head: The head of a Hugging Face directory. Its labels are the value of the macro LABELS. The directory does not

@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 class Attached:
     """An array that is read from a sidecar of a cache, `[batch, positions]` or `[batch, positions, width]`.
 
-    A sidecar has one record per row of the cache, so the array of a row is always that of the same examples, in
+    A sidecar has one record per row of the cache, so the array of a row always belongs to the same examples, in
     whatever order the rows are read.
 
     Attributes:

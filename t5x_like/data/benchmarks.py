@@ -17,7 +17,7 @@ class Benchmark(Protocol):
       group: group of the average that the metrics of the task belong to, such as `MNLI`; None if they do not count.
       groups: all groups of the average.
       submitted_splits: splits whose predictions are written to files.
-      unlabeled_splits: those of them whose labels are secret.
+      unlabeled_splits: submitted splits whose labels are secret.
     """
 
     name: str

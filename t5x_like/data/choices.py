@@ -24,7 +24,7 @@ def choices_of(spec: FeatureSpec) -> int | None:
 
 
 def with_choices(spec: FeatureSpec, number: int, *, shared: Collection[str] = ("targets",)) -> FeatureSpec:
-    """Replaces the task features of a spec by those of several choices, which are stacked in each model feature.
+    """Replaces the task features of a spec by the features of several choices, which are stacked in each model feature.
 
     A model feature that is made from `inputs` becomes `[batch, choices, length]`, made from `inputs_0`, `inputs_1`, …,
     and `TASK_FEATURE_LENGTHS['inputs']` is the length of each.

@@ -1,4 +1,4 @@
-"""Checks of data whose rows continue those of the batch before, for `SeqIOSource` and `CachedSource`."""
+"""Checks of data whose rows continue the rows of the batch before, for `SeqIOSource` and `CachedSource`."""
 
 from t5x_like.data.features import Choices, FeatureSpec
 from t5x_like.errors import UserError

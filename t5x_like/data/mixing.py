@@ -57,7 +57,7 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-# Rates by task name, rates computed from the numbers of examples, or None for those of a registered mixture.
+# Rates by task name, rates computed from the numbers of examples, or None for the rates of a registered mixture.
 MixingRates = Rates | Mapping[str, float] | None
 
 

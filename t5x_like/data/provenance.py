@@ -111,7 +111,7 @@ def _of_task(task: "seqio.Task", source: TaskSource) -> dict[str, Any]:
 
 
 def _of_files(shards: Sequence[str]) -> Mapping[str, Any]:
-    """Describes the files of a task; {} if its shards are not files, such as those of a function."""
+    """Describes the files of a task; {} if its shards are not files, such as a function's."""
     names = sorted(map(os.fspath, shards))
     found = {"files": len(names), "first_file": names[0] if names else None}
     if names and not all(map(paths.is_local, names)):

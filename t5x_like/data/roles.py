@@ -13,7 +13,7 @@ def make_feature(role: Role, tokens: Any, count: Any, before: Any, bos_id: int) 
       tokens: `[batch, length]`, an array of NumPy or JAX: the items of the source, joined if it has several, with
         padding at the end of rows.
       count: int32 `[batch, 1]`, the number of items of each row that are not padding.
-      before: int32 `[batch, 1]`, the number of items of each row before those of the last of joined sources.
+      before: int32 `[batch, 1]`, the number of items of each row before the last of joined sources.
       bos_id: The first token of the role `shifted`.
 
     Returns:

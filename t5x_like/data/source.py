@@ -24,7 +24,7 @@ class DataSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Short name of the data in messages, such as that of its task."""
+        """Short name of the data in messages, such as the name of its task."""
 
     def describe(self) -> list[str]:
         """Returns lines for the log that describe the data."""
@@ -77,7 +77,7 @@ class DataSource(Protocol):
     def per_task(self) -> "Sequence[DataSource]":
         """Returns a source for each task of a mixture that has the split; `[self]` for a single task.
 
-        Evaluation reads these, because a mixture has no pass over its data. The name of each source is that of its
+        Evaluation reads these, because a mixture has no pass over its data. Each source is named after its
         task.
 
         Raises:

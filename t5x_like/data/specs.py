@@ -255,7 +255,7 @@ def spec_for_task(
     """Returns the spec that reads most of a task's features.
 
     A task with only `inputs` and `targets` gets the spec of an encoder-decoder, and a task with `inputs_0`, `inputs_1`,
-    … that of multiple choice. The targets of an example tell tasks with `inputs`, `token_types` and `targets` apart.
+    … the spec of multiple choice. The targets tell tasks with `inputs`, `token_types` and `targets` apart.
 
     Args:
       task_features: Names of the task's features.

@@ -38,7 +38,7 @@ def check_targets(batch: Mapping[str, np.ndarray], spec: FeatureSpec, *, data: s
       batch: Model feature -> `[rows, length]` or `[rows, choices, length]`.
       spec: Features of the objective. Its loss weights and labels are the targets; without them, any token is.
       data: Name of the data in messages; see `DataSource.name`.
-      labels: Whether labels are targets. With teachers, an example without a label has those of the teachers.
+      labels: Whether labels are targets. With teachers, an example without a label has the teachers' targets.
 
     Raises:
       UserError: all weights of the batch are 0 and all labels unknown.

@@ -160,7 +160,7 @@ def without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _split(tasks: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
-    """Returns the arguments of all tasks, and those of one task each."""
+    """Returns the arguments of all tasks, and the arguments of single tasks."""
     declared = {name for task in tasks for name in names(task)}
     own = {name: value for name, value in values.items() if isinstance(value, Mapping) and name not in declared}
     if unknown := [name for name in own if name not in tasks]:

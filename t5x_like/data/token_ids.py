@@ -54,7 +54,7 @@ def check_ids(batch: Mapping[str, np.ndarray], limits: Mapping[str, int], *, dat
 
 
 def check_labels(batch: Mapping[str, np.ndarray], num_labels: Mapping[str, int], *, data: str) -> None:
-    """Checks that no label of a batch is beyond those of the objective. Labels below 0 are unknown.
+    """Checks that no label of a batch is beyond the labels of the objective. Labels below 0 are unknown.
 
     Args:
       batch: Model feature -> `[rows, n]`.

@@ -10,7 +10,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "to
 # The other files that `save_pretrained` of a tokenizer writes.
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 TOKENIZER = frozenset({*VOCABULARIES, "merges.txt", *_SETTINGS})
-# The files that describe the model. Without tokenizer_config.json, the type of the model is that of the tokenizer.
+# The files that describe the model. Without tokenizer_config.json, the tokenizer has the type of the model.
 MODEL = frozenset({"config.json", "generation_config.json"})
 SENTENCEPIECE, WORDPIECE = ".model", ".txt"
 # The name in a directory of a WordPiece vocabulary in a single file.

@@ -1,6 +1,6 @@
 """Reads the JSON files of a tokenizer, whose contents may be damaged or hostile, and checks what other code relies on.
 
-Sizes are limited to twice those of the largest public tokenizers, because the tables of a vocabulary take a multiple of
+Sizes are limited to twice the largest public tokenizers, because the tables of a vocabulary take a multiple of
 the size of its files.
 """
 
@@ -150,7 +150,7 @@ def _limit(path: str, key: str, found: int, limit: int, things: str) -> None:
         raise error(
             path,
             key,
-            f"{found:,} {things} are more than {limit:,}, twice those of the largest public tokenizer. Use "
+            f"{found:,} {things} are more than {limit:,}, twice the number of the largest public tokenizer. Use "
             "another tokenizer",
         )
 

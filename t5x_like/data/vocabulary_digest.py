@@ -112,7 +112,7 @@ def location(vocabulary: "seqio.Vocabulary") -> str | None:
 
 
 def text_feature(spec: FeatureSpec) -> str | None:
-    """Returns the first task feature that is a sequence of token ids, whose vocabulary is that of the text."""
+    """Returns the first task feature that is a sequence of token ids; its vocabulary encodes the text."""
     return next(filter(spec.is_token_ids, spec.task_features), None)
 
 

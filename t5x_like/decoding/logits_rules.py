@@ -1,7 +1,7 @@
 """Rules on the logits of the next token, such as a minimum length.
 
 A rule is a function of the logits and the history of the rows. `compose` selects the rules that the settings ask for
-when the program is traced, so that others cost nothing. The order is that of transformers. A forbidden token gets -inf.
+when the program is traced, so that others cost nothing. The order follows transformers. A forbidden token gets -inf.
 """
 
 from collections.abc import Callable

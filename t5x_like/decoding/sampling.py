@@ -94,7 +94,7 @@ def keys_of_samples(key: jax.Array, example_ids: Int[Array, " batch"], samples: 
       samples: number of samples per row.
 
     Returns:
-      Keys `[batch * samples]`, those of a row next to each other.
+      Keys `[batch * samples]`, the keys of a row next to each other.
     """
     of_rows = jax.vmap(jax.random.fold_in, (None, 0))(key, example_ids)
     of_samples = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(of_rows, jnp.arange(samples))

@@ -14,7 +14,7 @@ EarlyStopping = Literal[False, True, "never"]
 class Decoding:
     """How text is generated: greedily by default, by beam search, or by sampling.
 
-    `docs/decoding.md` has an example of each setting. Names and meanings are those of `generate` in transformers,
+    `docs/decoding.md` has an example of each setting. Names and meanings follow `generate` in transformers,
     except for `temperature`, whose 0 is greedy as in T5X. A comment above each field documents it.
 
     Raises:
@@ -36,7 +36,7 @@ class Decoding:
     # its current length, cannot replace any of them. True: at once. 'never': if no open one can replace any of them at
     # any length up to `max_length`.
     early_stopping: EarlyStopping = False
-    # Length of the n-grams that may occur only once. 0: no limit. A decoder counts those of the prompt too.
+    # Length of the n-grams that may occur only once. 0: no limit. A decoder also counts n-grams of the prompt.
     no_repeat_ngram_size: int = 0
     # Factor against tokens that occurred before: positive logits are divided by it, negative ones multiplied (Keskar et
     # al. 2019, section 4.1). 1: none. A decoder counts the tokens of the prompt too.

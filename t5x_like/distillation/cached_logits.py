@@ -156,7 +156,7 @@ class CachedLogits:
             if name in classes and classes[name] != stored.classes:
                 raise UserError(
                     f"TEACHER_LOGITS={self.directory}: the prediction {name!r} of the teacher {self.name!r} has "
-                    f"{stored.classes} classes, that of the student {classes[name]}. Use a teacher with the vocabulary "
+                    f"{stored.classes} classes, the student has {classes[name]}. Use a teacher with the vocabulary "
                     "or the labels of the student."
                 )
         if not set(self._any.predictions) & set(classes):

@@ -22,7 +22,7 @@ def merge(
       attached: stored predictions of teachers.
 
     Returns:
-      The features of a batch. Rows are packed if those of the student are.
+      The features of a batch. Rows are packed if the student's are.
 
     Raises:
       UserError: a teacher reads a feature of the student differently.
@@ -54,11 +54,11 @@ def _check_equal(teacher: str, name: str, known: object, other: object) -> None:
     if known != other:
         raise UserError(
             f"teacher {teacher!r} reads {name!r} as {other}, the student as {known}. Train the student with an "
-            "objective that makes its inputs as that of the teacher does."
+            "objective that makes its inputs as the teacher's does."
         )
 
 
 def select(batch: Batch, spec: FeatureSpec) -> dict[str, Array]:
-    """Returns the features of a batch that a spec declares, so that a model does not read those of another one."""
+    """Returns the features of a batch that a spec declares, so that a model does not read features of another model."""
     names = {feature.name for feature in spec.features}
     return {name: array for name, array in batch.items() if name in names}

@@ -35,14 +35,14 @@ PROJECTIONS = "distillation"
 # Key of the coefficient of the student's own terms.
 TASK = "task"
 STUDENT = "student"
-# Number of the key of the projections among the keys derived from that of the heads, which count from 0.
+# Index of the projections' key among the keys derived from the heads' key, which count from 0.
 _PROJECTIONS_KEY = 2**31
 
 
 class Distillation(Objective):
     """The objective of a student, and losses between the student and its teachers.
 
-    The terms are those of the student's own objective, and one per loss under its name. Each teacher runs once per
+    It has the terms of the student's own objective, and one per loss under its name. Each teacher runs once per
     microbatch, on the rows of the student, without dropout and gradient. The divisor of a loss depends on the data
     alone, so the result does not depend on the number of microbatches and devices. The metrics are the metrics of the
     student, and the value of each loss under its name.
@@ -54,8 +54,8 @@ class Distillation(Objective):
         multiplies the coefficients of all terms of `objective`, and the name of a term the coefficient of this term.
       teachers: name -> teacher.
       cached: name of a teacher -> its stored predictions. Such a teacher does not run.
-      vocabulary: digest of the student's vocabulary, which losses compare with those of the teachers.
-      on_policy: replaces targets by samples of the student in training; None: the targets are those of the task.
+      vocabulary: digest of the student's vocabulary, which losses compare with the teachers'.
+      on_policy: replaces targets by samples of the student in training; None: the targets of the task.
 
     Raises:
       UserError: a name is unknown or used twice, or a teacher reads other features than the student.
@@ -106,7 +106,7 @@ class Distillation(Objective):
 
     @property
     def prepare(self) -> Callable[..., Batch] | None:
-        """Function that replaces targets by samples of the student, or that of its objective; see `Objective`."""
+        """Function that replaces targets by samples of the student, or `prepare` of its objective."""
         if self._on_policy is None:
             return self.objective.prepare
         sample, spec = self._on_policy, self.features
@@ -143,7 +143,7 @@ class Distillation(Objective):
         theirs = self.teachers[teacher].vocabulary
         if None not in (self._vocabulary, theirs) and self._vocabulary != theirs:
             raise UserError(
-                f"teacher {teacher!r}: its vocabulary ({theirs}) differs from that of the student "
+                f"teacher {teacher!r}: its vocabulary ({theirs}) differs from the vocabulary of the student "
                 f"({self._vocabulary}), whose token ids it reads. Give a teacher with the vocabulary of the student."
             )
 

@@ -42,7 +42,7 @@ class OnPolicy:
       top_p: total probability of the tokens to sample from; 1: all.
       max_length: maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
-      eos_id: token that ends a sample. None: that of the model's special tokens, or else 1.
+      eos_id: token that ends a sample. None: EOS of the model's special tokens, or else 1.
 
     Raises:
       UserError: an argument is out of range.
@@ -95,7 +95,7 @@ class OnPolicy:
             )
         if cached:
             raise UserError(
-                f"OnPolicy: the cached predictions of {', '.join(cached)} are those of other targets. Run the teacher "
+                f"OnPolicy: the cached predictions of {', '.join(cached)} belong to other targets. Run the teacher "
                 "in the training step instead."
             )
 

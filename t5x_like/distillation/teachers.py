@@ -23,9 +23,9 @@ class Teacher:
     weight: float = 1.0
     # dtype of its parameters and activations; by default bfloat16 on TPU and GPU, float32 on CPU.
     dtype: str | None = None
-    # Rule set or rules that shard its parameters; by default those of the student.
+    # Rule set or rules that shard its parameters; by default the student's.
     rules: str | Rules | None = None
-    # What it predicts. By default the objective of its run, or that of its head in a Hugging Face directory; without a
+    # What it predicts. By default the objective of its run, or of its head in a Hugging Face directory; without a
     # head of a downstream task, the objective of the student.
     objective: Objective | None = None
     # Directory of its logits that `t5x_like cache_logits` wrote for the cache of the run. It then does not run, and its

@@ -23,7 +23,7 @@ class Codec:
         attribute `text_prefix`, if it has one, begins each text of an encoder-decoder.
       lengths: Maximum lengths of `inputs` and `targets`.
       layout: Determines whether inputs may be empty, and which end of long inputs is truncated.
-      eos_id: Token that ends a sequence; by default that of the vocabulary.
+      eos_id: Token that ends a sequence; by default EOS of the vocabulary.
       model_eos_id: Token that ends a sequence if the vocabulary has none; by default 1.
       inputs_eos: Whether EOS is appended to inputs that are text. Inputs that are token ids are complete.
       targets_eos: The same for targets.
@@ -196,7 +196,7 @@ def vocabularies_for(
     Args:
       data: The task, or a source with only a vocabulary.
       records: The records.
-      vocabulary: The vocabulary of the model, which needs no task; None for that of `data`.
+      vocabulary: The vocabulary of the model, which needs no task; None for the vocabulary of `data`.
 
     Raises:
       UserError: Records have text, and neither a task nor VOCABULARY_PATH provides its vocabulary.

@@ -63,7 +63,7 @@ class Examples(Protocol):
         Args:
           examples: At most `rows`. Further rows repeat the last one, so that they take no longer than it.
           rows: Number of rows.
-          length: Length of the rows, at least that of each example.
+          length: Length of the rows, at least the length of each example.
         """
 
     def fields(self, results: Sequence[tuple[Example, Any]]) -> dict[int, Fields]:
@@ -141,7 +141,7 @@ class TextExamples:
         return grouped((example.record, self._codec.decode(self._mode, result)) for example, result in results)
 
     def _scores(self, example: Example, result: Scored) -> Scored:
-        """Returns a result whose `positions` are those of the targets."""
+        """Restricts the `positions` of a result to the targets."""
         positions = result.positions
         return (
             result if positions is None else result.replace(positions=positions[self._layout.scored(example.content)])

@@ -4,7 +4,7 @@
 |---|---|
 | label, choice | `prediction`: the name of the label, or its index without names; `probabilities` by name, or a list |
 | scores | `prediction`: a number; for several, numbers by name, or a list |
-| tags | `prediction`: the tag of each word, None for words that were truncated; `probabilities`: that of each tag |
+| tags | `prediction`: the tag of each word, None for words that were truncated; `probabilities`: one per tag |
 | span | `prediction`: text of the context; `score` and `null_score`: the answer is missing if the second is higher |
 
 A record with several examples, such as the windows of a long text, has the answer of the best of them if it is a span,
@@ -41,7 +41,7 @@ def head_fields(rows: Sequence[Row], vocabulary: Any) -> dict[int, dict[str, Any
 
 
 def grouped(fields: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
-    """Returns the fields of each record: those of its example, or a list `examples` of those of several."""
+    """Returns the fields of each record: the fields of its example, or a list `examples` of the fields of several."""
     found: dict[int, list[dict[str, Any]]] = {}
     for record, one in fields:
         found.setdefault(record, []).append(one)
@@ -49,7 +49,7 @@ def grouped(fields: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, dict[str,
 
 
 def _namer(vocabulary: Any) -> Callable[[int], Any]:
-    """Returns a function from an index to its name: that of a label, a piece of text, or the index itself."""
+    """Returns a function from an index to its name: a label, a piece of text, or the index itself."""
     names = getattr(vocabulary, "names", None)
     return (lambda index: names[index]) if names else (lambda index: vocabulary.decode([index]))
 

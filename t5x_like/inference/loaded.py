@@ -38,7 +38,7 @@ class Loaded:
         token ids.
       task_feature_lengths: Maximum length of each task feature in tokens.
       decoding: How text is generated.
-      other_vocabulary: Whether text may have another vocabulary than that of the model.
+      other_vocabulary: Whether text may have another vocabulary than the model.
       partitioner: Device mesh and sharding rules.
     """
 

@@ -42,7 +42,7 @@ class PartFiles:
         self._directory = f"{self._path}.parts"
 
     def open(self, fingerprint: str) -> None:
-        """Creates the directory, or checks that its parts are those of this command.
+        """Creates the directory, or checks that its parts belong to this command.
 
         Args:
           fingerprint: Description of the command, to detect unfinished output of another one.
@@ -63,7 +63,7 @@ class PartFiles:
             )
 
     def missing(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns the ranges of records that are not complete, and removes those of their parts that are.
+        """Returns the incomplete ranges of records, and removes their complete parts.
 
         Args:
           ranges: The first and the last record, exclusive, of each range. A part is in one of them.

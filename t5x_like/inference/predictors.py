@@ -68,7 +68,7 @@ class TextOptions:
 
     Attributes:
       mode: `predict` or `score`.
-      eos_id: Token that ends a sequence, or None for that of the vocabulary or the model.
+      eos_id: Token that ends a sequence, or None for EOS of the vocabulary or the model.
       score_eos: Whether text targets are scored with EOS at their end.
       per_position: Whether the score of each token is returned.
       decoding: How text is generated.
@@ -107,7 +107,7 @@ def predictor_for(loaded: Loaded, options: TextOptions = TextOptions()) -> Predi
 
 
 def make_examples(loaded: Loaded, predictor: Predictor, path: str, records: Sequence[Record]) -> Examples:
-    """Returns the examples of records, after a comparison of the vocabulary of their text with that of the model.
+    """Returns the examples of records, after comparing the vocabulary of their text with the model's.
 
     Args:
       loaded: The model.

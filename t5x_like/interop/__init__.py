@@ -42,7 +42,7 @@ FREE_FIELDS = (
 )
 
 
-# Fields that may differ as well where tensors are compared one by one with those of another model, because each of them
+# Further fields that may differ where tensors are compared one by one with another model's, because each of them
 # is the length of a dimension, or decides whether a tensor exists.
 SIZE_FIELDS = ("num_layers", "encoder_layers", "decoder_layers", "max_length", "num_token_types")
 
@@ -120,7 +120,7 @@ def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[s
 
 
 def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, tuple[int, ...]]:
-    """Returns stored name -> shape of the parameters that `read` returns, without those of heads.
+    """Returns stored name -> shape of the parameters that `read` returns, without heads.
 
     Reads config.json and the headers of the safetensors, whose names, shapes and sizes are checked.
 
@@ -277,7 +277,7 @@ def to_huggingface(
     tokens = config.special_tokens
     ids = None if tokens is None else tokens.generation
     if generation_settings or ids is not None:
-        # Without a file of their own, the ids of `generate` are those of config.json.
+        # Without a file of their own, the ids of `generate` come from config.json.
         known = ids if ids is not None else tokens.config if tokens is not None else ()
         _write({**(generation_settings or {}), **dict(known)}, paths.join(path, GENERATION_CONFIG))
     _write(hf_config, paths.join(path, CONFIG))
@@ -349,7 +349,7 @@ def fold_norms(config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Any]
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
     """Returns the special token ids of a model by Hugging Face key, such as `bos_token_id`.
 
-    Ids of config.json come before those of generation_config.json. Keys that neither has get the default of the family.
+    Ids of config.json come before ids of generation_config.json. Keys that neither has get the default of the family.
 
     Args:
       config: configuration of the model.
@@ -366,7 +366,7 @@ def special_tokens(config: ModelConfig) -> dict[str, Any]:
 def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
     """Reads the settings of `generate` in a Hugging Face directory; see `generation.read`.
 
-    Without a generation_config.json, the forced ids that config.json lacks are those of the family, as in transformers.
+    Without a generation_config.json, the forced ids that config.json lacks come from the family, as in transformers.
     """
     file, found = generation.read(path)
     if file.endswith(f"/{CONFIG}"):

@@ -128,7 +128,7 @@ def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Tensor
 
     Args:
       stack: `encoder` or `decoder`.
-      attentions: name of each attention block -> its name and that of its norm in transformers.
+      attentions: name of each attention block -> its name and its norm's name in transformers.
     """
     layers, hf_layers = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
     mappings = [

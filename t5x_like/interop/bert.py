@@ -270,7 +270,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     return (
         HeadClass("RobertaForSequenceClassification", SEQUENCE, tuple(classifier), head_form(heads.DenseFirstToken)),
         HeadClass("RobertaForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
-        # Its dropout rate is always that of the model.
+        # It always has the dropout rate of the model.
         HeadClass(
             *("RobertaForMultipleChoice", CHOICES, tuple(choices), lambda hf_config: heads.PooledFirstToken()),
             has_labels=False,

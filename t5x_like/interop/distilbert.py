@@ -153,7 +153,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
             has_labels=False,
             dropout_key=_CLASSIFIER_DROPOUT,
         ),
-        # Its dropout rate is always that of the model.
+        # It always has the dropout rate of the model.
         HeadClass("DistilBertForTokenClassification", TOKENS, tuple(tagging), lambda hf_config: heads.EachToken()),
         HeadClass(
             *("DistilBertForQuestionAnswering", SPANS, tuple(spans)),

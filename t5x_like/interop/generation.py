@@ -1,6 +1,6 @@
-"""Generation settings of Hugging Face directories: those of `generate` in transformers 4.57, as fields of `Decoding`.
+"""Generation settings of Hugging Face directories: `generate` of transformers 4.57 as fields of `Decoding`.
 
-They are in generation_config.json, or in config.json if that file does not exist. Token ids are those of
+They are in generation_config.json, or in config.json if that file does not exist. Token ids come from
 `special_token_fields`; here, only the ids that `generate` forces and several EOS ids are read.
 """
 

@@ -58,7 +58,7 @@ _FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
     """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
 
-    The dropout rate of the embeddings, which transformers stores separately, is that of the residual connections.
+    The dropout rate of the embeddings, separate in transformers, equals the rate of the residual connections.
 
     Raises:
       UserError: a value has the wrong type, or is not supported.

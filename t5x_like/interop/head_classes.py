@@ -153,7 +153,7 @@ def labels_to_json(
       regression: whether the outputs are scores, as one output always is.
 
     Raises:
-      UserError: the number of labels is not that of the outputs.
+      UserError: the numbers of labels and outputs differ.
     """
     if labels and len(labels) != outputs:
         raise UserError(f"labels {tuple(labels)}: the head has {outputs} outputs. Give one name per output.")

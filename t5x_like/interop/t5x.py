@@ -8,7 +8,7 @@ T5X wrote four layouts over time. Each has an index that describes the tree of t
 * Orbax's current layout: a directory `state` with the JSON file `_METADATA` and zarr arrays, by default inside an
   OCDBT store.
 
-The parameters are the subtree `target`. The remaining tensors, such as those of the optimizer, are not read. A
+The parameters are the subtree `target`. The remaining tensors, such as the optimizer's, are not read. A
 checkpoint has no model configuration, so the caller provides it. Nothing is unpickled.
 """
 
@@ -66,7 +66,7 @@ def read(index: str, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]
       Stored name (`model/…`) -> float32 array. Layers are stacked.
 
     Raises:
-      UserError: the configuration is not that of a T5, the checkpoint cannot be read or is not of a T5, or a tensor is
+      UserError: the checkpoint or the configuration is not of a T5, the checkpoint cannot be read, or a tensor is
         missing, unexpected or of the wrong shape.
     """
     loads = _loads(index, config)

@@ -137,7 +137,7 @@ class Family:
         Raises a UserError that names the key; the caller adds the file.
       config_to_json: converts a configuration and the names of the objective's parameters to the contents of
         config.json, including `architectures`. Raises a UserError if transformers does not support the model.
-      table: returns the tensor mappings of a configuration, including those of pretraining heads that objectives own.
+      table: returns the tensor mappings of a configuration, including pretraining heads that objectives own.
       head_classes: returns the classes of downstream tasks for the contents of config.json.
       prefix: prefix of the names of the model's tensors, or one prefix per model type. Files without heads may omit it.
       free_fields: fields of the configuration that may differ from config.json, in addition to `interop.FREE_FIELDS`.
@@ -234,7 +234,7 @@ def _expected(
 ) -> Iterator[tuple]:
     """Yields the mapping of each parameter of the model and of the heads that a directory has, its shape, and layers.
 
-    The shape is that of one layer; the number of layers is None for a parameter outside of stacks.
+    The shape is per layer; the number of layers is None for a parameter outside of stacks.
     """
     expected = shapes(config)
     for mapping in _mappings(family, config, head_class):
@@ -260,7 +260,7 @@ def head_names(directory: str, family: Family, config: ModelConfig, head_class: 
 
 
 def _mappings(family: Family, config: ModelConfig, head_class: HeadClass | None) -> list[TensorMapping]:
-    """Returns the mappings of the model and its heads: those of pretraining, or the head of a class."""
+    """Returns the mappings of the model and its heads: the pretraining heads, or the head of a class."""
     table = family.table(config)
     if head_class is None:
         return table

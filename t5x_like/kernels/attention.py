@@ -106,7 +106,7 @@ def reference(
 
 
 def _grouped(x: Float[Array, "rows heads q_len kv_len"], kv_heads: int) -> Array:
-    """Splits heads as those of the scores, `[rows, kv_heads, group, q_len, kv_len]`; a single head stays one."""
+    """Splits heads as in the scores, `[rows, kv_heads, group, q_len, kv_len]`; a single head stays one."""
     rows, heads = x.shape[:2]
     return x[:, None] if heads == 1 else x.reshape(rows, kv_heads, heads // kv_heads, *x.shape[2:])
 
@@ -130,7 +130,7 @@ def materialize(
       query_positions: see `attention`.
       key_positions: see `attention`.
       scale: see `attention`.
-      dropout_key: random key of the dropout of the attention weights, from which that of the bias is derived.
+      dropout_key: random key of the dropout of the attention weights, from which the bias's key is derived.
 
     Raises:
       ValueError: the bias does not broadcast to the scores.
@@ -333,7 +333,7 @@ def attention(
       bias: added to the scaled scores.
       scale: factor of the scores. It is 1 in T5, whose query initialization includes the scale.
       query_positions: positions that the bias reads, of `batch` rows or 1; None for 0, 1, 2 … along each row.
-      key_positions: positions of the keys, as those of the queries.
+      key_positions: positions of the keys, in the same form.
       dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: random key for dropout; None disables dropout.
 

@@ -22,7 +22,7 @@ from t5x_like.kernels import row_sums
 # pass needs about three times as much in addition.
 LOGITS_BUDGET_BYTES = 256 * 2**20
 # Smallest number of positions of a chunk on a device, for large vocabularies. A chunk adds to the float32 gradient of
-# the unembedding, which reads and writes 8 bytes per element. On a mesh with axes other than those of `batch`, it also
+# the unembedding, which reads and writes 8 bytes per element. On a mesh with axes other than `batch`'s, it also
 # gathers 2 bytes per element. A product has 2 FLOP per element and position. It takes as long as the addition if the
 # positions are four times the peak of a chip divided by the bandwidth of its memory (664 on a v5p, 962 on a v5e, by
 # `planning.chips`), and as long as the gather if they are the peak divided by the bandwidth of its links (765, 985).
@@ -53,7 +53,7 @@ class PositionLoss:
 
     Attributes:
       function: `function(logits, teachers, arrays)` returns a tree of sums over the positions of a chunk. `logits` are
-        those of the network that is trained, `teachers` is a list with the logits of each of `teachers`, and `arrays`
+        the logits of the trained network, `teachers` is a list with the logits of each of `teachers`, and `arrays`
         is a chunk of `arrays`.
       arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
       teachers: networks that the function compares with. Their parameters must not be differentiated

@@ -35,7 +35,7 @@ def contract(
 ) -> Float[Array, "*batch_and_outputs"]:
     """Sums over the last `num_inputs` dimensions of `x` and the first `num_inputs` of `kernel`.
 
-    The result is that of `jnp.tensordot(x, kernel, axes=num_inputs)`. On CPU the product and its gradients are products
+    The result equals `jnp.tensordot(x, kernel, axes=num_inputs)`. On CPU the product and its gradients are products
     of matrices, with rows and positions as one dimension, and the gradient of the kernel is computed as xᵀ · dy. JAX
     derives (dyᵀ · x)ᵀ, and XLA on CPU transposes the operands of a product over two dimensions in memory first: the
     activations, which are much larger than the kernel. On CPU the function therefore has a custom VJP and does not
@@ -75,7 +75,7 @@ def project(
     the gradient is also reduced as a matrix. The gradient of the bias is a product with ones, because a sum over
     positions reads its operand at a lower rate. This is done on TPUs, on GPUs and on several devices of any platform.
     On a single CPU, without a bound partitioner, and where a mesh shards the second of several inputs or outputs, the
-    product is that of `contract`.
+    product equals `contract`'s.
     With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
@@ -104,7 +104,7 @@ def _matrix_sharding(kernel: Array, num_inputs: int, axes: Sequence[str]) -> Nam
     spec = partitioner.spec(axes, kernel.shape, "kernel")
     (inputs, *other_inputs), (outputs, *other_outputs) = spec[:num_inputs], spec[num_inputs:]
     if any(other_inputs) or any(other_outputs):
-        return None  # only the first of several dimensions may be sharded, or those of the matrix would be interleaved
+        return None  # only the first of several dimensions may be sharded, or the matrix's shards would be interleaved
     return NamedSharding(partitioner.mesh, PartitionSpec(inputs, outputs))
 
 

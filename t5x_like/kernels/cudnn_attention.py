@@ -8,7 +8,7 @@ which is 1 / heads of the scores. Everything else is left to XLA, with the reaso
   each head, combined with segments of each row, would also be a matrix as large as the scores.
 * Dropout. The seed is a constant of the compiled program, so every step would drop the same weights.
 
-The limits are those of `jax._src.cudnn.fused_attention_stablehlo.check_is_flash_attention` and of cuDNN's own checks
+The limits follow `jax._src.cudnn.fused_attention_stablehlo.check_is_flash_attention` and cuDNN's own checks
 (cudnn-frontend, `sdpa_support_surface.h`).
 """
 
@@ -64,7 +64,7 @@ def unsupported_reason(
     if capability is None:
         return "the device is not a GPU of NVIDIA"
     if capability < MIN_CAPABILITY:
-        return f"cuDNN needs compute capability 8.0, and that of the device is {'.'.join(map(str, capability))}"
+        return f"cuDNN needs compute capability 8.0, and the device has {'.'.join(map(str, capability))}"
     if q.dtype not in DTYPES:
         return f"cuDNN computes attention in bfloat16 and float16, not in {q.dtype}"
     largest = HOPPER_HEAD_DIM if capability[0] == HOPPER else HEAD_DIM
@@ -100,7 +100,7 @@ def attention(
 ) -> Float[Array, "batch q_len heads kv"]:
     """Computes `kernels.attention.attention` without scores in memory.
 
-    The result equals that of the reference up to rounding, with one exception: a query that sees no key averages the
+    The result equals the reference up to rounding, with one exception: a query that sees no key averages the
     values of all keys that the mask given to cuDNN leaves, which under a causal mask are those up to the query itself.
     Such queries are padding.
 

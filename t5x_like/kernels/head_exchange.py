@@ -2,8 +2,8 @@
 
 Where `length` is sharded, a device has all heads of its positions. Attention needs all positions, but computes each
 head alone. An all-to-all before it gives every device all positions of some heads, and one after it returns the output
-to the shards of positions. The bytes that a device sends are those of its own queries, keys, values and outputs,
-whatever the number of devices; gathered keys and values would be as large as those of all devices.
+to the shards of positions. A device sends the bytes of its own queries, keys, values and outputs,
+whatever the number of devices; gathered keys and values would be as large as on all devices together.
 """
 
 import jax.numpy as jnp

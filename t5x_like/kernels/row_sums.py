@@ -1,4 +1,4 @@
-"""Sums over rows in which each device computes those of its own rows with whole parameters.
+"""Sums over rows in which each device sums its own rows with whole parameters.
 
 In a loop over chunks or microbatches, XLA gathers sharded parameters and adds up the gradients of all devices in every
 iteration. Here, both happen once, outside of the loop.

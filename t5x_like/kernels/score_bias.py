@@ -39,7 +39,7 @@ class ScoreBias(Protocol):
           k: keys.
           query_positions: positions of the queries, whose rows are `batch`, or 1 if all rows have the same. A step of
             decoding has a single one.
-          key_positions: positions of the keys: those of the slots of a cache, or negative ones of a memory.
+          key_positions: positions of the keys: the slots of a cache, or negative ones of a memory.
           scale: factor of the scores.
           dropout_key: random key for dropout; None disables dropout.
 

@@ -30,7 +30,7 @@ def scores(
     Args:
       q: queries; each key head serves a group of query heads.
       k: keys.
-      platform: platform that the program is compiled for; by default that of the bound partitioner's devices.
+      platform: platform that the program is compiled for; by default the platform of the bound partitioner's devices.
 
     Returns:
       Scores.

@@ -109,7 +109,7 @@ class MultiHeadAttention(nnx.Module):
             `[batch, 1, length, …]`: XLA clears the saved arrays of two scanned stacks if they have the same shape.
 
         Returns:
-          Keys and values. If the heads are sharded more finely than those of keys, each of these is repeated
+          Keys and values. If query heads are sharded more finely than key heads, each key head is repeated
           (`partitioning.kv_head_copies`).
         """
         copies = partitioning.kv_head_copies(self.kv_heads)

@@ -32,7 +32,7 @@ class BottleneckLayer(nnx.Module):
       bottleneck: projection from the hidden states to the inner size.
       attention: self-attention with an output of the inner size.
       mlps: feed-forward blocks of the inner size, in order.
-      expansion: projection from the inner size to that of the hidden states.
+      expansion: projection from the inner size to the size of the hidden states.
       make_norm: returns a norm of a given size.
       sizes: inner size, and size of the hidden states.
       attention_input: what queries, keys and values are computed from.

@@ -88,7 +88,7 @@ class KeyValueCache:
         return jax.tree.map(lambda stored: jnp.repeat(stored, n, axis=_ROWS), self)
 
     def take(self, rows: Int[Array, " batch"], *, groups: int) -> "KeyValueCache":
-        """Gathers rows, such as those of the best beams.
+        """Gathers rows, such as the best beams.
 
         The gather is independent per group, so that it moves nothing between devices that hold whole groups.
 
@@ -143,7 +143,7 @@ class KeyValueCache:
 def logical_axes(dimensions: int) -> tuple[str | None, ...]:
     """Returns the logical axes of an array of a `KeyValueCache`, by its number of dimensions.
 
-    Rows and heads are sharded like those of the activations. Slots are not, because a step writes a single one.
+    Rows and heads are sharded as in the activations. Slots are not, because a step writes a single one.
     """
     return (*(None,) * (dimensions + _ROWS), "batch", "kv_heads", None, "kv")
 

@@ -10,8 +10,8 @@ The names are the same for all families:
 STACK is `encoder` or `decoder`. WHAT is `hidden`, the output of the layer, or `attention/query`, `/key`, `/value`,
 `/scores` or `/probabilities`, where `attention` is the self-attention. Layers that attend to an encoder have
 `self_attention`, also named `attention`, and `cross_attention`. Queries, keys and values are `[batch, length, heads,
-kv]`, after rotations. Scores and probabilities are `[batch, heads, query, key]`. Scores are those before the softmax,
-scaled and with biases; those of masked keys are close to `kernels.masks.MASK_VALUE`. Layers whose scores or
+kv]`, after rotations. Scores and probabilities are `[batch, heads, query, key]`. Scores precede the softmax,
+are scaled and include biases; scores of masked keys are close to `kernels.masks.MASK_VALUE`. Layers whose scores or
 probabilities are captured use the reference implementation of attention.
 
 An `Edit` replaces an array of any of these names by a function of it, before the model reads or captures it.
@@ -95,7 +95,7 @@ class Captures:
       stack: name of the stack.
       num_layers: number of its layers.
       requests: full name -> (index of the layer, or None for all layers; name of the array within the layer).
-      states: those of `embedding` and `output` that are requested.
+      states: the requested ones of `embedding` and `output`.
       edits: edits of the layers.
       state_edits: edits of `embedding` and `output`.
     """

@@ -73,7 +73,7 @@ class NoNorm(nnx.Module):
 
 
 # The backward passes save the input and a few numbers per position. The gradients follow from derivatives of the
-# normalized activations n: that of the input is orthogonal to n, and for LayerNorm also to a constant.
+# normalized activations n: the gradient of the input is orthogonal to n, and for LayerNorm also to a constant.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(
     x: Float[Array, "batch length embed"], scale: Float[Array, " embed"], epsilon: float

@@ -77,7 +77,7 @@ def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[A
     """Constrains the sharding of `[batch, length, *axes]`.
 
     Args:
-      x: activations. A length that is not divisible by its shards, such as that of a decoding step, is not sharded.
+      x: activations. A length that is not divisible by its shards, such as in a decoding step, is not sharded.
       *axes: logical axes of the dimensions after `length`.
 
     Returns:
@@ -90,7 +90,7 @@ def shard_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch
     """Constrains the sharding of the residual stream between blocks.
 
     With rules that split it more finely than other activations, such as `fsdp_tp_residual`, each device computes norms,
-    dropout and sums of its own positions alone, instead of those of all devices of `tensor` (Korthikanti et al. 2022,
+    dropout and sums of its own positions alone, not of all devices of `tensor` (Korthikanti et al. 2022,
     arXiv:2205.05198, section 4.2.2).
 
     Args:

@@ -84,7 +84,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """Increases the base with the row length beyond that of pretraining ("dynamic NTK").
+    """Increases the base with the row length beyond the pretraining length ("dynamic NTK").
 
     As in transformers 4.57.6, the length is the largest position of the call + 1, over all rows of the batch. The
     compiled program reads it from the batch, so one program serves all lengths. In decoding, each new key is rotated

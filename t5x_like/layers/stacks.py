@@ -94,8 +94,8 @@ def run(
     Args:
       layers: from `make_layers`.
       functions: a `LayerFunction`, or a sequence of p functions that alternate: the first is called in applications 0,
-        p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications. The index of a function is
-        that of the application.
+        p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications. A function has the index
+        of the application.
       carry: input of the first application.
       order: the stored layer of each application; their number is a multiple of the number of functions. A scan runs
         over each part whose stored layers are consecutive or the same.

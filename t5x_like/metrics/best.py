@@ -53,7 +53,7 @@ def find(values: Mapping[str, float], name: str) -> float | None:
     if "/" in name:
         return next((value for key, value in values.items() if key.partition("/")[2] == name), None)
     found = [key for key in values if key.rpartition("/")[2] == name]
-    # Names of a task's metrics have one component more than those of the objective's.
+    # Names of a task's metrics have one component more than names of the objective's metrics.
     return values[min(found, key=lambda key: key.count("/"))] if found else None
 
 

@@ -87,7 +87,7 @@ def format_table(results: Sequence[Result]) -> str:
 
 
 def _differing(results: Sequence[Result]) -> dict[str | None, str]:
-    """Returns what distinguishes the settings of each result from those of the others; {} if all are the same."""
+    """Returns what distinguishes the settings of each result from the others'; {} if all are the same."""
     options = {each.settings: each.options for each in results}
     if len(options) < 2:
         return {}

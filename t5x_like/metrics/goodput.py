@@ -193,7 +193,7 @@ class GoodputMonitor:
 
     @contextlib.contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Counts the seconds within the context as `name`, except those of a phase within it."""
+        """Counts the seconds within the context as `name`, except the seconds of a phase within it."""
         self._count()
         self._phases.append(name)
         try:
@@ -225,7 +225,7 @@ class GoodputMonitor:
         """Writes a line with the seconds since the last one.
 
         Args:
-          step: The last step that has been computed; by default that of the last line.
+          step: The last step that has been computed; by default the step of the last line.
           finished: Whether the run has reached its end, after which no time counts as idle.
         """
         if self._current is None:

@@ -156,7 +156,7 @@ class MetricsWriter:
             logger.append(step, split, known)
 
     def digest(self) -> str:
-        """Returns a hash of all rows so far, which is that of the file, by which a changed file is recognized."""
+        """Returns a hash of all rows so far, which is the hash of the file, to detect a changed file."""
         return self._hash.hexdigest()
 
     def warn_if_changed(self, digest: str | None) -> None:

@@ -18,7 +18,7 @@ from t5x_like.models.bert import Bert, BertConfig
 
 @dataclasses.dataclass(frozen=True)
 class AlbertConfig(BertConfig):
-    """Sizes and hyperparameters of ALBERT; the defaults are those of ALBERT base, version 2."""
+    """Sizes and hyperparameters of ALBERT; by default ALBERT base, version 2."""
 
     # Rows of the token embedding table.
     vocab_size: int = 30000

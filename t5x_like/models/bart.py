@@ -35,7 +35,7 @@ INIT = initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class BartConfig(BaseConfig):
-    """Sizes and hyperparameters of BART; the defaults are those of BART base."""
+    """Sizes and hyperparameters of BART; by default BART base."""
 
     # Rows of the token embedding table, which encoder, decoder and logits share.
     vocab_size: int = 50265

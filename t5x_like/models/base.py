@@ -139,7 +139,7 @@ class GenerativeDecoder(GenerativeModel, Protocol):
 
         Args:
           batch: prompts that end at the same slot (`decoding.prompts.aligned`).
-          cache_length: number of slots in the cache, including those of the prompts.
+          cache_length: number of slots in the cache, including the prompts' slots.
           num_positions: largest number of positions of a step.
 
         Returns:
@@ -241,7 +241,7 @@ class BaseConfig:
     # Special token ids of imported weights. They are written again on export and not used otherwise.
     special_tokens: SpecialTokens | None = None
     # What the backward pass recomputes, a key of `layers.stacks.REMAT_POLICIES`: 'none' (keep everything), 'dots' (keep
-    # the results of projections and of fused attention), 'attention' (keep those of fused attention) or 'full'
+    # the results of projections and of fused attention), 'attention' (keep the results of fused attention) or 'full'
     # (recompute whole layers).
     remat: str = "none"
     # Dtype of activations: 'bfloat16' or 'float32'. None: `for_platform` sets it, and without it float32 is used.

@@ -38,7 +38,7 @@ COMPACT_HEAD_DIM = 64
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(BaseConfig):
-    """Sizes and hyperparameters of BERT; the defaults are those of BERT base, uncased, in pretraining."""
+    """Sizes and hyperparameters of BERT; by default BERT base, uncased, in pretraining."""
 
     # Rows of the token embedding table.
     vocab_size: int = 30522
@@ -155,7 +155,7 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
         num_layers · L · (4da + mdf + 2La) + P · eV
 
     Norms, softmax, biases and embedding lookups do not count. The layers of an objective's head do not count either:
-    those of the masked-LM head take P · d², a thousandth of the total.
+    in a masked-LM head they take P · d², a thousandth of the total.
 
     Args:
       config: configuration of the model.

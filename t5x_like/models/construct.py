@@ -7,7 +7,7 @@ import jax
 from t5x_like.adapters.base import adapt
 from t5x_like.models.base import Model, ModelConfig
 
-# Number of the key of adapters among the keys derived from that of a model, which splits its own.
+# Index of the adapters' key among the keys derived from the key of a model, which splits its own.
 _ADAPTERS = 2**31
 
 

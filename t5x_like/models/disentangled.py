@@ -1,8 +1,8 @@
 """An encoder whose attention disentangles content and position (He et al. 2021, arXiv:2006.03654, section 3.1).
 
-Positions are not embedded with the tokens. Each layer adds two scores to those of queries and keys: a query against the
+Positions are not embedded with the tokens. Each layer adds two scores to queries times keys: a query against the
 relative position of the key, and a key against the relative position of the query. Both read one table of relative
-positions, which the layers share and project with kernels of their own. Apart from this, layers are those of BERT.
+positions, which the layers share and project with kernels of their own. Apart from this, layers equal BERT's.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ NUM_SCORES = 3
 
 @dataclasses.dataclass(frozen=True)
 class DisentangledConfig(BaseConfig):
-    """Sizes and hyperparameters of an encoder with disentangled attention; the defaults are those of a small model."""
+    """Sizes and hyperparameters of an encoder with disentangled attention; by default a small model."""
 
     # Rows of the token embedding table.
     vocab_size: int = 30522
@@ -89,7 +89,7 @@ class DisentangledConfig(BaseConfig):
         return Disentangled(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step: those of BERT and of the two added scores.
+        """Returns the floating-point operations of one training step: of BERT and of the two added scores.
 
         With a = num_heads · head_dim, L = length and R = 2 · max_distance, a layer adds 2R · embed_dim · a
         multiply-adds per batch, for the projected table, and 2LRa per row.

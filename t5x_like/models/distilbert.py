@@ -16,7 +16,7 @@ _MAX_WAVELENGTH = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class DistilBertConfig(BertConfig):
-    """Sizes and hyperparameters of DistilBERT; the defaults are those of DistilBERT base, uncased."""
+    """Sizes and hyperparameters of DistilBERT; by default DistilBERT base, uncased."""
 
     # Number of layers.
     num_layers: int = 6

@@ -136,7 +136,7 @@ class EncoderDecoder(nnx.Module):
 
         Args:
           x: embedded tokens.
-          **options: those of `run_encoder`, `encoded` (hidden states of the encoder) and `cross_mask`.
+          **options: options of `run_encoder`, `encoded` (hidden states of the encoder) and `cross_mask`.
 
         Returns:
           The hidden states and the captured arrays.

@@ -33,7 +33,7 @@ GPT2_POSITIONS_INIT_STDDEV = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(BaseConfig):
-    """Sizes and hyperparameters of GPT, GPT-2 and GPT-3; the defaults are those of GPT-2 small."""
+    """Sizes and hyperparameters of GPT, GPT-2 and GPT-3; by default GPT-2 small."""
 
     # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 50257

@@ -32,7 +32,7 @@ INIT_STDDEV = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(BaseConfig):
-    """Sizes and hyperparameters of Llama and Mistral; the defaults are those of Llama 2 7B."""
+    """Sizes and hyperparameters of Llama and Mistral; by default Llama 2 7B."""
 
     # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 32000
@@ -55,7 +55,7 @@ class LlamaConfig(BaseConfig):
     activations: tuple[str, ...] = ("silu", "linear")
     # Base of the wavelengths of the rotations. Llama 3: 500,000.
     rope_theta: float = 10000.0
-    # Scaling of rotary positions for rows longer than those of pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
+    # Scaling of rotary positions for rows longer than in pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
     # layers/rope_scaling.py, or None. Llama 3.1 and 3.2: Llama3.
     rope_scaling: Scaling | None = None
     # Number of positions, its own included, to which a position attends; None: all. Several windows repeat over the

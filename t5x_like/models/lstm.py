@@ -36,7 +36,7 @@ _GATES = 4
 
 @dataclasses.dataclass(frozen=True)
 class LSTMConfig(BaseConfig):
-    """Sizes and hyperparameters of an LSTM language model; the defaults are those of Dai and Le's IMDB models."""
+    """Sizes and hyperparameters of an LSTM language model; by default Dai and Le's IMDB models."""
 
     # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 32128

@@ -2,7 +2,7 @@
 
 Three token embeddings, of the next, this and the previous token, are concatenated and projected to the size of the
 hidden states. Embeddings of positions and token types are added. In each layer, attention and feed-forward blocks work
-at an inner size: MobileBERT's is smaller than that of the hidden states, IB-BERT's is larger (an inverted bottleneck).
+at an inner size: MobileBERT's is smaller than the hidden size, IB-BERT's is larger (an inverted bottleneck).
 Both have hidden states of one size, so that the student's are trained to equal the teacher's without projections.
 
 The logits use the token embeddings as the kernel of their first `embedding_dim` features. The masked-LM head owns the
@@ -41,7 +41,7 @@ TRIGRAM = 3
 
 @dataclasses.dataclass(frozen=True)
 class MobileBertConfig(BaseConfig):
-    """Sizes and hyperparameters of MobileBERT; the defaults are those of the released model."""
+    """Sizes and hyperparameters of MobileBERT; by default the released model."""
 
     # Rows of the token embedding table.
     vocab_size: int = 30522

@@ -34,7 +34,7 @@ from t5x_like.models.encoder_decoder import EncoderDecoder, forward_flops
 
 @dataclasses.dataclass(frozen=True)
 class T5Config(BaseConfig):
-    """Sizes and hyperparameters of T5; the defaults are those of T5 1.1 small."""
+    """Sizes and hyperparameters of T5; by default T5 1.1 small."""
 
     # Rows of the embedding table: tokens, sentinels, and padding to a multiple of 128.
     vocab_size: int = 32128

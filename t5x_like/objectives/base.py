@@ -46,7 +46,7 @@ class Pass:
       rows: the features of a batch or a microbatch, in which each choice is a row; see `passes.flatten_choices`.
       outputs: what the networks computed.
       predictions: name -> the distributions that the objective predicts, with the losses of their logits. The names
-        are those of the terms, and perhaps further ones.
+        are the names of the terms, and perhaps further ones.
       sums: term -> the part of its sum that is not a function of the logits of a prediction.
       metrics: metric -> (sum, weight), for the metrics that no loss of a prediction gives.
       carry: the state of each network that has one, for the next batch.

@@ -40,7 +40,7 @@ def initial(objective: "Objective", config: "ModelConfig", batch_size: int) -> d
     found = as_features(objective.initial_carry(config, batch_size))
     if found and objective.prepare is not None:
         raise UserError(
-            f"{type(objective).__name__} prepares its batches (`prepare`), so their rows do not continue those of the "
+            f"{type(objective).__name__} prepares its batches (`prepare`), so rows do not continue the rows of the "
             "batch before, for which the networks carry state. Omit data/continuous.gin, or give another objective."
         )
     return found

@@ -41,7 +41,7 @@ class FeatureBased(Objective):
         self.prepare, self.draws = objective.prepare, objective.draws
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
-        """Returns those of the other objective; see `Objective.networks`."""
+        """Returns `networks` of the other objective."""
         return self.objective.networks(config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
@@ -51,11 +51,11 @@ class FeatureBased(Objective):
         return self.objective.init(key, view) | ({} if weights is None else {NAME: weights})
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns those of the other objective; see `Objective.weights`."""
+        """Returns `weights` of the other objective."""
         return self.objective.weights(rows)
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns those of the other objective; see `Objective.target_weights`."""
+        """Returns `target_weights` of the other objective."""
         return self.objective.target_weights(rows)
 
     def run(

@@ -87,7 +87,7 @@ class AuxiliaryLM(Objective):
     this average in nats.
 
     Args:
-      num_sequences: number of sequences per example: that of the choices, or 2 for `ExtractToken(orders=2)`.
+      num_sequences: number of sequences per example: the number of choices, or 2 for `ExtractToken(orders=2)`.
 
     Raises:
       UserError: `num_sequences` is not a positive integer.
@@ -122,7 +122,7 @@ class AuxiliaryLM(Objective):
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the next tokens as `auxiliary_lm`; see `Objective.read`."""
         weights, known = self.weights(rows)[NAME], self.target_weights(rows)[NAME]
-        # The logits are those of the model's `unembed`.
+        # The logits come from the model's `unembed`.
         predicted = Prediction(
             outputs.hidden, params["model"].unembed, weights, rows["decoder_target_tokens"], known
         ).with_cross_entropy(NAME, {f"{NAME}_loss": "nll"})

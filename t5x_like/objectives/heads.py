@@ -106,7 +106,7 @@ class _Form:
 class PooledFirstToken(_Form):
     """BERT's head (Devlin et al. 2019, section 4.1): pooler of the first token, dropout, classifier.
 
-    Initial values are those of the pretraining heads. A warm start takes the pooler of a pretrained next-sentence head,
+    Initial values are as in pretraining heads. A warm start takes the pooler of a pretrained next-sentence head,
     if there is one.
     """
 
@@ -195,7 +195,7 @@ class LastToken:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderLastToken(_Form):
-    """BART's head (Lewis et al. 2020, section 3.1): that of RoBERTa, on the last token of the decoder.
+    """BART's head (Lewis et al. 2020, section 3.1): RoBERTa's head on the last token of the decoder.
 
     The decoder reads the encoder's inputs, shifted right by one position, and its state at the last of them is read.
     With the special tokens of BART and T5 this is EOS, whose state in transformers' `BartForSequenceClassification` is

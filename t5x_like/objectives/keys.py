@@ -6,7 +6,7 @@ from jaxtyping import Array, Int, Key
 
 from t5x_like.kernels.dropout import split_key
 
-# Number of the heads' dropout key among the keys derived from that of a microbatch. The model derives its own keys by
+# Index of the heads' dropout key among the keys derived from the key of a microbatch. The model derives its own keys by
 # splitting, which numbers them from 0.
 _HEADS = 2**31
 

@@ -97,7 +97,7 @@ class Sum:
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation:
-    """The concatenation of states; that of the last four is best in BERT's ablation (Devlin et al. 2019, table 7)."""
+    """The concatenation of states; the last four are best in BERT's ablation (Devlin et al. 2019, table 7)."""
 
     # Numbers of the states; None for all, with the embeddings.
     states: tuple[int, ...] | None = _LAST_FOUR

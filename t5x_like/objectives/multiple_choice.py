@@ -28,7 +28,7 @@ class MultipleChoice(Objective):
     The model reads each choice together with its context as a row of its own. The head computes one score per choice,
     and a softmax over the choices gives their probabilities. The only term is `multiple_choice`: the cross-entropy of
     the right choice. A choice without tokens has probability 0, so that examples may have fewer choices. An example
-    whose label is below 0, or not that of a choice with tokens, has weight 0. The metrics are `loss` in nats per
+    whose label is below 0, or names a choice without tokens, has weight 0. The metrics are `loss` in nats per
     example and `accuracy`.
 
     Args:
@@ -57,7 +57,7 @@ class MultipleChoice(Objective):
         return {NAME: row_weights(rows, self._choices)}
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for examples whose label is that of a choice with tokens; see `Objective.target_weights`."""
+        """Returns 1 for examples whose label names a choice with tokens; see `Objective.target_weights`."""
         is_label = rows["label"] == jnp.arange(self._choices)
         known = is_label & real_choices(rows, self._choices)
         return {NAME: jnp.any(known, axis=1, keepdims=True).astype(jnp.float32)}

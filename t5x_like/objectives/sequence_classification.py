@@ -20,7 +20,7 @@ from t5x_like.recorded import recorded
 class SequenceClassification(SequencePrediction):
     """Predicts the label of a text or of a pair of texts (Devlin et al. 2019, section 4.1).
 
-    The only term is `sequence_classification`: the cross-entropy of the label. A row whose label is below 0, that of
+    The only term is `sequence_classification`: the cross-entropy of the label. A row whose label is below 0, as of
     unlabeled examples, has weight 0. The metrics are `loss` in nats per row, without label smoothing, and `accuracy`.
 
     Args:

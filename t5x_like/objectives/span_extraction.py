@@ -65,7 +65,7 @@ class SpanExtraction(Objective):
         return dict.fromkeys((START, END), row_weights(rows))
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
-        """Returns 1 for rows whose position is that of a token; see `Objective.target_weights`."""
+        """Returns 1 for rows whose position has a token; see `Objective.target_weights`."""
         real = real_tokens(rows)
         is_position = rows["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
         known = jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)
@@ -92,9 +92,9 @@ class SpanExtraction(Objective):
 
         Returns:
           * `predictions` `[batch, 2]`: the first and last position of the span with the highest sum of logits, among
-            those of at most `max_answer_length` tokens after position 0 and before padding; (0, 0) without any.
+            spans of at most `max_answer_length` tokens after position 0 and before padding; (0, 0) without any.
           * `start_logits` and `end_logits` `[batch, length]`, `MASKED` at padding.
-          * `null_score_difference` `[batch]`: the score of no answer, that is of the span (0, 0), minus that of the
+          * `null_score_difference` `[batch]`: the score of no answer, of the span (0, 0), minus the score of the
             predicted span. An unanswerable question has a value above a threshold, which the metric tunes.
         """
         start, end = (found.predictions[term].hidden[:, 0] for term in (START, END))

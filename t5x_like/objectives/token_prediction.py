@@ -27,7 +27,7 @@ class TokenPrediction(Objective):
       label_smoothing: probability that is spread over the other tokens, in [0, 1).
 
     Attributes:
-      inputs_eos: whether `inputs` end with EOS where no task says so, as those of text-to-text tasks do.
+      inputs_eos: whether `inputs` end with EOS where no task says so, as in text-to-text tasks do.
 
     Raises:
       UserError: an argument is out of range.
@@ -51,7 +51,7 @@ class TokenPrediction(Objective):
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the target tokens as `targets`; see `Objective.read`."""
         weights = self.weights(rows)[TERM]
-        # The logits are those of the model's `unembed`.
+        # The logits come from the model's `unembed`.
         predicted = Prediction(
             outputs.hidden, params["model"].unembed, weights, rows["decoder_target_tokens"], weights
         ).with_cross_entropy(TERM, METRICS, z_loss=self.z_loss, label_smoothing=self.label_smoothing)

@@ -47,7 +47,7 @@ def from_optax(
     Args:
       transform: An optax optimizer created with a learning rate of 1.
       learning_rate: The schedule, or a number.
-      weight_decay: Decoupled weight decay, in addition to that of the transform; multiplied by the learning rate.
+      weight_decay: Decoupled weight decay, in addition to the transform's; multiplied by the learning rate.
       decay_vectors: Whether `weight_decay` also applies to vectors (scales of norms, biases).
       groups: Parameter groups; the first one that matches a parameter applies.
 
@@ -62,7 +62,7 @@ def from_optax(
     if not weight_decay and (group := next((group for group in groups if group.weight_decay_factor != 1.0), None)):
         raise UserError(
             f"weight_decay_factor={group.weight_decay_factor} of the parameter group {group} cannot scale the weight "
-            "decay of an optax optimizer. Set weight_decay of from_optax, and that of the optax optimizer to 0."
+            "decay of an optax optimizer. Set weight_decay of from_optax, and the optax optimizer's to 0."
         )
 
     def init(params):

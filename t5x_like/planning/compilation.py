@@ -23,7 +23,7 @@ class Memory:
     """Memory of a step in bytes per device.
 
     Attributes:
-      parameters: parameters, including frozen ones and those of teachers.
+      parameters: parameters, including frozen ones and teachers'.
       optimizer: optimizer state, state that networks carry from batch to batch, and counters.
       batch: features of a batch.
       temporaries: gradients, activations, other temporaries and the program: `peak` minus the other attributes.
@@ -117,7 +117,7 @@ def required_memory(message: str) -> float | None:
       message: message of the error.
 
     Returns:
-      Bytes, or None for other errors, such as that of an operation that does not fit into the core's own memory.
+      Bytes, or None for other errors, such as of an operation that does not fit into the core's own memory.
     """
     if not re.search(r"out of memory (?:on|in memory space) hbm", message, re.IGNORECASE):
         return None

@@ -28,7 +28,7 @@ class Kernel:
 
     Attributes:
       flops: FLOPs of its cost estimate; 0 without one.
-      hbm_bytes: bytes of its cost estimate that are not in memories on the chip; without one, those of its operands
+      hbm_bytes: bytes of its cost estimate that are not in memories on the chip; without one, the bytes of its operands
         and results, each read or written once.
       estimated: whether it has a cost estimate.
     """

@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def expected_seconds(self) -> float | None:
-        """Expected time of a step, at least that of the bound; None without a program."""
+        """Expected time of a step, at least the bound's; None without a program."""
         return max(self.compiled.expected.seconds, self.bound.seconds) if self.bound else None
 
     @property
@@ -101,7 +101,7 @@ class Plan:
 def as_json(plan: Plan) -> dict[str, Any]:
     """Returns the plan as JSON values in bytes, FLOPs and seconds.
 
-    Values are per device and step, except those of the whole model and run: `parameters`, `teacher_parameters`,
+    Values are per device and step, except of the whole model and run: `parameters`, `teacher_parameters`,
     `tokens_per_step`, `tokens_per_second_…`, `total_…`, `expected_run_seconds` and `expected_cost`. A device is a chip,
     except for tpu7x, where it is half a chip. Values that are unknown, such as the speed of a step that does not fit,
     are None. `expected_step_seconds` is at least the bound; `expected_parts` is before this maximum.
@@ -283,7 +283,7 @@ def _rate(plan: Plan, tokens_per_second: float) -> str:
 def _expected_parts(plan: Plan) -> str:
     found = plan.compiled.expected
     if found.seconds < plan.bound.seconds:
-        return ", that of the bound"
+        return ", as the bound"
     parts = {"core": found.core, "synchronous collectives": found.synchronous, "waiting for transfers": found.exposed}
     return f" (ms: {', '.join(f'{name} {1e3 * seconds:,.2f}' for name, seconds in parts.items() if seconds)})"
 

@@ -137,7 +137,7 @@ class _Leaf:
     """An array that a run keeps, with (logical axis, size) per dimension and its bytes.
 
     A trained parameter has a gradient. `passes` is the number of passes that read a parameter: forward and backward, or
-    only forward for those of teachers; 0 for the optimizer state.
+    only forward for teachers; 0 for the optimizer state.
     """
 
     dims: tuple[tuple[str | None, int], ...]
@@ -206,7 +206,7 @@ def rule_sets(ici: Mapping[str, int], lengths: Sequence[int]) -> tuple[str, ...]
 class _Estimate:
     """Estimated memory in bytes and times in seconds of a configuration.
 
-    The times are those of compute, memory traffic, communication within slices and communication across slices.
+    The times are for compute, memory traffic, communication within slices and communication across slices.
     """
 
     def __init__(self, program, leaves, row_cost, ici, microbatches, topology, *, rules, per_step):

@@ -75,7 +75,7 @@ def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
-    """Counts the FLOPs of the matrix products in a jaxpr, and those of Pallas kernels by their cost estimates.
+    """Counts the FLOPs of matrix products in a jaxpr, and of Pallas kernels by their cost estimates.
 
     Args:
       jaxpr: a jaxpr. The body of a scan counts once per iteration.
@@ -89,7 +89,7 @@ def jaxpr_flops(jaxpr: Any) -> float:
             (contracted, _), _ = equation.params["dimension_numbers"]
             shape = equation.invars[0].aval.shape
             total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
-        if equation.primitive.name == "pallas_call":  # its jaxpr is that of one step of its grid
+        if equation.primitive.name == "pallas_call":  # its jaxpr computes one step of its grid
             estimate = equation.params["cost_estimate"]
             total += estimate.flops if estimate else 0.0
             continue

@@ -42,7 +42,7 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
         update = read[1]
         return _bytes_in_hbm([update]) + update.bytes * (instruction.arrays[0].memory == 0)
     if instruction.opcode in _SLICES or instruction.opcode in ("copy", "copy-start"):
-        # The result of `slice-start` is the operand and the slice, that of `copy-start` the copy and its operand.
+        # The result of `slice-start` is (operand, slice); the result of `copy-start` is (copy, operand).
         moved = instruction.arrays[1 if instruction.opcode == "slice-start" else 0]
         return moved.bytes * ((read[0].memory == 0) + (moved.memory == 0))
     return _bytes_in_hbm(read) + _bytes_in_hbm(_results(instruction, len(read)))

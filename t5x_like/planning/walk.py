@@ -104,7 +104,7 @@ class Walk:
         self._visited: dict[tuple[str, bool], Work] = {}
 
     def visit(self, computation: hlo.Computation, *, in_fusion: bool) -> Work:
-        """Returns the work of one execution of a computation, with that of the computations that it calls.
+        """Returns the work of one execution of a computation, including the computations that it calls.
 
         Args:
           computation: the computation.
@@ -119,7 +119,7 @@ class Walk:
         return self._visited[key]
 
     def of(self, computation: hlo.Computation, instruction: hlo.Instruction, *, in_fusion: bool = False) -> Work:
-        """Returns the work of one execution of an instruction, with that of the computations that it calls."""
+        """Returns the work of one execution of an instruction, including the computations that it calls."""
         total = Work(flops=arithmetic.product_flops(computation, instruction))
         self._collective(computation, instruction, total)
         if (kernel := kernels.kernel(computation, instruction)) is not None:

@@ -182,7 +182,7 @@ def _introduction(run: ExportedRun, hf_config: Mapping[str, Any]) -> list[str]:
     lines = [f"# {_class(hf_config)} of the run {code(run.name)}", ""]
     if run.source:
         return [*lines, f"Converted from {code(run.source)} by t5x_like {t5x_like.__version__}, without training."]
-    return [*lines, f"Trained and exported with t5x_like {t5x_like.__version__}. The facts below are those of the run."]
+    return [*lines, f"Trained and exported with t5x_like {t5x_like.__version__}. The facts below describe the run."]
 
 
 def _model(model: ModelConfig, hf_config: Mapping[str, Any], parameters: Mapping[str, int]) -> list[str]:

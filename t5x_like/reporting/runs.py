@@ -14,7 +14,7 @@ from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.reporting.reader import Reader
 from t5x_like.runtime import run_files
 
-# The directory of the results of `t5x_like eval`, and those of files with predictions in it.
+# Directory of the results of `t5x_like eval`.
 _EVALUATIONS = "eval"
 _STEP = re.compile(r"^step_([0-9]{1,15})$")
 _CHECKPOINT = re.compile(r"[0-9]{1,15}")
@@ -113,7 +113,7 @@ def _read(model_dir: str, name: str) -> Run:
 
 
 def _rows(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the rows of the metrics. Integers beyond those of floating point are infinite."""
+    """Returns the rows of the metrics. Integers beyond the range of floating point are infinite."""
     rows = metrics.read_metrics(model_dir)
     for row in rows:
         if not 0 <= row["step"] < 2**53:

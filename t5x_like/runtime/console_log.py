@@ -95,7 +95,7 @@ def enabled() -> Iterator[None]:
         yield
         return
     before, verbosity = list(root.handlers), absl_logging.get_verbosity()
-    level = absl_logging.get_absl_logger().level  # by default that of the root logger, which `set_verbosity` replaces
+    level = absl_logging.get_absl_logger().level  # by default the root logger's, which `set_verbosity` replaces
     made = handler()
     root.handlers[:] = [made]
     absl_logging.set_verbosity(max(verbosity, absl_logging.INFO))

@@ -29,7 +29,7 @@ def file_name(mesh: Mesh) -> str | None:
     """Returns the gin file for the devices of a mesh, or None if there is none.
 
     Args:
-      mesh: TPUs, GPUs or CPUs. The options for GPUs are those of collectives, so a single GPU has no file.
+      mesh: TPUs, GPUs or CPUs. The options for GPUs configure collectives, so a single GPU has no file.
     """
     device = mesh.devices.flat[0]
     if device.platform == "gpu":
@@ -48,11 +48,11 @@ def suggest(mesh: Mesh) -> None:
 
 
 def check(options: Collection[str], platform: str) -> None:
-    """Checks that XLA options are not those of TPUs on another platform.
+    """Checks that options for TPUs are not set on another platform.
 
     Args:
       options: their names.
-      platform: that of the mesh, such as `cpu`.
+      platform: platform of the mesh, such as `cpu`.
 
     Raises:
       UserError: an option is one for TPUs, and the platform is another.
@@ -70,7 +70,7 @@ def explain_unknown_options(platform: str) -> Iterator[None]:
     """Converts XLA's error about an unknown option.
 
     Args:
-      platform: that of the mesh.
+      platform: platform of the mesh.
 
     Raises:
       UserError: instead of XLA's error.

@@ -30,15 +30,15 @@ class Evaluation:
 
     Attributes:
       data: The evaluation data. None disables the evaluation.
-      objective: The objective whose metrics are computed; that of the run by default. It may not have heads of its own.
+      objective: The objective whose metrics are computed; by default the run's. It may not have heads of its own.
       batches: Maximum number of batches for the metrics of the objective; None for all.
       task_metrics: Whether to compute the metrics of the task, from predictions and scores. By default, they are
         computed if the task has any and the model can predict.
       num_examples: Maximum number of examples per task for its metrics. The default is the rows of `batches`.
       decoding: How text is generated for the metrics of a task. The default is greedy.
-      splits: A split, or several to be evaluated one by one. The default is that of `data`.
-      per_task: Whether to evaluate each task of a mixture by itself. Otherwise the metrics of the objective are those
-        of the mixture, up to the end of its first task.
+      splits: A split, or several to be evaluated one by one. The default is the split of `data`.
+      per_task: Whether to evaluate each task of a mixture separately. Otherwise the metrics of the objective are taken
+        on the mixture, up to the end of its first task.
 
     Raises:
       UserError: A number is not positive.
@@ -93,7 +93,7 @@ def expand(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
       evaluations: Name -> evaluation. Those without data are omitted.
 
     Returns:
-      Name -> evaluation of one task and one split. The name of the task or the split replaces that of the only
+      Name -> evaluation of one task and one split. The name of the task or the split replaces the name of the only
       evaluation, and is appended to it if there are several.
 
     Raises:
@@ -290,7 +290,7 @@ class Evaluations:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the evaluations whose metrics are computed: those of splits with labels."""
+        """The names of the evaluations whose metrics are computed: splits with labels."""
         return tuple(name for name, (batches, _) in self._parts.items() if batches is not None)
 
     def metric_names(self, params: Any) -> dict[str, dict[str, float]]:

@@ -103,7 +103,7 @@ def of_run(model_dir: str) -> FrozenBase | None:
 
 
 def split(base: FrozenBase | None, params: Any) -> tuple[Any, Any]:
-    """Splits parameters into those that a checkpoint stores, and those of the base.
+    """Splits parameters into those that a checkpoint stores and the base.
 
     Args:
       base: The base; None for no parameter.
@@ -124,7 +124,7 @@ def split(base: FrozenBase | None, params: Any) -> tuple[Any, Any]:
 
 
 def store(model_dir: str, base: FrozenBase | None) -> None:
-    """Writes `base.json` of a new run, or removes that of an earlier run without checkpoints.
+    """Writes `base.json` of a new run, or removes the file of an earlier run without checkpoints.
 
     Args:
       model_dir: The run directory.

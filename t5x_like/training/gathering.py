@@ -54,7 +54,7 @@ def sum_over_rows(
 ) -> tuple[Any, Any]:
     """Returns the sums of `function` over all rows, computed on each device for its own rows with whole parameters.
 
-    Dropout differs from that of a computation over the whole batch: each device has a key of its own.
+    Dropout differs from a computation over the whole batch: each device has a key of its own.
 
     Args:
       function: computes sums over the rows of a batch, and arrays `[batch, …]` of the rows.

@@ -23,7 +23,7 @@ from t5x_like.training import gathering
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.state import Frozen, assemble
 
-# Numbers of further keys among those derived from that of a step, in which microbatches count from 0: `Keys.rows` and
+# Indices of further keys derived from the key of a step, in which microbatches count from 0: `Keys.rows` and
 # `Keys.step`.
 _ROWS, _STEP = 2**31 + 1, 2**31 + 2
 # Name in a batch of the keys of its rows, which are split like a feature.

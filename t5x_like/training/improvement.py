@@ -21,10 +21,10 @@ def check_run(names: Sequence[str], patience: int | None) -> None:
       patience: See `Improvement`.
 
     Raises:
-      UserError: A name is that of the training rows, or the patience is not positive or has no evaluations.
+      UserError: A name is reserved for the training metrics, or the patience is not positive or has no evaluations.
     """
     if _TRAIN in names:
-        raise UserError(f"EVALUATIONS: the name {_TRAIN!r} is that of the training metrics. Give another name.")
+        raise UserError(f"EVALUATIONS: the name {_TRAIN!r} is reserved for the training metrics. Give another name.")
     Improvement(BestMetric(), patience)
     if patience is not None and not names:
         raise UserError(f"PATIENCE={patience}: the run has no evaluation. Set EVALUATIONS and EVAL_PERIOD, or None.")

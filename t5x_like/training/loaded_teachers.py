@@ -29,7 +29,7 @@ class LoadedTeacher(Loaded):
       checkpoint_path: The chosen checkpoint, or the Hugging Face directory.
       vocabulary: Digest of its vocabulary; None if its directory does not have one.
       weight: Weight among several teachers.
-      rules: Rules that shard its parameters; None for those of the student.
+      rules: Rules that shard its parameters; None for the student's.
       logits: Directory of its stored logits, with which it does not run.
     """
 

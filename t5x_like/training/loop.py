@@ -279,7 +279,7 @@ class _StepLog:
         self._began, self._device_seconds = time.monotonic(), 0.0
 
     def add(self, step: int, pairs: Mapping[str, Any], *, measured: bool) -> None:
-        """Takes the metrics of `step`, which may still be computed, and logs those of the step before.
+        """Takes the metrics of `step`, which may still be computed, and logs the metrics of the step before.
 
         Args:
           step: The step, counted from 1.

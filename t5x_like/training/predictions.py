@@ -64,7 +64,7 @@ class Predictor:
           example_ids: Number of the example of each row, from which the random key of its sample derives.
 
         Returns:
-          The outputs by name, with `predictions`, `[rows, …]` each; rows after those of `batch` are padding.
+          The outputs by name, with `predictions`, `[rows, …]` each; rows after the rows of `batch` are padding.
         """
         if not self._by_heads:
             batch = prompts(batch)

@@ -152,7 +152,7 @@ def make_program(recipe: Recipe) -> Program:
         batch_shapes=batch_shapes,
         batch_dtypes=objective.features.dtypes,
         batch_axes=objective.features.axes,
-        # A third of the operations of a training step are those of the forward pass.
+        # The forward pass takes a third of the operations of a training step.
         flops=sum(each.train_flops(rows) for each in of_run.values())
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
     )

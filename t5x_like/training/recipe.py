@@ -156,8 +156,8 @@ class Storage:
 class Recipe:
     """What a run trains, on which data, and how.
 
-    `train` runs a recipe, and `distill` turns the recipe of a student into that of its distillation. `plan` and `bench`
-    read the same recipes.
+    `train` runs a recipe, and `distill` turns a student's recipe into the recipe of its distillation. `plan` and
+    `bench` read the same recipes.
 
     Attributes:
       model: The configuration of a model family, such as `models.t5.T5Config`.

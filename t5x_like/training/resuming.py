@@ -1,4 +1,4 @@
-"""The state of a run in its checkpoints: trainable and frozen parameters together, but for those of its base."""
+"""The state of a run in its checkpoints: trainable and frozen parameters together, except for its frozen base."""
 
 import dataclasses
 import os

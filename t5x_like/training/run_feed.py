@@ -49,7 +49,7 @@ def restore_position(feed: Feed, position: bytes, run_config: run_directory.RunC
       run_config: The configuration of this start.
 
     Raises:
-      DataMismatchError: The position is that of other data.
+      DataMismatchError: The position belongs to other data.
     """
     try:
         feed.restore(position)

@@ -93,7 +93,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
         own, _ = stage.split(params)
         if not (names := parameters.named_leaves(own)):
             raise UserError(
-                f"stage {name!r}: trains={stage.trains!r} matches no trainable parameter. Names are those of "
+                f"stage {name!r}: trains={stage.trains!r} matches no trainable parameter. The names are in "
                 "model_info.txt, such as model/encoder/layers/mlp/wi/kernel."
             )
         for each in names:

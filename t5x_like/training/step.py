@@ -17,7 +17,7 @@ from t5x_like.training.gathering import Gathering
 from t5x_like.training.stages import ONLY, are_declared, of_objective
 from t5x_like.training.state import Frozen, TrainState, assemble
 
-# Number of the key of `Objective.prepare` among the keys derived from that of a step. Microbatches count from 0, and
+# Index of the key of `Objective.prepare` among the keys derived from the key of a step. Microbatches count from 0, and
 # `gradients` has further numbers.
 _PREPARE = 2**31
 
@@ -40,7 +40,7 @@ def make_train_step(
     An update is skipped if its loss or gradient is not finite: parameters, optimizer state and carry keep their values,
     the step and the counters of skipped updates advance. Metrics are (sum, weight) pairs: the metrics of the objective,
     `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `tokens`, `skipped` and
-    `skipped_in_a_row`. With several stages, `grad_norm/STAGE` and `learning_rate/STAGE` are those of a stage.
+    `skipped_in_a_row`. With several stages, `grad_norm/STAGE` and `learning_rate/STAGE` belong to a stage.
 
     Args:
       objective: See `objectives.base.Objective`.
@@ -123,7 +123,7 @@ def make_train_step(
 
 
 def _united(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the metrics of a stage to those of earlier stages. `objective` is the sum over the stages."""
+    """Adds the metrics of a stage to the metrics of earlier stages. `objective` is the sum over the stages."""
     united = {**metrics, **found}
     if "objective" in metrics:
         united["objective"] = (metrics["objective"][0] + found["objective"][0], found["objective"][1])
@@ -159,7 +159,7 @@ def make_eval_step(objective: Objective) -> Callable[..., tuple[dict[str, tuple[
 
     Args:
       objective: The objective whose metrics are computed. What it draws for an example depends on the number of the
-        example, which follows from that of the batch, from 0. `carry` has what its networks carry from the batch
+        example, which follows from the number of the batch, from 0. `carry` has what its networks carry from the batch
         before, as features of a batch.
     """
 

@@ -65,7 +65,7 @@ def restore(
     are logged, as are the heads at the source that are not read.
 
     Args:
-      source: the weights, and the changes with which they become those of this model.
+      source: the weights, and the changes that adapt them to this model.
       state: a `TrainState` with freshly initialized parameters.
       frozen: the arrays that are not trained.
       config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it, except

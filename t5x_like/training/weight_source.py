@@ -30,7 +30,7 @@ _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitialWeights:
-    """Pretrained weights to start from, and the changes with which they become those of this model.
+    """Pretrained weights to start from, and the changes that adapt them to this model.
 
     Attributes:
       path: A run directory, its `checkpoints` directory, one checkpoint in it (`checkpoints/400`, or `checkpoints/best`
@@ -39,15 +39,15 @@ class InitialWeights:
       mapping: (regex, replacement) pairs that turn a tensor name of this model or its heads, without the leading
         `model/` or `objective/`, into the name at `path`. They are applied in order. A tensor whose name becomes empty
         stays freshly initialized.
-      new_tokens: Number of token ids that this model has after those of `path`. Their rows in the tables over the
+      new_tokens: Number of token ids that this model has after the ids of `path`. Their rows in the tables over the
         vocabulary stay freshly initialized; the other rows are restored.
       layers: Stack -> indices of the pretrained layers that its layers start from, such as `{"encoder": (0, 2, 4)}`, or
         a rule of `layer_choice`. The pretrained model may then have other numbers of layers. None: all layers.
       dropped: Regular expressions of names of tensors at `path` that this model does not have, such as
         `("token_type_embedder",)`. Others that it lacks are an error.
-      truncated: Logical axes, `positions` or `vocab`, along which tables at `path` may be longer than those of the
+      truncated: Logical axes, `positions` or `vocab`, along which tables at `path` may be longer than the tables of the
         model, which start from their first rows.
-      other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than those of the data. This is
+      other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
 
     Raises:
@@ -76,7 +76,7 @@ class InitialWeights:
 
     @property
     def has_vocabulary_of_run(self) -> bool:
-        """Whether the token ids of `path` must be those of the data."""
+        """Whether the token ids of `path` must match the data's."""
         return not (self.other_vocabulary or self.new_tokens or VOCAB in self.truncated)
 
     def is_dropped(self, name: str) -> bool:
@@ -262,7 +262,7 @@ def read_base(base: FrozenBase, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> d
     base.check()
     tensors = {name: base.leaves[name].name for name in wanted}
     if weight_files.is_huggingface(base.path):
-        # The model may have other sizes than that of the run.
+        # The model may have other sizes than the model of the run.
         leaves = interop.read(base.path, interop.config_from_huggingface(base.path))
         return {name: _put(leaves[tensors[name]], shape) for name, shape in wanted.items()}
     with _open_run(base.path) as (_, read):

@@ -106,7 +106,7 @@ def write_tiny(directory, change):
 @pytest.mark.parametrize(
     ("change", "cut", "code", "message"),
     [
-        (lambda tensors: None, None, 0, "initial weights: those of weights fit"),
+        (lambda tensors: None, None, 0, "initial weights: weights fits"),
         (lambda tensors: None, -1, 2, "model.safetensors is truncated"),
         (lambda tensors: tensors.pop("shared.weight"), None, 2, "tensor 'shared.weight' is missing"),
         (

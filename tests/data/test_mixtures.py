@@ -175,7 +175,7 @@ def test_tasks_with_other_vocabularies_or_features_raise():
     seqio.TaskRegistry.add("mixed_pair", source_of("mixed_small"), preprocessors=[], output_features=pair)
     try:
         source = make(mixture_or_task_name="new", rates={"mixed_small": 1, "mixed_wide": 1})
-        with pytest.raises(UserError, match="'targets' of mixed_wide has another vocabulary than that of mixed_small"):
+        with pytest.raises(UserError, match="'targets' of mixed_wide has another vocabulary than in mixed_small"):
             source.host_iterator(SPEC)
         source = make(mixture_or_task_name="new", rates={"mixed_small": 1, "mixed_pair": 1})
         with pytest.raises(UserError, match="mixture new: its tasks do not have the same features .*mixed_pair"):

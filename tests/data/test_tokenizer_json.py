@@ -88,7 +88,7 @@ def test_other_invalid_files_are_named_with_their_key(tmp_path, name, contents, 
 def test_sizes_are_limited(tmp_path, monkeypatch):
     path = write(tmp_path, BPE)
     monkeypatch.setitem(tokenizer_json.MAX_PIECES, "BPE", 2)
-    with pytest.raises(UserError, match="key model.vocab: 3 pieces are more than 2, twice those of the largest public"):
+    with pytest.raises(UserError, match="key model.vocab: 3 pieces are more than 2, twice the number"):
         tokenizer_json.read(path)
     monkeypatch.undo()
     monkeypatch.setattr(tokenizer_json, "MAX_MERGES", 0)

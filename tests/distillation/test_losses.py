@@ -139,7 +139,7 @@ def test_logits_of_a_cached_teacher():
         (
             losses.AttentionKL(layers=((0, 0),)),
             network("big", num_heads=4),
-            "AttentionKL needs the same num_heads in both networks: the encoder of the student has 2, that of big",
+            "AttentionKL needs the same num_heads in both networks, encoder: the student has 2, big",
         ),
         (
             losses.Relations(layers=((0, 0),), relation_heads=4),

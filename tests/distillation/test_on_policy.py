@@ -194,7 +194,7 @@ def test_losses_of_given_targets_are_refused():
     class Cached:
         attached = ()
 
-    with pytest.raises(UserError, match="OnPolicy: the cached predictions of teacher are those of other targets"):
+    with pytest.raises(UserError, match="OnPolicy: the cached predictions of teacher belong to other targets"):
         distillation(OnPolicy(), cached={"teacher": Cached()})
 
 

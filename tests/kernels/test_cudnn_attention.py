@@ -195,7 +195,7 @@ def test_gpus_use_cudnn(options, mask):
 @pytest.mark.parametrize(
     ("options", "given", "reason"),
     [
-        ({"capability": "7.5"}, {}, "cuDNN needs compute capability 8.0, and that of the device is 7.5"),
+        ({"capability": "7.5"}, {}, "cuDNN needs compute capability 8.0, and the device has 7.5"),
         ({"capability": "gfx942"}, {}, "the device is not a GPU of NVIDIA"),
         ({"dtype": "float32"}, {}, "not in float32"),
         ({"head_dim": 60}, {}, "the size of its heads, 60, is not a multiple of 8 up to 256"),

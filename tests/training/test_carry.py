@@ -160,5 +160,5 @@ def test_objective_that_prepares_batches_raises():
     assert set(initial(Next(), Config(), ROWS)) == {"carry/model/state", "carry/second/state"}
     objective = Next()
     objective.prepare = lambda params, batch, *, key, step: batch
-    with pytest.raises(UserError, match="Next prepares its batches .*, so their rows do not continue those of the"):
+    with pytest.raises(UserError, match="Next prepares its batches .*, so rows do not continue the rows of the"):
         initial(objective, Config(), ROWS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def to_steps(settings: KnownSettings) -> Derived | None:
     """Derives TRAIN_STEPS: the passes times the rows of a pass, divided by BATCH_SIZE, rounded up.
 
-    The rows of a pass are those of a cache, or the examples of the task before its preprocessors. A pass over a mixture
+    A pass reads the rows of a cache, or the examples of the task before its preprocessors. A pass over a mixture
     has as many examples as its tasks together.
 
     Raises:

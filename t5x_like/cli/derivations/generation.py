@@ -23,8 +23,8 @@ _OF_SAMPLING = ("temperature", "top_k", "top_p", "samples")
 def from_directory(settings: KnownSettings) -> Derived | None:
     """Derives the settings of `Decoding` that the user does not set.
 
-    Those of beam search are omitted if the user samples, those of sampling if the user searches, and the maximum length
-    if TASK_FEATURE_LENGTHS are those of the user, of a run or of a recipe.
+    Settings of beam search are omitted if the user samples, settings of sampling if the user searches, and the maximum
+    length if the user, a run or a recipe sets TASK_FEATURE_LENGTHS.
 
     Raises:
       UserError: A file of the directory is invalid.

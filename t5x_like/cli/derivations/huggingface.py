@@ -91,7 +91,7 @@ def _directory(path: str, settings: KnownSettings) -> str:
 def _model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str, Any]]:
     """Returns the statements of the model, and the values of the macros that they use.
 
-    The macros are those of the family's gin files, such as DROPOUT_RATE. A macro of the user replaces the published
+    The macros come from the family's gin files, such as DROPOUT_RATE. A macro of the user replaces the published
     values of all its fields. Fields of one macro with different published values do not use it otherwise.
     """
     from t5x_like.config import description
@@ -154,6 +154,6 @@ def _head(directory: str, settings: KnownSettings) -> str:
     users = settings.users("HEAD")
     if not users or settings.is_given("HEAD"):
         return ""
-    # The module of an objective of t5x_like has the name of its head; that of a user may not.
+    # The module of an objective of t5x_like has the name of its head; the module of a user's objective may not.
     name = getattr(sys.modules.get(users[0].rpartition(".")[0]), "NAME", None)
     return "" if name is None else description.describe_dataclass("HEAD", interop.head_form(directory, name))

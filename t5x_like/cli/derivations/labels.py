@@ -43,7 +43,7 @@ def from_task(settings: KnownSettings) -> Derived | None:
 
 
 def _compare(given: Sequence[str], name: str, labels: Sequence[str]) -> None:
-    """Raises an error if the indices of the labels of a task differ from those of other labels."""
+    """Raises an error if a task has another number or order of labels."""
     if len(given) != len(labels):
         problem = f"{len(given)} labels, but {name} has {len(labels)}"
     elif sorted(given) == sorted(labels):

@@ -17,7 +17,7 @@ from t5x_like.data.feed import DataMismatchError
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like cached position 1\n"
-# Grain shuffles indices of 32 bits; the number of rounds is that of Grain's own `shuffle`.
+# Grain shuffles indices of 32 bits; the number of rounds is that in Grain's `shuffle`.
 MAX_SHUFFLED_ROWS = 2**32
 _ROUNDS = 4
 
@@ -87,7 +87,7 @@ class Streams:
 
 
 def _seed(seed: int, number: int) -> int:
-    """Returns a 32-bit seed for a pass, distant from those of other passes: the repetition's number is added to it."""
+    """Returns a 32-bit seed for a pass, distant from other passes' seeds: the repetition's number is added to it."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=4).digest())
 
 

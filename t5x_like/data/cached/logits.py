@@ -130,7 +130,7 @@ def attached_name(teacher: str, prediction: str, kind: str) -> str:
 
 
 def directory_of(directory: str, cache: Manifest) -> str:
-    """Returns the directory of the teacher logits of one cache below that of all."""
+    """Returns the directory of one cache's teacher logits within the directory of all."""
     return paths.join(directory, cache.settings["task"], cache.settings["split"])
 
 
@@ -170,7 +170,7 @@ def read_all(directory: str) -> dict[str, LogitsManifest]:
 
 
 def check(cache: Manifest, spec: FeatureSpec, *, checksums: bool = False) -> dict[str, LogitsManifest]:
-    """Checks that the attached arrays of a spec are those of a cache; no row is read.
+    """Checks that the attached arrays of a spec belong to a cache; no row is read.
 
     Args:
       cache: Manifest of the cache.

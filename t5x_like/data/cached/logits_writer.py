@@ -134,7 +134,7 @@ class LogitsPlan:
         return shard
 
     def finish(self) -> LogitsManifest:
-        """Writes the manifest, once all shards are complete, or returns that of a complete directory.
+        """Writes the manifest, once all shards are complete, or returns the manifest of a complete directory.
 
         Raises:
           RunFailed: shards are missing or truncated, or the storage is full or cannot be written.

@@ -26,7 +26,7 @@ class MixtureFile:
     rates: Mapping[str, float]
 
     def write(self, directory: str) -> None:
-        """Writes the file, which completes the caches of a mixture. It replaces that of the same mixture."""
+        """Writes the file, which completes the caches of a mixture. It replaces an earlier file of the mixture."""
         stored = {"format": _FORMAT, "name": self.name, "tasks": list(self.tasks), "rates": dict(self.rates)}
         paths.write_atomic(paths.join(directory, MIXTURE), json.dumps(stored, indent=1) + "\n")
 

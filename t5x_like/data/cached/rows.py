@@ -85,7 +85,7 @@ def _encode_row(row, values, segments, last, layout) -> bytes:
 
 
 class Decoder:
-    """Decodes records to batches of an objective, whose rows are equal to those of a SeqIO source.
+    """Decodes records to batches of an objective, whose rows equal the rows of a SeqIO source.
 
     Args:
       layout: Layout of the records.

@@ -52,7 +52,7 @@ class Unfinished:
         shard_files.remove_stale(self.directory)
 
     def differences(self, stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Describes the stored settings that differ from those of this command."""
+        """Describes the stored settings that differ from the settings of this command."""
         wanted = self.settings
         return [line for part in stored for line in manifests.differences(stored[part], wanted.get(part, {}))]
 

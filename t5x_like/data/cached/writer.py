@@ -253,7 +253,7 @@ class Plan:
     def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
         """Returns the stored values of a shard's rows in batches of `_ROWS_AT_ONCE`; see `Layout.storage_spec`.
 
-        Documents are distributed over the shards in the order of the source, because the reader shuffles rows; those of
+        Documents go to the shards in the order of the source, because the reader shuffles rows; the documents of
         a shard follow one another in the windows of continuous data. Each shard and pass has its own seed: with one
         seed, SeqIO would give the n-th document of every shard the same random numbers.
         """

@@ -43,7 +43,7 @@ def windows(
         empty once a stream has ended.
 
     Returns:
-      Dataset of windows with the task features: those of `rows` in the first batch, then those in the second one, ….
+      Dataset of windows with the task features: the windows of `rows` in the first batch, then in the second, ….
     """
     (length,) = set(lengths.values())
     (lead,) = {spec.lead(name) for name in lengths}
@@ -110,7 +110,7 @@ def _advance(streams, group: Mapping[str, tf.Tensor], lengths: Mapping[str, int]
     """Appends documents to the streams, and takes the windows of all batches that are full.
 
     Args:
-      streams: Task feature -> the items that are in no window yet, those of the first row first; and their number in
+      streams: Task feature -> the items that are in no window yet, ordered by row; and their number in
         each row.
       group: Documents, and whether the streams end.
       lengths: Task feature -> number of items of a window.

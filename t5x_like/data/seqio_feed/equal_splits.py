@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def equal_splits(source: "SeqIOSource", sample: int) -> Iterator[tuple[str, str, int]]:
-    """Yields the other splits of each task whose first examples, before any preprocessor, are those of the split.
+    """Yields the other splits of each task whose first examples, before any preprocessor, equal the split's.
 
     Args:
       source: task or mixture, and split.

@@ -31,7 +31,7 @@ def make(
       batch_size: Rows of a batch; only continuous data depend on it.
       rows: The rows of each batch to make, if the data are continuous; by default all.
       to_the_end: Whether the last windows of continuous data may have fewer tokens.
-      converted: Spec of the same task features whose model features are made instead of those of `spec`.
+      converted: Spec of the same task features, whose model features are made instead of `spec`'s.
 
     Returns:
       Dataset of rows with the model features.

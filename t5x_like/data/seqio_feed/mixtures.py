@@ -150,6 +150,6 @@ def check_vocabularies(mixture: seqio.Mixture) -> None:
                 different := "dtype" if feature.dtype != other.dtype else None
             ):
                 raise UserError(
-                    f"mixture {mixture.name}: the feature {name!r} of {task.name} has another {different} than that of "
+                    f"mixture {mixture.name}: the feature {name!r} of {task.name} has another {different} than in "
                     f"{first.name}. Mix tasks with the same vocabularies."
                 )

@@ -146,7 +146,7 @@ class SeqIOSource:
         return mixing.fractions(task_errors.rates(provider, tasks), self.name)
 
     def vocabularies(self) -> "dict[str, seqio.Vocabulary]":
-        """Returns task feature -> vocabulary. Without a task, that of `vocabulary_path` is the one of `targets`."""
+        """Returns task feature -> vocabulary. Without a task, `targets` has the vocabulary at `vocabulary_path`."""
         if not self.mixture_or_task_name and self.vocabulary_path:
             # By name, as tasks are: this package does not depend on the shipped tasks.
             late = importlib.import_module("data_tasks.vocabularies.late")
@@ -154,7 +154,7 @@ class SeqIOSource:
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
     def text_vocabulary(self, spec: FeatureSpec) -> vocabulary_digest.TextVocabulary:
-        """Returns digest and location of the vocabulary of the text; without a task, that of `vocabulary_path`."""
+        """Returns digest and location of the vocabulary of the text; without a task, at `vocabulary_path`."""
         if not self.mixture_or_task_name:
             return vocabulary_digest.of_location(self.vocabulary_path)
         return vocabulary_digest.of_text(self.vocabularies(), spec)

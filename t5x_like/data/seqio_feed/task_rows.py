@@ -4,7 +4,7 @@ The task's preprocessors run on each record by itself, so that the examples of a
 make several of one, such as the windows of a long text, or none.
 
 The columns of the records are the features of the task's source. A source with the method `parse_rows(path, records)`
-parses them itself. For other sources, names and types are those of the source's examples; a missing number is -1, which
+parses them itself. For other sources, names and types come from the source's examples; a missing number is -1, which
 stands for an unknown label, and a missing list is empty.
 """
 

@@ -37,7 +37,7 @@ class _FeatureMapLoss(LayerLoss):
 class FeatureMap(_FeatureMapLoss):
     """Mean squared error of hidden states after a layer norm without scale and bias.
 
-    Source: MobileBERT (Sun et al. 2020, section 3.5, equation 1); the layer norm is that of the released code.
+    Source: MobileBERT (Sun et al. 2020, section 3.5, equation 1); the layer norm follows the released code.
     """
 
     def error(self, student: States, teacher: States) -> PerToken:

@@ -74,7 +74,7 @@ class LayerLoss:
         Args:
           heads: the projections of the loss.
           student: the arrays of the student's layer that the loss reads.
-          teacher: those of the teacher's layer.
+          teacher: the arrays of the teacher's layer.
           batch: the features of the batch.
         """
         raise NotImplementedError
@@ -98,8 +98,8 @@ class LayerLoss:
         for name in self.same_sizes:
             if getattr(ours, name) != getattr(theirs, name):
                 raise UserError(
-                    f"{type(self).__name__} needs the same {name} in both networks: the {self.stack} of the student "
-                    f"has {getattr(ours, name)}, that of {teacher.name} has {getattr(theirs, name)}. Change the "
+                    f"{type(self).__name__} needs the same {name} in both networks, {self.stack}: "
+                    f"the student has {getattr(ours, name)}, {teacher.name} has {getattr(theirs, name)}. Change the "
                     "student, or use a loss that does not depend on it."
                 )
 

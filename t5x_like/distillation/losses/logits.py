@@ -134,7 +134,7 @@ class ReverseKL(_Divergence):
     """T² · KL(student || teacher) of the distributions at temperature T, in nats per position.
 
     Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, section 2: the reverse KL per token. MiniLLM (Gu et al. 2024,
-    arXiv:2306.08543) minimizes that of whole sequences. The student prefers modes of the teacher to its whole support.
+    arXiv:2306.08543) minimizes it for whole sequences. The student prefers modes of the teacher to its whole support.
     """
 
     def divergence(self) -> Divergence:

@@ -37,7 +37,7 @@ def fused_attention(
 ) -> Float[Array, "batch q_len heads kv"]:
     """Computes `kernels.attention.attention` without scores in memory.
 
-    The result equals that of the reference up to rounding, with two exceptions. Queries that see no key get the average
+    The result equals the reference up to rounding, with two exceptions. Queries that see no key get the average
     of all values, as in the reference, only if the mask is neither causal nor a window; otherwise they get zeros. Such
     queries are padding. Dropout that is not shared along the queries has the same distribution and other random bits.
 
@@ -51,7 +51,7 @@ def fused_attention(
       dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
       dropout_key: random key for dropout; None disables dropout.
       interpret: whether to interpret the kernels, on any device.
-      sizes: blocks and memory; None for those of the bound mesh's devices.
+      sizes: blocks and memory; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values.
@@ -131,7 +131,7 @@ class Static:
 def _drop_keys(q, k, v, dropout: Dropout, key):
     """Applies dropout that all queries share, which multiplies the values of dropped keys by zero.
 
-    The decisions are those of the reference. With grouped queries, the heads of a group have decisions of their own,
+    The decisions equal those in the reference. With grouped queries, the heads of a group have decisions of their own,
     and therefore values of their own.
     """
     batch, q_len, heads, _ = q.shape
@@ -259,6 +259,6 @@ def _relative_vector(values, g: Geometry):
 
 
 def _relative_values(vector, g: Geometry):
-    """Returns the gradient of the biases from that of `_relative_vector`."""
+    """Returns the gradient of the biases from the gradient of `_relative_vector`."""
     before = g.padded_k - g.kv_len
     return vector[:, before : before + g.q_len + g.kv_len - 1][:, ::-1]

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 
 from t5x_like.kernels.fused_attention.geometry import Geometry
 
-# Elementwise work that a bias and dropout add to that of an exponential, as a fraction of it, in the forward and in the
+# Elementwise work of a bias and of dropout as a fraction of the work of an exponential, in the forward and in the
 # backward pass: from the compiler's schedules for v5p and v6e.
 BIAS_WORK, DROPOUT_WORK = (0.4, 1.1), (0.5, 0.9)
 # Matrix products per tile: scores and output, and scores, and gradients of weights, values, keys and queries.

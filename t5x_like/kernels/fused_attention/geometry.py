@@ -15,7 +15,7 @@ class Geometry:
     """Static sizes of an attention problem on one device.
 
     The grid of a kernel is rows x groups of heads x blocks of queries and keys. A step computes `step_heads` query
-    heads, those of `step_kv_heads` key heads.
+    heads, which belong to `step_kv_heads` key heads.
 
     Attributes:
       batch: rows.

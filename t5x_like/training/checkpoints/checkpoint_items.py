@@ -75,7 +75,7 @@ class _FeedFiles(ocp.CheckpointHandler):
             (directory / f"process_{process}_of_{jax.process_count()}.bin").write_bytes(position)
 
     def restore(self, directory: epath.Path, args: "FeedRestore | None" = None) -> bytes:
-        """Returns the position of a process, or that of process 0 if the number of processes has changed.
+        """Returns the position of a process, or of process 0 if the number of processes has changed.
 
         A source with one global order, such as a cache, resumes from the position of any process. A live feed detects
         the mismatch and raises an error.

@@ -88,9 +88,9 @@ class CheckpointStore:
         """Starts to save a checkpoint.
 
         Args:
-          step: its step, after those of all earlier checkpoints.
+          step: its step, after all earlier checkpoints.
           leaves: the arrays by stored name.
-          positions: data positions by the index of their process; at least that of this process.
+          positions: data positions by the index of their process; at least the position of this process.
           about: JSON values.
         """
         tree = unflatten_dict(leaves, sep="/")

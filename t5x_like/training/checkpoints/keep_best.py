@@ -10,7 +10,7 @@ from t5x_like.metrics.checkpoint_evaluations import CheckpointEvaluations
 
 
 class KeepBest(policies.PreservationPolicy):
-    """Keeps the best checkpoints, also those of an earlier start of the run.
+    """Keeps the best checkpoints, also from an earlier start of the run.
 
     Args:
       evaluations: the evaluations of the checkpoints.

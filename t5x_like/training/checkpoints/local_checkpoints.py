@@ -157,7 +157,7 @@ class LocalCheckpoints:
                 self._store.delete(other)
 
     def delete_others(self, step: int | None) -> None:
-        """Deletes all checkpoints except `step`, and those of other numbers of processes."""
+        """Deletes all checkpoints except `step`, and checkpoints of other numbers of processes."""
         self.keep_only(step)
         for other in self.directory.parent.iterdir():
             if other.is_dir() and not other.name.endswith(f"_of_{jax.process_count()}"):

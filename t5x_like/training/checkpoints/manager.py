@@ -165,7 +165,7 @@ class Checkpoints:
         checkpoint and reads an array of it.
 
         Args:
-          step: a step after those of all earlier checkpoints.
+          step: a step after all earlier checkpoints.
           tree: any pytree, such as a `TrainState`. Its leaves are stored by name, each stack of layers as one array.
           feed: the data position after the last batch that `tree` was updated with.
           about: properties of the run to store, as JSON values.

@@ -32,7 +32,7 @@ _MAX_POSITION_BYTES = 1 << 17
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Where to restore a step from: the local checkpoints of all processes, or of those of one replica."""
+    """Where to restore a step from: the local checkpoints of all processes, or of the processes of one replica."""
 
     step: int
     about: Mapping[str, Any]
@@ -50,7 +50,7 @@ class TieredCheckpoints:
 
     Each host needs space for two
     local checkpoints. If a host cannot write them, the run continues without. Except for `save_locally`, `find_newest`
-    and what they affect, the methods are those of `Checkpoints`.
+    and what they affect, `Checkpoints` documents the methods.
 
     Args:
       persistent: the checkpoints in MODEL_DIR. They are closed with these.
@@ -227,7 +227,7 @@ class TieredCheckpoints:
         last one, because all processes have the last one by now.
 
         Args:
-          step: a step after those of all earlier checkpoints.
+          step: a step after all earlier checkpoints.
           tree: the state.
           feed: the data position of this process.
           about: properties of the run, as JSON values.

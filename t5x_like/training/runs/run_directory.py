@@ -38,7 +38,7 @@ class RunConfig:
       override: whether to resume a run whose stored configuration differs.
       profile_steps: the first and the last step to trace into `MODEL_DIR/profile`.
       restore: `"latest"`, or `"previous"` to first delete damaged checkpoints newer than the newest intact one.
-      words: the words of the command line after `t5x_like`; None for those of the process.
+      words: the words of the command line after `t5x_like`; None for the words of the process.
     """
 
     text: str

@@ -24,7 +24,7 @@ def of_data(data: DataSource, spec: FeatureSpec, vocabulary_path: str | None) ->
       vocabulary_path: a Hugging Face directory or the file of a vocabulary, for data whose vocabulary is not in files.
 
     Raises:
-      UserError: `vocabulary_path` is another vocabulary than that of a cache.
+      UserError: `vocabulary_path` is another vocabulary than the cache's.
     """
     found = data.text_vocabulary(spec)
     if found.location is None:
@@ -73,7 +73,7 @@ def check(model_dir: str, vocabulary: TextVocabulary) -> None:
     """Checks that the vocabulary of a run to resume is the one that it started with.
 
     Raises:
-      UserError: a file differs from the copy in the run directory, or the digest from that of the run.
+      UserError: a file differs from the copy in the run directory, or the digest from the run's.
     """
     copy = paths.join(model_dir, TOKENIZER)
     # A cache knows the digest of its vocabulary, whose files may have been moved since it was written.
