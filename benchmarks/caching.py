@@ -61,7 +61,7 @@ def add_t5_task(task: seqio.Task) -> bool:
 
 
 def read_live(task: str, examples: int) -> float:
-    """Reads a task with SeqIO and returns the tokens per second of CPU time, without those of the first batch."""
+    """Reads a task with SeqIO and returns the tokens per second of CPU time, without the first batch."""
     ds = seqio.get_dataset(
         task,
         task_feature_lengths=LENGTHS,

@@ -1,4 +1,4 @@
-"""Compares the speed of generation on CPU with that of transformers, for models with random weights.
+"""Compares the speed of generation on CPU with transformers, for models with random weights.
 
 python benchmarks/decoding.py
 

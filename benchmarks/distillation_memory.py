@@ -1,4 +1,4 @@
-"""Compares the memory of a cross-entropy and a KL divergence in chunks of positions with that of whole logits.
+"""Compares the memory of a cross-entropy and a KL divergence in chunks of positions with whole logits.
 
 python benchmarks/distillation_memory.py
 

@@ -1,4 +1,4 @@
-"""Compares the training step of three models on CPU with that of transformers, eager and compiled.
+"""Compares the training step of three models on CPU with transformers, eager and compiled.
 
 python benchmarks/peers.py
 python benchmarks/peers.py --write docs/performance.md

@@ -1,4 +1,4 @@
-"""Compares the training steps of five models on one GPU with those of transformers, eager and compiled.
+"""Compares the training steps of five models on one GPU with transformers, eager and compiled.
 
 python benchmarks/peers_gpu.py
 python benchmarks/peers_gpu.py --models gpt2_medium --rows 8
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--sizes", choices=("full", "tiny"), default="full")
-    parser.add_argument("--rows", type=int, help="rows of a batch; by default those of each model")
+    parser.add_argument("--rows", type=int, help="rows of a batch; by default each model's")
     parser.add_argument("--steps", type=int, default=STEPS, help="measured steps")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -89,7 +89,7 @@ TABLES = {
             teacher="bert/large",
             rows=256,
             slices=(("v5e:2x2", 1), ("v5p:2x2x1", 1)),
-            # TinyBERT has 12 heads. Losses of attention need those of the teacher.
+            # TinyBERT has 12 heads. Losses of attention need the teacher's heads.
             flags=("--gin.bert.BertConfig.num_heads=16",),
         ),
         _distillation(

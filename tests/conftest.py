@@ -236,7 +236,7 @@ def _write_cache(directory, *, lengths, shards, spec=None, task="a_task", first=
       directory: Directory of the split; it must not exist.
       lengths: Task feature -> length.
       shards: Pass and number of rows of each file.
-      spec: Features to store; those of an encoder-decoder by default.
+      spec: Features to store; an encoder-decoder's by default.
       task: Name of the task.
       first: Target of the first row.
       examples_per_row: Number of examples of each row according to the manifest.

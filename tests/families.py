@@ -94,7 +94,7 @@ def assert_trees_close(actual: Any, expected: Any) -> None:
     """Asserts that two trees of parameters or gradients, in either layout, agree up to rounding.
 
     Kernel and bias of the keys are compared as one tensor. Softmax does not depend on a key bias, so its gradient is
-    the rounding error of a sum of zero, whose terms are as large as those of the kernel's gradient.
+    the rounding error of a sum of zero, whose terms are as large as in the kernel's gradient.
     """
     stacked = [parameters.stack(parameters.named_leaves(tree)) for tree in (actual, expected)]
     assert_close(*(_join_key_biases(tensors) for tensors in stacked))

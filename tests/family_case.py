@@ -28,7 +28,7 @@ class Family:
       huggingface: whether transformers supports the family, so that weights are converted.
       pretraining: objective whose heads transformers stores with the model; None: none.
       huggingface_sizes: fields of `config` to replace where transformers requires other sizes.
-      initial_loss_margin: nats per token by which the initial loss may exceed that of a uniform prediction.
+      initial_loss_margin: nats per token by which the initial loss may exceed the loss of a uniform prediction.
     """
 
     config: ModelConfig

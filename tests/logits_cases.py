@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from objective_cases import CASES, Case
+from objective_case import Case
+from objective_cases import CASES
 
 from t5x_like import cache_logits
 from t5x_like.data.cached import Layout, Manifest, Shard, manifest

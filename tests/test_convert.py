@@ -308,7 +308,7 @@ def test_eos_is_that_of_generation(tokens, expected):
 @pytest.mark.parity
 @pytest.mark.parametrize(("added", "padding"), [({}, 22), ({"pad_token": "<pad>"}, 21), ({"pad_token": "<new>"}, 22)])
 def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
-    """Padding is that of the tokenizer if the model has its id, or else EOS."""
+    """The tokenizer's padding is used if the model has its id, or else EOS."""
     import torch
     import transformers
 

@@ -257,7 +257,7 @@ def write_table(path, labels):
 
 @pytest.fixture
 def inspect_table(tmp_path):
-    """Returns a function that inspects a task of the labels `bad` and `good`, given those of two splits."""
+    """Returns a function that inspects a task of the labels `bad` and `good`, given the labels of two splits."""
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film"]))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
 

@@ -41,7 +41,7 @@ def gpt2(tmp_path_factory):
 def test_predictions_of_text_are_those_of_infer(gpt2, tmp_path):
     model = t5x_like.open_model(gpt2, task_feature_lengths=LENGTHS)
     assert isinstance(model.objective, CausalLM)
-    assert (model.decoding.temperature, model.decoding.top_k) == (0.5, 5)  # those of the directory
+    assert (model.decoding.temperature, model.decoding.top_k) == (0.5, 5)  # from the directory
     expected = written(model, tmp_path, TEXTS)
     assert model.predict(TEXTS, batch_size=2) == expected and len({row["prediction"] for row in expected}) == 3
     pairs = [{"inputs": "a", "targets": "bc"}, {"inputs": [5, 6], "targets": [7]}]

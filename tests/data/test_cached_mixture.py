@@ -110,7 +110,7 @@ def test_golden_order():
     positions = [order[position] for position in range(12)]
     assert "".join(task for task, _ in positions) == "aaabaabaabaa"
     assert [row for _, row in positions] == [2, 1, 4, 1, 0, 3, 0, 2, 3, 2, 4, 1]
-    assert order.rows == 10  # all rows of `b` are read after 3 / 0.3 positions, those of `a` earlier
+    assert order.rows == 10  # all rows of `b` are read after 3 / 0.3 positions, rows of `a` earlier
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (4, 2)])

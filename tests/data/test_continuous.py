@@ -1,4 +1,4 @@
-"""Rows of a live task that continue those of the batch before: order, hosts, positions, evaluation, caches, errors."""
+"""Rows of a live task that continue the batch before: order, hosts, positions, evaluation, caches, errors."""
 
 import dataclasses
 import functools

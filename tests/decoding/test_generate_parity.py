@@ -1,4 +1,4 @@
-"""Compares generated tokens with those of `generate` of transformers, for small models with random weights.
+"""Compares generated tokens with `generate` of transformers, for small models with random weights.
 
 Several tokens are EOS, so that rows end at different steps.
 """

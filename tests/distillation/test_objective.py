@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from families import FAMILIES
 from numerics import assert_close
-from objective_cases import CASES, Case, terms_of
+from objective_case import Case
+from objective_cases import CASES, terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import specs
@@ -123,7 +124,7 @@ def distillation(losses=None, teachers=TEACHERS, case=PRETRAINING, **options):
 
 @functools.cache
 def student(case=PRETRAINING):
-    """Returns the parameters of a student that differ from those of its teachers, with projections."""
+    """Returns the parameters of a student that differ from its teachers', with projections."""
     params = jax.tree.map(lambda leaf: 0.8 * leaf + 0.05, case.params())
     shapes = jax.eval_shape(lambda: distillation().init(jax.random.key(0), params["model"])[PROJECTIONS])
     rng = np.random.default_rng(5)

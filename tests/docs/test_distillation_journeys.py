@@ -1,7 +1,7 @@
 """The commands of the pages about distillation, run in the order of the text with small models and two steps.
 
-Models and data are those of the pages by name. `SMALLER` has the settings that make a command small; all other words
-are those of the pages.
+Models and data have the names that the pages use. `SMALLER` has the settings that make a command small; all other words
+come from the pages.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The loss that the README states is that of the shipped quickstart."""
+"""The shipped quickstart has the loss that the README states."""
 
 import re
 import subprocess

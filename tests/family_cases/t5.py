@@ -45,7 +45,7 @@ FAMILIES = {
     ),
 }
 
-# Totals of the shapes in T5X's model files, which are those of the published checkpoints for the public sizes.
+# Totals of the shapes in T5X's model files, which equal the published checkpoints of the public sizes.
 PARAMETERS = {
     "t5_1_0/tiny": 260_704,
     "t5_1_0/small": 60_506_624,

@@ -88,7 +88,7 @@ def partitioner():
 
 
 def compare(partitioner, case, given, backend="cudnn", **options):
-    """Compares the output and the gradients with those of the reference in float32."""
+    """Compares the output and the gradients with the reference's in float32."""
     q, k, v, gradient = case.arrays()
     assert backend_for(partitioner.mesh, q, k, mask=given, **options) == backend
 

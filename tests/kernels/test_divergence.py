@@ -248,7 +248,7 @@ def test_one_pass_computes_the_products_of_one_loss_and_those_of_the_teacher():
         return both_losses(*arrays, budget=2 * 4 * VOCAB * BATCH * 4)
 
     program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden[0], kernels[0])
-    # Of the student: the logits, the gradient of the hidden states and that of the kernel.
+    # Of the student: the logits, the gradients of the hidden states and of the kernel.
     widths = 3 * hidden[0].shape[-1] + hidden[1].shape[-1]
     assert jaxpr_flops(program.jaxpr) == 2 * weights.size * VOCAB * widths
 

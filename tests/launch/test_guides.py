@@ -1,4 +1,4 @@
-"""Tests that the commands in docs/gke.md and docs/slurm.md are valid, and those of gcloud in docs/tpu_vm.md."""
+"""Tests that the commands in docs/gke.md and docs/slurm.md are valid, and the commands of gcloud in docs/tpu_vm.md."""
 
 import ast
 import re

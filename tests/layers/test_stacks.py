@@ -177,7 +177,7 @@ def test_only_kept_outputs_are_returned(scan, period):
 
 
 def test_memory_of_a_scan_holds_only_kept_outputs():
-    """The scores of one layer do not take the memory of those of all layers, also in the gradient."""
+    """The scores of one layer do not take the memory of all layers' scores, also in the gradient."""
     queries, layers = 256, 16
     size = 4 * queries**2  # bytes of the scores of a layer
     stack = jnp.ones((layers, SIZE, SIZE))

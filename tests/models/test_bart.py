@@ -1,4 +1,4 @@
-"""Properties of BART only; those of every family are in test_families.py."""
+"""Properties of BART only; test_families.py tests the properties of every family."""
 
 import dataclasses
 

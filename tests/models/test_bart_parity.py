@@ -118,7 +118,7 @@ def reference_outputs(pair):
 
 
 def mask_padding(tensors, valid, axis):
-    """Returns the tensors by index, set to 0 at padding, which is never read; `axis` is that of the positions."""
+    """Returns the tensors by index, set to 0 at padding, which is never read; `axis` is the axis of positions."""
     shape = [1] * np.ndim(tensors[0])
     shape[0], shape[axis] = valid.shape
     return {number: np.asarray(tensor) * valid.reshape(shape) for number, tensor in enumerate(tensors)}

@@ -1,4 +1,4 @@
-"""Properties of BERT and RoBERTa only; those of every family are in test_families.py."""
+"""Properties of BERT and RoBERTa only; test_families.py tests the properties of every family."""
 
 import dataclasses
 

@@ -47,7 +47,7 @@ def test_repeated_and_reordered_rows_match_whole_rows(name, layout):
         return model.unembed(jnp.concatenate(states, axis=1))
 
     found = decode(model, batch)
-    # The first two tokens of a row, before it is reordered, are those of row `ORDER[i]`.
+    # The first two tokens of a row, before it is reordered, equal row `ORDER[i]`'s.
     reordered = np.concatenate([continuations[ORDER, :2], continuations[:, 2:]], axis=1)
     repeated = {key: np.repeat(value, N, axis=0) for key, value in batch.items()}
     logits = jax.jit(lambda model, batch: model.unembed(model(batch).hidden))

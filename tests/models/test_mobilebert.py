@@ -1,4 +1,4 @@
-"""Properties of MobileBERT and IB-BERT only; those of every family are in test_families.py."""
+"""Properties of MobileBERT and IB-BERT only; test_families.py tests the properties of every family."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Properties of T5 only; those of every family are in test_families.py."""
+"""Properties of T5 only; test_families.py tests the properties of every family."""
 
 import dataclasses
 

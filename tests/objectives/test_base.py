@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from families import FAMILIES, random_model, tokens
 from numerics import TOLERANCE, assert_close
-from objective_cases import CASES, ROWS, terms_of
+from objective_case import ROWS
+from objective_cases import CASES, terms_of
 
 from t5x_like import optimizers, parameters
 from t5x_like.data import batches

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_cases import LABELS, read_terms
+from objective_case import LABELS
+from objective_cases import read_terms
 
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs

@@ -41,7 +41,7 @@ def test_flops_of_dot():
             "dim_labels=0b2f1_2i1o0->0b1f2",
             2 * 16 * 512 * 6 * 64 * 128,
         ),
-        # Grouped features: the input features of the kernel are those of one group.
+        # Grouped features: the input features of the kernel belong to one group.
         (
             "f32[8,12]",
             "f32[4,30]",

@@ -39,7 +39,7 @@ class Lines(python_logging.Handler):
 
 
 def state(partitioner, step):
-    """Returns the state of a step, which differs in every bit pattern from that of other steps; it has a -0.0."""
+    """Returns the state of a step, which differs in every bit pattern from the states of other steps; it has a -0.0."""
     rng = np.random.default_rng(step)
     values = {name: rng.normal(size=shape).astype(dtype) for name, (shape, dtype) in SHAPES.items() if shape}
     values["embedding"][3] = -0.0

@@ -1,4 +1,4 @@
-"""Log lines of runs started from Python: formatted as those of a command, unless logging is already configured."""
+"""Log lines of runs started from Python: formatted as in a command, unless logging is already configured."""
 
 import asyncio
 import logging

@@ -69,7 +69,7 @@ def teacher(tmp_path_factory):
 
 
 def start_distilled(directory, cache_dir, teacher, *flags, **settings):
-    """Starts a distillation from a cache. Its losses are those of a run without a teacher and the divergence."""
+    """Starts a distillation from a cache. It has the losses of a run without a teacher and the divergence."""
     losses = ["--gin_file=distillation/hinton.gin", f"--gin.TEACHER={teacher}", f"--gin.CACHE_DIR={cache_dir}"]
     return start(directory, *losses, *flags, run="distill", gin_file="cached.gin", **settings)
 

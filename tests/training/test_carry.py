@@ -108,7 +108,7 @@ def values(state):
 
 
 def test_rows_continue_those_of_the_batch_before():
-    """The reference runs each network over all batches at once; its parameters stay those of the step."""
+    """The reference runs each network over all batches at once; its parameters stay the step's."""
     batches, params = make_batches(2), make_params()
     state = take_steps(batches[:1])
     whole = take_steps(np.zeros_like(batches[:0]))

@@ -1,4 +1,4 @@
-"""Lines of compressed files: equal to those of the plain file, bounded in memory, and named if they are damaged."""
+"""Lines of compressed files: equal to the plain file's, bounded in memory, and named if they are damaged."""
 
 import bz2
 import gzip

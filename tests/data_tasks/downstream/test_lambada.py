@@ -38,7 +38,7 @@ def test_last_word_of_the_real_passages(test_data):
 
 
 def test_joined_ids_are_those_of_the_passage(test_data, tmp_path):
-    """With GPT-2's byte-level BPE, the ids of both parts are those of the passage."""
+    """With GPT-2's byte-level BPE, both parts have the ids of the passage."""
     for name, source in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
         (tmp_path / name).write_bytes((test_data / "vocab/gpt2" / source).read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))

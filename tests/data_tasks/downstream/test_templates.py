@@ -1,4 +1,4 @@
-"""Tests of templates: special tokens, token types and truncation equal those of transformers' tokenizers."""
+"""Tests of templates: special tokens, token types and truncation equal transformers' tokenizers."""
 
 import itertools
 

@@ -58,7 +58,7 @@ def assert_same_ids(vocabulary, reference, lines):
 
 
 def assert_same_special_ids(vocabulary, reference, *roles):
-    """Checks the special ids of the roles named; those of the other roles are None."""
+    """Checks the special ids of the roles named; the ids of other roles are None."""
     for role in ("bos", "eos", "pad", "unk"):
         expected = getattr(reference, f"{role}_token_id") if role in roles else None
         assert getattr(vocabulary, f"{role}_id") == expected, role

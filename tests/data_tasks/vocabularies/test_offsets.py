@@ -1,4 +1,4 @@
-"""The characters of pieces: equal to those of Hugging Face's tokenizers, and answers of SQuAD found by them."""
+"""The characters of pieces: equal to Hugging Face's tokenizers', and answers of SQuAD found by them."""
 
 import functools
 import json
@@ -112,7 +112,7 @@ def test_byte_level_offsets_equal_those_of_hugging_face(test_data):
 
 @pytest.mark.parametrize("name", ["cased", "uncased", "roberta", "t5"])
 def test_answers_of_squad_are_found(test_data, name):
-    """GPT-2's pieces are those of RoBERTa. One answer is part of a word that no vocabulary here divides there."""
+    """GPT-2 and RoBERTa have the same pieces. One answer is part of a word that no vocabulary here divides there."""
     vocabulary, found = VOCABULARIES[name](test_data), []
     for (context, answers), pieces in zip(squad(test_data), encoded(vocabulary, dict(squad(test_data))), strict=True):
         for answer in answers:

@@ -1,4 +1,4 @@
-"""Local checkpoints of each host beside those of MODEL_DIR, in one process and in two."""
+"""Local checkpoints of each host beside the checkpoints of MODEL_DIR, in one process and in two."""
 
 import errno
 import functools

@@ -1,0 +1,9 @@
+"""Replaced token detection."""
+
+from objective_case import Case
+
+from t5x_like.objectives.replaced_tokens import ReplacedTokenDetection
+
+CASES = {
+    "replaced_tokens": Case(ReplacedTokenDetection(generator_size=1 / 3), "bert"),
+}

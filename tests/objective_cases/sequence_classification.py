@@ -1,0 +1,17 @@
+"""Classification of rows."""
+
+from objective_case import LABELS, ROWS, Case
+
+from t5x_like.objectives import heads
+from t5x_like.objectives.sequence_classification import SequenceClassification
+
+CASES = {
+    "classification": Case(
+        SequenceClassification(LABELS, head=heads.PooledFirstToken(), label_smoothing=0.1),
+        "bert",
+        lambda rng: rng.integers(-1, 3, (ROWS, 1)),
+    ),
+    "classification with a decoder": Case(
+        SequenceClassification(LABELS, head=heads.LastToken()), "llama", lambda rng: rng.integers(0, 3, (ROWS, 1))
+    ),
+}

@@ -1,0 +1,15 @@
+"""Spans as answers."""
+
+from objective_case import ROWS, Case
+
+from t5x_like.objectives import heads
+from t5x_like.objectives.span_extraction import SpanExtraction
+
+CASES = {
+    "span extraction": Case(
+        SpanExtraction(head=heads.EachToken(dropout_rate=0.0)),
+        "bert",
+        lambda rng: rng.integers(-1, 9, (ROWS, 2)),
+        "key/bias|mlp_norm/bias|classifier/bias",
+    ),
+}
