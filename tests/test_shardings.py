@@ -14,7 +14,7 @@ import pytest
 
 from t5x_like import config, optimizers, parameters
 from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, RESIDUAL_LENGTH
-from t5x_like.decoding.prompts import left_pad
+from t5x_like.decoding.start import left_pad
 from t5x_like.layers.cache import logical_axes
 from t5x_like.models.base import GenerativeDecoder, GenerativeEncoderDecoder
 from t5x_like.models.t5 import T5Config

@@ -9,17 +9,19 @@ Only this package uses gin; library code is plain Python. A command is configure
 3. *Render* (`operative`): writes all reached settings as one text with full names. gin parses only this text.
 """
 
+import copy
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import gin
 
-from t5x_like.config.bound import arguments
 from t5x_like.config.check import check
 from t5x_like.config.derivations import Derivation, Derived, KnownSettings
 from t5x_like.config.files import COMMON, SHIPPED, TASK_MACROS, Reader, Setting, locate
-from t5x_like.config.operative import differences, flat_text, flatten, render
+from t5x_like.config.operative import differences, flatten, render
 from t5x_like.config.search import SHIPPED_ROOT
 from t5x_like.config.trust import TASK_MODULE, Trust
 from t5x_like.config.values import REQUIRED, ConfigError, IncompleteConfig, from_command_line
@@ -35,7 +37,6 @@ __all__ = [
     "Resolved",
     "arguments",
     "differences",
-    "flat_text",
     "flatten",
     "load",
 ]
@@ -178,3 +179,27 @@ def load(
     return Resolved(
         root, render(reader.statements, reached, root, given), unused_common, frozenset(placeholders), macros
     )
+
+
+def arguments(function: Callable, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the arguments of a function: those that gin or a `functools.partial` binds, and defaults for the others.
+
+    Args:
+      function: A function that gin configures, or a `functools.partial`.
+      without: Parameters to omit. gin does not build the objects of omitted parameters.
+
+    Returns:
+      Arguments by parameter.
+    """
+    if isinstance(function, functools.partial):
+        bound, function = dict(function.keywords), function.func
+    else:
+        bound = gin.get_bindings(function, resolve_references=False)
+        # gin evaluates references and macros when they are copied.
+        bound = {name: copy.deepcopy(value) for name, value in bound.items() if name not in without}
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in without
+    }
+    return defaults | bound

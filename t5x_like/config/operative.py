@@ -99,11 +99,6 @@ def flatten(text: str, *, root: str | None = None, free: Sequence[str] = ()) -> 
     return {name: value for name, (value, _) in _flat(text, root, free).items()}
 
 
-def flat_text(text: str) -> str:
-    """Writes `flatten` as sorted lines `name = value`, the format of golden files."""
-    return "".join(f"{name} = {value}\n" for name, value in sorted(flatten(text).items()))
-
-
 def _flat(text, root, free, shown="the stored configuration"):
     """Like `flatten`, with whether each value is the default."""
     statements = read_text(text, shown)

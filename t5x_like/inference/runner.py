@@ -47,11 +47,6 @@ class Runner:
         self._rows = -(-batch_size // shards) * shards // self.shard[1]
         self.lengths: collections.Counter[int] = collections.Counter()
 
-    @property
-    def compilations(self) -> int:
-        """Number of compiled programs."""
-        return self._compute._cache_size()
-
     def run(self, examples: Examples, start: int, stop: int, on_batch: Callable[[float, int], None]) -> list[Result]:
         """Computes the results of some records. With several processes, each one calls it with records of its own.
 

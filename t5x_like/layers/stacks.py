@@ -106,8 +106,8 @@ def run(
 
     Returns:
       The last carry and the outputs of all applications. Outputs have a leading dimension `layers` for a scanned stack
-      and are a tuple for an unrolled stack; `stack_outputs` unifies them. With `keep`, they are a mapping from names to
-      the outputs that are kept, stacked or a list.
+      and are a tuple for an unrolled stack. With `keep`, they are a mapping from names to the
+      outputs that are kept, stacked or a list.
 
     Raises:
       UserError: the number of applications is not a multiple of the number of functions.
@@ -223,11 +223,6 @@ def _write(buffer: Array, x: Array, indices: Sequence[int], index: Int[Array, ""
     place = jnp.argmax(matches)  # 0 for a layer that is not kept, whose output does not replace the one there
     kept = jnp.where(jnp.any(matches), x, jax.lax.dynamic_index_in_dim(buffer, place, keepdims=False))
     return jax.lax.dynamic_update_index_in_dim(buffer, kept, place, 0)
-
-
-def stack_outputs(layers: Layers, outs: Any) -> Any:
-    """Returns the outputs of `run` with a leading dimension `layers`, for a scanned or unrolled stack."""
-    return outs if is_scanned(layers) else jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
 def _remat(function, remat, *, prevent_cse=True):

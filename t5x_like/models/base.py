@@ -138,7 +138,7 @@ class GenerativeDecoder(GenerativeModel, Protocol):
         """Runs the decoder on whole prompts.
 
         Args:
-          batch: prompts that end at the same slot (`decoding.prompts.aligned`).
+          batch: prompts that end at the same slot (`decoding.start.left_pad`).
           cache_length: number of slots in the cache, including the prompts' slots.
           num_positions: largest number of positions of a step.
 

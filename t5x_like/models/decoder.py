@@ -196,7 +196,7 @@ class Decoder(nnx.Module):
 
         Args:
           batch: prompts padded on the left, so that the next token of every row has the same slot
-            (`decoding.prompts.left_pad`).
+            (`decoding.start.left_pad`).
           cache_length: number of positions of prompts and continuations. The cache of a layer with a shorter window is
             as long as the window and the further positions of a step.
           num_positions: largest number of positions of a step.

@@ -1,8 +1,9 @@
 """The report of the quickstart: a plot of the losses, the held-out loss, and samples of filled-in blanks."""
 
 import dataclasses
+import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,10 +15,14 @@ from t5x_like.data.features import BOS_ID, EOS_ID
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
-from t5x_like.metrics import loss_curve, read_metrics
+from t5x_like.metrics import read_metrics
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import terminal
 from t5x_like.training.evaluation import Evaluator
+
+_PLOT = "loss.png"
+# Rows of metrics.jsonl by split, and the label of their curve.
+_LABELS = {"train": "training", "validation": "validation"}
 
 
 def span_corruption(
@@ -61,8 +66,8 @@ def span_corruption(
     )
     console = terminal.console(highlight=False)
     if jax.process_index() == 0:
-        plot = paths.join(model_dir, loss_curve.FILE_NAME)
-        loss_curve.plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")
+        plot = paths.join(model_dir, _PLOT)
+        plot_losses(read_metrics(model_dir), plot, title="Quickstart: span corruption")
         console.print(f"\nplot of the losses: {plot}")
     distance = f"{abs(entropy - loss):.3f} nats {'below' if loss < entropy else 'above'}"
     console.print(
@@ -71,6 +76,32 @@ def span_corruption(
     )
     _print_predictions(console, params["model"], partitioner, data, objective.features, vocabulary, samples)
     return {"held_out_loss": loss, "unigram_entropy": entropy}
+
+
+def plot_losses(rows: Sequence[Mapping[str, Any]], path: str, *, title: str = "") -> None:
+    """Writes the training and validation loss over the steps as a PNG image.
+
+    Args:
+      rows: rows of a run's metrics, as `read_metrics` returns them. Rows without a loss are skipped.
+      path: file to write, local or in a bucket.
+      title: title of the plot.
+    """
+    # matplotlib takes half a second to import. `Figure` draws without pyplot, so that no display is needed.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for split, label in _LABELS.items():
+        points = sorted((row["step"], row["loss"]) for row in rows if row["split"] == split and "loss" in row)
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o" if split == "validation" else None, label=label)
+    axes.set(title=title, xlabel="step", ylabel="loss (nats per target token)")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=100)
+    paths.write_atomic(path, image.getvalue())
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:

@@ -150,7 +150,7 @@ def test_resolved_configuration_matches_golden(name):
         accepted=RECIPES if COMMANDS[command].accepts_recipe else (),
         placeholder_macros=COMMANDS[command].placeholder_macros,
     )
-    text = config.flat_text(resolved.text)
+    text = "".join(f"{name} = {value}\n" for name, value in sorted(config.flatten(resolved.text).items()))
     golden = GOLDENS / f"{name}.txt"
     if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):
         GOLDENS.mkdir(exist_ok=True)

@@ -72,10 +72,6 @@ def test_flatten_resolves_macros(toy):
     assert flat[f"{toy}.train.steps"] == "100"
     assert flat[f"{toy}.Source.task"] == "'my_task'"
     assert flat[f"eval/{toy}.Source.split"] == "'validation'"
-    assert config.flat_text(toy.load("TASK=x").text).splitlines()[:2] == [
-        f"eval/{toy}.Source.split = 'validation'",
-        f"{toy}.Model.dim = 8",
-    ]
 
 
 def test_differences_exclude_free_settings(toy):

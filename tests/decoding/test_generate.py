@@ -9,9 +9,9 @@ import pytest
 from families import FAMILIES, random_model, tokens
 
 from t5x_like.decoding.generate import generate
-from t5x_like.decoding.prompts import left_pad
 from t5x_like.decoding.score import score
 from t5x_like.decoding.settings import Decoding
+from t5x_like.decoding.start import left_pad
 
 VOCAB = 12
 

@@ -31,13 +31,17 @@ def make(scan):
     return {"layers": stacks.make_layers(Layer, NUMBER, key=jax.random.key(0), scan=scan)}
 
 
+def stack_outputs(layers, outs):
+    return outs if stacks.is_scanned(layers) else jax.tree.map(lambda *each: jnp.stack(each), *outs)
+
+
 def loss(tree, x, remat="none", key=None):
     def function(layer, x, index, key):
         x = layer(x, key)
         return x, {"sum": jnp.sum(x), "index": index * jnp.ones(())}
 
     x, outs = stacks.run(tree["layers"], function, x, order=range(NUMBER), dropout_key=key, remat=remat)
-    return jnp.sum(x**2), stacks.stack_outputs(tree["layers"], outs)
+    return jnp.sum(x**2), stack_outputs(tree["layers"], outs)
 
 
 X = np.random.default_rng(0).normal(size=(4, SIZE)).astype(np.float32)
@@ -102,7 +106,7 @@ def test_alternating_layer_functions(scan):
     x, outs = stacks.run(layers, functions, jnp.asarray(5.0), order=range(4))
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
-    np.testing.assert_array_equal(stacks.stack_outputs(layers, outs), [5, 5, -4, -2])
+    np.testing.assert_array_equal(stack_outputs(layers, outs), [5, 5, -4, -2])
     with pytest.raises(ValueError, match="3 layers cannot follow a pattern of 2 layers"):
         stacks.run(layers, functions, jnp.asarray(5.0), order=range(3))
 

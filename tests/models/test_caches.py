@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from families import FAMILIES, example_batch, random_model, tokens
 
-from t5x_like.decoding.prompts import left_pad
+from t5x_like.decoding.start import left_pad
 
 # Rows of three continuations of each of two inputs, after the cache is reordered.
 N, ORDER = 3, np.array([2, 0, 2, 3, 5, 4])

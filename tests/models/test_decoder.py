@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from families import FAMILIES, random_model, scanned, tokens
 
-from t5x_like.decoding.prompts import left_pad
+from t5x_like.decoding.start import left_pad
 from t5x_like.models.decoder import forward_flops
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig

@@ -24,7 +24,7 @@ from families import (
 from numerics import assert_close
 
 from t5x_like import parameters
-from t5x_like.decoding.prompts import left_pad
+from t5x_like.decoding.start import left_pad
 from t5x_like.layers.captures import Edit
 from t5x_like.models import build
 from t5x_like.models.base import (

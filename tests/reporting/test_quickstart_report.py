@@ -2,7 +2,7 @@
 
 import pytest
 
-from t5x_like.metrics.loss_curve import plot_losses
+from t5x_like.reporting.quickstart_report import plot_losses
 
 pytestmark = pytest.mark.notf
 

@@ -5,8 +5,8 @@ import pytest
 
 from t5x_like.data import batches, specs
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
-from t5x_like.data.targets import TargetCheck, check_targets
 from t5x_like.errors import UserError
+from t5x_like.training.run_feed import TargetCheck, check_targets
 
 pytestmark = pytest.mark.notf
 
