@@ -110,12 +110,7 @@ def resolve_cells(
 ) -> list[tuple[str, str, int | None, str, config.Resolved]]:
     """Resolves the configurations of all cells, so that an error in any of them is found before training.
 
-    Args:
-      grid: See `ablate`.
-      output_dir: See `ablate`.
-      gin_files: See `ablate`.
-      settings: See `ablate`.
-      seeds: See `ablate`.
+    The arguments are described at `ablate`.
 
     Returns:
       Row, column, seed, MODEL_DIR and configuration of each run.

@@ -57,13 +57,9 @@ class Start:
     def of(
         cls, model: Any, batch: Mapping[str, Int[Array, "batch inputs"]], *, max_length: int, bos_id: int
     ) -> "Start":
-        """Encodes the inputs of an encoder-decoder, or the prompts of a decoder.
+        """Encodes the inputs of an encoder-decoder, or the prompts of a decoder; see `generate`.
 
-        Args:
-          model: see `generate`.
-          batch: see `generate`.
-          max_length: maximum number of generated tokens.
-          bos_id: first decoder input of an encoder-decoder.
+        `bos_id` is the first decoder input of an encoder-decoder.
         """
         if "encoder_input_tokens" in batch:
             return cls._of_inputs(model, batch, max_length, bos_id)

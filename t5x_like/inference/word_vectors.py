@@ -67,15 +67,9 @@ class WordVectors:
         return cls(found)
 
     def _nearest(self, word: str, count: int) -> tuple[str, ...]:
-        """Returns other words by descending cosine.
+        """Returns at most `count` other words by descending cosine; none if the word has no vector.
 
-        Args:
-          word: The word, which is looked up as it is or else in lower case. If it begins with a capital letter, so do
-            the others.
-          count: Number of words.
-
-        Returns:
-          At most `count` words; none if the word has no vector.
+        The word is looked up as it is or else in lower case. If it begins with a capital letter, so do the others.
         """
         index = self._index.get(word, self._index.get(word.lower()))
         if index is None:

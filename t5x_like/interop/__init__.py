@@ -122,12 +122,8 @@ def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[s
 def model_shapes(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, tuple[int, ...]]:
     """Returns stored name -> shape of the parameters that `read` returns, without heads.
 
-    Reads config.json and the headers of the safetensors, whose names, shapes and sizes are checked.
-
-    Args:
-      path: as for `read`.
-      config: as for `read`.
-      other_sizes: as for `read`.
+    Reads config.json and the headers of the safetensors, whose names, shapes and sizes are checked. The
+    arguments are described at `read`.
 
     Raises:
       UserError: family or architecture differ, a file is truncated, or a tensor is missing, unexpected or of the wrong

@@ -124,12 +124,7 @@ def table(config: BartConfig) -> list[TensorMapping]:
 
 
 def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[TensorMapping]:
-    """Returns the mappings of a stack.
-
-    Args:
-      stack: `encoder` or `decoder`.
-      attentions: name of each attention block -> its name and its norm's name in transformers.
-    """
+    """Returns the mappings of a stack; `attentions` has each block's name, and its and its norm's in transformers."""
     layers, hf_layers = f"model/{stack}/layers", f"model.{stack}.layers.{{i}}"
     mappings = [
         TensorMapping(f"model/{stack}_input/position_embedder/embedding", f"model.{stack}.embed_positions.weight"),

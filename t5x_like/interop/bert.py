@@ -176,12 +176,7 @@ def special_tokens(
 
 
 def _check_head(activation: str, source: str) -> None:
-    """Checks that RoBERTa's masked-LM head uses exact GELU.
-
-    Args:
-      activation: activation of the model.
-      source: where the activation was set, for the message.
-    """
+    """Checks that RoBERTa's masked-LM head uses exact GELU; `source` says where the activation was set."""
     if activation != "gelu_exact":
         raise UserError(
             f"{source}: not supported with a masked-LM head, since transformers' RoBERTa head always uses exact GELU. "

@@ -129,16 +129,7 @@ def _fold_embeddings(arrays: dict[str, Array]) -> None:
 
 
 def _fold_layer(config: MobileBertConfig, layer: _Layer, hidden: _Affine) -> _Affine:
-    """Folds the norms of a layer.
-
-    Args:
-      config: configuration of the model.
-      layer: parameters of the layer.
-      hidden: map of the layer's input.
-
-    Returns:
-      The map of the layer's output.
-    """
+    """Folds the norms of a layer with the map `hidden` of its input, and returns the map of its output."""
     layer.read("bottleneck", hidden)
     layer.fold_norm("bottleneck")
     if config.attention_input == "shared_bottleneck":

@@ -103,13 +103,7 @@ def table(config: T5Config) -> list[TensorMapping]:
 
 
 def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMapping]:
-    """Returns the mappings of a stack.
-
-    Args:
-      stack: `encoder` or `decoder`.
-      blocks: name of each block -> its name in transformers, in order.
-      gated: whether the feed-forward blocks are gated.
-    """
+    """Returns the mappings of a stack; `blocks` has the name of each block -> its name in transformers, in order."""
     mappings = [
         TensorMapping(
             f"model/{stack}/relative_bias/table",

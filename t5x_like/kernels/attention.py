@@ -55,20 +55,9 @@ def reference(
     dropout_key: jax.Array | None = None,
     edit: Callable[[str, Array], Array] | None = None,
 ) -> AttentionOutput:
-    """Computes attention with plain matrix products, on any device.
+    """Computes attention with plain matrix products, on any device; see `attention`.
 
-    Args:
-      q: see `attention`.
-      k: see `attention`.
-      v: see `attention`.
-      mask: see `attention`.
-      bias: see `attention`.
-      scale: see `attention`.
-      query_positions: see `attention`.
-      key_positions: see `attention`.
-      dropout: see `attention`.
-      dropout_key: see `attention`.
-      edit: replaces the arrays `scores` and `probabilities` of `AttentionOutput`, by name; None keeps them.
+    `edit` replaces the arrays `scores` and `probabilities` of `AttentionOutput`, by name; None keeps them.
 
     Returns:
       The output, the scores and the probabilities.
@@ -121,16 +110,9 @@ def materialize(
     scale: float,
     dropout_key: jax.Array | None,
 ) -> Float[Array, "rows heads q_len kv_len"]:
-    """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize`.
+    """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize` and `attention`.
 
-    Args:
-      bias: see `attention`.
-      q: see `attention`.
-      k: see `attention`.
-      query_positions: see `attention`.
-      key_positions: see `attention`.
-      scale: see `attention`.
-      dropout_key: random key of the dropout of the attention weights, from which the bias's key is derived.
+    The bias's random key is derived from `dropout_key`, the key of the dropout of the attention weights.
 
     Raises:
       ValueError: the bias does not broadcast to the scores.
@@ -256,13 +238,8 @@ def backend_for(
     The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
     without the devices that it runs on. On TPUs and GPUs, it is logged.
 
-    Args:
-      mesh: the mesh that the program is compiled for; None if no partitioner is bound.
-      q: queries, or their shape.
-      k: keys, or their shape.
-      mask: see `attention`.
-      bias: see `attention`.
-      dropout: see `attention`.
+    `mesh` is the mesh that the program is compiled for, or None if no partitioner is bound; `attention` describes the
+    other arguments, of which `q` and `k` may be shapes.
 
     Returns:
       A key of `BACKENDS`, or `xla`.

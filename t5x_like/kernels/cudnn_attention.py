@@ -51,13 +51,7 @@ def unsupported_reason(
 ) -> str | None:
     """Returns why cuDNN does not compute an attention, or None if it does.
 
-    Args:
-      mesh: the mesh that the program is compiled for.
-      q: queries, or their shape and dtype.
-      k: keys, or their shape.
-      mask: see `kernels.attention`.
-      bias: see `kernels.attention`.
-      dropout: see `kernels.attention`.
+    The program is compiled for `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
     head_dim, lengths = q.shape[-1], (q.shape[1], k.shape[1])
     capability = _compute_capability(mesh.devices.flat[0])

@@ -54,13 +54,7 @@ _dropped.defvjp(_forward, _backward)
 
 
 def _keep(seeds: Int[Array, " 2"], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
-    """Decides which entries are kept, independently for each with probability `1 - rate`.
-
-    Args:
-      seeds: two words of random bits.
-      rate: probability of dropping an entry.
-      shape: shape of the decisions.
-    """
+    """Decides which entries are kept, independently for each with probability `1 - rate`."""
     *rows, columns = shape
     row = jnp.zeros((*rows, 1), jnp.int32)
     for dim, size in enumerate(rows):  # the index of a row, modulo 2**32

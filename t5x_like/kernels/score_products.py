@@ -100,13 +100,7 @@ _repeat.defvjp(lambda x, rows: (_repeat(x, rows), None), _repeat_backward)
 
 
 def _heads_first(queries: int, size: int, platform: str | None) -> bool:
-    """Returns whether heads come before positions.
-
-    Args:
-      queries: queries of a row and a key head.
-      size: size of a head.
-      platform: see `scores`.
-    """
+    """Returns whether heads of a size come before positions, given the number of queries of a row and a key head."""
     is_cpu = (platform or partitioning.bound_platform()) == "cpu"
     # A group of queries and their positions cannot become one dimension where positions are sharded.
     return is_cpu and queries > size and partitioning.axis_size("length") == 1

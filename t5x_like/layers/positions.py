@@ -47,9 +47,7 @@ class RelativePositionBias(nnx.Module):
 
     Args:
       heads: number of attention heads.
-      bidirectional: see `relative_position_bucket`.
-      num_buckets: see `relative_position_bucket`.
-      max_distance: see `relative_position_bucket`.
+      bidirectional, num_buckets, max_distance: see `relative_position_bucket`.
       key: random key for the initial values, which are uniform with variance `2 / (heads + num_buckets)`.
 
     Attributes:

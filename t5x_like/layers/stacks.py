@@ -305,18 +305,10 @@ class Stack(nnx.Module):
         dropout_key: jax.Array | None = None,
         captures: Captures = NO_CAPTURES,
     ) -> tuple[Hidden, dict[str, Array]]:
-        """Applies layers without the final norm.
+        """Applies layers without the final norm; see `__call__`.
 
-        Args:
-          x: see `__call__`.
-          *inputs: see `__call__`.
-          order: the stored layer of each application, such as a slice of the stack; None for the whole stack. Indices
-            of inputs and captures count the applications of this call.
-          dropout_key: see `__call__`.
-          captures: see `__call__`.
-
-        Returns:
-          The output, and the captured arrays by their full names.
+        `order` has the stored layer of each application, such as a slice of the stack; None is the whole stack. Indices
+        of inputs and captures count the applications of this call.
         """
 
         def bind(inputs):

@@ -214,11 +214,6 @@ def _start_file(model_dir: str, step: int, kept: list[dict[str, Any]]) -> line_f
 
     A store cannot append, so it has one object per start of the run, `metrics/<n>-after-<step>.jsonl`. The name has the
     step after which its rows begin, so the reader knows which rows of earlier objects they replace.
-
-    Args:
-      model_dir: the run directory.
-      step: the restored step.
-      kept: the rows up to that step.
     """
     if paths.is_local(model_dir):
         return line_files.create(paths.join(model_dir, _FILE), "".join(_line(row) for row in kept))

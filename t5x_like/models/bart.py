@@ -216,16 +216,7 @@ class Bart(EncoderDecoder):
     def _embed(
         self, layer: InputLayer, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"] | None
     ) -> Hidden:
-        """Returns the normalized sum of token and position embeddings.
-
-        Args:
-          layer: input layer of the stack.
-          tokens: token ids.
-          positions: position of each token; None: 0, 1, 2 … along each row.
-
-        Raises:
-          UserError: rows are longer than `max_length`.
-        """
+        """Returns the normalized sum of token and position embeddings; without positions, 0, 1, 2 … along each row."""
         checks.row_length(self.config, tokens.shape[1])
         return layer(self.token_embedder(tokens), position_ids(*tokens.shape, positions))
 

@@ -145,11 +145,7 @@ def _after(norm: Scalar, condition: Array) -> Array:
     """Returns a condition that a program for CPUs can only compute after a norm.
 
     XLA on CPU updates the moments of Adam and the parameters in separate loops, which all read the old moments. Unless
-    the data say that the parameters are first, it copies all moments.
-
-    Args:
-      norm: a norm of the new parameters.
-      condition: the condition.
+    the data say that the parameters are first, it copies all moments. `norm` is a norm of the new parameters.
     """
     return condition & ~(norm < 0) if partitioning.bound_platform() == "cpu" else condition
 

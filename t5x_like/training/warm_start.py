@@ -34,16 +34,9 @@ class WarmStart:
 
 
 def check(source: InitialWeights, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
-    """Checks that pretrained weights fit a model, without reading them.
+    """Checks that pretrained weights fit a model, or its shapes, without reading them.
 
-    Args:
-      source: as for `restore`.
-      model: the model, or its shapes.
-      config: as for `restore`.
-      partitioner: as for `restore`.
-
-    Raises:
-      UserError: as for `restore`, but for damaged files.
+    `restore` describes the other arguments and the errors.
     """
     params = {"model": model}
     stored = weight_source.model_shapes(source, config)

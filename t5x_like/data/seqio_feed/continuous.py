@@ -83,10 +83,7 @@ def _document(
 def _choose_row(left: tf.Tensor, document: Mapping[str, tf.Tensor], length: int):
     """Gives a document to the first row without a full window; a batch is full if every row has one.
 
-    Args:
-      left: Number of items of each row that are in no window yet, `[rows]`.
-      document: The features of the document.
-      length: Number of items of a window.
+    `left` has the number of items of each row that are in no window yet, `[rows]`; a window has `length` items.
     """
     row = tf.argmax(left < length, output_type=tf.int32)  # a row is short, because full batches are taken at once
     size = tf.shape(next(iter(document.values())))[0]

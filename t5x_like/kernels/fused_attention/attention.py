@@ -90,8 +90,7 @@ class Static:
     """What the compiled kernels depend on besides shapes.
 
     Attributes:
-      causal: see `Mask`.
-      window: see `Mask`.
+      causal, window: see `Mask`.
       scale: factor of the scores.
       dropout_rate: rate of the dropout of each attention weight.
       sizes: blocks and memory.

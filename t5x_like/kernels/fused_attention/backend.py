@@ -24,13 +24,7 @@ def unsupported_reason(
 ) -> str | None:
     """Returns why the kernel does not compute an attention, or None if it does.
 
-    Args:
-      mesh: the mesh that the program is compiled for.
-      q: queries, or their shape.
-      k: keys, or their shape.
-      mask: see `kernels.attention`.
-      bias: see `kernels.attention`.
-      dropout: see `kernels.attention`.
+    The program is compiled for `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
     head_dim = q.shape[-1]
     if head_dim % 16:
