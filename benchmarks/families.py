@@ -79,8 +79,9 @@ def differences(report: pathlib.Path, page: str) -> dict[str, tuple[float, int]]
 def section(page: str, title: str, files: list[tuple[str, int]], report: pathlib.Path) -> list[str]:
     """Returns the lines of a family."""
     lines = [f"## {title}", "", f"[Architecture, objective, masks, weights, deviations](families/{page}.md)."]
-    lines += ["", "| gin file | parameters of the model |", "|---|---|"]
-    lines += [f"| `{file}` | {count:,} |" for file, count in files]
+    if files:
+        lines += ["", "| gin file | parameters of the model |", "|---|---|"]
+        lines += [f"| `{file}` | {count:,} |" for file, count in files]
     lines += ["", "| compared with transformers 4.57.6 | largest difference | comparisons |", "|---|---|---|"]
     measured = differences(report, page)
     lines += [f"| {kind} | {largest:.1e} | {times} |" for kind, (largest, times) in sorted(measured.items())]

@@ -30,6 +30,7 @@ from data_tasks.pretraining import (
     python_docs_tasks,
     sentence_order_tasks,
     sentence_pairs_tasks,
+    sentence_structure_tasks,
     span_masking_tasks,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "rank_classification",
     "sentence_order_tasks",
     "sentence_pairs_tasks",
+    "sentence_structure_tasks",
     "span_masking_tasks",
     "squad",
     "squad_submissions",

@@ -63,9 +63,9 @@ def _params(objective: Objective, family: str, changes: tuple[tuple[str, Any], .
 def _batch(case: Case) -> dict[str, np.ndarray]:
     rng, spec = np.random.default_rng(1), case.objective.features
     real = np.arange(ROWS) % 5 != 4
-    lengths = spec.task_lengths({"inputs": LENGTH, "targets": PREDICTIONS})
+    lengths = spec.task_lengths({name: LENGTH if name == "inputs" else PREDICTIONS for name in spec.length_keys})
     counts = {
-        name: rng.integers(0 if name == "targets" else 3, lengths[name] + 1, ROWS) * real
+        name: rng.integers(0 if lengths[name] == PREDICTIONS else 3, lengths[name] + 1, ROWS) * real
         for name in spec.task_features
         if spec.is_token_ids(name)
     }
@@ -73,7 +73,7 @@ def _batch(case: Case) -> dict[str, np.ndarray]:
         counts[last][::3] = 0  # fewer choices
     arrays = {}
     for name in spec.task_features:
-        values = rng.integers(1, LENGTH if name == "masked_positions" else 40, (ROWS, lengths[name]))
+        values = rng.integers(1, LENGTH if name.endswith("_positions") else 40, (ROWS, lengths[name]))
         if name.startswith("token_types") or name == "next_sentence_label":
             values %= 2
         if name == "targets" and case.targets:

@@ -57,14 +57,14 @@ class Draws(NamedTuple):
 
     Attributes:
       cut: where to cut the chunk into two segments, float in [0, 1) `[documents]`.
-      random_next: whether segment B is random, bool `[documents]`.
+      kind: what segment B is, float in [0, 1) `[documents]`.
       others: candidate documents for a random segment B, int32 `[documents, draws]`. The first one with another text is
         used.
       start: where a random segment B begins in its document, float in [0, 1) `[documents]`.
     """
 
     cut: tf.Tensor
-    random_next: tf.Tensor
+    kind: tf.Tensor
     others: tf.Tensor
     start: tf.Tensor
 
@@ -76,7 +76,7 @@ class Pairs(NamedTuple):
     a_length: tf.Tensor
     b_start: tf.Tensor
     b_length: tf.Tensor
-    is_random: tf.Tensor
+    label: tf.Tensor
 
 
 MakePairs = Callable[[Documents, tf.Tensor, tf.Tensor, Draws], tuple[Pairs, tf.Tensor]]
@@ -194,9 +194,9 @@ def draw_pairs(documents: Documents, targets: tf.Tensor, seed: tf.Tensor, make_p
 
 def _random_draws(documents: tf.Tensor, seed: tf.Tensor) -> Draws:
     uniform_seed, other_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    cut, random_next, start = tf.unstack(tf.random.stateless_uniform([3, documents], uniform_seed))
+    cut, kind, start = tf.unstack(tf.random.stateless_uniform([3, documents], uniform_seed))
     others = tf.random.stateless_uniform([documents, _MAX_DRAWS], other_seed, 0, documents, tf.int32)
-    return Draws(cut, random_next < RANDOM_NEXT_PROBABILITY, others, start)
+    return Draws(cut, kind, others, start)
 
 
 def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draws: Draws) -> tuple[Pairs, tf.Tensor]:
@@ -207,7 +207,7 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
       starts: first unused sentence per document, int32 `[documents]`. For an exhausted document it is the first
         sentence of the next document, and the resulting pair is meaningless.
       targets: target length of the pair in tokens, int32 `[documents]`.
-      draws: the random choices.
+      draws: the random choices. Segment B is random if `kind` is less than 0.5.
 
     Returns:
       The pairs, `[documents]`, and the first unused sentences after them.
@@ -216,7 +216,7 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
     ends = _chunk_ends(documents, starts, targets, documents.firsts[1:])
     sentences = ends - starts
     middles = starts + tf.where(sentences > 1, 1 + _random_indices(sentences - 1, draws.cut), 1)
-    is_random = (sentences == 1) | draws.random_next
+    is_random = (sentences == 1) | (draws.kind < RANDOM_NEXT_PROBABILITY)
     a_starts, a_ends = _token_offsets(boundaries, starts), _token_offsets(boundaries, middles)
 
     others = _first_different(documents.hashes, draws.others)
@@ -230,6 +230,23 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
     # A sentence that was replaced by a random segment is not lost: the next pair begins with it.
     nexts = tf.where(is_random, middles, ends)
     return pairs, tf.minimum(nexts, documents.firsts[1:])
+
+
+def consecutive_or_random(
+    documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draws: Draws, is_random: tf.Tensor
+) -> tuple[Pairs, tf.Tensor]:
+    """Returns `next_pairs` with random segments where `is_random`, bool `[documents]`, and where there is no other."""
+    return next_pairs(documents, starts, targets, draws._replace(kind=tf.where(is_random, 0.0, 1.0)))
+
+
+def swap_segments(pairs: Pairs, swap: tf.Tensor) -> Pairs:
+    """Swaps the segments of the pairs where `swap`, bool `[pairs]`."""
+    return pairs._replace(
+        a_start=tf.where(swap, pairs.b_start, pairs.a_start),
+        a_length=tf.where(swap, pairs.b_length, pairs.a_length),
+        b_start=tf.where(swap, pairs.a_start, pairs.b_start),
+        b_length=tf.where(swap, pairs.a_length, pairs.b_length),
+    )
 
 
 def _chunk_ends(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
@@ -277,7 +294,7 @@ def truncate_pairs(pairs: Pairs, most: int, seed: tf.Tensor) -> Pairs:
         a_length=pairs.a_length - drop_a,
         b_start=pairs.b_start + fronts[1],
         b_length=pairs.b_length - drop_b,
-        is_random=pairs.is_random,
+        label=pairs.label,
     )
 
 
@@ -303,7 +320,7 @@ def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, leng
       `inputs` and `token_types`, int32 `[pairs, length]`, 0 after the end of a row; `next_sentence_label`, int32
       `[pairs, 1]`.
     """
-    a_start, a_length, b_start, b_length, is_random = (column[:, tf.newaxis] for column in pairs)
+    a_start, a_length, b_start, b_length, label = (column[:, tf.newaxis] for column in pairs)
     position = tf.range(length)[tf.newaxis]
     first_sep = a_length + 1
     last_sep = first_sep + b_length + 1
@@ -315,5 +332,5 @@ def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, leng
     return {
         "inputs": tf.where(position <= last_sep, inputs, 0),
         "token_types": tf.cast(in_b, tf.int32),
-        "next_sentence_label": is_random,
+        "next_sentence_label": label,
     }

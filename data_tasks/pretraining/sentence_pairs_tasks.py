@@ -6,7 +6,7 @@ task_arguments = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncase
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import seqio
@@ -66,6 +66,8 @@ def add_sentence_pairs_task(
     split: Callable[[], sentences.Split] = lambda: sentences.split_prose,
     masking: Callable[[], Masking] = BertMasking,
     make_pairs: MakePairs = next_pairs,
+    further: Callable | None = None,
+    further_features: Sequence[str] = (),
     text_feature: str = "text",
 ) -> seqio.Task:
     """Registers a task of masked sentence pairs for the features `specs.SENTENCE_PAIRS`.
@@ -80,7 +82,10 @@ def add_sentence_pairs_task(
       split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
         called when the data is read.
       masking: returns the rule for choosing tokens. It is called when the data is read.
-      make_pairs: makes the next pair of each document: `next_pairs` (BERT) or `sentence_order.ordered_pairs` (ALBERT).
+      make_pairs: makes the next pair of each document: `next_pairs` (BERT), `sentence_order.ordered_pairs` (ALBERT) or
+        `sentence_structure.structured_pairs` (StructBERT).
+      further: a preprocessor of masked pairs.
+      further_features: the features that it adds.
       text_feature: the feature of the source that holds the text.
 
     Returns:
@@ -102,11 +107,12 @@ def add_sentence_pairs_task(
             seqio.CacheDatasetPlaceholder(),
             functools.partial(sentence_pairs, make_pairs=make_pairs),
             mask,
+            *([] if further is None else [further]),
         ],
         output_features=output_features(vocabulary)
         | {
             name: seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False)
-            for name in ("token_types", "next_sentence_label")
+            for name in ("token_types", "next_sentence_label", *further_features)
         },
     )
 

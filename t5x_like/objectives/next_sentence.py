@@ -18,9 +18,6 @@ from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.recorded import recorded
 
 NAME = "next_sentence"
-# Class 0: the second segment follows the first. Class 1: it is a random segment.
-CLASSES = 2
-
 _MASKED_LM_FEATURES = ("masked_positions", "masked_targets", "masked_weights")
 
 
@@ -31,13 +28,14 @@ class NextSentenceHead(nnx.Module):
       config: configuration of the model.
       key: random key for the initial values.
       pooler: whether there is a pooler; without it, the classifier reads the hidden state.
+      classes: number of classes.
 
     Attributes:
       pooler: projection with kernel `[embed, embed]` and bias; only if there is one.
-      classifier: projection with kernel `[embed, 2]` and bias, computed in float32.
+      classifier: projection with kernel `[embed, classes]` and bias, computed in float32.
     """
 
-    def __init__(self, config: HeadConfig, *, key: jax.Array, pooler: bool = True):
+    def __init__(self, config: HeadConfig, *, key: jax.Array, pooler: bool = True, classes: int = 2):
         pooler_key, classifier_key = jax.random.split(key)
         size, init = (config.embed_dim,), initializers.BERT
         if pooler:
@@ -46,7 +44,7 @@ class NextSentenceHead(nnx.Module):
             )
         # Logits are float32 in every objective.
         self.classifier = Projection(
-            size, (CLASSES,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
+            size, (classes,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
         )
         self.has_pooler = pooler
 
@@ -69,9 +67,11 @@ class NextSentence(Objective):
 
     Attributes:
       metrics_prefix: Prefix of the names of the metrics.
+      classes: Number of classes. 0: the second segment follows the first; 1: it is a random segment.
     """
 
     metrics_prefix = NAME
+    classes = 2
     features = dataclasses.replace(
         specs.SENTENCE_PAIRS,
         features=tuple(f for f in specs.SENTENCE_PAIRS.features if f.name not in _MASKED_LM_FEATURES),
@@ -84,7 +84,7 @@ class NextSentence(Objective):
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, NextSentenceHead]:
         """Initializes the head `next_sentence`; see `Objective.init`."""
-        return {NAME: NextSentenceHead(model.config, key=key, pooler=self.pooler)}
+        return {NAME: NextSentenceHead(model.config, key=key, pooler=self.pooler, classes=self.classes)}
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
         """Returns 1 for rows that are not padding; see `Objective.weights`."""
@@ -98,7 +98,7 @@ class NextSentence(Objective):
         return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, metrics)})
 
     def predict(self, found: Pass) -> dict[str, Array]:
-        """Returns the class of each row as `predictions` `[batch, 1]`, and `probabilities` `[batch, 2]`."""
+        """Returns the class of each row as `predictions` `[batch, 1]`, and `probabilities` `[batch, classes]`."""
         logits = found.predictions[NAME].hidden
         return {
             "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),

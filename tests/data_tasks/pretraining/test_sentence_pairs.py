@@ -41,7 +41,10 @@ def batch_of(documents):
 
 def draws(cut, random_next, others, start):
     return pairing.Draws(
-        tf.constant(cut), tf.constant(random_next), tf.constant(others, tf.int32), tf.constant(start, tf.float32)
+        tf.constant(cut),
+        tf.constant([0.4 if each else 0.5 for each in random_next]),
+        tf.constant(others, tf.int32),
+        tf.constant(start, tf.float32),
     )
 
 
