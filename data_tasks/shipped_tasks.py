@@ -28,10 +28,8 @@ from data_tasks.pretraining import (
     masked_lm_tasks,
     pretraining_tasks,
     python_docs_tasks,
-    sentence_order_tasks,
-    sentence_pairs_tasks,
-    sentence_structure_tasks,
-    span_masking_tasks,
+    sentence_tasks,
+    unilm,
 )
 
 __all__ = [
@@ -50,10 +48,7 @@ __all__ = [
     "python_docs_tasks",
     "race",
     "rank_classification",
-    "sentence_order_tasks",
-    "sentence_pairs_tasks",
-    "sentence_structure_tasks",
-    "span_masking_tasks",
+    "sentence_tasks",
     "squad",
     "squad_submissions",
     "summarization",
@@ -65,5 +60,6 @@ __all__ = [
     "text_table",
     "translation",
     "trivia_qa",
+    "unilm",
     "wnli_simple",
 ]

@@ -59,8 +59,8 @@ class NextSentence(Objective):
     """Predicts whether the two segments of a row are consecutive (Devlin et al. 2019, section 3.1).
 
     The prediction reads the hidden state of the first token. The only term is `next_sentence`: the cross-entropy of
-    `next_sentence_label`. A row has weight 1, or 0 if it is padding. The metrics are `next_sentence_loss` in nats per
-    row and `next_sentence_accuracy`.
+    `next_sentence_label`. A row has weight 1, or 0 if it is padding or its label is unknown, which is below 0. The
+    metrics are `next_sentence_loss` in nats per row and `next_sentence_accuracy`.
 
     Args:
       pooler: Whether the head has BERT's pooler. The released MobileBERT has none.
@@ -90,10 +90,15 @@ class NextSentence(Objective):
         """Returns 1 for rows that are not padding; see `Objective.weights`."""
         return {NAME: row_weights(rows)}
 
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
+        """Returns 0 for rows whose label is unknown, which is below 0; see `Objective.target_weights`."""
+        return {NAME: self.weights(rows)[NAME] * (rows["next_sentence_label"] >= 0)}
+
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distribution over the classes of each row; see `Objective.read`."""
         logits, weights = params["objective"][NAME](outputs.hidden), self.weights(rows)[NAME]
-        predicted = Prediction(logits, identity, weights, rows.get("next_sentence_label"), weights)
+        known = self.target_weights(rows)[NAME] if "next_sentence_label" in rows else None
+        predicted = Prediction(logits, identity, weights, rows.get("next_sentence_label"), known)
         metrics = {f"{self.metrics_prefix}_loss": "nll", f"{self.metrics_prefix}_accuracy": "correct"}
         return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, metrics)})
 

@@ -13,6 +13,7 @@ from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
 from family_cases.mobilebert import MOBILEBERT
 from family_cases.spanbert import SPANBERT
+from family_cases.unilm import UNILM
 
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
@@ -63,9 +64,9 @@ def test_model_file_has_published_parameter_count(load, name):
     assert f"{PARAMETERS[name]:,} parameters" in header(name)
 
 
-@pytest.mark.parametrize("name", sorted(BERT | ALBERT))
+@pytest.mark.parametrize("name", sorted(BERT | ALBERT | UNILM))
 def test_bert_file_has_published_parameter_counts(load, name):
-    model, expected = abstract(load(name)), (BERT | ALBERT)[name]
+    model, expected = abstract(load(name)), (BERT | ALBERT | UNILM)[name]
     next_sentence = heads(NextSentence(), model)
     with_pooler = parameters.count(model) + parameters.count(next_sentence["next_sentence"].pooler)
     with_heads = sum(map(parameters.count, (model, heads(MaskedLM(), model), next_sentence)))

@@ -10,7 +10,6 @@ from data_tasks import (
     shipped_tasks,  # noqa: F401  registers the tasks
     vocabularies,
 )
-from data_tasks.pretraining import sentence_order_tasks
 from data_tasks.pretraining import sentence_pairs as pairing
 from data_tasks.pretraining.masked_lm import Rows, seeded_draws
 from data_tasks.pretraining.ngram_masking import NgramMasking, albert_word_starts, select_ngrams
@@ -134,12 +133,17 @@ def test_pairs_are_consecutive_swapped_or_of_single_sentences():
     documents, targets = pairing.Documents.from_batch(batch), tf.constant([9, 9])
     for swap in (False, True):
         draws = pairing.Draws(
-            *(tf.constant([0.0, 0.0]), tf.constant([swap, False]), tf.constant([[1], [0]]), tf.constant([0.0, 0.0]))
+            *(
+                tf.constant([0.0, 0.0]),
+                tf.constant([0.4 if swap else 0.5, 0.5]),
+                tf.constant([[1], [0]]),
+                tf.constant([0.0, 0.0]),
+            )
         )
         pairs, nexts = ordered_pairs(documents, documents.firsts[:-1], targets, draws)
         first = dict(zip(pairs._fields, np.stack([column.numpy() for column in pairs])[:, 0], strict=True))
         order = {"a_start": 3, "a_length": 2, "b_start": 0, "b_length": 3} if swap else {"a_start": 0, "a_length": 3}
-        assert first | order == first and first["is_random"] == swap
+        assert first | order == first and first["label"] == swap
         # A single sentence is followed by a random segment, here of the first document.
         second = [column.numpy()[1] for column in pairs]
         assert second == [5, 2, 0, 5, 1] and nexts.numpy().tolist() == [2, 3]
@@ -164,7 +168,7 @@ def test_task_has_balanced_labels_and_the_published_rate():
 
 def test_text_files_task_reads_alberts_vocabulary(test_data):
     source = SeqIOSource(
-        mixture_or_task_name=sentence_order_tasks.TEXT_FILES_TASK,
+        mixture_or_task_name="text_files_sentence_order",
         task_feature_lengths={"inputs": 64, "targets": 10},
         task_arguments={
             "pattern": str(test_data / "text/bert_sample_text/sample_text.txt"),

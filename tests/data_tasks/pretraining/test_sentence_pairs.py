@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.pretraining import sentence_pairs as pairing
-from data_tasks.pretraining import sentence_pairs_tasks
 from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import SENTENCE_PAIRS
@@ -317,7 +316,7 @@ def sample(test_data):
 
 
 def test_text_files_task_on_sample_text_of_bert(sample, test_data):
-    source = source_of(sentence_pairs_tasks.TEXT_FILES_TASK, 128, 20, batch_size=1, task_arguments=sample)
+    source = source_of("text_files_sentence_pairs", 128, 20, batch_size=1, task_arguments=sample)
     vocabulary = source.vocabularies()["inputs"]
     lines = (test_data / "text/bert_sample_text/sample_text.txt").read_text(encoding="utf-8").split("\n")
     documents, current = [], []
@@ -349,7 +348,7 @@ def test_text_files_task_on_sample_text_of_bert(sample, test_data):
 
 
 def test_mask_rate_0_gives_plain_text_without_weights(sample):
-    task = sentence_pairs_tasks.TEXT_FILES_TASK
+    task = "text_files_sentence_pairs"
     source = source_of(task, 128, 20, batch_size=4, task_arguments=sample | {"mask_rate": 0.0})
     batch = next(source.host_iterator(SENTENCE_PAIRS))
     assert source.vocabularies()["inputs"].mask_id not in batch["encoder_input_tokens"]
@@ -357,7 +356,7 @@ def test_mask_rate_0_gives_plain_text_without_weights(sample):
 
 
 def test_arguments_set_vocabulary_and_format(sample, tmp_path):
-    name = sentence_pairs_tasks.TEXT_FILES_TASK
+    name = "text_files_sentence_pairs"
     without = source_of(name, batch_size=1, task_arguments={"pattern": sample["pattern"]})
     with pytest.raises(ValueError, match="text_files_sentence_pairs needs task_arguments .'vocabulary_path'"):
         without.check_vocabulary(30522)
@@ -375,7 +374,7 @@ def test_directory_of_a_tokenizer_states_its_own_case(sample, test_data, tmp_pat
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     given = {name: value for name, value in sample.items() if name != "vocabulary_path"}
     source = source_of(
-        sentence_pairs_tasks.TEXT_FILES_TASK,
+        "text_files_sentence_pairs",
         batch_size=1,
         task_arguments=given | {"lower_case": True},
         vocabulary_path=str(tmp_path),

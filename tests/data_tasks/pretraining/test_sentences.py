@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import vocabularies
-from data_tasks.pretraining import sentence_pairs_tasks, sentences
+from data_tasks.pretraining import sentence_tasks, sentences
 
 
 def split(function, text):
@@ -51,7 +51,7 @@ def test_tokenize_sentences():
 def test_blank_lines_separate_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n \nOne.\nTwo.\n\n\nThree.\r\n \t\r\nFour.\n")
     (tmp_path / "b.txt").write_text("".join(f"Document {number}.\n\n" for number in range(400)))
-    read = sentence_pairs_tasks.documents_between_blank_lines
+    read = sentence_tasks.documents_between_blank_lines
     corpus = read(pattern=f"{tmp_path}/a.txt", validation_fraction=0.0)
     assert corpus.splits == {"train": [b"One.\nTwo.", b"Three.", b"Four."], "validation": []}
     assert "documents 3 train" in corpus.describe()

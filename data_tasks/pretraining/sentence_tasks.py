@@ -1,0 +1,258 @@
+"""Tasks over documents that are divided into sentences: the data of BERT, ALBERT, SpanBERT and StructBERT.
+
+Each kind of data is a task over the shipped corpus and one over text files:
+
+task_arguments = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncased_vocab.txt"}
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from data_tasks import preprocessors, vocabularies
+from data_tasks.corpora import python_docs, text_files
+from data_tasks.corpora.documents import Corpus, DocumentSource, split_by_hash
+from data_tasks.pretraining import sentences
+from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
+from data_tasks.pretraining.masked_lm_tasks import output_features
+from data_tasks.pretraining.ngram_masking import NgramMasking
+from data_tasks.pretraining.sentence_blocks import sentence_blocks
+from data_tasks.pretraining.sentence_order import ordered_pairs
+from data_tasks.pretraining.sentence_pairs import sentence_pairs
+from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structured_pairs
+from data_tasks.pretraining.span_masking import SpanMasking
+from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.data import task_arguments
+from t5x_like.errors import UserError
+
+Preprocessor = Callable[..., tf.data.Dataset]
+
+PAIR_FEATURES = ("token_types", "next_sentence_label")
+_BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
+_WHOLE_FILE = 1 << 62  # lines
+
+# Arguments of the tasks over text files.
+TEXT_FILES_ARGUMENTS = dict(
+    # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
+    pattern="",
+    # Validation files. Without them, documents are held out by a hash of their text.
+    validation_pattern=None,
+    # Fraction of the documents to hold out without validation_pattern.
+    validation_fraction=0.02,
+    # The field of a .jsonl record that holds the text.
+    json_field="text",
+    # Whether the files have BERT's format: one sentence per line, a blank line between documents. Otherwise sentences
+    # are split at punctuation.
+    one_sentence_a_line=True,
+    # Lines of a .txt file per document, if one_sentence_a_line is False.
+    lines_per_document=64,
+    # Fraction of the tokens to mask; 0 for plain text, from which a student learns by losses between layers.
+    mask_rate=MASK_RATE,
+    # Maximum size of the text, all of which is held in memory.
+    max_corpus_bytes=4 << 30,
+    # A Hugging Face directory, or a WordPiece vocabulary (BERT's vocab.txt); for text_files_sentence_order, a
+    # SentencePiece model with [CLS], [SEP] and [MASK], such as ALBERT's spiece.model. Required.
+    vocabulary_path=None,
+)
+
+
+def add_sentences_task(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: seqio.Vocabulary,
+    *,
+    steps: Sequence[Preprocessor],
+    features: Sequence[str] = (),
+    split: Callable[[], sentences.Split] = lambda: sentences.split_prose,
+    text_feature: str = "text",
+) -> seqio.Task:
+    """Registers a task whose examples are made from documents that are divided into sentences.
+
+    The output features are `inputs`, `targets`, `masked_positions` and `features`. What the steps draw differs in every
+    epoch.
+
+    Args:
+      name: the task name.
+      source: a source of documents.
+      vocabulary: see `special_tokens.special_tokens` for its requirements.
+      steps: make examples from documents in the format of `sentences`, such as `sentence_pairs` and `masked`.
+      features: further features that the steps make.
+      split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
+        called when the data is read.
+      text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
+    """
+
+    def tokenize_sentences(ds, output_features):
+        return sentences.tokenize_sentences(ds, output_features, split=split())
+
+    return seqio.TaskRegistry.add(
+        name,
+        source=source,
+        preprocessors=[
+            functools.partial(preprocessors.documents, text_feature=text_feature),
+            tokenize_sentences,
+            seqio.CacheDatasetPlaceholder(),
+            *steps,
+        ],
+        output_features=output_features(vocabulary)
+        | {feature: seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False) for feature in features},
+    )
+
+
+def masked(masking: Callable[[], Masking]) -> Preprocessor:
+    """Returns the preprocessor `mask_inputs` with the rule that `masking` returns when the data is read."""
+
+    def mask(ds, sequence_length, output_features):
+        return mask_inputs(ds, sequence_length, output_features, masking=masking())
+
+    return mask
+
+
+def read_text_files(arguments: Mapping[str, Any]) -> Corpus:
+    """Reads the corpus that task arguments describe; see `TEXT_FILES_ARGUMENTS`."""
+    names = ("pattern", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
+    values = {name: arguments[name] for name in names}
+    if arguments["one_sentence_a_line"]:
+        return documents_between_blank_lines(**values)
+    return text_files.read(**values, lines_per_document=arguments["lines_per_document"])
+
+
+@functools.lru_cache(maxsize=2)
+def documents_between_blank_lines(
+    *,
+    pattern: str,
+    validation_pattern: str | None = None,
+    validation_fraction: float = 0.02,
+    json_field: str = "text",
+    max_corpus_bytes: int = 4 << 30,
+) -> Corpus:
+    """Reads files whose documents are separated by blank lines.
+
+    A file that is not valid UTF-8 is skipped as a whole and counted.
+
+    Args:
+      pattern: see `text_files.read`.
+      validation_pattern: see `text_files.read`.
+      validation_fraction: see `text_files.read`.
+      json_field: see `text_files.read`.
+      max_corpus_bytes: see `text_files.read`.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      UserError: see `text_files.read`.
+    """
+    files = text_files.read(
+        pattern=pattern,
+        validation_pattern=validation_pattern,
+        validation_fraction=0.0,
+        json_field=json_field,
+        lines_per_document=_WHOLE_FILE,
+        max_document_bytes=max_corpus_bytes,
+        max_corpus_bytes=max_corpus_bytes,
+    )
+    splits = {
+        split: [document for text in texts for document in _BLANK_LINES.split(text.strip())]
+        for split, texts in files.splits.items()
+    }
+    if not validation_pattern:
+        splits = split_by_hash(
+            (document for documents in splits.values() for document in documents), validation_fraction
+        )
+    return dataclasses.replace(files, splits=splits)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def _word_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
+    return WordPieceVocabulary(path, arguments["lower_case"])
+
+
+def add_tasks(
+    kind: str,
+    masking: Callable[[float], Masking],
+    *,
+    examples: Preprocessor,
+    further: Sequence[Preprocessor] = (),
+    features: Sequence[str] = PAIR_FEATURES,
+    lower_case: bool = True,
+    read_vocabulary: Callable[[str, Mapping[str, Any]], seqio.Vocabulary] = _word_pieces,
+    lower_text: bool = False,
+) -> None:
+    """Registers the tasks `python_docs_KIND` and `text_files_KIND`.
+
+    Args:
+      kind: end of the names of the tasks.
+      masking: the rule for choosing tokens, from the fraction of tokens to choose.
+      examples: makes examples from documents in the format of `sentences`.
+      further: preprocessors of masked examples.
+      features: features that the preprocessors make in addition to those of `add_sentences_task`.
+      lower_case: default of the task argument `lower_case`.
+      read_vocabulary: reads the vocabulary at a path that is no Hugging Face directory, with the task arguments.
+      lower_text: whether the task lower-cases the text, for vocabularies that do not do so themselves.
+    """
+
+    def add(name, source, vocabulary, rate, **options):
+        steps = [examples, masked(lambda: masking(rate())), *further]
+        add_sentences_task(name, source, vocabulary, steps=steps, features=features, **options)
+
+    name = f"text_files_{kind}"
+    arguments = task_arguments.declare(
+        name,
+        **TEXT_FILES_ARGUMENTS,
+        # Whether to lower-case text and strip accents, as uncased vocabularies require. A Hugging Face directory states
+        # it itself.
+        lower_case=lower_case,
+    )
+
+    def vocabulary_path():
+        if arguments["vocabulary_path"] is None:
+            raise UserError(
+                f"{name} needs task_arguments {{'vocabulary_path': …}}: the vocabulary of the model, such as the "
+                "vocab.txt of a BERT (with 'lower_case': False for a cased one), or a Hugging Face directory"
+            )
+        return arguments["vocabulary_path"]
+
+    def split():
+        by_text = sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
+        if not (lower_text and arguments["lower_case"]):
+            return by_text
+        return lambda text: tf.strings.lower(by_text(text), encoding="utf-8")
+
+    add(f"python_docs_{kind}", DocumentSource(python_docs.read), vocabularies.python_docs(), lambda: MASK_RATE)
+    add(
+        name,
+        DocumentSource(lambda: read_text_files(arguments)),
+        LateVocabulary(vocabulary_path, read_other=lambda path: read_vocabulary(path, arguments)),
+        lambda: arguments["mask_rate"],
+        split=split,
+    )
+
+
+add_tasks("sentence_pairs", BertMasking, examples=sentence_pairs)
+add_tasks(
+    "sentence_order",
+    NgramMasking,
+    examples=functools.partial(sentence_pairs, make_pairs=ordered_pairs),
+    read_vocabulary=lambda path, arguments: sentencepiece_model(path, extra_ids=0),
+    lower_text=True,
+)
+add_tasks("span_masking", SpanMasking, examples=sentence_blocks, features=(), lower_case=False)
+add_tasks(
+    "sentence_structure",
+    BertMasking,
+    examples=functools.partial(sentence_pairs, make_pairs=structured_pairs),
+    further=[shuffle_trigrams],
+    features=(*PAIR_FEATURES, "shuffled_targets", "shuffled_positions"),
+)
